@@ -1,0 +1,1 @@
+//! Distributed locks as future and stream combinators.
