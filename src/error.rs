@@ -1,0 +1,187 @@
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What can go wrong with a lock. Every variant names its key.
+///
+/// "Not to be had in time", "lost", "queue full", "closed" and "the store did not answer" are
+/// different things and call for different acts, so they never collapse into one another.
+///
+/// # Examples
+///
+/// ```
+/// use lockstream::{LockError, LockRegistry, FutureLockExt};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let locks = LockRegistry::in_memory();
+/// match async { 6 * 7 }.with_lock(locks.obtain("answer")).await {
+///     Ok(answer) => assert_eq!(answer, 42),
+///     Err(busy) if busy.is_not_acquired() => println!("somebody else is at it: {busy}"),
+///     Err(other) => panic!("{other}"),
+/// }
+/// # }
+/// ```
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// Others held the lock for the whole of the caller's `wait`. The work was not started.
+    #[error("lock {key:?} was not to be had: others held it for the whole wait of {waited:?}; try again later, or wait longer")]
+    #[non_exhaustive]
+    NotAcquired {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// How long the caller stood in line.
+        waited: Duration,
+    },
+    /// The lease was over before the work was done: others may hold the key now.
+    #[error("the lease on {key:?} (token {token}) was lost before its work was done: others may hold the key now; make the ttl longer than the work, and check the token where the work writes")]
+    #[non_exhaustive]
+    Lost {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease that is gone.
+        token: u64,
+    },
+    /// As many callers as `max_waiters` allows wait for this key in this registry already.
+    #[error("{limit} callers wait for lock {key:?} in this registry already, its max_waiters; shed load, or raise it on the builder")]
+    #[non_exhaustive]
+    QueueFull {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The registry's `max_waiters`.
+        limit: usize,
+    },
+    /// A bare key was locked, but no registry is installed.
+    #[error("no registry is installed to lock {key:?} with: call LockRegistry::install() first, or lock (registry, key)")]
+    #[non_exhaustive]
+    NoRegistry {
+        /// The name of what is locked.
+        key: Arc<str>,
+    },
+    /// The registry was shut down.
+    #[error("the registry of lock {key:?} was shut down")]
+    #[non_exhaustive]
+    Closed {
+        /// The name of what is locked.
+        key: Arc<str>,
+    },
+    /// The key cannot name a lock.
+    #[error("{key:?} cannot be a lock's key: {reason}")]
+    #[non_exhaustive]
+    InvalidKey {
+        /// The key as it was given.
+        key: Arc<str>,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The ttl is out of range: 10 ms to 24 h.
+    #[error("lock {key:?} cannot have a ttl of {ttl:?}: it goes from 10 ms to 24 h")]
+    #[non_exhaustive]
+    InvalidTtl {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The ttl as it was given.
+        ttl: Duration,
+    },
+    /// A setting of the registry is out of range.
+    #[error("lock {key:?} cannot be used: its registry's {setting} is invalid: {reason}")]
+    #[non_exhaustive]
+    InvalidSetting {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// Which setting.
+        setting: &'static str,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The store did not answer, or refused.
+    #[error("the store failed while it was asked about lock {key:?}: {source}")]
+    #[non_exhaustive]
+    Store {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// What the store said.
+        source: StoreError,
+    },
+}
+
+impl LockError {
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::NotAcquired { key, .. }
+            | Self::Lost { key, .. }
+            | Self::QueueFull { key, .. }
+            | Self::NoRegistry { key }
+            | Self::Closed { key }
+            | Self::InvalidKey { key, .. }
+            | Self::InvalidTtl { key, .. }
+            | Self::InvalidSetting { key, .. }
+            | Self::Store { key, .. } => key,
+        }
+    }
+
+    /// Whether others held the lock for the whole wait: the one error that `or_skip` skips.
+    pub fn is_not_acquired(&self) -> bool {
+        matches!(self, Self::NotAcquired { .. })
+    }
+
+    /// Whether the lease was lost while its work ran.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+}
+
+/// What a store said when it failed: the connection broke, nobody answered in time, the server
+/// refused. No type of the `redis` crate shows through.
+#[derive(Clone)]
+pub struct StoreError {
+    source: Arc<dyn Error + Send + Sync>,
+    retryable: bool,
+}
+
+impl StoreError {
+    /// Wraps whatever went wrong, as something that may mend itself.
+    pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            source: Arc::from(source.into()),
+            retryable: true,
+        }
+    }
+
+    /// Wraps a fault that asking again will not mend: a wrong password, a missing right.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "the memory store has no lasting faults"))]
+    pub(crate) fn lasting(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            retryable: false,
+            ..Self::new(source)
+        }
+    }
+
+    /// Whether asking again may help: true for a broken connection or a server that is starting,
+    /// false for a wrong password or a missing right.
+    pub fn is_retryable(&self) -> bool {
+        self.retryable
+    }
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreError")
+            .field("source", &self.source)
+            .field("retryable", &self.retryable)
+            .finish()
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.source, f)
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.source()
+    }
+}

@@ -1,0 +1,165 @@
+//! What a registry and a store say to each other.
+//!
+//! A store is asked by [`Session::submit`], one op a key at a time (rule O2; renewals excepted),
+//! and answers each op exactly once by [`Listener::news`]. It decides nothing: who waits, when to
+//! ask again and what an answer is worth is the turnstile's business.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+
+use crate::StoreError;
+
+/// The store's own time, in microseconds since the Unix epoch.
+pub type ServerTime = u64;
+
+/// One ticket and the tenure it leads to: the sequence in `<instance>:<sequence>`, whose instance
+/// is the session's. Never reused (rule O1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(pub u64);
+
+/// One wish to the store. Each is idempotent for its owner, so that it may be sent again when a
+/// broken connection swallowed the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Take the lock if it is free and nobody stands before us.
+    Attempt { owner: Owner, ttl: Duration },
+    /// The same, else stand in the queue; `score` is the place that a first answer named (K2).
+    Enter {
+        owner: Owner,
+        ttl: Duration,
+        score: Option<u64>,
+    },
+    /// Leave the queue, and the lock too if a grant is on its way.
+    Withdraw { owner: Owner },
+    /// Give the lock to the first live ticket, else free it.
+    Release { owner: Owner },
+    /// Release, and stand at the end of the queue again under a new owner.
+    Yield { old: Owner, new: Owner, ttl: Duration },
+    /// Make the lock last `ttl` from now, if that is longer than what it has.
+    Renew { owner: Owner, ttl: Duration },
+}
+
+/// What the store did about an op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// To attempt, enter and yield: the lock is the (new) owner's for its ttl, counted from this
+    /// very command (S3), under a fresh draw from the fence.
+    Won { draw: u64 },
+    /// To attempt, enter and yield: another has the lock, for `left` unless it is prolonged
+    /// (`None`: it has no ttl). `score` is our ticket's place, if we have one.
+    Busy {
+        left: Option<Duration>,
+        score: Option<u64>,
+    },
+    /// To yield: the lock was not the old owner's, so nothing was written.
+    NotOld,
+    /// To release and withdraw: done. `held`: the lock was this owner's until now.
+    Gone { held: bool },
+    /// To renew: the lock is the owner's for the ttl, counted from this command, or longer.
+    Renewed,
+    /// To renew: the lock is another's, or nobody's.
+    Lost,
+}
+
+/// An outcome, and the store's time when it came about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub at: ServerTime,
+    pub outcome: Outcome,
+}
+
+/// Why there is no outcome.
+#[derive(Clone, Debug)]
+pub enum OpError {
+    /// The connection broke, or no answer came in time: the op may have been done or not.
+    Unknown(StoreError),
+    /// There was no connection to send it on: it was not done.
+    Unsent(StoreError),
+    /// The store answered that it would not do it: it was not done.
+    Refused(StoreError),
+}
+
+impl OpError {
+    pub fn store_error(&self) -> &StoreError {
+        match self {
+            Self::Unknown(error) | Self::Unsent(error) | Self::Refused(error) => error,
+        }
+    }
+}
+
+/// The store gave a free lock to one of our tickets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub owner: Owner,
+    pub ttl: Duration,
+    pub draw: u64,
+    pub at: ServerTime,
+}
+
+/// What a session tells the registry that opened it.
+#[derive(Debug)]
+pub enum News {
+    /// The one answer to an op that was submitted.
+    Replied {
+        key: Arc<str>,
+        op: Op,
+        result: Result<Answer, OpError>,
+    },
+    /// One of our tickets got the lock.
+    Granted { key: Arc<str>, grant: Grant },
+    /// A (new) connection stands, and what the store knew of our tickets may be gone: held leases
+    /// are renewed and tickets entered again (O4). `queue`: whether grants can reach us on it;
+    /// without that nobody must stand in the queue (W5).
+    Up { queue: bool },
+    /// The connection is gone, or could not be made. Told after the ops that it took along.
+    Down(StoreError),
+}
+
+/// The registry, as its session sees it.
+pub trait Listener: Send + Sync {
+    /// May be called from any thread, with no lock held that [`Session::submit`] takes.
+    fn news(&self, news: News);
+}
+
+/// Who opens a session.
+#[derive(Clone)]
+pub struct Opening {
+    /// Before every name in the store.
+    pub prefix: Arc<str>,
+    /// The registry's random id.
+    pub instance: Arc<str>,
+    /// How long the oldest unanswered op may take before the connection is given up.
+    pub response_timeout: Duration,
+    /// Whom to tell; gone when the registry is.
+    pub listener: Weak<dyn Listener>,
+}
+
+/// What a lock looks like in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// The value of the lock key: an owner as text, or what a foreign lock put there.
+    pub owner: Option<String>,
+    /// How long it lasts; `None` if it is free or has no ttl.
+    pub left: Option<Duration>,
+    /// How many tickets stand in the queue.
+    pub tickets: u64,
+}
+
+/// One registry's line to a store. Dropping it ends its connection and its tasks.
+pub trait Session: Debug + Send + Sync {
+    /// Sees to it that the session's tasks run: on the runtime of the caller, if they do not run
+    /// yet or the runtime that they ran on has gone. A session that waits before it connects
+    /// again does so at once. Called at every arrival, so it must cost next to nothing. Does
+    /// nothing on a thread without a runtime.
+    fn start(&self);
+
+    /// Takes an op. Its answer comes as [`News::Replied`], also when the connection breaks; it may
+    /// come before this returns. Ops of one key are done in the order in which they were taken.
+    fn submit(&self, key: Arc<str>, op: Op);
+
+    /// Looks at a lock without touching it.
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>>;
+}

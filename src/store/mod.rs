@@ -1,0 +1,39 @@
+//! Where leases live: in memory, or on a Redis or Valkey server.
+//!
+//! | store | for |
+//! |---|---|
+//! | [`MemoryStore`] | one process, and tests: several registries on one store behave as several processes |
+//! | [`RedisStore`] | processes that share a server |
+
+pub(crate) mod contract;
+mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub use self::memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use self::redis::{ConnectStore, RedisStore};
+
+/// Where leases live.
+///
+/// Sealed: its ops are not part of the public face until they have stood still. What implements
+/// it: [`MemoryStore`], [`RedisStore`], and an [`Arc`] of any of them (also of `dyn LockStore`).
+pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
+    /// Opens one registry's line to the store; does no I/O before [`contract::Session::start`].
+    #[doc(hidden)]
+    fn open(&self, opening: contract::Opening) -> Arc<dyn contract::Session>;
+}
+
+impl<S: LockStore + ?Sized> LockStore for Arc<S> {
+    fn open(&self, opening: contract::Opening) -> Arc<dyn contract::Session> {
+        (**self).open(opening)
+    }
+}
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+    impl<S: Sealed + ?Sized> Sealed for std::sync::Arc<S> {}
+}
