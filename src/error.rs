@@ -25,7 +25,9 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
-    #[error("lock {key:?} was not to be had: others held it for the whole wait of {waited:?}; try again later, or wait longer")]
+    #[error(
+        "lock {key:?} was not to be had: others held it for the whole wait of {waited:?}; try again later, or wait longer"
+    )]
     #[non_exhaustive]
     NotAcquired {
         /// The name of what is locked.
@@ -34,7 +36,9 @@ pub enum LockError {
         waited: Duration,
     },
     /// The lease was over before the work was done: others may hold the key now.
-    #[error("the lease on {key:?} (token {token}) was lost before its work was done: others may hold the key now; make the ttl longer than the work, and check the token where the work writes")]
+    #[error(
+        "the lease on {key:?} (token {token}) was lost before its work was done: others may hold the key now; make the ttl longer than the work, and check the token where the work writes"
+    )]
     #[non_exhaustive]
     Lost {
         /// The name of what is locked.
@@ -43,7 +47,9 @@ pub enum LockError {
         token: u64,
     },
     /// As many callers as `max_waiters` allows wait for this key in this registry already.
-    #[error("{limit} callers wait for lock {key:?} in this registry already, its max_waiters; shed load, or raise it on the builder")]
+    #[error(
+        "{limit} callers wait for lock {key:?} in this registry already, its max_waiters; shed load, or raise it on the builder"
+    )]
     #[non_exhaustive]
     QueueFull {
         /// The name of what is locked.
@@ -52,7 +58,9 @@ pub enum LockError {
         limit: usize,
     },
     /// A bare key was locked, but no registry is installed.
-    #[error("no registry is installed to lock {key:?} with: call LockRegistry::install() first, or lock (registry, key)")]
+    #[error(
+        "no registry is installed to lock {key:?} with: call LockRegistry::install() first, or lock (registry, key)"
+    )]
     #[non_exhaustive]
     NoRegistry {
         /// The name of what is locked.
@@ -150,7 +158,10 @@ impl StoreError {
     }
 
     /// Wraps a fault that asking again will not mend: a wrong password, a missing right.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "the memory store has no lasting faults"))]
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "the memory store has no lasting faults")
+    )]
     pub(crate) fn lasting(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             retryable: false,

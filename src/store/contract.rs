@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use crate::StoreError;
 
 /// The store's own time, in microseconds since the Unix epoch.
-pub type ServerTime = u64;
+pub(crate) type ServerTime = u64;
 
 /// One ticket and the tenure it leads to: the sequence in `<instance>:<sequence>`, whose instance
 /// is the session's. Never reused (rule O1).
@@ -37,7 +37,11 @@ pub enum Op {
     /// Give the lock to the first live ticket, else free it.
     Release { owner: Owner },
     /// Release, and stand at the end of the queue again under a new owner.
-    Yield { old: Owner, new: Owner, ttl: Duration },
+    Yield {
+        old: Owner,
+        new: Owner,
+        ttl: Duration,
+    },
     /// Make the lock last `ttl` from now, if that is longer than what it has.
     Renew { owner: Owner, ttl: Duration },
 }
@@ -126,6 +130,10 @@ pub trait Listener: Send + Sync {
 
 /// Who opens a session.
 #[derive(Clone)]
+#[allow(
+    missing_debug_implementations,
+    reason = "whom it tells is not for printing"
+)]
 pub struct Opening {
     /// Before every name in the store.
     pub prefix: Arc<str>,

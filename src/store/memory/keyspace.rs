@@ -1,0 +1,327 @@
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime, Sight};
+
+/// How much longer than its lock a queue is kept, in microseconds (K3).
+const QUEUE_MARGIN: u64 = 60_000_000;
+
+/// After so many ops, what has run out untouched is swept up.
+const SWEEP_EVERY: u32 = 1024;
+
+/// The store as data: lock keys, their queues and the fences, with ttls on a clock that comes in
+/// with every op. It does what the scripts do on Redis, rule by rule.
+#[derive(Debug, Default)]
+pub(crate) struct Keyspace {
+    /// By prefix and key.
+    slots: HashMap<(Arc<str>, Arc<str>), Slot>,
+    /// By prefix: the last draw.
+    fences: HashMap<Arc<str>, u64>,
+    ops: u32,
+}
+
+/// Who asks, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking<'a> {
+    pub(crate) prefix: &'a Arc<str>,
+    pub(crate) instance: &'a Arc<str>,
+    pub(crate) key: &'a Arc<str>,
+    pub(crate) now: ServerTime,
+}
+
+/// A grant, and whose it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Delivery {
+    pub(crate) instance: Arc<str>,
+    pub(crate) grant: Grant,
+}
+
+/// `<instance>:<sequence>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FullOwner {
+    instance: Arc<str>,
+    owner: Owner,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    lock: Option<Held>,
+    /// By score.
+    queue: BTreeMap<u64, Ticket>,
+    queue_ends: ServerTime,
+}
+
+#[derive(Debug)]
+struct Held {
+    by: FullOwner,
+    until: ServerTime,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    owner: FullOwner,
+    ttl: Duration,
+}
+
+fn micros(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// F1: draws grow through the loss of the fence and through a clock set back, each alone.
+fn draw(fence: &mut u64, now: ServerTime) -> u64 {
+    *fence = (*fence + 1).max(now);
+    *fence
+}
+
+impl Keyspace {
+    /// Does one op. `live` tells whether a registry can be reached (S2).
+    pub(crate) fn apply(
+        &mut self,
+        asking: Asking<'_>,
+        op: &Op,
+        live: &dyn Fn(&Arc<str>) -> bool,
+    ) -> (Answer, Option<Delivery>) {
+        let now = asking.now;
+        self.sweep_now_and_then(now);
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let fence = self.fences.entry(asking.prefix.clone()).or_default();
+        let slot = self.slots.entry(name.clone()).or_default();
+        slot.run_out(now);
+        let ours = |owner: Owner| FullOwner {
+            instance: asking.instance.clone(),
+            owner,
+        };
+        let mut granted = None;
+        let outcome = match *op {
+            Op::Attempt { owner, ttl } => {
+                slot.claim(now, fence, live, &ours(owner), ttl, None, &mut granted)
+            }
+            Op::Enter { owner, ttl, score } => {
+                let place = Some(score);
+                slot.claim(now, fence, live, &ours(owner), ttl, place, &mut granted)
+            }
+            Op::Withdraw { owner } => {
+                let owner = ours(owner);
+                slot.queue.retain(|_, ticket| ticket.owner != owner);
+                let held = slot.is_held_by(&owner);
+                if held || slot.lock.is_none() {
+                    granted = slot.hand_over(now, fence, live);
+                }
+                Outcome::Gone { held }
+            }
+            Op::Release { owner } => {
+                let held = slot.is_held_by(&ours(owner));
+                if held || slot.lock.is_none() {
+                    granted = slot.hand_over(now, fence, live);
+                }
+                Outcome::Gone { held }
+            }
+            Op::Yield { old, new, ttl } => {
+                if slot.is_held_by(&ours(old)) {
+                    slot.drop_dead(live);
+                    if slot.queue.is_empty() {
+                        slot.hold(now, ours(new), ttl);
+                        let draw = draw(fence, now);
+                        Outcome::Won { draw }
+                    } else {
+                        let score = slot.enter(now, &ours(new), ttl, None);
+                        granted = slot.hand_over(now, fence, live);
+                        let left = slot.left(now);
+                        Outcome::Busy {
+                            left,
+                            score: Some(score),
+                        }
+                    }
+                } else {
+                    Outcome::NotOld
+                }
+            }
+            Op::Renew { owner, ttl } => {
+                if slot.is_held_by(&ours(owner)) {
+                    slot.hold(now, ours(owner), ttl);
+                    Outcome::Renewed
+                } else {
+                    Outcome::Lost
+                }
+            }
+        };
+        if slot.is_empty() {
+            self.slots.remove(&name);
+        }
+        (Answer { at: now, outcome }, granted)
+    }
+
+    pub(crate) fn inspect(&mut self, prefix: &Arc<str>, key: &Arc<str>, now: ServerTime) -> Sight {
+        let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
+        let Some(slot) = slot else {
+            return Sight {
+                owner: None,
+                left: None,
+                tickets: 0,
+            };
+        };
+        slot.run_out(now);
+        let owner = slot.lock.as_ref().map(|held| &held.by);
+        Sight {
+            owner: owner.map(|by| format!("{}:{}", by.instance, by.owner.0)),
+            left: slot.left(now),
+            tickets: slot.queue.len() as u64,
+        }
+    }
+
+    /// Lets the locks of a key run out at once, under whatever prefix.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn expire(&mut self, key: &str) {
+        for ((_, name), slot) in &mut self.slots {
+            if &**name == key {
+                slot.lock = None;
+            }
+        }
+    }
+
+    /// How many keys there are, queues and locks together.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) fn len(&mut self, now: ServerTime) -> usize {
+        self.sweep(now);
+        self.slots.len()
+    }
+
+    fn sweep_now_and_then(&mut self, now: ServerTime) {
+        self.ops += 1;
+        if self.ops >= SWEEP_EVERY {
+            self.sweep(now);
+        }
+    }
+
+    fn sweep(&mut self, now: ServerTime) {
+        self.ops = 0;
+        self.slots.retain(|_, slot| {
+            slot.run_out(now);
+            !slot.is_empty()
+        });
+    }
+}
+
+impl Slot {
+    fn is_empty(&self) -> bool {
+        self.lock.is_none() && self.queue.is_empty()
+    }
+
+    fn is_held_by(&self, owner: &FullOwner) -> bool {
+        self.lock.as_ref().is_some_and(|held| held.by == *owner)
+    }
+
+    fn left(&self, now: ServerTime) -> Option<Duration> {
+        let held = self.lock.as_ref()?;
+        Some(Duration::from_micros(held.until.saturating_sub(now)))
+    }
+
+    fn run_out(&mut self, now: ServerTime) {
+        self.lock.take_if(|held| held.until <= now);
+        if self.queue_ends <= now {
+            self.queue.clear();
+        }
+    }
+
+    /// The lock is `by`'s for `ttl` from now, or longer if it had it for longer (S3).
+    fn hold(&mut self, now: ServerTime, by: FullOwner, ttl: Duration) {
+        let mut until = now + micros(ttl);
+        if let Some(held) = self.lock.as_ref().filter(|held| held.by == by) {
+            until = until.max(held.until);
+        }
+        self.lock = Some(Held { by, until });
+    }
+
+    /// Attempt, or enter if a `place` in the queue is wanted.
+    #[expect(clippy::too_many_arguments, reason = "one script, its arguments")]
+    fn claim(
+        &mut self,
+        now: ServerTime,
+        fence: &mut u64,
+        live: &dyn Fn(&Arc<str>) -> bool,
+        owner: &FullOwner,
+        ttl: Duration,
+        place: Option<Option<u64>>,
+        granted: &mut Option<Delivery>,
+    ) -> Outcome {
+        let mut won = self.is_held_by(owner);
+        if self.lock.is_none() {
+            self.drop_dead(live);
+            let first = self.queue.first_key_value();
+            if first.is_none_or(|(_, ticket)| ticket.owner == *owner) {
+                won = true;
+            } else {
+                *granted = self.hand_over(now, fence, live);
+            }
+        }
+        if won {
+            self.queue.retain(|_, ticket| ticket.owner != *owner);
+            self.hold(now, owner.clone(), ttl);
+            let draw = draw(fence, now);
+            return Outcome::Won { draw };
+        }
+        let score = place.map(|score| self.enter(now, owner, ttl, score));
+        let left = self.left(now);
+        Outcome::Busy { left, score }
+    }
+
+    /// Puts a ticket into the queue, if it is not there (K1, K2); returns its score.
+    fn enter(
+        &mut self,
+        now: ServerTime,
+        owner: &FullOwner,
+        ttl: Duration,
+        named: Option<u64>,
+    ) -> u64 {
+        let standing = self.queue.iter().find(|(_, ticket)| ticket.owner == *owner);
+        let score = match standing {
+            Some((score, _)) => *score,
+            None => {
+                let last = self.queue.last_key_value().map_or(0, |(score, _)| *score);
+                let named = named.filter(|named| *named <= now);
+                let mut score = named.unwrap_or(now.max(last + 1));
+                while self.queue.contains_key(&score) {
+                    score += 1;
+                }
+                let owner = owner.clone();
+                self.queue.insert(score, Ticket { owner, ttl });
+                score
+            }
+        };
+        // K3: after every entry, never shorter; an emptied queue had none.
+        let held_until = self.lock.as_ref().map_or(now, |held| held.until);
+        self.queue_ends = self.queue_ends.max(held_until + QUEUE_MARGIN);
+        score
+    }
+
+    /// Takes dead tickets off the front of the queue.
+    fn drop_dead(&mut self, live: &dyn Fn(&Arc<str>) -> bool) {
+        while let Some(first) = self.queue.first_entry()
+            && !live(&first.get().owner.instance)
+        {
+            first.remove();
+        }
+    }
+
+    /// S2: the lock is the first live ticket's, or nobody's.
+    fn hand_over(
+        &mut self,
+        now: ServerTime,
+        fence: &mut u64,
+        live: &dyn Fn(&Arc<str>) -> bool,
+    ) -> Option<Delivery> {
+        self.lock = None;
+        self.drop_dead(live);
+        let (_, ticket) = self.queue.pop_first()?;
+        let instance = ticket.owner.instance.clone();
+        let grant = Grant {
+            owner: ticket.owner.owner,
+            ttl: ticket.ttl,
+            draw: draw(fence, now),
+            at: now,
+        };
+        self.hold(now, ticket.owner, ticket.ttl);
+        Some(Delivery { instance, grant })
+    }
+}

@@ -1,0 +1,9 @@
+//! Leases in this process.
+
+mod keyspace;
+mod session;
+mod store;
+
+#[cfg(test)]
+pub(crate) use self::keyspace::{Asking, Delivery, Keyspace};
+pub use self::store::MemoryStore;

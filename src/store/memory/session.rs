@@ -1,0 +1,140 @@
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::runtime::Handle;
+
+use super::keyspace::Asking;
+use super::store::Shared;
+use crate::StoreError;
+use crate::store::contract::{Answer, News, Op, OpError, Opening, Session, Sight};
+
+/// One registry's line to a [`MemoryStore`](super::MemoryStore).
+#[derive(Clone)]
+pub(super) struct MemorySession {
+    line: Arc<Line>,
+}
+
+struct Line {
+    shared: Arc<Shared>,
+    opening: Opening,
+}
+
+impl MemorySession {
+    pub(super) fn new(shared: Arc<Shared>, opening: Opening) -> Self {
+        let line = Arc::new(Line { shared, opening });
+        Self { line }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.listeners.remove(&self.opening.instance);
+    }
+}
+
+impl Line {
+    fn tell(&self, news: News) {
+        if let Some(listener) = self.opening.listener.upgrade() {
+            listener.news(news);
+        }
+    }
+
+    /// Does the op; the reply is the caller's to deliver, a grant is delivered here.
+    fn apply(&self, key: &Arc<str>, op: &Op) -> Result<Answer, OpError> {
+        let (answer, delivery) = {
+            let mut state = self.shared.lock();
+            if state.offline {
+                return Err(OpError::Unsent(offline()));
+            }
+            let state = &mut *state;
+            let listeners = &state.listeners;
+            let live = |instance: &Arc<str>| {
+                let listener = listeners.get(instance);
+                listener.is_some_and(|listener| listener.strong_count() > 0)
+            };
+            let asking = Asking {
+                prefix: &self.opening.prefix,
+                instance: &self.opening.instance,
+                key,
+                now: self.shared.now(),
+            };
+            let (answer, delivery) = state.keyspace.apply(asking, op, &live);
+            let delivery = delivery.and_then(|delivery| {
+                let listener = listeners.get(&delivery.instance).and_then(Weak::upgrade)?;
+                Some((listener, delivery.grant))
+            });
+            (answer, delivery)
+        };
+        if let Some((listener, grant)) = delivery {
+            let key = key.clone();
+            listener.news(News::Granted { key, grant });
+        }
+        Ok(answer)
+    }
+
+    fn latency(&self) -> Duration {
+        self.shared.lock().latency
+    }
+
+    /// The reply to an op that was under way when the store went offline is lost.
+    fn is_offline(&self) -> bool {
+        self.shared.lock().offline
+    }
+}
+
+impl Session for MemorySession {
+    fn start(&self) {}
+
+    fn submit(&self, key: Arc<str>, op: Op) {
+        let latency = self.line.latency();
+        let runtime = (!latency.is_zero()).then(Handle::try_current);
+        let Some(Ok(runtime)) = runtime else {
+            let result = self.line.apply(&key, &op);
+            return self.line.tell(News::Replied { key, op, result });
+        };
+        let line = self.line.clone();
+        // A task of its own: whoever wished for the op may be dropped, the op goes on.
+        runtime.spawn(async move {
+            tokio::time::sleep(latency / 2).await;
+            let mut result = line.apply(&key, &op);
+            tokio::time::sleep(latency - latency / 2).await;
+            if result.is_ok() && line.is_offline() {
+                result = Err(OpError::Unknown(offline()));
+            }
+            line.tell(News::Replied { key, op, result });
+        });
+    }
+
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+        let line = self.line.clone();
+        async move {
+            let latency = line.latency();
+            if !latency.is_zero() {
+                tokio::time::sleep(latency).await;
+            }
+            let now = line.shared.now();
+            let mut state = line.shared.lock();
+            if state.offline {
+                return Err(offline());
+            }
+            Ok(state.keyspace.inspect(&line.opening.prefix, &key, now))
+        }
+        .boxed()
+    }
+}
+
+fn offline() -> StoreError {
+    StoreError::new("the memory store was set offline")
+}
+
+impl fmt::Debug for MemorySession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemorySession")
+            .field("instance", &self.line.opening.instance)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,153 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use super::keyspace::Keyspace;
+use super::session::MemorySession;
+#[cfg(feature = "test-util")]
+use crate::StoreError;
+#[cfg(feature = "test-util")]
+use crate::store::contract::News;
+use crate::store::contract::{Listener, Opening, ServerTime, Session};
+use crate::store::{LockStore, sealed};
+
+/// Leases in this process, on tokio's clock.
+///
+/// It does what the Redis store does, queue, grants and ttl included, so several registries on
+/// clones of one `MemoryStore` behave as several processes on one server. With tokio's clock
+/// paused, a test of hours takes no time.
+///
+/// # Examples
+///
+/// ```
+/// use lockstream::{LockRegistry, store::MemoryStore};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+/// let store = MemoryStore::new();
+/// let here = LockRegistry::builder(store.clone()).build();
+/// let there = LockRegistry::builder(store).build();
+///
+/// let lock = here.obtain("till");
+/// assert!(lock.acquire_once().await?);
+/// assert!(!there.obtain("till").acquire_once().await?);
+/// lock.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Default)]
+pub struct MemoryStore {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    state: Mutex<State>,
+    began: Instant,
+    /// Microseconds since the Unix epoch at `began`.
+    epoch: u64,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) keyspace: Keyspace,
+    pub(super) listeners: HashMap<Arc<str>, Weak<dyn Listener>>,
+    pub(super) offline: bool,
+    pub(super) latency: Duration,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let epoch = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            state: Mutex::default(),
+            began: Instant::now(),
+            epoch: u64::try_from(epoch.as_micros()).unwrap_or(u64::MAX / 2),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn now(&self) -> ServerTime {
+        let since = Instant::now().saturating_duration_since(self.began);
+        self.epoch + u64::try_from(since.as_micros()).unwrap_or(0)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl MemoryStore {
+    /// An empty store. Does not need a runtime.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets whatever lease there is on `key` run out this instant, as if its ttl were over: the
+    /// holder is not told before its own clock or the store says so.
+    #[cfg(feature = "test-util")]
+    pub fn expire(&self, key: impl AsRef<str>) {
+        self.shared.lock().keyspace.expire(key.as_ref());
+    }
+
+    /// Makes the store unreachable for all registries on it, or reachable again. What it keeps
+    /// stays, and runs out in time.
+    #[cfg(feature = "test-util")]
+    pub fn set_offline(&self, offline: bool) {
+        let listeners: Vec<_> = {
+            let mut state = self.shared.lock();
+            if state.offline == offline {
+                return;
+            }
+            state.offline = offline;
+            state.listeners.values().filter_map(Weak::upgrade).collect()
+        };
+        for listener in listeners {
+            listener.news(if offline {
+                News::Down(offline_error())
+            } else {
+                News::Up { queue: true }
+            });
+        }
+    }
+
+    /// Makes every op take this long, half of it on the way there. Needs a runtime.
+    #[cfg(feature = "test-util")]
+    pub fn set_latency(&self, latency: Duration) {
+        self.shared.lock().latency = latency;
+    }
+
+    /// How many keys the store keeps: locks that are held or have not run out, and queues.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn keys(&self) -> usize {
+        let now = self.shared.now();
+        self.shared.lock().keyspace.len(now)
+    }
+}
+
+/// What an op comes back with while the store is offline.
+#[cfg(feature = "test-util")]
+pub(super) fn offline_error() -> StoreError {
+    StoreError::new("the memory store was set offline")
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+impl sealed::Sealed for MemoryStore {}
+
+impl LockStore for MemoryStore {
+    fn open(&self, opening: Opening) -> Arc<dyn Session> {
+        let instance = opening.instance.clone();
+        let listener = opening.listener.clone();
+        self.shared.lock().listeners.insert(instance, listener);
+        Arc::new(MemorySession::new(self.shared.clone(), opening))
+    }
+}

@@ -1,0 +1,99 @@
+use std::time::Duration;
+
+use super::time::Moment;
+use crate::store::contract::{Grant, Op, Owner, ServerTime};
+
+/// What the store may have under an owner of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Exposure {
+    Nothing,
+    /// The lock, by an attempt whose answer never came.
+    Lock,
+    /// A ticket, or the lock by way of one.
+    Ticket,
+}
+
+/// One owner on its way to a tenure, and what we know about it.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) owner: Owner,
+    /// What its ticket says; fixed when it is first sent (K1, W3).
+    pub(super) ttl: Duration,
+    pub(super) score: Option<u64>,
+    pub(super) exposure: Exposure,
+    first_sent: Option<Moment>,
+    proof: Option<Proof>,
+}
+
+/// One answered command: it was sent at `sent` on our clock, and ran at `at` on the store's.
+#[derive(Clone, Copy, Debug)]
+struct Proof {
+    sent: Moment,
+    at: ServerTime,
+}
+
+/// What a grant is worth.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Belief {
+    /// Its ttl counts from here on our clock.
+    From(Moment),
+    /// An answer that is newer than the grant has told that it is over.
+    Over,
+    /// The store's clock has stepped: nothing can be told from it.
+    Stepped,
+}
+
+impl Claim {
+    pub(super) fn new(owner: Owner, ttl: Duration) -> Self {
+        Self {
+            owner,
+            ttl,
+            score: None,
+            exposure: Exposure::Nothing,
+            first_sent: None,
+            proof: None,
+        }
+    }
+
+    pub(super) fn sent(&mut self, now: Moment) {
+        self.first_sent.get_or_insert(now);
+    }
+
+    pub(super) fn answered(&mut self, sent: Moment, at: ServerTime) {
+        self.proof = Some(Proof { sent, at });
+    }
+
+    /// Pairs of times hold for one connection: the next may lead to another server.
+    pub(super) fn forget_proof(&mut self) {
+        self.proof = None;
+    }
+
+    /// The op that leaves nothing of this claim behind (O6).
+    pub(super) fn settlement(&self) -> Option<Op> {
+        match self.exposure {
+            Exposure::Nothing => None,
+            Exposure::Lock => Some(Op::Release { owner: self.owner }),
+            Exposure::Ticket => Some(Op::Withdraw { owner: self.owner }),
+        }
+    }
+
+    /// D2: from when on our clock the grant's ttl counts.
+    pub(super) fn believe(&self, grant: &Grant, now: Moment) -> Belief {
+        let start = match self.proof {
+            Some(proof) if proof.at > grant.at => return Belief::Over,
+            Some(proof) => {
+                let since = Duration::from_micros(grant.at - proof.at);
+                proof.sent + since - since / 1000
+            }
+            None => match self.first_sent {
+                Some(first_sent) => first_sent,
+                None => return Belief::Over,
+            },
+        };
+        if start > now {
+            Belief::Stepped
+        } else {
+            Belief::From(start)
+        }
+    }
+}

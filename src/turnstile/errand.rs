@@ -1,0 +1,94 @@
+use std::collections::VecDeque;
+
+use super::tenure::Ending;
+use super::time::Moment;
+use crate::store::contract::{Op, Owner};
+
+/// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a
+/// yield. It is sent again until it is answered, or not worth it any more.
+#[derive(Debug)]
+pub(super) struct Errand<C> {
+    pub(super) op: Op,
+    /// Who waits for its end.
+    pub(super) ending: Option<Ending<C>>,
+    /// Whether an earlier sending may have been done.
+    pub(super) resent: bool,
+    /// After a refusal, the store is left in peace until then.
+    pub(super) not_before: Moment,
+    /// By then what it should undo has run out by itself.
+    pub(super) until: Moment,
+}
+
+impl<C> Errand<C> {
+    pub(super) fn new(op: Op, ending: Option<Ending<C>>, until: Moment) -> Self {
+        Self {
+            op,
+            ending,
+            resent: false,
+            not_before: Moment::ZERO,
+            until,
+        }
+    }
+
+    /// Whether it will see to it that nothing is left of this owner.
+    pub(super) fn settles(&self, owner: Owner) -> bool {
+        match self.op {
+            Op::Release { owner: settled } | Op::Withdraw { owner: settled } => settled == owner,
+            Op::Yield { old, .. } => old == owner,
+            _ => false,
+        }
+    }
+}
+
+/// What is owed to the store, in order (O2).
+#[derive(Debug)]
+pub(super) struct Errands<C>(VecDeque<Errand<C>>);
+
+impl<C> Errands<C> {
+    pub(super) fn new() -> Self {
+        Self(VecDeque::new())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn push_back(&mut self, errand: Errand<C>) {
+        self.0.push_back(errand);
+    }
+
+    pub(super) fn push_front(&mut self, errand: Errand<C>) {
+        self.0.push_front(errand);
+    }
+
+    pub(super) fn front(&self) -> Option<&Errand<C>> {
+        self.0.front()
+    }
+
+    pub(super) fn pop_front(&mut self) -> Option<Errand<C>> {
+        self.0.pop_front()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Errand<C>> {
+        self.0.iter_mut()
+    }
+
+    pub(super) fn settles(&self, owner: Owner) -> bool {
+        self.0.iter().any(|errand| errand.settles(owner))
+    }
+
+    /// Drops what is not worth sending any more.
+    pub(super) fn forget_past(&mut self, now: Moment) {
+        self.0.retain(|errand| now < errand.until);
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Moment> {
+        self.0
+            .iter()
+            .flat_map(|errand| {
+                let ending = errand.ending.as_ref().map(|ending| ending.deadline);
+                ending.into_iter().chain([errand.until])
+            })
+            .min()
+    }
+}

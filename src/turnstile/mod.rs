@@ -1,0 +1,29 @@
+//! Who is next for one key, in one registry: a plain state machine.
+//!
+//! No clock, no runtime, no I/O: events and the time come in by method calls, effects are drained
+//! with [`Turnstile::next_effect`] after each, and [`Turnstile::next_timeout`] says when to call
+//! [`Turnstile::tick`] at the latest. It keeps:
+//!
+//! - **I1** at most one tenure, and at most one lease of it, a key and registry;
+//! - **I2** one op in flight (O2), renewals excepted; what is to be settled goes before new wishes;
+//! - **I3** an owner is never revived (O1): what comes for a retired one is given back or ignored;
+//! - **I4** a lease's deadline is proved on our own clock (D1, D2), and never later than that;
+//! - **I5** every waiter gets exactly one verdict for each arrival, and every finished lease one;
+//! - **I6** nobody waits while the machine is idle: a line that is not empty has an op in flight,
+//!   a tenure, or a timeout.
+//!
+//! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
+
+mod claim;
+mod errand;
+mod line;
+mod machine;
+mod replies;
+mod supply;
+mod tenure;
+mod time;
+
+pub(crate) use self::line::{Patience, Repeats, Waiter, WaiterId};
+pub(crate) use self::machine::{Effect, Rules, Turnstile, Verdict};
+pub(crate) use self::supply::{Cx, Supply};
+pub(crate) use self::time::{FOREVER, Moment};

@@ -1,0 +1,278 @@
+//! What the store's answers change.
+
+use std::time::Duration;
+
+use super::claim::Exposure;
+use super::errand::Errand;
+use super::line::{Patience, WaiterId};
+use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
+use super::supply::Cx;
+use super::tenure::Ending;
+use super::time::{Moment, deadline};
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome};
+
+/// How long a ticket stands at most before it is entered again (W2).
+const RECHECK: Duration = Duration::from_secs(10);
+
+impl<C: Clone> Turnstile<C> {
+    /// The one answer to an op that was sent.
+    pub(crate) fn replied(&mut self, cx: &mut Cx<'_>, op: &Op, result: Result<Answer, OpError>) {
+        self.pass_time(cx);
+        if let Op::Renew { owner, ttl } = *op {
+            if matches!(&self.standing, Standing::Inside(tenure) if tenure.owner == owner) {
+                self.on_renewal(ttl, result);
+            }
+        } else if let Some(flight) = self.flight.take() {
+            if result.is_ok() {
+                self.trouble = None;
+                self.failures = 0;
+            }
+            let Flight {
+                sent,
+                upto,
+                what,
+                grant,
+            } = flight;
+            match what {
+                Sent::Ask(op) => self.on_asked(cx, &op, sent, upto, result),
+                Sent::Errand(errand) => self.on_errand(cx, errand, sent, upto, result),
+            }
+            self.on_held_grant(cx, grant);
+        }
+        self.advance(cx);
+    }
+
+    /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
+    /// makes it good.
+    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<Grant>) {
+        if let Some(grant) = grant
+            && !self.down
+        {
+            self.on_grant(cx, grant);
+        }
+    }
+
+    fn on_asked(
+        &mut self,
+        cx: &mut Cx<'_>,
+        op: &Op,
+        sent: Moment,
+        upto: WaiterId,
+        result: Result<Answer, OpError>,
+    ) {
+        let pause = self.pause(cx);
+        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
+            unreachable!("a claim stays until its op is answered")
+        };
+        let entered = matches!(op, Op::Enter { .. });
+        match result {
+            Ok(Answer { at, outcome }) => match outcome {
+                Outcome::Won { draw } => {
+                    claim.exposure = Exposure::Lock;
+                    self.enter_tenure(cx, draw, sent);
+                }
+                Outcome::Busy { left, score } => {
+                    if entered {
+                        claim.answered(sent, at);
+                        claim.score = score.or(claim.score);
+                        claim.exposure = Exposure::Ticket;
+                    } else if claim.exposure == Exposure::Lock {
+                        claim.exposure = Exposure::Nothing;
+                    }
+                    self.on_busy(cx, entered, left, upto);
+                }
+                _ => debug_assert!(false, "no answer to {op:?}"),
+            },
+            Err(OpError::Unknown(error)) => {
+                claim.exposure = claim.exposure.max(if entered {
+                    Exposure::Ticket
+                } else {
+                    Exposure::Lock
+                });
+                self.on_down(&error);
+            }
+            Err(OpError::Unsent(error)) => self.on_down(&error),
+            Err(OpError::Refused(error)) => {
+                *ask_at = cx.now + pause;
+                self.on_refused(&error);
+            }
+        }
+    }
+
+    /// Another has the key: when to ask again.
+    fn on_busy(&mut self, cx: &mut Cx<'_>, stands: bool, left: Option<Duration>, upto: WaiterId) {
+        self.refuse_once(upto);
+        let next = if stands && self.queue {
+            // W2: the holder may have changed, crashed, or be a foreign lock with no ttl at all;
+            // the connection may be dead without saying so.
+            let jitter = cx.supply.jitter(1, 50);
+            left.map_or(RECHECK, |left| (left + jitter).min(RECHECK))
+        } else {
+            self.next_repeat()
+        };
+        if let Standing::Seeking { ask_at, .. } = &mut self.standing {
+            *ask_at = cx.now + next;
+        }
+    }
+
+    /// W5: where no grants come, the head of the line says how long to pause.
+    fn next_repeat(&mut self) -> Duration {
+        while let Some(head) = self.line.first() {
+            if head.patience == Patience::Once {
+                // Arrived after the attempt was sent: it gets one of its own.
+                return Duration::ZERO;
+            }
+            if self.queue {
+                return Duration::ZERO;
+            }
+            if let Some(pause) = (head.repeats.0)() {
+                return pause;
+            }
+            let (_, waiter) = self.line.pop_first().expect("first() has seen it");
+            self.wake(waiter.who, Verdict::Busy);
+        }
+        Duration::ZERO
+    }
+
+    fn on_refused(&mut self, error: &StoreError) {
+        self.failures += 1;
+        self.trouble = Some(error.clone());
+        self.fail_waiters(error);
+    }
+
+    /// The pause after a refusal: 50 ms, doubled with each, up to 1.6 s.
+    fn pause(&self, cx: &mut Cx<'_>) -> Duration {
+        Duration::from_millis(50 << self.failures.min(5)) + cx.supply.jitter(1, 50)
+    }
+
+    fn on_errand(
+        &mut self,
+        cx: &mut Cx<'_>,
+        mut errand: Errand<C>,
+        sent: Moment,
+        upto: WaiterId,
+        result: Result<Answer, OpError>,
+    ) {
+        let answer = match result {
+            Ok(answer) => answer,
+            Err(error) => return self.on_errand_failed(cx, errand, error),
+        };
+        let Answer { at, outcome } = answer;
+        let ours = match outcome {
+            Outcome::Gone { held } => held,
+            Outcome::NotOld => false,
+            _ => true,
+        };
+        if let Some(ending) = errand.ending.take() {
+            self.tell_end(ending, ours, errand.resent);
+        }
+        if !matches!(errand.op, Op::Yield { .. }) {
+            return;
+        }
+        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
+            unreachable!("a yield leaves a claim")
+        };
+        match outcome {
+            Outcome::Won { draw } => {
+                claim.exposure = Exposure::Lock;
+                self.enter_tenure(cx, draw, sent);
+            }
+            Outcome::Busy { left, score } => {
+                claim.answered(sent, at);
+                claim.score = score;
+                claim.exposure = Exposure::Ticket;
+                self.on_busy(cx, true, left, upto);
+            }
+            // Wherever the new owner is, entering it makes it good (S3). If this was sent before,
+            // it may well be somewhere.
+            _ => {
+                if !errand.resent {
+                    claim.exposure = Exposure::Nothing;
+                }
+                *ask_at = cx.now;
+            }
+        }
+    }
+
+    /// A finished lease: was the key ours until its end? Gone or another's is what the second
+    /// sending of a release finds when the first was done.
+    fn tell_end(&mut self, ending: Ending<C>, ours: bool, resent: bool) {
+        let verdict = if ours || resent {
+            Verdict::Released
+        } else {
+            Verdict::Lost
+        };
+        self.wake(ending.who, verdict);
+    }
+
+    fn on_errand_failed(&mut self, cx: &mut Cx<'_>, mut errand: Errand<C>, error: OpError) {
+        match error {
+            OpError::Unknown(error) => {
+                errand.resent = true;
+                self.owed.push_front(errand);
+                self.on_down(&error);
+            }
+            OpError::Unsent(error) => {
+                self.owed.push_front(errand);
+                self.on_down(&error);
+            }
+            OpError::Refused(error) => {
+                let pause = self.pause(cx);
+                self.on_refused(&error);
+                if let Op::Yield { old, new, .. } = errand.op {
+                    // Release instead; the new owner has nothing, unless a first sending was done.
+                    errand.op = Op::Release { owner: old };
+                    if let Standing::Seeking { claim, .. } = &mut self.standing
+                        && claim.owner == new
+                        && !errand.resent
+                    {
+                        claim.exposure = Exposure::Nothing;
+                    }
+                    self.owed.push_front(errand);
+                } else if error.is_retryable() {
+                    errand.not_before = cx.now + pause;
+                    self.owed.push_front(errand);
+                } else if let Some(ending) = errand.ending.take() {
+                    self.wake(ending.who, Verdict::Failed(error));
+                }
+            }
+        }
+    }
+
+    fn on_renewal(&mut self, ttl: Duration, result: Result<Answer, OpError>) {
+        let Standing::Inside(tenure) = &mut self.standing else {
+            unreachable!("the caller looked")
+        };
+        let Some(sent) = tenure.renewing.take() else {
+            return;
+        };
+        match result.map(|answer| answer.outcome) {
+            Ok(Outcome::Renewed) => {
+                if let Some((who, deadline)) = tenure.prolong(deadline(sent, ttl)) {
+                    self.wake(who, Verdict::Prolonged { deadline });
+                }
+            }
+            Ok(Outcome::Lost) => {
+                // O6: the owner is retired, and nothing is sent.
+                let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out)
+                else {
+                    unreachable!("seen above")
+                };
+                if let Some(seat) = tenure.seat {
+                    let verdict = if seat.taken {
+                        Verdict::Lost
+                    } else {
+                        Verdict::TurnLost
+                    };
+                    self.wake(seat.who, verdict);
+                }
+                if let Some(ending) = tenure.ending {
+                    self.wake(ending.who, Verdict::Lost);
+                }
+            }
+            // Unknown changes nothing: the deadline decides.
+            _ => {}
+        }
+    }
+}

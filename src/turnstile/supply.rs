@@ -1,0 +1,49 @@
+use std::time::Duration;
+
+use super::line::WaiterId;
+use super::time::Moment;
+use crate::store::contract::Owner;
+
+/// What all turnstiles of a registry draw from: numbers that are never used twice, and chance.
+#[derive(Debug)]
+pub(crate) struct Supply {
+    sequence: u64,
+    chance: u64,
+}
+
+impl Supply {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            sequence: 0,
+            chance: seed,
+        }
+    }
+
+    pub(super) fn owner(&mut self) -> Owner {
+        self.sequence += 1;
+        Owner(self.sequence)
+    }
+
+    pub(super) fn waiter(&mut self) -> WaiterId {
+        self.sequence += 1;
+        WaiterId(self.sequence)
+    }
+
+    /// A duration of `low` to `high` milliseconds (splitmix64, Steele, Lea and Flood 2014).
+    pub(super) fn jitter(&mut self, low: u64, high: u64) -> Duration {
+        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.chance;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        let micros = low * 1000 + z % ((high - low) * 1000 + 1);
+        Duration::from_micros(micros)
+    }
+}
+
+/// What comes in with every event: the time, and the registry's supply.
+#[derive(Debug)]
+pub(crate) struct Cx<'a> {
+    pub(crate) now: Moment,
+    pub(crate) supply: &'a mut Supply,
+}

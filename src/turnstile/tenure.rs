@@ -1,0 +1,146 @@
+use std::time::Duration;
+
+use super::line::{Waiter, WaiterId};
+use super::machine::Rules;
+use super::time::{Moment, deadline, drift};
+use crate::store::contract::Owner;
+
+/// A finished lease whose end the store has not confirmed yet.
+#[derive(Debug)]
+pub(super) struct Ending<C> {
+    pub(super) who: C,
+    /// Until then it is worth trying.
+    pub(super) deadline: Moment,
+}
+
+/// The span in which this registry holds the key in the store.
+#[derive(Debug)]
+pub(super) struct Tenure<C> {
+    pub(super) owner: Owner,
+    pub(super) ttl: Duration,
+    pub(super) deadline: Moment,
+    pub(super) seat: Option<Seat<C>>,
+    /// Finished, and waiting for what becomes of the tenure.
+    pub(super) ending: Option<Ending<C>>,
+    /// A renewal in flight: when it was sent.
+    pub(super) renewing: Option<Moment>,
+    draw: u64,
+    /// From when its ttl is proved.
+    start: Moment,
+    /// When we learned of it.
+    began: Moment,
+    /// Leases given inside it.
+    turns: u32,
+}
+
+/// The one lease of a tenure.
+#[derive(Debug)]
+pub(super) struct Seat<C> {
+    pub(super) id: WaiterId,
+    pub(super) who: C,
+    pub(super) deadline: Moment,
+    /// Whether the waiter has seen it.
+    pub(super) taken: bool,
+    /// W4: when it is taken from one who does not look.
+    pub(super) take_by: Moment,
+    ttl: Duration,
+    /// When a fixed lease ends, however long the tenure lasts.
+    own_end: Option<Moment>,
+    passed: bool,
+}
+
+impl<C: Clone> Tenure<C> {
+    pub(super) fn new(owner: Owner, ttl: Duration, draw: u64, start: Moment, now: Moment) -> Self {
+        Self {
+            owner,
+            ttl,
+            deadline: deadline(start, ttl),
+            seat: None,
+            ending: None,
+            renewing: None,
+            draw,
+            start,
+            began: now,
+            turns: 0,
+        }
+    }
+
+    /// Whether the next waiter may have the key without the store being asked.
+    pub(super) fn may_seat<W>(&self, rules: &Rules, next: &Waiter<W>, now: Moment) -> bool {
+        if self.turns == 0 {
+            return true;
+        }
+        let needed = if next.renewed {
+            next.ttl / 2
+        } else {
+            next.ttl / 100 * 95
+        };
+        self.turns <= rules.local_passes
+            && now < self.began + rules.local_span
+            && self.deadline.saturating_sub(now) >= needed
+    }
+
+    /// Seats a waiter; returns its token (F2) and its deadline.
+    pub(super) fn seat(&mut self, id: WaiterId, waiter: Waiter<C>, now: Moment) -> (u64, Moment) {
+        let token = self.draw * 64 + u64::from(self.turns);
+        let passed = self.turns > 0;
+        self.turns += 1;
+        let base = if passed { now } else { self.start };
+        let own_end = (!waiter.renewed).then(|| deadline(base, waiter.ttl));
+        let seat = Seat {
+            id,
+            who: waiter.who,
+            deadline: own_end.unwrap_or(self.deadline).min(self.deadline),
+            taken: false,
+            take_by: now + self.ttl / 3,
+            ttl: waiter.ttl,
+            own_end,
+            passed,
+        };
+        let until = seat.deadline;
+        self.seat = Some(seat);
+        (token, until)
+    }
+
+    /// For how long the store should be asked to prolong the tenure: as long as the lease in it
+    /// is meant to last from now on.
+    pub(super) fn wanted(&self, now: Moment) -> Option<Duration> {
+        let seat = self.seat.as_ref()?;
+        Some(match seat.own_end {
+            Some(end) => (end + drift(seat.ttl)).saturating_sub(now),
+            None => seat.ttl,
+        })
+    }
+
+    /// W3: whether the lease just taken should outlast what its ticket brought.
+    pub(super) fn wants_more(&self) -> bool {
+        self.seat.as_ref().is_some_and(|seat| match seat.own_end {
+            Some(end) => end > self.deadline,
+            None => seat.passed || seat.ttl > self.ttl,
+        })
+    }
+
+    /// The store prolonged the tenure; returns the lease's new deadline, if that moved.
+    pub(super) fn prolong(&mut self, until: Moment) -> Option<(C, Moment)> {
+        self.deadline = self.deadline.max(until);
+        let seat = self.seat.as_mut()?;
+        let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
+        let moved = deadline > seat.deadline;
+        seat.deadline = deadline;
+        moved.then(|| (seat.who.clone(), deadline))
+    }
+
+    pub(super) fn next_timeout(&self) -> Moment {
+        let mut next = self.deadline;
+        if let Some(seat) = &self.seat {
+            next = next.min(seat.deadline);
+            if !seat.taken {
+                next = next.min(seat.take_by);
+            }
+        }
+        if let Some(ending) = &self.ending {
+            next = next.min(ending.deadline);
+        }
+        next
+    }
+}
