@@ -1,0 +1,321 @@
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::FusedFuture;
+
+use crate::LockError;
+use crate::clock::Clock;
+use crate::driver::{Arrival, Contender, Driver, Progress};
+use crate::lease::Lease;
+use crate::lock::{Handle, Plan};
+use crate::turnstile::{Moment, Patience, Verdict};
+
+/// A caller on its way to a lease: what every acquiring future wraps.
+///
+/// Dropped while it waits, it leaves the line; dropped when the key is its but it has not looked,
+/// the key is given on.
+pub(crate) struct Acquiring {
+    plan: Plan,
+    patience: Patience,
+    wait: Duration,
+    stage: Stage,
+}
+
+enum Stage {
+    Unpolled,
+    InLine {
+        driver: Arc<Driver>,
+        contender: Arc<Contender>,
+        arrived: Moment,
+        until: Moment,
+    },
+    Done,
+}
+
+/// How an acquisition ends, errors aside.
+pub(crate) enum Acquired {
+    Lease(Lease),
+    /// Others had the key for all of that time.
+    Busy {
+        waited: Duration,
+    },
+}
+
+impl Acquiring {
+    pub(crate) fn once(plan: Plan) -> Self {
+        Self::new(plan, Patience::Once, Duration::ZERO)
+    }
+
+    pub(crate) fn within(plan: Plan, wait: Duration) -> Self {
+        let patience = if wait.is_zero() {
+            Patience::Once
+        } else {
+            Patience::Stand
+        };
+        Self::new(plan, patience, wait)
+    }
+
+    /// With the lock's own wait, else the registry's.
+    pub(crate) fn patient(plan: Plan) -> Self {
+        let wait = plan.wait();
+        Self::within(plan, wait)
+    }
+
+    fn new(plan: Plan, patience: Patience, wait: Duration) -> Self {
+        Self {
+            plan,
+            patience,
+            wait,
+            stage: Stage::Unpolled,
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done)
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Acquired, LockError>> {
+        loop {
+            match &self.stage {
+                Stage::Done => panic!("an acquiring future polled after it was done"),
+                Stage::Unpolled => {
+                    let driver = match self.plan.driver() {
+                        Ok(driver) => driver.clone(),
+                        Err(fault) => {
+                            self.stage = Stage::Done;
+                            return Poll::Ready(Err(fault));
+                        }
+                    };
+                    let arrived = driver.clock().now();
+                    self.stage = Stage::InLine {
+                        contender: Arc::new(Contender::new(self.plan.key().clone())),
+                        until: Clock::after(arrived, self.patience_of(&driver)),
+                        driver,
+                        arrived,
+                    };
+                    self.arrive();
+                }
+                Stage::InLine {
+                    driver,
+                    contender,
+                    arrived,
+                    until,
+                } => match contender.progress_or_wake(cx.waker()) {
+                    Progress::Waiting => return Poll::Pending,
+                    Progress::Seated { .. } => {
+                        if driver.take(contender).is_some() {
+                            let lease = Lease::new(driver.clone(), contender.clone());
+                            self.stage = Stage::Done;
+                            return Poll::Ready(Ok(Acquired::Lease(lease)));
+                        }
+                    }
+                    Progress::TurnLost => {
+                        let now = driver.clock().now();
+                        if now >= *until && self.patience == Patience::Stand {
+                            let waited = now - *arrived;
+                            self.stage = Stage::Done;
+                            return Poll::Ready(Ok(Acquired::Busy { waited }));
+                        }
+                        self.arrive();
+                    }
+                    Progress::Refused(verdict) => {
+                        let waited = driver.clock().now().saturating_sub(*arrived);
+                        let refused = self.refused(verdict, waited);
+                        self.stage = Stage::Done;
+                        return Poll::Ready(refused);
+                    }
+                    progress => unreachable!("{progress:?} before it was taken"),
+                },
+            }
+        }
+    }
+
+    /// How long until the turnstile gives it up: the wait, or for one who does not wait, the time
+    /// in which the store must have answered.
+    fn patience_of(&self, driver: &Driver) -> Duration {
+        match self.patience {
+            Patience::Once => driver.settings().response_timeout,
+            Patience::Stand => self.wait,
+        }
+    }
+
+    fn arrive(&self) {
+        if let Stage::InLine {
+            driver,
+            contender,
+            until,
+            ..
+        } = &self.stage
+        {
+            let arrival = Arrival {
+                ttl: self.plan.ttl(),
+                patience: self.patience,
+                until: *until,
+                repeats: self.plan.repeat().start(),
+            };
+            driver.arrive(contender, arrival);
+        }
+    }
+
+    fn refused(&self, verdict: Verdict, waited: Duration) -> Result<Acquired, LockError> {
+        let key = self.plan.key().clone();
+        Err(match verdict {
+            Verdict::Busy => return Ok(Acquired::Busy { waited }),
+            Verdict::QueueFull => LockError::QueueFull {
+                key,
+                limit: self.plan.max_waiters(),
+            },
+            Verdict::Failed(source) => LockError::Store { key, source },
+            _ => LockError::Closed { key },
+        })
+    }
+}
+
+impl Drop for Acquiring {
+    fn drop(&mut self) {
+        if let Stage::InLine {
+            driver, contender, ..
+        } = &self.stage
+        {
+            driver.leave(contender);
+        }
+    }
+}
+
+impl fmt::Debug for Acquiring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match self.stage {
+            Stage::Unpolled => "not polled yet",
+            Stage::InLine { .. } => "in line",
+            Stage::Done => "done",
+        };
+        f.debug_struct("Acquiring")
+            .field("key", self.plan.key())
+            .field("stage", &stage)
+            .finish()
+    }
+}
+
+/// Future of [`Lock::acquire`](crate::Lock::acquire) and its sisters.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
+pub struct Acquire {
+    acquiring: Acquiring,
+    /// Kept alive until it resolves; the lease goes into its slot.
+    handle: Option<Arc<Handle>>,
+}
+
+impl Acquire {
+    pub(crate) fn new(acquiring: Acquiring, handle: Arc<Handle>) -> Self {
+        let handle = Some(handle);
+        Self { acquiring, handle }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<bool, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let acquired = std::task::ready!(self.acquiring.poll(cx));
+        let handle = self.handle.take().expect("kept until it resolves");
+        Poll::Ready(match acquired {
+            Ok(Acquired::Lease(lease)) => {
+                handle.fill(lease);
+                Ok(true)
+            }
+            Ok(Acquired::Busy { .. }) => Ok(false),
+            Err(error) => Err(error),
+        })
+    }
+}
+
+impl FusedFuture for Acquire {
+    fn is_terminated(&self) -> bool {
+        self.acquiring.is_done()
+    }
+}
+
+/// Future of [`Lock::lease`](crate::Lock::lease) and
+/// [`Lock::lease_within`](crate::Lock::lease_within).
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct AcquireLease {
+    key: Arc<str>,
+    acquiring: Acquiring,
+}
+
+impl AcquireLease {
+    pub(crate) fn new(acquiring: Acquiring) -> Self {
+        let key = acquiring.plan.key().clone();
+        Self { key, acquiring }
+    }
+
+    /// Turns "busy for the whole wait" into `Ok(None)`; everything else stays an error.
+    pub fn or_skip(self) -> crate::future::OrSkip<Self> {
+        crate::future::OrSkip::new(self)
+    }
+
+    pub(crate) fn poll_skip(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Lease>, LockError>> {
+        self.acquiring.poll(cx).map_ok(|acquired| match acquired {
+            Acquired::Lease(lease) => Some(lease),
+            Acquired::Busy { .. } => None,
+        })
+    }
+}
+
+impl Future for AcquireLease {
+    type Output = Result<Lease, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let acquired = std::task::ready!(self.acquiring.poll(cx));
+        Poll::Ready(acquired.and_then(|acquired| match acquired {
+            Acquired::Lease(lease) => Ok(lease),
+            Acquired::Busy { waited } => Err(LockError::NotAcquired {
+                key: self.key.clone(),
+                waited,
+            }),
+        }))
+    }
+}
+
+impl FusedFuture for AcquireLease {
+    fn is_terminated(&self) -> bool {
+        self.acquiring.is_done()
+    }
+}
+
+/// Future of [`Lock::lease_once`](crate::Lock::lease_once).
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct TryLease {
+    acquiring: Acquiring,
+}
+
+impl TryLease {
+    pub(crate) fn new(acquiring: Acquiring) -> Self {
+        Self { acquiring }
+    }
+}
+
+impl Future for TryLease {
+    type Output = Result<Option<Lease>, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.acquiring.poll(cx).map_ok(|acquired| match acquired {
+            Acquired::Lease(lease) => Some(lease),
+            Acquired::Busy { .. } => None,
+        })
+    }
+}
+
+impl FusedFuture for TryLease {
+    fn is_terminated(&self) -> bool {
+        self.acquiring.is_done()
+    }
+}

@@ -1,0 +1,151 @@
+//! The registry's own clock: tokio's, so that it can be paused, plus the time in which the
+//! machine was suspended (D3).
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::turnstile::{FOREVER, Moment};
+
+/// How often somebody who holds something looks whether the machine was suspended.
+pub(crate) const SUSPENSION_TICK: Duration = Duration::from_secs(1);
+
+/// The least jump between the clocks that counts as a suspension.
+const LEAST_JUMP: Duration = Duration::from_millis(1);
+
+/// Tells for how long the machine has been suspended since it booted.
+pub(crate) trait Suspension: Send + Sync {
+    fn so_far(&self) -> Duration;
+}
+
+pub(crate) struct Clock {
+    epoch: Instant,
+    suspension: Box<dyn Suspension>,
+    /// What the suspension stood at when the clock was made.
+    before: Duration,
+    /// Nanoseconds of suspension since then that have been taken into account.
+    slept: AtomicU64,
+}
+
+impl Clock {
+    pub(crate) fn new(suspension: impl Suspension + 'static) -> Self {
+        let before = suspension.so_far();
+        Self {
+            epoch: Instant::now(),
+            suspension: Box::new(suspension),
+            before,
+            slept: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn system() -> Self {
+        Self::new(Machine)
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        let slept = self.slept();
+        Instant::now().saturating_duration_since(self.epoch) + slept
+    }
+
+    /// When `moment` comes, if the machine is not suspended again; never for [`FOREVER`].
+    pub(crate) fn instant(&self, moment: Moment) -> Instant {
+        let awake = moment.saturating_sub(self.slept());
+        // tokio's own "far future"; instants cannot be added to without end.
+        let far = Duration::from_secs(86_400 * 365 * 30);
+        self.epoch + awake.min(far)
+    }
+
+    fn slept(&self) -> Duration {
+        let known = Duration::from_nanos(self.slept.load(Ordering::Relaxed));
+        let told = self.suspension.so_far().saturating_sub(self.before);
+        if told < known + LEAST_JUMP {
+            return known;
+        }
+        let nanos = u64::try_from(told.as_nanos()).unwrap_or(u64::MAX);
+        self.slept.fetch_max(nanos, Ordering::Relaxed);
+        told
+    }
+
+    /// `now` and `wait` later, or never.
+    pub(crate) fn after(now: Moment, wait: Duration) -> Moment {
+        now.checked_add(wait).unwrap_or(FOREVER)
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Clock").field(&self.now()).finish()
+    }
+}
+
+/// The machine this runs on.
+struct Machine;
+
+impl Suspension for Machine {
+    #[cfg(target_os = "linux")]
+    fn so_far(&self) -> Duration {
+        use rustix::time::{ClockId, clock_gettime};
+        let read = |clock| {
+            let time = clock_gettime(clock);
+            let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+            Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+        };
+        // A thread that is put aside between the two readings makes the difference smaller than
+        // it is, never greater: no suspension is ever made up.
+        let boot = read(ClockId::Boottime);
+        boot.saturating_sub(read(ClockId::Monotonic))
+    }
+
+    /// Elsewhere tokio's clock goes on while the machine is suspended, or nobody can tell.
+    #[cfg(not(target_os = "linux"))]
+    fn so_far(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    struct Told(Arc<AtomicU64>);
+
+    impl Suspension for Told {
+        fn so_far(&self) -> Duration {
+            Duration::from_millis(self.0.load(Ordering::Relaxed))
+        }
+    }
+
+    /// D3: a laptop lid closed for a minute takes a minute off every deadline.
+    #[tokio::test(start_paused = true)]
+    async fn d3_suspended_time_counts() {
+        let told = Arc::new(AtomicU64::new(5_000));
+        let clock = Clock::new(Told(told.clone()));
+        let deadline = clock.now() + Duration::from_secs(90);
+        let before = clock.instant(deadline);
+        told.fetch_add(60_000, Ordering::Relaxed);
+        assert_eq!(clock.now(), Duration::from_secs(60));
+        assert_eq!(before - clock.instant(deadline), Duration::from_secs(60));
+    }
+
+    /// Two clocks are never read at quite the same time: that is no suspension.
+    #[tokio::test(start_paused = true)]
+    async fn d3_a_difference_below_a_millisecond_is_none() {
+        let told = Arc::new(AtomicU64::new(0));
+        let clock = Clock::new(Told(told.clone()));
+        for _ in 0..10 {
+            assert_eq!(clock.now(), Duration::ZERO);
+        }
+        told.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(clock.now(), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn this_machine_was_not_suspended_just_now() {
+        let clock = Clock::system();
+        assert!(clock.now() < Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,409 @@
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use event_listener::{Event, EventListener};
+use tokio::time::Instant;
+
+use super::contender::Contender;
+use super::timer::Timer;
+use crate::clock::{Clock, SUSPENSION_TICK};
+use crate::settings::Settings;
+use crate::store::LockStore;
+use crate::store::contract::{Listener, News, Op, Opening, Session};
+use crate::turnstile::{Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter};
+
+/// One registry at work.
+pub(crate) struct Driver {
+    me: Weak<Driver>,
+    settings: Settings,
+    clock: Arc<Clock>,
+    state: Mutex<State>,
+    timer: Timer,
+    /// Told when nothing is in use any more.
+    idle: Event,
+}
+
+struct State {
+    /// One entry a key in use; none when idle.
+    entries: HashMap<Arc<str>, Entry>,
+    /// What each entry waits for.
+    timeouts: BTreeSet<(Moment, Arc<str>)>,
+    /// When the timer task will look next by itself.
+    armed: Option<Moment>,
+    supply: Supply,
+    /// Whether grants can reach us, as far as is known.
+    queue: bool,
+    closed: bool,
+    session: Option<Arc<dyn Session>>,
+    /// Keeps the registry at work while anything is in use: what its last handle left behind must
+    /// still be released.
+    keep: Option<Arc<Driver>>,
+}
+
+struct Entry {
+    turnstile: Turnstile<Arc<Contender>>,
+    timeout: Option<Moment>,
+}
+
+/// What a caller wants.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) ttl: Duration,
+    pub(crate) patience: Patience,
+    pub(crate) until: Moment,
+    pub(crate) repeats: Repeats,
+}
+
+/// What is done once the state is unlocked.
+#[derive(Default)]
+struct Outbox {
+    sends: Vec<(Arc<str>, Op)>,
+    wakers: Vec<Waker>,
+    session: Option<Arc<dyn Session>>,
+    earlier: bool,
+    waits: bool,
+    idle: bool,
+    kept: Option<Arc<Driver>>,
+}
+
+impl Driver {
+    pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
+        let instance: Arc<str> = format!("{:032x}", rand::random::<u128>()).into();
+        Arc::new_cyclic(|me: &Weak<Driver>| {
+            let session = store.open(Opening {
+                prefix: settings.prefix.clone(),
+                instance,
+                response_timeout: settings.response_timeout,
+                listener: me.clone(),
+            });
+            Self {
+                me: me.clone(),
+                settings,
+                clock: Arc::new(clock),
+                state: Mutex::new(State {
+                    entries: HashMap::new(),
+                    timeouts: BTreeSet::new(),
+                    armed: None,
+                    supply: Supply::new(rand::random()),
+                    queue: true,
+                    closed: false,
+                    session: Some(session),
+                    keep: None,
+                }),
+                timer: Timer::default(),
+                idle: Event::new(),
+            }
+        })
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<Clock> {
+        &self.clock
+    }
+
+    /// The line to the store, with its tasks running; `None` once the registry is shut down.
+    pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
+        let session = self.lock().session.clone();
+        if let Some(session) = &session {
+            session.start();
+        }
+        session
+    }
+
+    /// How many keys are in use.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) fn in_use(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
+        contender.arrives();
+        self.session();
+        let waiter = Waiter {
+            who: contender.clone(),
+            ttl: arrival.ttl,
+            renewed: false,
+            patience: arrival.patience,
+            until: arrival.until,
+            repeats: arrival.repeats,
+        };
+        self.feed(contender.key(), true, |turnstile, cx| {
+            let id = turnstile.arrive(cx, waiter);
+            contender.arrived(id);
+        });
+    }
+
+    /// A caller gave up before it held anything.
+    pub(crate) fn leave(&self, contender: &Contender) {
+        if let Some(id) = contender.id() {
+            self.feed(contender.key(), false, |turnstile, cx| {
+                turnstile.leave(cx, id);
+            });
+        }
+    }
+
+    /// A seated caller looks: its token, if the turn is still its.
+    pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
+        let id = contender.id()?;
+        self.feed(contender.key(), false, |turnstile, cx| {
+            // The verdict first: time may have passed, and taken the seat away.
+            if turnstile.take(cx, id) {
+                contender.takes()
+            } else {
+                None
+            }
+        })?
+    }
+
+    /// A lease is given back; false if it was not held any more.
+    pub(crate) fn finish(&self, contender: &Contender) -> bool {
+        let Some(id) = contender.id() else {
+            return false;
+        };
+        self.feed(contender.key(), false, |turnstile, cx| {
+            let finishes = contender.finishes();
+            if finishes {
+                turnstile.finish(cx, id);
+            }
+            finishes
+        })
+        .unwrap_or(false)
+    }
+
+    /// Shuts down: everybody is told, everything is given back. Returns until when it is worth
+    /// waiting for the store's answers (O6).
+    pub(crate) fn close(&self) -> Instant {
+        self.feed_all(|state| {
+            state.closed = true;
+            vec![Turnstile::close]
+        });
+        let patience = self.settings.response_timeout.saturating_mul(3);
+        self.clock.instant(Clock::after(self.clock.now(), patience))
+    }
+
+    /// Hangs up, whatever is still owed: it runs out by itself.
+    pub(crate) fn hang_up(&self) {
+        let mut state = self.lock();
+        let entries = std::mem::take(&mut state.entries);
+        state.timeouts.clear();
+        let (session, kept) = (state.session.take(), state.keep.take());
+        drop(state);
+        drop((entries, session, kept));
+    }
+
+    /// Told when nothing is in use; `None` if that is so now.
+    pub(crate) fn busy(&self) -> Option<EventListener> {
+        let state = self.lock();
+        (!state.entries.is_empty()).then(|| self.idle.listen())
+    }
+
+    /// Feeds every turnstile whose time has come; returns when to come back.
+    pub(super) fn run_due(&self) -> Option<Instant> {
+        let mut outbox = Outbox::default();
+        let next = {
+            let mut state = self.lock();
+            let now = self.clock.now();
+            while let Some((moment, key)) = state.timeouts.first().cloned()
+                && moment <= now
+            {
+                state.feed(&key, now, &mut outbox, Turnstile::tick);
+            }
+            let first = state.timeouts.first().map(|(moment, _)| *moment);
+            // D3: who waits for a deadline looks up once a second for suspended time.
+            let next = first.map(|first| first.min(now + SUSPENSION_TICK));
+            state.armed = next;
+            self.seal(&mut state, &mut outbox);
+            outbox.earlier = false;
+            next
+        };
+        self.deliver(outbox);
+        next.map(|moment| self.clock.instant(moment))
+    }
+
+    /// Feeds the turnstile of a key; makes one if `make`, else `None` if there is none.
+    fn feed<R>(
+        &self,
+        key: &Arc<str>,
+        make: bool,
+        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        let mut outbox = Outbox::default();
+        let result = {
+            let mut state = self.lock();
+            if make {
+                state.make(key, self.settings.rules());
+            }
+            let result = state.feed(key, self.clock.now(), &mut outbox, event);
+            self.seal(&mut state, &mut outbox);
+            result
+        };
+        self.deliver(outbox);
+        result
+    }
+
+    /// Feeds all turnstiles: with the first event each, then with the second each.
+    fn feed_all<F>(&self, events: impl FnOnce(&mut State) -> Vec<F>)
+    where
+        F: Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>),
+    {
+        let mut outbox = Outbox::default();
+        {
+            let mut state = self.lock();
+            let now = self.clock.now();
+            for event in events(&mut state) {
+                let keys: Vec<_> = state.entries.keys().cloned().collect();
+                for key in keys {
+                    state.feed(&key, now, &mut outbox, &event);
+                }
+            }
+            self.seal(&mut state, &mut outbox);
+        }
+        self.deliver(outbox);
+    }
+
+    /// The last thing done under the lock: what must happen after it.
+    fn seal(&self, state: &mut State, outbox: &mut Outbox) {
+        if !outbox.sends.is_empty() {
+            outbox.session.clone_from(&state.session);
+        }
+        let first = state.timeouts.first().map(|(moment, _)| *moment);
+        outbox.waits = first.is_some();
+        if let Some(first) = first
+            && state.armed.is_none_or(|armed| first < armed)
+        {
+            state.armed = Some(first);
+            outbox.earlier = true;
+        }
+        if state.entries.is_empty() {
+            outbox.idle = true;
+            outbox.kept = state.keep.take();
+        } else if state.keep.is_none() {
+            state.keep = self.me.upgrade();
+        }
+    }
+
+    fn deliver(&self, outbox: Outbox) {
+        if outbox.waits {
+            self.timer.ensure(&self.me);
+        }
+        if outbox.earlier {
+            self.timer.ring();
+        }
+        for waker in outbox.wakers {
+            waker.wake();
+        }
+        if let Some(session) = outbox.session {
+            for (key, op) in outbox.sends {
+                session.submit(key, op);
+            }
+        }
+        if outbox.idle {
+            self.idle.notify(usize::MAX);
+        }
+        drop(outbox.kept);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn make(&mut self, key: &Arc<str>, rules: crate::turnstile::Rules) {
+        if !self.entries.contains_key(key) {
+            let mut turnstile = Turnstile::new(rules, self.queue);
+            if self.closed {
+                let supply = &mut self.supply;
+                turnstile.close(&mut Cx {
+                    now: Moment::ZERO,
+                    supply,
+                });
+            }
+            let timeout = None;
+            self.entries
+                .insert(key.clone(), Entry { turnstile, timeout });
+        }
+    }
+
+    /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle.
+    fn feed<R>(
+        &mut self,
+        key: &Arc<str>,
+        now: Moment,
+        outbox: &mut Outbox,
+        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        let entry = self.entries.get_mut(key)?;
+        let supply = &mut self.supply;
+        let result = event(&mut entry.turnstile, &mut Cx { now, supply });
+        while let Some(effect) = entry.turnstile.next_effect() {
+            match effect {
+                Effect::Send(op) => outbox.sends.push((key.clone(), op)),
+                Effect::Wake(contender, verdict) => {
+                    outbox.wakers.extend(contender.tell(verdict));
+                }
+            }
+        }
+        let timeout = entry.turnstile.next_timeout();
+        if timeout != entry.timeout {
+            if let Some(before) = entry.timeout {
+                self.timeouts.remove(&(before, key.clone()));
+            }
+            if let Some(after) = timeout {
+                self.timeouts.insert((after, key.clone()));
+            }
+            entry.timeout = timeout;
+        }
+        if entry.turnstile.is_idle() {
+            self.entries.remove(key);
+        }
+        Some(result)
+    }
+}
+
+impl Listener for Driver {
+    fn news(&self, news: News) {
+        match news {
+            News::Replied { key, op, result } => {
+                self.feed(&key, false, |turnstile, cx| {
+                    turnstile.replied(cx, &op, result)
+                });
+            }
+            // Also for a key that is not in use: what was granted to nobody is given back.
+            News::Granted { key, grant } => {
+                self.feed(&key, true, |turnstile, cx| turnstile.granted(cx, grant));
+            }
+            News::Up { queue } => self.feed_all(|state| {
+                state.queue = queue;
+                let renew: Box<dyn Fn(&mut Turnstile<_>, &mut Cx<'_>)> =
+                    Box::new(Turnstile::up_renew);
+                let again: Box<dyn Fn(&mut Turnstile<_>, &mut Cx<'_>)> =
+                    Box::new(move |turnstile, cx| turnstile.up(cx, queue));
+                vec![renew, again]
+            }),
+            News::Down(error) => {
+                tracing::debug!(%error, "store down");
+                self.feed_all(|_| {
+                    vec![move |turnstile: &mut Turnstile<_>, cx: &mut Cx<'_>| {
+                        turnstile.down(cx, &error);
+                    }]
+                });
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("prefix", &self.settings.prefix)
+            .finish_non_exhaustive()
+    }
+}

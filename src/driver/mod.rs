@@ -1,0 +1,13 @@
+//! When something happens: the one place with tasks and timers.
+//!
+//! Nobody acts for a key but those who bring an event: a caller's poll, a reply, a push, the
+//! timer. Each locks the registry's state, feeds the key's turnstile, settles what was decided,
+//! unlocks, and then sends ops and wakes callers. Verdicts are settled under the lock, so that
+//! they come about in the order in which the turnstile gave them.
+
+mod contender;
+mod core;
+mod timer;
+
+pub(crate) use self::contender::{Contender, End, Progress};
+pub(crate) use self::core::{Arrival, Driver};

@@ -1,0 +1,111 @@
+//! What may name a lock, on every store alike.
+
+/// The longest key, in bytes.
+pub(crate) const MAX_KEY: usize = 512;
+
+/// The longest prefix, in bytes.
+const MAX_PREFIX: usize = 128;
+
+/// Why `key` cannot name a lock under `prefix`; `None` if it can.
+///
+/// On a cluster a lock's queue must live in the lock's slot without being another lock's name, and
+/// what is invalid there is so everywhere, so that a program may move from one store to another.
+pub(crate) fn fault(prefix: &str, key: &str) -> Option<&'static str> {
+    if key.is_empty() {
+        return Some("it is empty");
+    }
+    if key.len() > MAX_KEY {
+        return Some("it is longer than 512 bytes");
+    }
+    if key.chars().any(char::is_control) {
+        return Some("it holds a control character");
+    }
+    if key.starts_with('~') {
+        return Some("it begins with '~', as the names of the crate's own keys do");
+    }
+    if ends_like_a_queue(key) {
+        return Some("it ends in ':~queue' and a number, as the names of queues do");
+    }
+    let full = format!("{prefix}:{key}");
+    if full.contains('}') && !has_hash_tag(&full) {
+        return Some("it holds '}' without a hash tag '{…}' before it");
+    }
+    None
+}
+
+/// Why `prefix` cannot stand before keys; `None` if it can.
+pub(crate) fn prefix_fault(prefix: &str) -> Option<&'static str> {
+    if prefix.is_empty() {
+        Some("it is empty")
+    } else if prefix.len() > MAX_PREFIX {
+        Some("it is longer than 128 bytes")
+    } else if prefix.chars().any(char::is_control) {
+        Some("it holds a control character")
+    } else if prefix.contains('~') {
+        Some("it holds '~', which sets the crate's own keys apart")
+    } else if prefix.contains('}') && !has_hash_tag(prefix) {
+        Some("it holds '}' without a hash tag '{…}' before it")
+    } else {
+        None
+    }
+}
+
+/// Whether Redis hashes only a part of the name: from the first `{` to the first `}` after it, if
+/// something stands between.
+pub(crate) fn has_hash_tag(name: &str) -> bool {
+    name.split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+fn ends_like_a_queue(key: &str) -> bool {
+    let stem = key.trim_end_matches(|c: char| c.is_ascii_digit());
+    stem.len() < key.len() && stem.ends_with(":~queue")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_can_name_a_lock() {
+        for key in [
+            "a",
+            "order:42",
+            "ключ",
+            "{a}b",
+            "a{b}c}",
+            "a{b",
+            &"x".repeat(512),
+        ] {
+            assert_eq!(fault("lock", key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn keys_that_cannot() {
+        let long = "x".repeat(513);
+        for key in [
+            "",
+            &long,
+            "a\nb",
+            "~fence",
+            "a:~queue1",
+            "a:~queue42",
+            "a}",
+            "{}a",
+            "{}{a}",
+        ] {
+            assert!(fault("lock", key).is_some(), "{key}");
+        }
+    }
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(prefix_fault("lock"), None);
+        assert_eq!(prefix_fault("{app}"), None);
+        for prefix in ["", "a\tb", "a~b", "a}"] {
+            assert!(prefix_fault(prefix).is_some(), "{prefix}");
+        }
+    }
+}

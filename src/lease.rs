@@ -1,0 +1,280 @@
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use event_listener::EventListener;
+use futures::future::FusedFuture;
+use tokio::time::Instant;
+
+use crate::LockError;
+use crate::clock::Clock;
+use crate::driver::{Contender, Driver, End, Progress};
+
+/// The time-limited right to a key, as a guard: dropping it releases the lock in the background.
+///
+/// Made by [`Lock::lease`](crate::Lock::lease) and its sisters. [`release`](Self::release) tells
+/// whether it was ours to the end; a drop does not wait and tells nobody. A lease that is dropped
+/// just before the runtime ends is released by nobody and lasts its ttl: end a program with
+/// `release().await` or [`LockRegistry::shutdown`](crate::LockRegistry::shutdown).
+///
+/// # Examples
+///
+/// ```
+/// use lockstream::LockRegistry;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+/// let locks = LockRegistry::in_memory();
+/// let lease = locks.obtain("till").lease().await?;
+/// println!("fencing token {}", lease.token());
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "dropping a Lease releases the lock"]
+#[clippy::has_significant_drop]
+pub struct Lease {
+    driver: Arc<Driver>,
+    view: LeaseView,
+}
+
+/// Sees a lease, and cannot release it: for work that wants the fencing token, or wants to know
+/// when the lease is lost.
+#[derive(Clone)]
+pub struct LeaseView {
+    clock: Arc<Clock>,
+    contender: Arc<Contender>,
+    token: u64,
+}
+
+impl Lease {
+    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
+        let token = match contender.progress() {
+            Progress::Held { token } | Progress::Ended { token, .. } => token,
+            progress => unreachable!("{progress:?} right after it was taken"),
+        };
+        let view = LeaseView {
+            clock: driver.clock().clone(),
+            contender,
+            token,
+        };
+        Self { driver, view }
+    }
+
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        self.view.key()
+    }
+
+    /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
+    /// (SQL's `bigint`), not a double.
+    pub fn token(&self) -> u64 {
+        self.view.token()
+    }
+
+    /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
+    /// move to an earlier instant.
+    pub fn deadline(&self) -> Instant {
+        self.view.deadline()
+    }
+
+    /// Whether the lease is held, and its deadline still to come.
+    pub fn is_valid(&self) -> bool {
+        self.view.is_valid()
+    }
+
+    /// Resolves when the lease is lost; see [`LeaseView::lost`].
+    pub fn lost(&self) -> Lost {
+        self.view.lost()
+    }
+
+    /// A view of this lease, to hand to the work.
+    pub fn view(&self) -> LeaseView {
+        self.view.clone()
+    }
+
+    /// Releases the lock, and waits until the store has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lease was over before; [`LockError::Store`] if the store could
+    /// not be told until the deadline: the key is free then all the same, within the drift (1 % of
+    /// the ttl and 2 ms) and one round trip. [`LockError::Closed`] after a shutdown.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, polled or not, the release goes on in the background.
+    pub fn release(self) -> LeaseRelease {
+        LeaseRelease {
+            lease: Some(self),
+            started: false,
+        }
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    /// Begins to give it back; false if it is over already.
+    fn finish(&self) -> bool {
+        self.driver.finish(&self.view.contender)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl LeaseView {
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        self.contender.key()
+    }
+
+    /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
+    /// (SQL's `bigint`), not a double.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
+    /// move to an earlier instant.
+    pub fn deadline(&self) -> Instant {
+        self.clock.instant(self.contender.deadline())
+    }
+
+    /// Whether the lease is held, and its deadline still to come. False once it is being released.
+    pub fn is_valid(&self) -> bool {
+        matches!(self.contender.progress(), Progress::Held { .. })
+            && self.clock.now() < self.contender.deadline()
+    }
+
+    /// Resolves to the ready-made error when the lease is lost ([`LockError::Lost`]) or its
+    /// registry shut down ([`LockError::Closed`]), also if that was before it was asked. It is
+    /// pending for ever after a release.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks: dropping it costs nothing.
+    pub fn lost(&self) -> Lost {
+        Lost {
+            view: self.clone(),
+            listener: None,
+        }
+    }
+
+    /// How the lease ended under its holder, if it did.
+    pub(crate) fn loss(&self) -> Option<LockError> {
+        let key = self.contender.key().clone();
+        match self.contender.progress() {
+            Progress::Ended {
+                end: End::Closed, ..
+            } => Some(LockError::Closed { key }),
+            Progress::Ended { token, .. } => Some(LockError::Lost { key, token }),
+            // The deadline is proved on our own clock, whether or not the timer has run.
+            Progress::Held { token } if self.clock.now() >= self.contender.deadline() => {
+                Some(LockError::Lost { key, token })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view.fmt_as("Lease", f)
+    }
+}
+
+impl fmt::Debug for LeaseView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_as("LeaseView", f)
+    }
+}
+
+impl LeaseView {
+    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("key", &self.key())
+            .field("token", &self.token)
+            .field("valid", &self.is_valid())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Future of [`LeaseView::lost`] and [`Lease::lost`]; resolves to the error that tells the loss.
+#[must_use = "futures do nothing unless polled"]
+pub struct Lost {
+    view: LeaseView,
+    listener: Option<EventListener>,
+}
+
+impl Future for Lost {
+    type Output = LockError;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
+        loop {
+            if let Some(loss) = self.view.loss() {
+                return Poll::Ready(loss);
+            }
+            // Listen first, look again, and only then wait: else a loss between the look and the
+            // listening would wake nobody.
+            match &mut self.listener {
+                None => self.listener = Some(self.view.contender.ended().listen()),
+                Some(listener) => {
+                    std::task::ready!(Pin::new(listener).poll(cx));
+                    self.listener = None;
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lost").field("lease", &self.view).finish()
+    }
+}
+
+/// Future of [`Lease::release`].
+#[derive(Debug)]
+#[must_use = "the lock is released in the background; await this to know that it was"]
+pub struct LeaseRelease {
+    /// Dropped with it: a release that was not polled begins then.
+    lease: Option<Lease>,
+    started: bool,
+}
+
+impl Future for LeaseRelease {
+    type Output = Result<(), LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some(lease) = &this.lease else {
+            panic!("`LeaseRelease` polled after it was done");
+        };
+        if !this.started {
+            this.started = true;
+            lease.finish();
+        }
+        let contender = &lease.view.contender;
+        let (token, end) = match contender.progress_or_wake(cx.waker()) {
+            Progress::Finished { token, end } | Progress::Ended { token, end } => (token, end),
+            _ => return Poll::Pending,
+        };
+        let key = contender.key().clone();
+        this.lease = None;
+        Poll::Ready(match end {
+            End::Released => Ok(()),
+            End::Lost => Err(LockError::Lost { key, token }),
+            End::Closed => Err(LockError::Closed { key }),
+            End::Failed(source) => Err(LockError::Store { key, source }),
+        })
+    }
+}
+
+impl FusedFuture for LeaseRelease {
+    fn is_terminated(&self) -> bool {
+        self.lease.is_none()
+    }
+}

@@ -1,0 +1,594 @@
+use std::borrow::{Borrow, Cow};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FusedFuture};
+use futures::{FutureExt, Stream, TryFuture, TryStream};
+
+use crate::acquire::{Acquire, AcquireLease, Acquiring, TryLease};
+use crate::driver::Driver;
+use crate::lease::{Lease, LeaseRelease, LeaseView};
+use crate::registry::{self, LockRegistry};
+use crate::repeat::Repeat;
+use crate::settings::{OnLost, TTL};
+use crate::store::contract::Sight;
+use crate::{LockError, future, key, stream};
+
+/// A handle to a named lock. It does nothing until it is acquired.
+///
+/// Made by [`LockRegistry::obtain`], which does no I/O and cannot fail: what is wrong with a key
+/// or a setting is told at the first poll of whatever the handle makes.
+///
+/// **A clone is a contender of its own**, with an empty slot: what one clone acquired, another
+/// neither holds nor releases. So is the handle that a setter returns. To share one handle, share
+/// it visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant.
+///
+/// Most work needs none of the methods here, but [`with_lock`](crate::FutureLockExt::with_lock).
+#[must_use = "a Lock does nothing until it is acquired"]
+pub struct Lock {
+    plan: Plan,
+    handle: Arc<Handle>,
+}
+
+/// What a handle is told to lock, and how.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    driver: Option<Arc<Driver>>,
+    key: Arc<str>,
+    ttl: Option<Duration>,
+    wait: Option<Duration>,
+    repeat: Option<Repeat>,
+    on_lost: OnLost,
+}
+
+impl Plan {
+    /// Who is to acquire it, or why it cannot be.
+    pub(crate) fn driver(&self) -> Result<&Arc<Driver>, LockError> {
+        let key = || self.key.clone();
+        let Some(driver) = &self.driver else {
+            return Err(LockError::NoRegistry { key: key() });
+        };
+        let settings = driver.settings();
+        if let Some((setting, reason)) = settings.fault() {
+            return Err(LockError::InvalidSetting {
+                key: key(),
+                setting,
+                reason,
+            });
+        }
+        if let Some(reason) = key::fault(&settings.prefix, &self.key) {
+            return Err(LockError::InvalidKey { key: key(), reason });
+        }
+        if !TTL.contains(&self.ttl()) {
+            return Err(LockError::InvalidTtl {
+                key: key(),
+                ttl: self.ttl(),
+            });
+        }
+        Ok(driver)
+    }
+
+    pub(crate) fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    pub(crate) fn on_lost(&self) -> OnLost {
+        self.on_lost
+    }
+
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl
+            .or_else(|| Some(self.driver.as_ref()?.settings().ttl))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        self.wait
+            .or_else(|| Some(self.driver.as_ref()?.settings().wait))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn repeat(&self) -> Repeat {
+        self.repeat
+            .clone()
+            .or_else(|| Some(self.driver.as_ref()?.settings().repeat.clone()))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn max_waiters(&self) -> usize {
+        let driver = self.driver.as_ref();
+        driver.map_or(usize::MAX, |driver| driver.settings().max_waiters)
+    }
+}
+
+/// A handle's slot: the lease that its `acquire` brought.
+pub(crate) struct Handle {
+    slot: Mutex<Option<Lease>>,
+}
+
+impl Handle {
+    fn new() -> Arc<Self> {
+        let slot = Mutex::new(None);
+        Arc::new(Self { slot })
+    }
+
+    pub(crate) fn fill(&self, lease: Lease) {
+        let before = self.lock().replace(lease);
+        // Over, or the key could not have been acquired again; its drop takes locks of its own.
+        drop(before);
+    }
+
+    fn take(&self) -> Option<Lease> {
+        self.lock().take()
+    }
+
+    fn is_valid(&self) -> bool {
+        self.lock().as_ref().is_some_and(Lease::is_valid)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(lease) = self.take()
+            && lease.is_valid()
+        {
+            tracing::warn!(
+                key = lease.key(),
+                token = lease.token(),
+                "the last handle of a held lock was dropped, which releases it: keep the `Lock` \
+                 in a variable for as long as it is to be held, or use `with_lock`"
+            );
+        }
+    }
+}
+
+impl Lock {
+    pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
+        let plan = Plan {
+            driver,
+            key: Arc::from(key),
+            ttl: None,
+            wait: None,
+            repeat: None,
+            on_lost: OnLost::default(),
+        };
+        Self {
+            plan,
+            handle: Handle::new(),
+        }
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn set(mut self, set: impl FnOnce(&mut Plan)) -> Self {
+        set(&mut self.plan);
+        self.handle = Handle::new();
+        self
+    }
+
+    /// How long a caller is ready to wait for the lock, if it is not
+    /// [`acquire_within`](Self::acquire_within) that says so. Default: the registry's, 30 s.
+    /// [`Duration::ZERO`] asks once; [`Duration::MAX`] waits for ever.
+    pub fn wait(self, wait: Duration) -> Self {
+        self.set(|plan| plan.wait = Some(wait))
+    }
+
+    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
+    ///
+    /// Work that runs longer loses the lock. The usable part is 1 % and 2 ms shorter, for clocks
+    /// that do not run alike. A server keeps whole milliseconds.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.set(|plan| plan.ttl = Some(ttl))
+    }
+
+    /// How to try again on a store that cannot tell who is next; see [`Repeat`].
+    pub fn repeat(self, repeat: Repeat) -> Self {
+        self.set(|plan| plan.repeat = Some(repeat))
+    }
+
+    /// What happens to work under this lock whose lease is lost while it runs. Default:
+    /// [`OnLost::Stop`].
+    pub fn on_lost(self, on_lost: OnLost) -> Self {
+        self.set(|plan| plan.on_lost = on_lost)
+    }
+
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        self.plan.key()
+    }
+
+    /// Looks at the lock in the store without touching it.
+    ///
+    /// What it tells may be over by the time you read it: never decide by it whether to work.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store does not answer, and what is wrong with the key or the
+    /// settings.
+    pub fn inspect(&self) -> Inspect {
+        let plan = self.plan.clone();
+        let look = async move {
+            let driver = plan.driver()?;
+            let key = plan.key().clone();
+            let Some(session) = driver.session() else {
+                return Err(LockError::Closed { key });
+            };
+            let seen = session.inspect(key.clone()).await;
+            seen.map(Inspection::from)
+                .map_err(|source| LockError::Store { key, source })
+        };
+        Inspect(Some(look.boxed()))
+    }
+
+    /// Acquires the lock if that can be done now: true if this handle holds it from here on,
+    /// false if others have it.
+    ///
+    /// ```compile_fail
+    /// # async fn wrong(locks: lockstream::LockRegistry) -> Result<(), lockstream::LockError> {
+    /// #![deny(warnings)]
+    /// if locks.obtain("k").acquire_once().await? { /* work */ }   // WRONG: runs unlocked
+    /// # let () = "the temporary Lock is dropped before the body, which releases it";
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The temporary `Lock` in that line is dropped before the body, which releases the lock (and
+    /// warns). Keep the handle in a variable:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("k");
+    /// if lock.acquire_once().await? {
+    ///     // work
+    ///     lock.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if nothing listens, or no answer came within the registry's response
+    /// time-out; [`LockError::Closed`]; what is wrong with the key, the ttl or the settings.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before it is done, it has taken nothing: what the store granted on the way is given
+    /// back in the background.
+    pub fn acquire_once(&self) -> Acquire {
+        self.acquire_by(Acquiring::once(self.plan.clone()))
+    }
+
+    /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: true if this
+    /// handle holds it from here on, false if others had it all that time.
+    ///
+    /// As with [`acquire_once`](Self::acquire_once), `if locks.obtain(k).acquire().await? { … }`
+    /// would run unlocked. A handle that holds already waits like anybody else.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be reached by the end of the wait;
+    /// [`LockError::QueueFull`], [`LockError::Closed`]; what is wrong with the key, the ttl or the
+    /// settings.
+    ///
+    /// # Cancel safety
+    ///
+    /// Polled again and again in a `select!` loop it keeps its place in line. Dropped, it gives the
+    /// place up, and what was granted on the way is given back in the background. If it is granted
+    /// the lock but not polled for a third of the ttl, the turn goes to the next, and it queues
+    /// anew when it is polled.
+    pub fn acquire(&self) -> Acquire {
+        self.acquire_by(Acquiring::patient(self.plan.clone()))
+    }
+
+    /// [`acquire`](Self::acquire) with a wait of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire`](Self::acquire).
+    pub fn acquire_within(&self, wait: Duration) -> Acquire {
+        self.acquire_by(Acquiring::within(self.plan.clone(), wait))
+    }
+
+    fn acquire_by(&self, acquiring: Acquiring) -> Acquire {
+        Acquire::new(acquiring, self.handle.clone())
+    }
+
+    /// Releases what this handle's `acquire` brought: `Ok(true)` when it is released, `Ok(false)`
+    /// if this handle did not hold the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lease was over before, told once; [`LockError::Store`] if the
+    /// store could not be told until the deadline.
+    ///
+    /// # Cancel safety
+    ///
+    /// Unpolled it has done nothing; once polled, it goes on in the background when it is dropped.
+    pub fn release(&self) -> Release {
+        Release {
+            handle: Some(self.handle.clone()),
+            releasing: None,
+        }
+    }
+
+    /// Whether this handle's `acquire` holds the lock now. It turns false at the lease's deadline
+    /// by itself, and says nothing of [`lease`](Self::lease) and its sisters.
+    pub fn is_acquired(&self) -> bool {
+        self.handle.is_valid()
+    }
+
+    /// Acquires the lock as a guard, waiting for it as long as [`wait`](Self::wait) says.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotAcquired`] if others had it all that time, which
+    /// [`or_skip`](AcquireLease::or_skip) turns into `Ok(None)`; else those of
+    /// [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire`](Self::acquire).
+    pub fn lease(&self) -> AcquireLease {
+        AcquireLease::new(Acquiring::patient(self.plan.clone()))
+    }
+
+    /// [`lease`](Self::lease) with a wait of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`lease`](Self::lease).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire`](Self::acquire).
+    pub fn lease_within(&self, wait: Duration) -> AcquireLease {
+        AcquireLease::new(Acquiring::within(self.plan.clone(), wait))
+    }
+
+    /// Acquires the lock as a guard if that can be done now; `None` if others have it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire_once`](Self::acquire_once).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire_once`](Self::acquire_once).
+    pub fn lease_once(&self) -> TryLease {
+        TryLease::new(Acquiring::once(self.plan.clone()))
+    }
+
+    /// Runs work under the lock that wants to see its lease: the fencing token, the loss.
+    ///
+    /// `work` is called once the lock is held, with a view that cannot release it. See
+    /// [`with_lock`](crate::FutureLockExt::with_lock) for what happens when.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("row:7");
+    /// let token = lock.with_lease(async |lease| lease.token()).await?;
+    /// assert!(token > 0);
+    /// // hot work: spawn it inside, so that it starts when the lock is held
+    /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
+    /// # assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
+    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        future::WithLease::new(self.plan.clone(), work)
+    }
+
+    /// [`with_lease`](Self::with_lease) for work that yields a `Result`: lock errors become the
+    /// work's own by `From<LockError>`.
+    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: TryFuture + Future,
+        Fut::Error: From<LockError>,
+    {
+        future::TryWithLease::new(self.with_lease(work))
+    }
+
+    /// Runs a stream under the lock that wants to see its lease; see
+    /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
+    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: Stream,
+    {
+        stream::WithLease::new(self.plan.clone(), work)
+    }
+
+    /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: lock errors
+    /// become the stream's own by `From<LockError>`.
+    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: TryStream + Stream,
+        S::Error: From<LockError>,
+    {
+        stream::TryWithLease::new(self.with_lease_stream(work))
+    }
+}
+
+impl Clone for Lock {
+    /// A contender of its own for the same key, with the same settings and an empty slot.
+    fn clone(&self) -> Self {
+        Self {
+            plan: self.plan.clone(),
+            handle: Handle::new(),
+        }
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.plan.key)
+            .field("acquired", &self.is_acquired())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+/// Future of [`Lock::release`].
+#[derive(Debug)]
+#[must_use = "a release that is not polled has done nothing"]
+pub struct Release {
+    handle: Option<Arc<Handle>>,
+    releasing: Option<LeaseRelease>,
+}
+
+impl Future for Release {
+    type Output = Result<bool, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some(handle) = &this.handle else {
+            panic!("`Release` polled after it was done");
+        };
+        if this.releasing.is_none() {
+            this.releasing = handle.take().map(Lease::release);
+        }
+        let released = match &mut this.releasing {
+            None => Ok(false),
+            Some(releasing) => std::task::ready!(Pin::new(releasing).poll(cx)).map(|()| true),
+        };
+        this.releasing = None;
+        this.handle = None;
+        Poll::Ready(released)
+    }
+}
+
+impl FusedFuture for Release {
+    fn is_terminated(&self) -> bool {
+        self.handle.is_none()
+    }
+}
+
+/// Future of [`Lock::inspect`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Inspect(Option<BoxFuture<'static, Result<Inspection, LockError>>>);
+
+impl Future for Inspect {
+    type Output = Result<Inspection, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(look) = &mut self.0 else {
+            panic!("`Inspect` polled after it was done");
+        };
+        let seen = std::task::ready!(look.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(seen)
+    }
+}
+
+impl fmt::Debug for Inspect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inspect").finish_non_exhaustive()
+    }
+}
+
+/// What a lock looked like in the store; see [`Lock::inspect`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The holder as the store has it: `<instance>:<sequence>`, or whatever a foreign lock put
+    /// there. `None` if the lock is free.
+    pub owner: Option<String>,
+    /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl.
+    pub remaining: Option<Duration>,
+    /// How many registries wait for it.
+    pub waiting: u64,
+}
+
+impl From<Sight> for Inspection {
+    fn from(sight: Sight) -> Self {
+        Self {
+            owner: sight.owner,
+            remaining: sight.left,
+            waiting: sight.tickets,
+        }
+    }
+}
+
+/// What can be locked: a [`Lock`], a bare key of the
+/// [installed](LockRegistry::install) registry, or a registry and a key.
+///
+/// Sealed. A bare key with no registry installed is [`LockError::NoRegistry`] at the first poll,
+/// never a lock that only looks like one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say what to lock",
+    label = "not something that can be locked",
+    note = "a lock can be: `registry.obtain(key)`, `&lock`, `(&registry, key)`, or a bare key (`&str`, `String`, …) once a registry was installed with `install()`"
+)]
+pub trait IntoLock: sealed::Sealed {
+    #[doc(hidden)]
+    fn into_lock(self) -> Lock;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl sealed::Sealed for Lock {}
+impl IntoLock for Lock {
+    fn into_lock(self) -> Lock {
+        self
+    }
+}
+
+impl sealed::Sealed for Arc<Lock> {}
+impl IntoLock for Arc<Lock> {
+    fn into_lock(self) -> Lock {
+        (*self).clone()
+    }
+}
+
+macro_rules! bare_keys {
+    ($($key:ty),*) => {$(
+        impl sealed::Sealed for $key {}
+        impl IntoLock for $key {
+            fn into_lock(self) -> Lock {
+                registry::obtain_installed(&self)
+            }
+        }
+    )*};
+}
+bare_keys!(&str, String, Box<str>, Arc<str>, Cow<'_, str>);
+
+impl<T: sealed::Sealed + Clone> sealed::Sealed for &T {}
+impl<T: IntoLock + Clone> IntoLock for &T {
+    fn into_lock(self) -> Lock {
+        self.clone().into_lock()
+    }
+}
+
+impl<R: Borrow<LockRegistry>, K: AsRef<str>> sealed::Sealed for (R, K) {}
+impl<R: Borrow<LockRegistry>, K: AsRef<str>> IntoLock for (R, K) {
+    fn into_lock(self) -> Lock {
+        self.0.borrow().obtain(self.1)
+    }
+}

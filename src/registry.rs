@@ -1,0 +1,286 @@
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use crate::clock::Clock;
+use crate::driver::Driver;
+use crate::lock::Lock;
+use crate::repeat::Repeat;
+use crate::settings::Settings;
+use crate::store::{LockStore, MemoryStore};
+
+/// The process's own registry, if one was installed.
+static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
+
+/// Where locks come from: a store, settings, and what is in use of it in this process.
+///
+/// Cheap to clone; clones are one registry. Each registry made anew is an instance of its own, to
+/// others like another process. When the last registry, lock, lease and future of it are gone, its
+/// connection closes and its tasks end.
+///
+/// Making one needs no runtime (it may stand in a `static`). Its tasks start at the first poll, on
+/// the runtime that polls, and again when that runtime has gone.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use lockstream::{FutureLockExt, LockRegistry};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+/// let locks = LockRegistry::in_memory();
+/// let lock = locks.obtain("order:42").wait(Duration::from_secs(3));
+/// let receipt = async { "charged" }.with_lock(&lock).await?;
+/// assert_eq!(receipt, "charged");
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct LockRegistry {
+    driver: Arc<Driver>,
+}
+
+impl LockRegistry {
+    /// A registry on a memory store of its own: it excludes tasks of this process that use it, and
+    /// nobody else. For tests, and for trying things out.
+    pub fn in_memory() -> Self {
+        Self::builder(MemoryStore::new()).build()
+    }
+
+    /// Connects to a Redis or Valkey server: `redis://[[user:]password@]host[:port][/db]`,
+    /// `rediss://…` (feature `tls-rustls`), or `unix:///path?db=&user=&pass=`.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`](crate::StoreError) if the url cannot be read, or the server not be reached
+    /// within the response time-out of 1 s. To boot while the server is away, use
+    /// [`RedisStore::connect_lazy`](crate::store::RedisStore::connect_lazy).
+    #[cfg(feature = "redis")]
+    pub fn connect(url: impl Into<String>) -> Connect {
+        let connecting = crate::store::RedisStore::connect(url);
+        let connected = async move { Ok(Self::builder(connecting.await?).build()) };
+        Connect(Some(connected.boxed()))
+    }
+
+    /// A registry on any store, with settings of its own.
+    pub fn builder(store: impl LockStore) -> LockRegistryBuilder {
+        LockRegistryBuilder {
+            store: Arc::new(store),
+            settings: Settings::default(),
+            clock: Clock::system(),
+        }
+    }
+
+    /// Makes this registry the process's own, which bare keys ask: `work.with_lock("order:42")`.
+    ///
+    /// # Errors
+    ///
+    /// [`AlreadyInstalled`] if another one is; installing the same again is `Ok`.
+    pub fn install(&self) -> Result<(), AlreadyInstalled> {
+        let installed = INSTALLED.get_or_init(|| self.clone());
+        if Arc::ptr_eq(&installed.driver, &self.driver) {
+            Ok(())
+        } else {
+            Err(AlreadyInstalled(()))
+        }
+    }
+
+    /// A handle to the lock that `key` names: 1 to 512 bytes, no control characters.
+    ///
+    /// Does no I/O and cannot fail: what is wrong with the key is told at the first poll.
+    pub fn obtain(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(Some(self.driver.clone()), key.as_ref())
+    }
+
+    /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
+    /// a lock ends with [`LockError::Closed`](crate::LockError::Closed), every lease is released
+    /// and every place in a queue given up. Resolves when the store has confirmed that, after
+    /// three response time-outs at the latest; what is left then runs out by itself.
+    ///
+    /// It begins at the first poll. A second shutdown is a no-op.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled it goes on in the background when it is dropped.
+    pub fn shutdown(&self) -> Shutdown {
+        let driver = self.driver.clone();
+        let down = async move {
+            let until = driver.close();
+            while let Some(idle) = driver.busy() {
+                if tokio::time::timeout_at(until, idle).await.is_err() {
+                    break;
+                }
+            }
+            driver.hang_up();
+        };
+        Shutdown(Some(down.boxed()))
+    }
+
+    /// How many keys are in use: waited for, held, or being given back.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn in_use(&self) -> usize {
+        self.driver.in_use()
+    }
+}
+
+impl fmt::Debug for LockRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRegistry")
+            .field("prefix", &self.driver.settings().prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A lock of the installed registry, or one that says that there is none.
+pub(crate) fn obtain_installed(key: &str) -> Lock {
+    let driver = INSTALLED.get().map(|registry| registry.driver.clone());
+    Lock::new(driver, key)
+}
+
+/// What [`LockRegistry::install`] says if another registry is installed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "another registry is installed already, and stays so for the life of the process; lock (registry, key) instead"
+)]
+pub struct AlreadyInstalled(());
+
+/// Settings of a registry; made by [`LockRegistry::builder`].
+///
+/// What is out of range is told as
+/// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting) at the first poll.
+#[must_use = "a builder does nothing until it is built"]
+pub struct LockRegistryBuilder {
+    store: Arc<dyn LockStore>,
+    settings: Settings,
+    clock: Clock,
+}
+
+impl LockRegistryBuilder {
+    /// What stands before every name in the store: 1 to 128 bytes, no control characters, no `~`.
+    /// Registries with different prefixes share nothing. Default: `lock`.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.settings.prefix = prefix.into().into();
+        self
+    }
+
+    /// How long a lease lasts: from 10 ms to 24 h. Default: 30 s.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings.ttl = ttl;
+        self
+    }
+
+    /// How long a caller is ready to wait. Default: 30 s; [`Duration::MAX`] is for ever.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.settings.wait = wait;
+        self
+    }
+
+    /// How to try again on a store that cannot tell who is next.
+    pub fn repeat(mut self, repeat: Repeat) -> Self {
+        self.settings.repeat = repeat;
+        self
+    }
+
+    /// How many callers may wait for one key in this registry; one more gets
+    /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default: no limit.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.settings.max_waiters = max_waiters;
+        self
+    }
+
+    /// How often the lock may be handed on to the next waiter in this process before another
+    /// process gets its turn: 0 to 63. Default: 16.
+    pub fn local_passes(mut self, local_passes: u32) -> Self {
+        self.settings.local_passes = local_passes;
+        self
+    }
+
+    /// For how long the lock may be handed on within this process before another process gets its
+    /// turn. Default: 20 ms.
+    pub fn local_span(mut self, local_span: Duration) -> Self {
+        self.settings.local_span = local_span;
+        self
+    }
+
+    /// How long the store may take to answer before its connection is given up and made anew; at
+    /// least 1 ms. Default: 1 s.
+    pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
+        self.settings.response_timeout = response_timeout;
+        self
+    }
+
+    /// The registry. Does no I/O.
+    pub fn build(self) -> LockRegistry {
+        LockRegistry {
+            driver: Driver::new(&self.store, self.settings, self.clock),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+}
+
+impl fmt::Debug for LockRegistryBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRegistryBuilder")
+            .field("store", &self.store)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Future of [`LockRegistry::connect`].
+#[cfg(feature = "redis")]
+#[must_use = "futures do nothing unless polled"]
+pub struct Connect(Option<BoxFuture<'static, Result<LockRegistry, crate::StoreError>>>);
+
+#[cfg(feature = "redis")]
+impl Future for Connect {
+    type Output = Result<LockRegistry, crate::StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(connecting) = &mut self.0 else {
+            panic!("`Connect` polled after it was done");
+        };
+        let connected = std::task::ready!(connecting.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(connected)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl fmt::Debug for Connect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connect").finish_non_exhaustive()
+    }
+}
+
+/// Future of [`LockRegistry::shutdown`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Shutdown(Option<BoxFuture<'static, ()>>);
+
+impl Future for Shutdown {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(down) = &mut self.0 else {
+            panic!("`Shutdown` polled after it was done");
+        };
+        std::task::ready!(down.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(())
+    }
+}
+
+impl fmt::Debug for Shutdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shutdown").finish_non_exhaustive()
+    }
+}

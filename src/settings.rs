@@ -1,0 +1,78 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::key;
+use crate::repeat::Repeat;
+use crate::turnstile::Rules;
+
+/// The shortest and the longest ttl.
+pub(crate) const TTL: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
+
+/// What happens to work whose lease is lost while it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// The work is dropped at once and the combinator yields
+    /// [`LockError::Lost`](crate::LockError::Lost).
+    #[default]
+    Stop,
+    /// The work runs on and its value is delivered. The loss is told by the log and by
+    /// [`LeaseView::is_valid`](crate::LeaseView::is_valid).
+    RunOn,
+}
+
+/// What a registry has settled for its locks.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) prefix: Arc<str>,
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Duration,
+    pub(crate) repeat: Repeat,
+    pub(crate) max_waiters: usize,
+    pub(crate) local_passes: u32,
+    pub(crate) local_span: Duration,
+    pub(crate) response_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            prefix: Arc::from("lock"),
+            ttl: Duration::from_secs(30),
+            wait: Duration::from_secs(30),
+            repeat: Repeat::default(),
+            max_waiters: usize::MAX,
+            local_passes: 16,
+            local_span: Duration::from_millis(20),
+            response_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn rules(&self) -> Rules {
+        Rules {
+            local_passes: self.local_passes,
+            local_span: self.local_span,
+            max_waiters: self.max_waiters,
+        }
+    }
+
+    /// The first setting that is out of range, and what is wrong with it.
+    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
+        if let Some(reason) = key::prefix_fault(&self.prefix) {
+            Some(("prefix", reason))
+        } else if !TTL.contains(&self.ttl) {
+            Some(("ttl", "it goes from 10 ms to 24 h"))
+        } else if self.max_waiters == 0 {
+            Some(("max_waiters", "it is 0, so that nobody could ever wait"))
+        } else if self.local_passes > 63 {
+            Some(("local_passes", "it is over 63, the tokens in one tenure"))
+        } else if self.response_timeout < Duration::from_millis(1) {
+            Some(("response_timeout", "it is under 1 ms"))
+        } else {
+            None
+        }
+    }
+}

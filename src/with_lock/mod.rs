@@ -1,0 +1,28 @@
+//! How a future or a stream runs under a lock.
+
+mod ext;
+mod fut;
+mod hold;
+mod or_skip;
+mod strm;
+
+pub use self::ext::{FutureLockExt, StreamLockExt};
+pub(crate) use self::hold::Hold;
+
+/// The futures of this crate, by name.
+pub mod future {
+    pub use super::fut::{TryWithLease, TryWithLock, WithLease, WithLock};
+    pub use super::or_skip::OrSkipFuture as OrSkip;
+    pub use crate::acquire::{Acquire, AcquireLease, TryLease};
+    pub use crate::lease::{LeaseRelease, Lost};
+    pub use crate::lock::{Inspect, Release};
+    #[cfg(feature = "redis")]
+    pub use crate::registry::Connect;
+    pub use crate::registry::Shutdown;
+}
+
+/// The streams of this crate, by name.
+pub mod stream {
+    pub use super::or_skip::OrSkipStream as OrSkip;
+    pub use super::strm::{TryWithLease, TryWithLock, WithLease, WithLock};
+}
