@@ -64,7 +64,8 @@ impl Hold {
         let State::Acquiring(acquiring) = &mut self.state else {
             unreachable!("the caller looked");
         };
-        let error = match ready!(acquiring.poll(cx)) {
+        let acquired = ready!(acquiring.poll(cx));
+        let error = match acquired {
             Ok(Acquired::Lease(lease)) => {
                 let view = lease.view();
                 let lost = Some(lease.lost());
