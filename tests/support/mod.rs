@@ -1,0 +1,60 @@
+//! What integration tests stand on: a real server, a proxy that breaks the wire, and worker processes.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
+//! | `keeper.rs` | who ends the server, however the test ends? |
+//! | `proxy.rs` | how does a test break the wire between a client and a server? |
+//! | `process.rs` | how does a test get a second process? |
+//! | `ports.rs` | which port may a test listen on? |
+//!
+//! Nothing here waits by the test runtime's clock, so all of it works under paused time as well.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "every integration test is a crate of its own and uses another part of this"
+)]
+
+mod keeper;
+mod ports;
+mod process;
+mod proxy;
+mod server;
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+pub use process::{Role, Worker};
+pub use proxy::{Proxy, Way};
+pub use server::{ClientRow, RedisServer, RedisServerBuilder};
+
+/// Between two looks at a condition that nobody announces.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Waits until `condition` holds, and panics naming `what` when it does not `within` that time.
+///
+/// Both the bound and the pauses are real time, whatever the runtime's clock does meanwhile.
+pub async fn wait_until(what: impl Display, within: Duration, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < within, "not within {within:?}: {what}");
+        tokio::task::spawn_blocking(|| std::thread::sleep(LOOK_AGAIN))
+            .await
+            .expect("a sleep does not panic");
+    }
+}
+
+/// [`wait_until`] for tests without a runtime.
+pub fn wait_until_blocking(
+    what: impl Display,
+    within: Duration,
+    mut condition: impl FnMut() -> bool,
+) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < within, "not within {within:?}: {what}");
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
