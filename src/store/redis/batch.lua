@@ -147,16 +147,12 @@ local function hand_over(lock, queue)
   return head ~= nil
 end
 
--- Serves the next ticket, or else frees the lock if it was held. What hinders a hand-over must not
--- keep the lock locked: waiters find it free by themselves (W2).
+-- Serves the next ticket, or else frees the lock if it was held. What hinders a hand-over neither
+-- keeps the lock locked nor fails the op: waiters find it free by themselves (W2).
 local function let_go(lock, queue, held)
-  local ok, result = pcall(hand_over, lock, queue)
-  if held then
-    if not (ok and result) then
-      call('DEL', lock)
-    end
-  elseif not ok then
-    error(result, 0)
+  local ok, given = pcall(hand_over, lock, queue)
+  if held and not (ok and given) then
+    call('DEL', lock)
   end
 end
 

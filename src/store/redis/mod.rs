@@ -28,3 +28,6 @@ mod store;
 mod traffic;
 
 pub use self::store::{ConnectStore, RedisStore};
+
+#[cfg(test)]
+mod tests;
