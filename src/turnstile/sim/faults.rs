@@ -97,6 +97,10 @@ impl World {
     pub(super) fn on_calm(&mut self) {
         self.note(|_| "from here on nothing goes wrong".into());
         self.calm = true;
+        for conn in &mut self.server.conns {
+            conn.open &= !conn.cut;
+        }
+        self.referee.starving.fill(None);
         for id in 0..self.processes.len() {
             self.resume(id);
         }

@@ -18,7 +18,7 @@ pub(super) struct Referee {
     pub(super) leases: Vec<Vec<Seen>>,
     pub(super) tokens: Vec<u64>,
     /// By key: since when somebody waits and nobody has the lock.
-    starving: Vec<Option<True>>,
+    pub(super) starving: Vec<Option<True>>,
     /// Leases begun, taken and prolonged, in all.
     pub(super) counts: Counts,
     /// How far the server's clock was stepped in all.
