@@ -295,7 +295,7 @@ impl<C: Clone> Turnstile<C> {
             && tenure.renewing.is_none()
             && let Some(ttl) = tenure.wanted(now)
         {
-            tenure.renewing = Some(now);
+            tenure.asked(now, ttl);
             let owner = tenure.owner;
             self.send(Op::Renew { owner, ttl });
         }
@@ -361,10 +361,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// D5: the tenure is over by our clock.
     fn expire(&mut self, now: Moment) {
-        let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
+        let Standing::Inside(mut tenure) = std::mem::replace(&mut self.standing, Standing::Out)
+        else {
             unreachable!("only a tenure expires")
         };
-        if let Some(seat) = tenure.seat {
+        if let Some(seat) = tenure.seat.take() {
             let verdict = if seat.taken {
                 Verdict::Lost
             } else {
@@ -376,7 +377,7 @@ impl<C: Clone> Turnstile<C> {
         let release = Op::Release {
             owner: tenure.owner,
         };
-        let until = now + tenure.ttl + drift(tenure.ttl);
+        let until = tenure.runs_out(now);
         self.owed.push_back(Errand::new(release, None, until));
     }
 
@@ -425,7 +426,7 @@ impl<C: Clone> Turnstile<C> {
         }
         let ending = tenure.ending.take();
         let old = tenure.owner;
-        let until = now + tenure.ttl + drift(tenure.ttl);
+        let until = tenure.runs_out(now);
         let head_ttl = self.line.first().map(|head| head.ttl);
         match head_ttl {
             Some(ttl) if self.queue && self.line.has_standing() => {

@@ -19,6 +19,8 @@ mod errand;
 mod line;
 mod machine;
 mod replies;
+#[cfg(test)]
+mod sim;
 mod supply;
 mod tenure;
 mod time;
