@@ -8,7 +8,7 @@ use crate::LockError;
 use crate::acquire::{Acquired, Acquiring};
 use crate::driver::Driver;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
-use crate::lock::Plan;
+use crate::plan::Plan;
 use crate::settings::OnLost;
 
 /// A lock around some work: from the wait to the release. Dropped in any state it leaves nothing
