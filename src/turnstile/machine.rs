@@ -534,6 +534,9 @@ impl<C: Clone> Turnstile<C> {
 
     pub(super) fn on_down(&mut self, error: &StoreError) {
         self.down = true;
+        if let Standing::Seeking { claim, .. } = &mut self.standing {
+            claim.forget_proof();
+        }
         self.trouble = Some(error.clone());
         self.fail_waiters(error);
     }
@@ -571,6 +574,11 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
+                if self.down {
+                    // O3: it came by a connection that is not up yet, or no longer. What is owed
+                    // goes first, a yield to this owner perhaps; entering it makes the grant good.
+                    return;
+                }
                 if let Some(flight) = &mut self.flight {
                     // O3: the reply that is on its way may be older or newer.
                     flight.grant = Some(grant);
