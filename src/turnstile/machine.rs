@@ -291,10 +291,14 @@ impl<C: Clone> Turnstile<C> {
     }
 
     pub(super) fn renew(&mut self, now: Moment) {
-        if let Standing::Inside(tenure) = &mut self.standing
-            && tenure.renewing.is_none()
-            && let Some(ttl) = tenure.wanted(now)
-        {
+        let Standing::Inside(tenure) = &mut self.standing else {
+            return;
+        };
+        if tenure.renewing.is_some() {
+            // It may have asked for less, for the lease before this one.
+            tenure.renew_again = true;
+        } else if let Some(ttl) = tenure.wanted(now) {
+            tenure.renew_again = false;
             tenure.asked(now, ttl);
             let owner = tenure.owner;
             self.send(Op::Renew { owner, ttl });
