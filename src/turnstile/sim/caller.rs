@@ -160,6 +160,7 @@ impl World {
                 }
             }
             (Verdict::Lost, Stage::Holding(_)) => {
+                self.check_loss(key, id);
                 self.lease_ends(key, id);
                 self.check_length(id);
                 self.depart(id);
@@ -173,6 +174,9 @@ impl World {
                 Stage::Waiting(_),
             )
             | (Verdict::Released | Verdict::Lost | Verdict::Failed(_), Stage::Finishing) => {
+                if matches!(verdict, Verdict::Lost) {
+                    self.check_loss(key, id);
+                }
                 self.depart(id);
             }
             _ => self.breach(format!("c{id} is {stage:?}, and is told {verdict:?}")),
@@ -231,6 +235,12 @@ impl World {
         }
         if taken {
             self.callers[id].stage = Stage::Holding(waiter);
+            let slept = self.now - self.callers[id].seated_at;
+            if slept > self.profile.longest_ttl() / 3 + MILLI {
+                self.breach(format!(
+                    "W4: c{id} did not look for {slept} us, and has its turn"
+                ));
+            }
             self.lease_taken(key, id);
             let holds = &self.profile.holds;
             let most = holds[self.rng.below(holds.len() as u64) as usize];
@@ -267,7 +277,7 @@ impl World {
         }
         caller.stage = Stage::Finishing;
         self.note(|_| format!("r{process} k{key} c{id} finishes"));
-        self.lease_ends(key, id);
+        self.lease_finishes(key, id);
         self.feed(process, key, |turnstile, cx| turnstile.finish(cx, waiter));
     }
 
