@@ -291,10 +291,14 @@ impl<C: Clone> Turnstile<C> {
     }
 
     pub(super) fn renew(&mut self, now: Moment) {
-        if let Standing::Inside(tenure) = &mut self.standing
-            && tenure.renewing.is_none()
-            && let Some(ttl) = tenure.wanted(now)
-        {
+        let Standing::Inside(tenure) = &mut self.standing else {
+            return;
+        };
+        if tenure.renewing.is_some() {
+            // It may have asked for less, for the lease before this one.
+            tenure.renew_again = true;
+        } else if let Some(ttl) = tenure.wanted(now) {
+            tenure.renew_again = false;
             tenure.asked(now, ttl);
             let owner = tenure.owner;
             self.send(Op::Renew { owner, ttl });
@@ -534,6 +538,9 @@ impl<C: Clone> Turnstile<C> {
 
     pub(super) fn on_down(&mut self, error: &StoreError) {
         self.down = true;
+        if let Standing::Seeking { claim, .. } = &mut self.standing {
+            claim.forget_proof();
+        }
         self.trouble = Some(error.clone());
         self.fail_waiters(error);
     }
@@ -571,6 +578,11 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
+                if self.down {
+                    // O3: it came by a connection that is not up yet, or no longer. What is owed
+                    // goes first, a yield to this owner perhaps; entering it makes the grant good.
+                    return;
+                }
                 if let Some(flight) = &mut self.flight {
                     // O3: the reply that is on its way may be older or newer.
                     flight.grant = Some(grant);

@@ -24,6 +24,8 @@ pub(super) struct Tenure<C> {
     pub(super) ending: Option<Ending<C>>,
     /// A renewal in flight: when it was sent.
     pub(super) renewing: Option<Moment>,
+    /// Another renewal was wished for meanwhile.
+    pub(super) renew_again: bool,
     /// The longest ttl that the store was asked for.
     longest: Duration,
     draw: u64,
@@ -58,6 +60,7 @@ impl<C: Clone> Tenure<C> {
             seat: None,
             ending: None,
             renewing: None,
+            renew_again: false,
             longest: ttl,
             draw,
             began: now,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
+use super::profile::Theme;
 use super::world::{Event, KeyId, World};
 use crate::turnstile::{Patience, Repeats, Verdict, Waiter, WaiterId};
 
@@ -32,8 +33,8 @@ pub(super) struct Caller {
     pub(super) renewed: bool,
     /// When its wait is over.
     pub(super) until: True,
-    /// When it came to wait.
-    pub(super) since: True,
+    /// When it was last seated.
+    seated_at: True,
     visit: u32,
     wait: u64,
 }
@@ -61,7 +62,7 @@ impl World {
             },
             renewed: rng.chance(600),
             until: 0,
-            since: 0,
+            seated_at: 0,
             visit: 0,
             wait,
         };
@@ -87,11 +88,10 @@ impl World {
         if self.processes[process].closed {
             return;
         }
-        if caller.visit == 0 {
+        if caller.until == 0 {
             caller.until = now + caller.wait;
         }
         caller.visit += 1;
-        caller.since = now;
         let visit = caller.visit;
         let waiter = Waiter {
             who: id,
@@ -128,6 +128,7 @@ impl World {
             (_, Stage::Leaving) => {}
             (Verdict::Seated { token, deadline }, Stage::Waiting(waiter)) => {
                 let (token, deadline) = (*token, *deadline);
+                caller.seated_at = self.now;
                 caller.stage = Stage::Seated(waiter);
                 self.check_order(process, key, waiter);
                 self.lease_begins(process, key, id, token, deadline);
@@ -159,8 +160,10 @@ impl World {
                 }
             }
             (Verdict::Lost, Stage::Holding(_)) => {
+                self.check_loss(key, id);
                 self.lease_ends(key, id);
-                self.callers[id].stage = Stage::Out;
+                self.check_length(id);
+                self.depart(id);
             }
             (Verdict::Closed, Stage::Seated(_) | Stage::Holding(_)) => {
                 self.lease_ends(key, id);
@@ -171,9 +174,46 @@ impl World {
                 Stage::Waiting(_),
             )
             | (Verdict::Released | Verdict::Lost | Verdict::Failed(_), Stage::Finishing) => {
-                self.callers[id].stage = Stage::Out;
+                if matches!(verdict, Verdict::Lost) {
+                    self.check_loss(key, id);
+                }
+                self.depart(id);
             }
             _ => self.breach(format!("c{id} is {stage:?}, and is told {verdict:?}")),
+        }
+    }
+
+    /// It is done; some come again.
+    fn depart(&mut self, id: CallerId) {
+        let caller = &mut self.callers[id];
+        let refused = matches!(caller.stage, Stage::Waiting(_));
+        caller.stage = Stage::Out;
+        if !self.calm && self.rng.chance(self.profile.returns) {
+            caller.visit += 1;
+            caller.until = 0;
+            let rest = if refused {
+                200 * MILLI
+            } else {
+                self.rng.pick(&[0, 50, 3 * MILLI, 40 * MILLI])
+            };
+            let delay = self.rng.between(1, 1 + rest);
+            self.plan(delay, Event::Arrive(id));
+        }
+    }
+
+    /// Where all goes well, a lease lasts nearly as long as was asked for (W3).
+    fn check_length(&mut self, id: CallerId) {
+        let caller = &self.callers[id];
+        let had = self.now - caller.seated_at;
+        // D2's 0.999 of the 10 s that an answer may be old.
+        let slack = 14 * MILLI + 3 * self.profile.latency.1 + self.profile.reply_lag;
+        let due = (caller.ttl / 100 * 93).saturating_sub(slack);
+        let quick = self.profile.theme == Theme::Calm && self.profile.ttls[0] >= 300 * MILLI;
+        if quick && had < due {
+            self.breach(format!(
+                "c{id} has lost a lease of {} us after {had}",
+                caller.ttl
+            ));
         }
     }
 
@@ -195,6 +235,12 @@ impl World {
         }
         if taken {
             self.callers[id].stage = Stage::Holding(waiter);
+            let slept = self.now - self.callers[id].seated_at;
+            if slept > self.profile.longest_ttl() / 3 + MILLI {
+                self.breach(format!(
+                    "W4: c{id} did not look for {slept} us, and has its turn"
+                ));
+            }
             self.lease_taken(key, id);
             let holds = &self.profile.holds;
             let most = holds[self.rng.below(holds.len() as u64) as usize];
@@ -231,7 +277,7 @@ impl World {
         }
         caller.stage = Stage::Finishing;
         self.note(|_| format!("r{process} k{key} c{id} finishes"));
-        self.lease_ends(key, id);
+        self.lease_finishes(key, id);
         self.feed(process, key, |turnstile, cx| turnstile.finish(cx, waiter));
     }
 

@@ -22,7 +22,7 @@ use self::world::{Trace, World};
 /// How many seeds run by default.
 const SEEDS: u64 = 2_000;
 
-/// How many of the last steps are shown.
+/// How many of the last steps are shown, unless `LOCKSTREAM_STEPS` says so.
 const SHOWN: usize = 120;
 
 fn number(name: &str) -> Option<u64> {
@@ -42,7 +42,8 @@ fn show(seed: u64, broken: &str) -> String {
     let again = run(seed, Some(trace.clone()));
     let again = again.err().unwrap_or_else(|| "nothing".into());
     let lines: Vec<_> = trace.borrow().iter().cloned().collect();
-    let shown = &lines[lines.len().saturating_sub(SHOWN)..];
+    let shown = number("LOCKSTREAM_STEPS").map_or(SHOWN, |steps| steps as usize);
+    let shown = &lines[lines.len().saturating_sub(shown)..];
     format!(
         "seed {seed}: {broken} (again: {again})\n{}\nseed {seed}: {broken}\n\
          LOCKSTREAM_SEED={seed} replays it",

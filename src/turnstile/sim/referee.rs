@@ -1,5 +1,7 @@
 //! Sees everything, on a common clock, and says what is broken.
 
+use std::collections::BTreeMap;
+
 use super::caller::{CallerId, Stage};
 use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
@@ -16,6 +18,8 @@ pub(super) struct Referee {
     /// The first thing that was found broken.
     pub(super) breach: Option<String>,
     pub(super) leases: Vec<Vec<Seen>>,
+    /// Given back by their holders, and not confirmed.
+    finished: BTreeMap<CallerId, Seen>,
     pub(super) tokens: Vec<u64>,
     /// By key: since when somebody waits and nobody has the lock.
     pub(super) starving: Vec<Option<True>>,
@@ -49,6 +53,7 @@ impl Referee {
         Self {
             breach: None,
             leases: vec![Vec::new(); keys],
+            finished: BTreeMap::new(),
             tokens: vec![0; keys],
             starving: vec![None; keys],
             counts: Counts::default(),
@@ -86,6 +91,7 @@ impl World {
         self.referee.counts.begun += 1;
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
         self.referee.starving[key] = None;
+        self.referee.finished.remove(&caller);
         if !self.is_valid(&lease) {
             self.breach(format!("D4: c{caller} is given a lease that is over"));
         }
@@ -145,6 +151,42 @@ impl World {
 
     pub(super) fn lease_ends(&mut self, key: KeyId, caller: CallerId) {
         self.referee.leases[key].retain(|lease| lease.caller != caller);
+        self.referee.finished.remove(&caller);
+    }
+
+    /// Given back: others may have it from now on, but it is not confirmed.
+    pub(super) fn lease_finishes(&mut self, key: KeyId, caller: CallerId) {
+        let lease = self.referee.leases[key]
+            .iter()
+            .find(|lease| lease.caller == caller);
+        let lease = lease.expect("a lease begins before it is finished").clone();
+        self.lease_ends(key, caller);
+        self.referee.finished.insert(caller, lease);
+    }
+
+    /// Within the promise nothing is lost before its deadline.
+    pub(super) fn check_loss(&mut self, key: KeyId, caller: CallerId) {
+        let finished = self.referee.finished.remove(&caller);
+        let held = self.referee.leases[key]
+            .iter()
+            .find(|lease| lease.caller == caller);
+        let lease = finished.or_else(|| held.cloned());
+        if self.profile.promised() && lease.is_some_and(|lease| self.is_valid(&lease)) {
+            self.breach(format!("c{caller} is told that it has lost a valid lease"));
+        }
+    }
+
+    /// D5: whose lease is over is told so.
+    fn check_told(&mut self) {
+        let lateness = self.profile.lateness.max(MILLI) + 2 * MILLI;
+        let untold = self.referee.leases.iter().flatten().find(|lease| {
+            let process = &self.processes[lease.process];
+            let at = self.now.saturating_sub(lateness);
+            !process.stopped && process.clock.moment(at) >= lease.deadline
+        });
+        if let Some(untold) = untold.cloned() {
+            self.breach(format!("D5: {untold:?} is over, and nobody says so"));
+        }
     }
 
     /// At most one valid lease a key, over all registries.
@@ -219,6 +261,7 @@ impl World {
 
     /// Nobody waits for long while nobody has the lock.
     pub(super) fn on_beat(&mut self) {
+        self.check_told();
         for key in 0..self.keys.len() {
             let waits = self.callers.iter().any(|caller| {
                 caller.key == key

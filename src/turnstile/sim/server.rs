@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::clock::{Clock, SECOND, True};
+use super::clock::{Clock, MILLI, SECOND, True};
 use super::link::{Reply, Said};
 use super::process::ProcessId;
+use super::profile::Theme;
 use super::world::{Event, KeyId, World};
 use crate::store::contract::{Op, ServerTime};
 use crate::store::memory::{Asking, Keyspace};
@@ -213,7 +214,14 @@ impl World {
         channel.open = true;
         channel.subscribed = !pushless;
         self.note(|_| format!("server: r{process} is back, pushes: {}", !pushless));
-        let delay = self.latency();
+        // The proof that pushes arrive takes a while, in which they do.
+        let quick = self.calm || self.profile.theme == Theme::Calm;
+        let proof = if quick {
+            0
+        } else {
+            self.rng.pick(&[0, 0, 20 * MILLI, SECOND / 2])
+        };
+        let delay = self.latency() + self.rng.between(0, proof);
         self.plan(delay, Event::Connected(conn));
     }
 

@@ -21,7 +21,7 @@ pub(super) type KeyId = usize;
 /// The last steps of a run, for whoever has to read it; shared, so that a panic does not lose it.
 pub(super) type Trace = Rc<RefCell<VecDeque<String>>>;
 
-const TRACE_LENGTH: usize = 400;
+const TRACE_LENGTH: usize = 100_000;
 
 #[derive(Clone, Debug)]
 pub(super) enum Event {
