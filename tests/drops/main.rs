@@ -6,12 +6,14 @@
 //! | `victims.rs` | which futures are dropped? |
 //! | `memory.rs` | what is left on a memory store, at every poll and between polls? |
 //! | `leaving.rs` | the same for what is dropped while it gives back |
+//! | `stories.rs` | faults that were found, one test each |
 //! | `redis.rs` | what is left on a server? |
 #![cfg(feature = "test-util")]
 
 mod cut;
 mod leaving;
 mod memory;
+mod stories;
 #[cfg(feature = "redis")]
 #[path = "../support/mod.rs"]
 mod support;

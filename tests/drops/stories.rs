@@ -1,0 +1,77 @@
+//! Faults that were found, one test each.
+
+use std::future::{pending, poll_fn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, Stream, StreamExt, stream};
+use lockstream::store::MemoryStore;
+use lockstream::{FutureLockExt, LockError, LockRegistry, StreamLockExt};
+use tokio::time::{sleep, timeout};
+
+/// What the store kept when this was dropped.
+struct Witness(MemoryStore, Arc<AtomicUsize>);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.1.store(self.0.keys(), Ordering::SeqCst);
+    }
+}
+
+async fn work(witness: Witness) {
+    let _witness = witness;
+    pending().await
+}
+
+fn rows(witness: Witness) -> impl Stream<Item = ()> {
+    stream::pending().inspect(move |()| _ = &witness)
+}
+
+/// A dropped combinator gave the lock back first and dropped the work then: whatever the work's own destructors
+/// did (a transaction rolled back, a file closed) they did unlocked, next to the following holder.
+#[tokio::test(start_paused = true)]
+async fn the_work_is_dropped_before_the_lock_is_given_back() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lock = locks.obtain("k");
+    let seen = Arc::new(AtomicUsize::new(0));
+    let witness = || Witness(store.clone(), seen.clone());
+    let cases: [(&str, BoxFuture<'static, ()>); 4] = [
+        (
+            "with_lock",
+            FutureLockExt::with_lock(work(witness()), &lock)
+                .map(drop)
+                .boxed(),
+        ),
+        ("with_lease", {
+            let witness = witness();
+            lock.with_lease(|_| work(witness)).map(drop).boxed()
+        }),
+        ("stream with_lock", {
+            StreamLockExt::with_lock(rows(witness()), &lock)
+                .for_each(async |_| ())
+                .boxed()
+        }),
+        ("with_lease_stream", {
+            let witness = witness();
+            lock.with_lease_stream(|_| rows(witness))
+                .for_each(async |_| ())
+                .boxed()
+        }),
+    ];
+    for (name, mut running) in cases {
+        assert!(running.as_mut().now_or_never().is_none(), "{name}");
+        assert_eq!(store.keys(), 1, "{name} does not hold");
+        seen.store(usize::MAX, Ordering::SeqCst);
+        drop(running);
+        assert_eq!(
+            seen.load(Ordering::SeqCst),
+            1,
+            "{name}: the work went unlocked"
+        );
+        assert_eq!(store.keys(), 0, "{name}");
+    }
+}
