@@ -257,6 +257,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up(&mut self, cx: &mut Cx<'_>, queue: bool) {
         self.pass_time(cx);
         self.down = false;
+        self.trouble = None;
         self.failures = 0;
         self.queue = queue;
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {

@@ -75,3 +75,24 @@ async fn the_work_is_dropped_before_the_lock_is_given_back() {
         assert_eq!(store.keys(), 0, "{name}");
     }
 }
+
+/// The store was away and came back while a lease was held, which no answer since had told: who waited behind that
+/// lease in vain was told that the store failed, not that the lock was busy.
+#[tokio::test(start_paused = true)]
+async fn an_outage_that_is_over_is_no_reason_not_to_get_the_lock() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lock = locks.obtain("k");
+    let lease = lock.lease().await.unwrap();
+    let mut waiting = lock.lease_within(Duration::from_secs(2));
+    assert!((&mut waiting).now_or_never().is_none());
+    store.set_offline(true);
+    sleep(Duration::from_millis(10)).await;
+    store.set_offline(false);
+    let told = waiting.await;
+    assert!(
+        matches!(told, Err(LockError::NotAcquired { .. })),
+        "{told:?}"
+    );
+    lease.release().await.unwrap();
+}
