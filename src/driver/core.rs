@@ -151,14 +151,15 @@ impl Driver {
     /// A seated caller looks: its token, if the turn is still its.
     pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
         let id = contender.id()?;
-        self.feed(contender.key(), false, |turnstile, cx| {
+        let taken = self.feed(contender.key(), false, |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
                 contender.takes()
             } else {
                 None
             }
-        })?
+        })?;
+        taken.map(|(token, _waker)| token)
     }
 
     /// A lease is given back; false if it was not held any more.

@@ -96,3 +96,59 @@ async fn an_outage_that_is_over_is_no_reason_not_to_get_the_lock() {
     );
     lease.release().await.unwrap();
 }
+
+/// A task that only wakers keep alive, as simple executors have them.
+struct Task(std::sync::Mutex<Option<BoxFuture<'static, ()>>>);
+
+impl std::task::Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// The waker of whoever acquired stayed with the lease, and was dropped with the registry's state locked. A waker
+/// may be the last that keeps a task alive; that task may hold a lease of the same registry: deadlock.
+#[tokio::test]
+async fn a_waker_may_take_a_lease_along() {
+    let locks = LockRegistry::in_memory();
+    let (hand_out, mut handed) = tokio::sync::mpsc::unbounded_channel();
+    let task = Arc::new(Task(None.into()));
+    let own = locks.clone();
+    let run = async move {
+        let kept = own.obtain("kept").lease().await.unwrap();
+        hand_out
+            .send(own.obtain("handed").lease().await.unwrap())
+            .unwrap();
+        pending::<()>().await;
+        drop(kept);
+    };
+    *task.0.lock().unwrap() = Some(run.boxed());
+    let waker = Waker::from(task.clone());
+    let mut run = task.0.lock().unwrap().take().unwrap();
+    let polled = run
+        .as_mut()
+        .poll(&mut std::task::Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    *task.0.lock().unwrap() = Some(run);
+    drop((waker, task));
+    let handed = handed.recv().await.unwrap();
+    let dropped = std::thread::spawn(move || drop(handed));
+    let bound = Duration::from_secs(5);
+    timeout(
+        bound,
+        poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if dropped.is_finished() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        }),
+    )
+    .await
+    .expect("dropping a lease does not hang");
+    let free = timeout(bound, locks.obtain("kept").lease()).await;
+    free.expect("the other lease went with its task")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
