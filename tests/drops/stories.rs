@@ -152,3 +152,35 @@ async fn a_waker_may_take_a_lease_along() {
         .await
         .unwrap();
 }
+
+/// A release under way when the registry was shut down, with a store that did not answer: after three response
+/// time-outs the registry hung up, forgot who waited, and the release stayed pending for ever.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_told_when_the_registry_hangs_up() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lease = locks.obtain("a").lease().await.unwrap();
+    let worked = tokio::spawn(FutureLockExt::with_lock(
+        sleep(Duration::from_secs(1)),
+        (&locks, "b"),
+    ));
+    sleep(Duration::from_millis(1)).await;
+    store.set_latency(Duration::from_secs(20));
+    let releasing = tokio::spawn(lease.release());
+    sleep(Duration::from_millis(1)).await;
+    locks.shutdown().await;
+    let told = timeout(Duration::from_secs(1), releasing)
+        .await
+        .expect("it is told")
+        .unwrap();
+    assert!(matches!(told, Err(LockError::Closed { .. })), "{told:?}");
+    let worked = timeout(Duration::from_secs(1), worked)
+        .await
+        .expect("it is told")
+        .unwrap();
+    assert!(
+        matches!(worked, Err(LockError::Closed { .. })),
+        "{worked:?}"
+    );
+    assert_eq!(locks.in_use(), 0);
+}
