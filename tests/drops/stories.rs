@@ -184,3 +184,20 @@ async fn a_release_is_told_when_the_registry_hangs_up() {
     );
     assert_eq!(locks.in_use(), 0);
 }
+
+/// One who asks once got the key, was not polled for a third of the ttl and lost the turn. When it was polled it
+/// asked again, but within the response time-out of its first question, which was over: "no answer in time".
+#[tokio::test(start_paused = true)]
+async fn one_who_asks_once_and_looks_late_asks_again_with_all_its_time() {
+    let store = MemoryStore::new();
+    store.set_latency(Duration::from_millis(100));
+    let locks = LockRegistry::builder(store)
+        .ttl(Duration::from_secs(6))
+        .build();
+    let lock = locks.obtain("k");
+    let mut asking = lock.acquire_once();
+    assert!((&mut asking).now_or_never().is_none());
+    sleep(Duration::from_secs(4)).await;
+    assert!(asking.await.unwrap());
+    assert!(lock.is_acquired());
+}
