@@ -201,3 +201,32 @@ async fn one_who_asks_once_and_looks_late_asks_again_with_all_its_time() {
     assert!(asking.await.unwrap());
     assert!(lock.is_acquired());
 }
+
+/// A registry outlives the runtime on which an op was under way: the op's task went with the runtime, its answer
+/// never came, and the key could never be locked again.
+#[test]
+fn an_op_outlives_the_runtime_that_it_ran_on() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    runtime().block_on(async {
+        store.set_latency(Duration::from_secs(10));
+        assert!(locks.obtain("k").lease().now_or_never().is_none());
+    });
+    store.set_latency(Duration::ZERO);
+    runtime().block_on(async {
+        let lease = timeout(Duration::from_secs(5), locks.obtain("k").lease()).await;
+        lease
+            .expect("the key is not stuck")
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    });
+    assert_eq!((locks.in_use(), store.keys()), (0, 0));
+}
