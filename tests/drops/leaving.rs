@@ -136,7 +136,8 @@ async fn a_shutdown_goes_on_when_it_is_dropped() {
                 matches!(lease.lost().await, LockError::Closed { .. }),
                 "{what}"
             );
-            for told in [waiter.await.unwrap(), queued.await.unwrap()] {
+            let told = [waiter.await.unwrap(), queued.await.unwrap()];
+            for told in told {
                 assert!(
                     matches!(told, Err(LockError::Closed { .. })),
                     "{what}: {told:?}"
