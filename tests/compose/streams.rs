@@ -114,13 +114,13 @@ async fn a_lost_lease_is_the_last_item() {
         .await;
     assert_eq!(asked.load(Ordering::SeqCst), 2, "asked without a lease");
     let busy = locks.obtain("k").lease().await.unwrap();
-    StepVerifier::try_create(rows().with_lock(&lock.clone().wait(ms(50))))
+    StepVerifier::try_create(rows().with_lock(lock.clone().wait(ms(50))))
         .expect_no_event(ms(49))
         .expect_error_matches(LockError::is_not_acquired)
         .expect_complete()
         .verify()
         .await;
-    StepVerifier::try_create(rows().with_lock(&lock.wait(ms(50))).or_skip())
+    StepVerifier::try_create(rows().with_lock(lock.wait(ms(50))).or_skip())
         .expect_no_event(ms(49))
         .expect_complete()
         .verify()
