@@ -154,14 +154,15 @@ impl Driver {
     /// A seated caller looks: its token, if the turn is still its.
     pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
         let id = contender.id()?;
-        self.feed(contender.key(), false, |turnstile, cx| {
+        let taken = self.feed(contender.key(), false, |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
                 contender.takes()
             } else {
                 None
             }
-        })?
+        })?;
+        taken.map(|(token, _waker)| token)
     }
 
     /// A lease is given back; false if it was not held any more.
@@ -187,8 +188,9 @@ impl Driver {
         self.clock.instant(Clock::after(self.clock.now(), patience))
     }
 
-    /// Hangs up, whatever is still owed: it runs out by itself.
+    /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
     pub(crate) fn hang_up(&self) {
+        self.feed_all(|_| vec![|turnstile: &mut Turnstile<_>, _: &mut Cx<'_>| turnstile.hang_up()]);
         let mut state = self.lock();
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();

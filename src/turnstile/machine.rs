@@ -257,6 +257,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up(&mut self, cx: &mut Cx<'_>, queue: bool) {
         self.pass_time(cx);
         self.down = false;
+        self.trouble = None;
         self.failures = 0;
         self.queue = queue;
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {
@@ -340,27 +341,40 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
+    /// for that is told.
+    pub(crate) fn hang_up(&mut self) {
+        for ending in self.take_endings(|_| true) {
+            self.wake(ending.who, Verdict::Closed);
+        }
+    }
+
     /// Finished leases whose deadline passes before the store has confirmed their end.
     fn end_endings(&mut self, now: Moment) {
-        let over = |ending: &mut Ending<C>| now >= ending.deadline;
+        for ending in self.take_endings(|ending| now >= ending.deadline) {
+            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            self.wake(ending.who, Verdict::Failed(trouble));
+        }
+    }
+
+    /// Takes out the finished leases whose end the store has not confirmed, as far as they are
+    /// `over`.
+    fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
         let mut ended = Vec::new();
         if let Some(Flight {
             what: Sent::Errand(errand),
             ..
         }) = &mut self.flight
         {
-            ended.extend(errand.ending.take_if(over));
+            ended.extend(errand.ending.take_if(&over));
         }
         for errand in self.owed.iter_mut() {
-            ended.extend(errand.ending.take_if(over));
+            ended.extend(errand.ending.take_if(&over));
         }
         if let Standing::Inside(tenure) = &mut self.standing {
-            ended.extend(tenure.ending.take_if(over));
+            ended.extend(tenure.ending.take_if(&over));
         }
-        for ending in ended {
-            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
-            self.wake(ending.who, Verdict::Failed(trouble));
-        }
+        ended
     }
 
     /// D5: the tenure is over by our clock.

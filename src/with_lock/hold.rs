@@ -83,7 +83,8 @@ impl Hold {
     }
 
     /// Whether the work must stop: to be asked before each poll of it, and when it is done. Wakes
-    /// the task when the lease is lost. An error is the end.
+    /// the task when the lease is lost. After an error the caller drops the work, and then
+    /// [ends](Self::end) the hold: the work's destructors come before what is given back.
     pub(crate) fn poll_loss(&mut self, cx: &mut Context<'_>) -> Option<LockError> {
         let State::Holding { lost, .. } = &mut self.state else {
             return None;
@@ -95,7 +96,6 @@ impl Hold {
             *lost = None;
             return None;
         }
-        self.end();
         Some(loss)
     }
 
