@@ -190,7 +190,7 @@ impl Driver {
 
     /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
     pub(crate) fn hang_up(&self) {
-        self.feed_all(|_| vec![|turnstile: &mut Turnstile<_>, _: &mut Cx<'_>| turnstile.hang_up()]);
+        self.feed_all(|_| (), &[&|turnstile, _| turnstile.hang_up()]);
         let mut state = self.lock();
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();
