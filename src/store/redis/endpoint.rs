@@ -146,8 +146,7 @@ fn config(within: Duration) -> AsyncConnectionConfig {
 /// Whether HELLO was what a server refused. (What it answers to a wrong password, or while it
 /// loads, has a code of its own.)
 fn speaks_no_resp3(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::RESP3NotSupported
-        || matches!(error.code(), Some("NOPROTO" | "ERR" | "NOPERM"))
+    error.kind() == ErrorKind::RESP3NotSupported || matches!(error.code(), Some("NOPROTO" | "ERR"))
 }
 
 /// Without this the client panics at its first connection wherever another crate of the program

@@ -39,7 +39,9 @@ pub(super) enum Fault {
     },
     #[error("Redis at {address} refused: {refusal}")]
     Refused { address: Arc<str>, refusal: Refusal },
-    #[error("the runtime that the connection to Redis at {address} ran on has gone")]
+    #[error(
+        "the connection to Redis at {address} was given up: its registry or its runtime has gone"
+    )]
     Abandoned { address: Arc<str> },
 }
 

@@ -31,6 +31,8 @@ pub(super) struct Link {
     opening: Opening,
     names: Names,
     traffic: Traffic,
+    /// Whether the task was ever polled.
+    has_begun: bool,
     /// The last call's number, over all connections of this task.
     number: u64,
     /// The last connection that stood.
@@ -77,6 +79,7 @@ impl Link {
             names: Names::new(opening.prefix.clone(), opening.instance.clone()),
             opening,
             traffic: Traffic::default(),
+            has_begun: false,
             number: 0,
             old: None,
             was_warned: false,
@@ -85,6 +88,7 @@ impl Link {
 
     /// Runs until the session is dropped, or the registry has gone.
     pub(super) async fn run(mut self) {
+        self.has_begun = true;
         let mut pauses = Pauses::default();
         while self.opening.listener.strong_count() > 0 {
             if self.pause(&mut pauses).await.is_break() {
@@ -404,6 +408,13 @@ impl Link {
 impl Drop for Link {
     /// The session was dropped, or the runtime has gone: nobody else will answer these.
     fn drop(&mut self) {
+        if !self.has_begun {
+            // A runtime on its way down took the task and dropped it. Whatever waits was never
+            // ours: an answer here could make its taker ask again, and so start the next task on
+            // the same runtime, without end.
+            self.inbox.set_pace(Pace::Absent);
+            return;
+        }
         self.traffic.add(self.inbox.resign());
         let address = self.endpoint.address().clone();
         let error = StoreError::from(Fault::Abandoned { address });

@@ -4,6 +4,7 @@
 
 mod attempts;
 mod connecting;
+mod fake;
 mod fence;
 mod full_server;
 mod handover;

@@ -175,18 +175,19 @@ impl Registry {
         self.hear(Ok).await
     }
 
-    /// Nothing that `unwanted` knows was heard so far, nor before the answer to one more question.
+    /// Something that was told already, and not yet asked about.
+    pub(super) fn heard_by_now(&mut self) -> Option<News> {
+        self.heard.pop_front().or_else(|| self.news.try_recv().ok())
+    }
+
+    /// Nothing that `unwanted` knows is told before the server has answered one more question.
     pub(super) async fn has_not_heard(&mut self, unwanted: impl Fn(&News) -> bool) {
         let answer = self.session().inspect("nothing".into());
-        tokio::time::timeout(BOUND, answer)
-            .await
-            .expect("in time")
-            .expect("an answer");
-        while let Ok(news) = self.news.try_recv() {
-            self.heard.push_back(news);
+        let answer = tokio::time::timeout(BOUND, answer).await.expect("in time");
+        answer.expect("an answer");
+        while let Some(news) = self.heard_by_now() {
+            assert!(!unwanted(&news), "{news:?}");
         }
-        let found = self.heard.iter().find(|news| unwanted(news));
-        assert!(found.is_none(), "heard {found:?}");
     }
 
     /// The first news that fits; the others stay for later.
