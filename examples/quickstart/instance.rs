@@ -1,17 +1,32 @@
 //! How one instance does its share, with and without locks.
 
+use std::time::Duration;
+
 use futures::{StreamExt, TryStreamExt, stream};
 use lockstream::prelude::*;
-use lockstream::store::MemoryStore;
+use lockstream::store::{LockStore, MemoryStore};
 use tokio::task::JoinSet;
 
 use crate::ledger::{Ledger, Tally};
 use crate::report::Bar;
 use crate::transfers::{Transfer, Transfers};
-use crate::{Error, INSTANCES, interrupted};
+use crate::{Error, INSTANCES, Stop};
 
 /// How many transfers an instance has under way at once.
 const AT_ONCE: usize = 8;
+
+/// How long to wait for a lock, and how long a lease lasts: no transfer takes a thousandth of it, and
+/// a server that goes away is told in good time.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// An instance's registry, as each process of a service would make one.
+pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
+    LockRegistry::builder(store)
+        .prefix(prefix)
+        .wait(PATIENCE)
+        .ttl(PATIENCE)
+        .build()
+}
 
 /// Applies an instance's share as a stream, several at once; `applied` hears of each.
 pub(crate) async fn apply_share(
@@ -46,10 +61,11 @@ pub(crate) async fn run_all(
     ledger: &Ledger,
     locks: bool,
     bar: &Bar,
+    stop: &Stop,
 ) -> Result<Tally, Error> {
     let store = MemoryStore::new();
     let registries: Vec<LockRegistry> = (0..INSTANCES)
-        .map(|_| LockRegistry::builder(store.clone()).build())
+        .map(|_| registry(store.clone(), "quickstart"))
         .collect();
     let mut instances = JoinSet::new();
     for (instance, registry) in registries.iter().cloned().enumerate() {
@@ -67,7 +83,7 @@ pub(crate) async fn run_all(
     };
     let ended = tokio::select! {
         ended = all => ended,
-        () = interrupted() => Err(Error::Interrupted),
+        () = stop.clone() => Err(Error::Interrupted),
     };
     // Whatever still runs under a lock ends here, and nothing stays locked.
     for registry in &registries {

@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 use lockstream::{LockError, StoreError};
 use tempfile::TempDir;
 
@@ -120,9 +122,11 @@ impl Place {
 async fn compare(file: &Path) -> Result<ExitCode, Error> {
     let transfers = Transfers::read(file).await?;
     let place = Place::find().await?;
+    // From here on a signal is kept until somebody looks, also between the runs.
+    let stop: Stop = tokio::spawn(interrupted()).map(drop).boxed().shared();
     report::opening(&transfers, &place);
-    let without = run(&transfers, &place, false).await?;
-    let with = run(&transfers, &place, true).await;
+    let without = run(&transfers, &place, false, &stop).await?;
+    let with = run(&transfers, &place, true, &stop).await;
     if let Place::Processes(server) = &place {
         server.tidy().await;
     }
@@ -136,19 +140,24 @@ async fn compare(file: &Path) -> Result<ExitCode, Error> {
 }
 
 /// One run on a fresh ledger.
-async fn run(transfers: &Transfers, place: &Place, locks: bool) -> Result<Outcome, Error> {
+async fn run(
+    transfers: &Transfers,
+    place: &Place,
+    locks: bool,
+    stop: &Stop,
+) -> Result<Outcome, Error> {
     let folder = TempDir::with_prefix("quickstart-")?;
     let ledger = Ledger::create(folder.path(), transfers).await?;
     let bar = Bar::new(locks, transfers.rows.len());
     let began = Instant::now();
     let (time, tally) = match place {
         Place::Here => {
-            let tally = instance::run_all(transfers, &ledger, locks, &bar).await?;
+            let tally = instance::run_all(transfers, &ledger, locks, &bar, stop).await?;
             (began.elapsed(), tally)
         }
         Place::Processes(server) => {
             server
-                .run_all(transfers, folder.path(), locks, &bar)
+                .run_all(transfers, folder.path(), locks, &bar, stop)
                 .await?
         }
     };
@@ -157,6 +166,9 @@ async fn run(transfers: &Transfers, place: &Place, locks: bool) -> Result<Outcom
     bar.done(&outcome);
     Ok(outcome)
 }
+
+/// Resolves when the user wants it to end.
+type Stop = Shared<BoxFuture<'static, ()>>;
 
 /// Resolves at a Ctrl-C or SIGTERM.
 async fn interrupted() {

@@ -9,17 +9,16 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use lockstream::prelude::*;
 use lockstream::store::RedisStore;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-use crate::instance::apply_share;
+use crate::instance::{apply_share, registry};
 use crate::ledger::{Ledger, Tally};
 use crate::report::Bar;
 use crate::transfers::Transfers;
-use crate::{Error, INSTANCES, interrupted};
+use crate::{Error, INSTANCES, Stop};
 
 /// What a child is told instead of a prefix when it is to work without locks.
 const NO_LOCKS: &str = "-";
@@ -52,6 +51,7 @@ impl Server {
         folder: &Path,
         locks: bool,
         bar: &Bar,
+        stop: &Stop,
     ) -> Result<(Duration, Tally), Error> {
         tokio::fs::write(folder.join(FILE), &transfers.bytes).await?;
         let prefix = if locks { &self.prefix } else { NO_LOCKS };
@@ -67,7 +67,7 @@ impl Server {
         };
         let ended = tokio::select! {
             ended = run => ended,
-            () = interrupted() => Err(Error::Interrupted),
+            () = stop.clone() => Err(Error::Interrupted),
         };
         // Those that were not done see their input end, and release what they hold.
         let partings = children.into_iter().map(Instance::part);
@@ -181,7 +181,7 @@ async fn share(number: &str, folder: &str, prefix: &str) -> Result<(), Error> {
         NO_LOCKS => None,
         prefix => {
             let store = RedisStore::connect(std::env::var("REDIS_URL").unwrap_or_default()).await?;
-            Some(LockRegistry::builder(store).prefix(prefix).build())
+            Some(registry(store, prefix))
         }
     };
     let mut orders = orders();
