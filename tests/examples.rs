@@ -257,16 +257,18 @@ fn in_repository(path: &str) -> String {
 }
 
 #[test]
-fn the_readme_shows_lock_it_as_it_is() {
-    let source = in_repository("examples/lock_it.rs");
-    let code: String = source
-        .lines()
-        .skip_while(|line| line.starts_with("//!") || line.is_empty())
-        .flat_map(|line| [line, "\n"])
-        .collect();
+fn the_readme_shows_the_code_as_it_is() {
     let readme = in_repository("README.md");
-    assert!(
-        readme.contains(&format!("```rust\n{code}```\n")),
-        "README.md has another text than\n{code}"
-    );
+    for path in ["examples/lock_it.rs", "tests/readme.rs"] {
+        let source = in_repository(path);
+        let code: String = source
+            .lines()
+            .skip_while(|line| line.starts_with("//!") || line.is_empty())
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        assert!(
+            readme.contains(&format!("```rust\n{code}```\n")),
+            "README.md has another text of {path} than\n{code}"
+        );
+    }
 }
