@@ -61,7 +61,7 @@ pub(crate) struct Bar {
 impl Bar {
     pub(crate) fn new(locks: bool, length: usize) -> Self {
         let name = if locks { "with locks" } else { "without locks" };
-        let style = ProgressStyle::with_template("  {msg:14} {wide_bar} {pos}/{len}")
+        let style = ProgressStyle::with_template("  {msg:14} {bar:40} {pos}/{len}")
             .expect("the template is right");
         let bar = ProgressBar::new(length as u64).with_style(style);
         Self {
@@ -122,9 +122,11 @@ pub(crate) fn closing(transfers: &Transfers, without: &Outcome, with: &Outcome) 
     });
     row("off by, together", &|it| money(it.off_by));
     row("updates overwritten", &|it| it.tally.overlaps.to_string());
-    row("hand-overs between instances", &|it| {
-        it.tally.hand_overs.to_string()
-    });
+    let hand_overs = with.tally.hand_overs;
+    println!(
+        "  {:30} {:>16} {hand_overs:>16}",
+        "hand-overs between instances", "-"
+    );
     row("time", &|it| format!("{:.2} s", it.time.as_secs_f64()));
     println!();
     println!("{}", verdict(without, with));
