@@ -573,18 +573,24 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// A tenure is proved from `start` on; `draw` is its number.
-    pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Moment) {
+    /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
+    pub(super) fn enter_tenure(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draw: u64,
+        start: Moment,
+        ttl: Duration,
+    ) {
         let now = cx.now;
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
         };
-        if deadline(start, claim.ttl) <= now && !self.line.is_empty() {
+        if deadline(start, ttl) <= now && !self.line.is_empty() {
             // D4: proved, but over. The same owner asks again, and the answer proves anew (S3).
             *ask_at = now;
             return;
         }
-        let tenure = Tenure::new(claim.owner, claim.ttl, draw, start, now);
+        let tenure = Tenure::new(claim.owner, ttl, draw, start, now);
         self.standing = Standing::Inside(tenure);
         self.pass_time(cx);
     }
@@ -605,7 +611,7 @@ impl<C: Clone> Turnstile<C> {
                 match claim.believe(&grant, cx.now) {
                     Belief::From(start) => {
                         claim.exposure = Exposure::Ticket;
-                        self.enter_tenure(cx, grant.draw, start);
+                        self.enter_tenure(cx, grant.draw, start, grant.ttl);
                     }
                     Belief::Over => {}
                     Belief::Stepped => *ask_at = cx.now,
