@@ -13,6 +13,8 @@ mod repeat;
 mod settings;
 pub mod store;
 mod turnstile;
+#[cfg(feature = "test-util")]
+pub mod verify;
 mod with_lock;
 
 pub use self::error::{LockError, StoreError};
