@@ -37,7 +37,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 93;
+const CASES: usize = 94;
 
 suite! {
     waiting: in_runtime {
@@ -93,6 +93,7 @@ suite! {
     }
     outage: in_runtime {
         acquiring_from_an_absent_store_errs,
+        an_absent_store_leaves_nothing_behind,
         a_store_that_comes_back_within_the_wait_serves_it,
         waiters_outlast_an_outage,
         a_release_that_cannot_be_told_is_made_good_later,

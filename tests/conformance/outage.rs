@@ -18,6 +18,7 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
     let lock = registry.obtain("k").wait(ms(300));
     let begin = Instant::now();
     assert_err!(lock.acquire_once().await, Store, "k");
+    assert_err!(lock.lease_once().await, Store, "k");
     assert_took(begin, ms(0), SOON);
     // The others try until their time is over.
     let begin = Instant::now();
@@ -38,6 +39,22 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
     assert!(!polled.get());
     w.set_offline(false);
     assert!(lock.acquire_within(SOON).await.unwrap());
+}
+
+/// The first to ask once was told at once. What it had asked was never sent, and yet it was kept to be settled when the
+/// store was back: an outage left an entry for every key, and whoever asked for such a key next was told nothing before
+/// the response time-out.
+pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
+    let registry = w.registry().await;
+    w.set_offline(true);
+    for _ in 0..3 {
+        let begin = Instant::now();
+        let lock = registry.obtain("k");
+        assert_err!(lock.acquire_once().await, Store, "k");
+        assert_err!(lock.acquire_within(ms(100)).await, Store, "k");
+        assert_took(begin, ms(100), SOON);
+        assert_eq!(registry.in_use(), 0, "nothing is owed");
+    }
 }
 
 pub(crate) async fn a_store_that_comes_back_within_the_wait_serves_it<W: World>(w: &W) {
