@@ -116,6 +116,13 @@ impl Driver {
         session
     }
 
+    /// Somebody waits for the end of a lease on the caller's runtime, which need not be the one
+    /// that acquired it.
+    pub(crate) fn attend(&self) {
+        self.timer.attend();
+        self.timer.ensure(&self.me);
+    }
+
     /// How many keys are in use.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
@@ -125,6 +132,7 @@ impl Driver {
     pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
         contender.arrives();
         self.session();
+        self.timer.attend();
         let waiter = Waiter {
             who: contender.clone(),
             ttl: arrival.ttl,

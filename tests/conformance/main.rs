@@ -37,7 +37,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 94;
+const CASES: usize = 96;
 
 suite! {
     waiting: in_runtime {
@@ -157,6 +157,8 @@ suite! {
         a_lease_dropped_with_its_runtime_runs_out,
         a_lease_of_one_runtime_is_released_on_another,
         a_registry_outlives_its_runtimes,
+        waiters_outlive_another_runtime,
+        a_loss_is_told_after_another_runtime_is_gone,
         a_drop_on_a_thread_without_a_runtime_releases,
         a_registry_made_outside_a_runtime_works_in_one,
     }

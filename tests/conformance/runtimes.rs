@@ -108,6 +108,70 @@ pub(crate) fn a_registry_outlives_its_runtimes<W: World>(w: &W) {
     }
 }
 
+/// Two runtimes at once, and the one on which the registry's tasks run goes: the other's waiters must neither wait past
+/// their time nor miss their turn.
+pub(crate) fn waiters_outlive_another_runtime<W: World>(w: &W) {
+    let (registry, other) = (w.lazy_builder().build(), w.lazy_builder().build());
+    let (first, second) = (runtime(), runtime());
+    let held = second
+        .block_on(other.obtain("k").ttl(ms(8000)).lease())
+        .unwrap();
+    let begin = std::time::Instant::now();
+    // The first who waits brings the tasks to its runtime.
+    let lock = registry.obtain("k");
+    let early = first.spawn(async move { lock.acquire_within(ms(4000)).await });
+    second.block_on(waiting(&other.obtain("k"), 1));
+    let lock = registry.obtain("k");
+    let timely = second.spawn(async move {
+        let begin = Instant::now();
+        (lock.acquire_within(ms(600)).await, begin.elapsed())
+    });
+    let lock = registry.obtain("k");
+    let patient = second.spawn(async move { lock.lease_within(ms(6000)).await });
+    second.block_on(eventually("both wait", async || begin.elapsed() > ms(200)));
+    drop(first);
+    second.block_on(async {
+        assert!(early.await.unwrap_err().is_cancelled());
+        let timely = tokio::time::timeout(ms(3000), timely).await;
+        let (acquired, took) = timely.expect("waits past its time").unwrap();
+        assert!(!acquired.unwrap());
+        assert!(took >= ms(599) && took <= ms(600) + LATE, "{took:?}");
+        held.release().await.unwrap();
+        let patient = tokio::time::timeout(ms(3000), patient).await;
+        patient
+            .expect("misses its turn")
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    });
+}
+
+/// A lease whose registry's tasks went with another runtime still tells its end.
+pub(crate) fn a_loss_is_told_after_another_runtime_is_gone<W: World>(w: &W) {
+    let registry = w.lazy_builder().build();
+    let (first, second) = (runtime(), runtime());
+    let kept = first.block_on(registry.obtain("first").lease()).unwrap();
+    let lost = second.spawn({
+        let lock = registry.obtain("k").ttl(ms(700));
+        let begin = Instant::now();
+        async move {
+            let lost = std::future::pending::<()>().with_lock(lock).await;
+            (lost, begin.elapsed())
+        }
+    });
+    second.block_on(eventually("the work runs", async || registry.in_use() == 2));
+    drop(first);
+    second.block_on(async {
+        let lost = tokio::time::timeout(ms(3000), lost).await;
+        let (lost, took) = lost.expect("the loss is not told").unwrap();
+        assert_err!(lost, Lost, "k");
+        assert!(took <= ms(700) + LATE, "{took:?}");
+        kept.release().await.unwrap();
+    });
+}
+
 pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases<W: World>(w: &W) {
     let runtime = runtime();
     let registry = runtime.block_on(w.registry());
