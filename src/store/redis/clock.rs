@@ -1,0 +1,51 @@
+//! The server's clock, guessed from the last time that it told.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::contract::ServerTime;
+
+/// A time that the server told, and when it reached us.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    told: ServerTime,
+    heard: Instant,
+}
+
+impl Clock {
+    pub(super) fn told(at: ServerTime) -> Self {
+        Self {
+            told: at,
+            heard: Instant::now(),
+        }
+    }
+
+    /// The server's time when what is sent now is given up (O5). Never later than that: it counts
+    /// from when the time reached us, not from when it was read, and with the slowest clock that
+    /// we allow for. So it may be too early, after hours without a word; then the server says so.
+    pub(super) fn of_use(&self, response_timeout: Duration) -> ServerTime {
+        let since = self.heard.elapsed();
+        let ahead = since - since / 1000 + response_timeout;
+        self.told
+            .saturating_add(u64::try_from(ahead.as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn o5_a_command_is_of_use_until_we_give_it_up() {
+        let timeout = Duration::from_secs(1);
+        let clock = Clock::told(1_000_000);
+        assert_eq!(clock.of_use(timeout), 2_000_000);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(
+            clock.of_use(timeout),
+            11_990_000,
+            "less a thousandth for drift"
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! A server's address, and how to connect to it.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, ProtocolVersion, RedisError, Value,
+};
+
+use super::fault::Fault;
+
+/// Where a server is and who we are there. Shows neither user nor password.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    resp3: Client,
+    resp2: Client,
+    address: Arc<str>,
+}
+
+impl Endpoint {
+    /// Reads `redis://`, `rediss://`, `unix://` and their `valkey` likenesses.
+    pub(super) fn parse(url: &str) -> Result<Self, Fault> {
+        let invalid = |reason: &str| Fault::Url {
+            reason: reason.to_owned(),
+        };
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+        let is_tls = matches!(scheme, "rediss" | "valkeys");
+        if is_tls && url.ends_with("#insecure") {
+            return Err(invalid(
+                "TLS without a check of the server's certificate is not offered",
+            ));
+        }
+        let client = Client::open(url).map_err(|error| {
+            if is_tls && cfg!(not(feature = "tls-rustls")) {
+                invalid("rediss:// needs lockstream's feature `tls-rustls`")
+            } else {
+                // The client's errors about urls show a part of it at most, and never the password.
+                invalid(&error.to_string())
+            }
+        })?;
+        Ok(Self::of(&client))
+    }
+
+    /// The server and user of a client, whatever protocol it was made for.
+    pub(super) fn of(client: &Client) -> Self {
+        let info = client.get_connection_info();
+        #[cfg(feature = "tls-rustls")]
+        if let ConnectionAddr::TcpTls { .. } = info.addr() {
+            choose_crypto();
+        }
+        let with = |protocol| {
+            let settings = info.redis_settings().clone().set_protocol(protocol);
+            Client::open(info.clone().set_redis_settings(settings))
+                .expect("what was a client's address is one")
+        };
+        let address = match info.addr() {
+            ConnectionAddr::Unix(path) => path.display().to_string(),
+            address => address.to_string(),
+        };
+        Self {
+            resp3: with(ProtocolVersion::RESP3),
+            resp2: with(ProtocolVersion::RESP2),
+            address: address.into(),
+        }
+    }
+
+    /// Host and port, or the socket's path.
+    pub(super) fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+
+    /// Connects for pushes. `Ok(None)`: the server, or what stands before it, speaks RESP2 only.
+    pub(super) async fn connect(
+        &self,
+        within: Duration,
+        pushes: impl AsyncPushSender,
+    ) -> Result<Option<MultiplexedConnection>, Fault> {
+        let config = config(within).set_push_sender(pushes);
+        match self.open(&self.resp3, within, config).await {
+            Err(Fault::Connect { source, .. }) if speaks_no_resp3(&source) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    /// Connects without pushes.
+    pub(super) async fn connect_resp2(
+        &self,
+        within: Duration,
+    ) -> Result<MultiplexedConnection, Fault> {
+        self.open(&self.resp2, within, config(within)).await
+    }
+
+    /// Connects and hangs up: whether somebody answers, and takes us in.
+    pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
+        let mut connection = match self.connect(within, |_| Ok::<_, Infallible>(())).await? {
+            Some(connection) => connection,
+            None => self.connect_resp2(within).await?,
+        };
+        let address = self.address.clone();
+        // RESP2 lets anybody connect, and only then says that a password is missing.
+        match tokio::time::timeout(within, connection.send_packed_command(&redis::cmd("PING")))
+            .await
+        {
+            Err(_) => Err(Fault::Silent { address, within }),
+            Ok(Err(source)) => Err(Fault::Broken { address, source }),
+            Ok(Ok(Value::ServerError(error))) if error.code() != "NOPERM" => {
+                let refusal = (&error).into();
+                Err(Fault::Refused { address, refusal })
+            }
+            Ok(Ok(_)) => Ok(()),
+        }
+    }
+
+    async fn open(
+        &self,
+        client: &Client,
+        within: Duration,
+        config: AsyncConnectionConfig,
+    ) -> Result<MultiplexedConnection, Fault> {
+        let (began, clock_began) = (std::time::Instant::now(), tokio::time::Instant::now());
+        client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .map_err(|source| {
+                let address = self.address.clone();
+                let clock_leapt = clock_began.elapsed() >= within && began.elapsed() < within / 2;
+                if source.is_timeout() && clock_leapt {
+                    Fault::PausedClock { address }
+                } else {
+                    Fault::Connect { address, source }
+                }
+            })
+    }
+}
+
+/// Of the client's own time-outs only connecting is on; the link watches all the rest (O4).
+fn config(within: Duration) -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(within))
+        .set_response_timeout(None)
+}
+
+/// Whether HELLO was what a server refused. (What it answers to a wrong password, or while it
+/// loads, has a code of its own.)
+fn speaks_no_resp3(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::RESP3NotSupported || matches!(error.code(), Some("NOPROTO" | "ERR"))
+}
+
+/// Without this the client panics at its first connection wherever another crate of the program
+/// has brought a second provider in. One that was installed before is left alone.
+#[cfg(feature = "tls-rustls")]
+fn choose_crypto() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.address).finish()
+    }
+}

@@ -1,0 +1,176 @@
+//! What goes wrong between us and a server, and whether asking again may help.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerError};
+
+use crate::StoreError;
+
+/// Everything that a [`StoreError`] of this store may hold. No variant shows a password: the
+/// address is host and port alone, and servers do not send passwords back.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("not a Redis url: {reason}")]
+    Url { reason: String },
+    #[error("cannot connect to Redis at {address}: {source}")]
+    Connect {
+        address: Arc<str>,
+        source: RedisError,
+    },
+    #[error(
+        "cannot connect to Redis at {address}: tokio's clock is paused, so connecting timed out at \
+         once; a Redis store needs real time, use MemoryStore under a paused clock"
+    )]
+    PausedClock { address: Arc<str> },
+    #[error("Redis at {address} did not answer within {within:?}")]
+    Silent { address: Arc<str>, within: Duration },
+    #[error("the connection to Redis at {address} broke: {source}")]
+    Broken {
+        address: Arc<str>,
+        source: RedisError,
+    },
+    #[error("the connection to Redis at {address} was closed")]
+    Closed { address: Arc<str> },
+    #[error("the connection to Redis at {address} was given up: {what}")]
+    Garbled {
+        address: Arc<str>,
+        what: &'static str,
+    },
+    #[error("Redis at {address} refused: {refusal}")]
+    Refused { address: Arc<str>, refusal: Refusal },
+    #[error(
+        "the connection to Redis at {address} was given up: its registry or its runtime has gone"
+    )]
+    Abandoned { address: Arc<str> },
+}
+
+impl Fault {
+    fn is_lasting(&self) -> bool {
+        match self {
+            Self::Url { .. } => true,
+            Self::Refused { refusal, .. } => refusal.is_lasting(),
+            Self::Connect { source, .. } => match source.kind() {
+                ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
+                _ => Refusal::of(source).is_some_and(|refusal| refusal.is_lasting()),
+            },
+            _ => false,
+        }
+    }
+}
+
+impl From<Fault> for StoreError {
+    fn from(fault: Fault) -> Self {
+        if fault.is_lasting() {
+            Self::lasting(fault)
+        } else {
+            Self::new(fault)
+        }
+    }
+}
+
+/// A server's no, in its own words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{code} {text}")]
+pub(super) struct Refusal {
+    code: String,
+    text: String,
+}
+
+impl Refusal {
+    /// Reads an error as a script caught it.
+    pub(super) fn parse(message: &str) -> Self {
+        // Servers before 7 begin with the place in the script: "@user_script: 12: -READONLY …".
+        let message = match message.strip_prefix('@') {
+            Some(rest) => rest.splitn(3, ": ").nth(2).unwrap_or(rest),
+            None => message,
+        };
+        let message = message.trim().trim_start_matches('-');
+        let (code, text) = message.split_once(' ').unwrap_or((message, ""));
+        // In scripts a missing right comes as a plain ERR.
+        let code = if text.starts_with("The user executing the script can't") {
+            "NOPERM"
+        } else {
+            code
+        };
+        Self {
+            code: code.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    /// The refusal in an error that the client made of a server's reply; `None` if there is none.
+    pub(super) fn of(error: &RedisError) -> Option<Self> {
+        match error.kind() {
+            ErrorKind::Server(_) | ErrorKind::Extension => Some(Self {
+                code: error.code().unwrap_or("ERR").to_owned(),
+                text: error
+                    .detail()
+                    .map_or_else(|| error.to_string(), str::to_owned),
+            }),
+            _ => None,
+        }
+    }
+
+    /// A missing right, a wrong password, a foreign key in our place, a cluster: no reason to ask
+    /// again.
+    pub(super) fn is_lasting(&self) -> bool {
+        matches!(
+            self.code.as_str(),
+            "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT"
+        )
+    }
+
+    /// Whether the server is no longer the one that we knew: this counts as a reconnect (O4).
+    pub(super) fn ends_connection(&self) -> bool {
+        matches!(self.code.as_str(), "READONLY" | "LOADING" | "MOVED")
+    }
+}
+
+impl From<&ServerError> for Refusal {
+    fn from(error: &ServerError) -> Self {
+        Self::parse(&format!(
+            "{} {}",
+            error.code(),
+            error.details().unwrap_or_default()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_read_as_every_server_writes_them() {
+        for message in [
+            "READONLY You can't write against a read only replica.",
+            "-READONLY You can't write against a read only replica.\r\n",
+            "@user_script: 12: -READONLY You can't write against a read only replica.\r\n",
+        ] {
+            let refusal = Refusal::parse(message);
+            assert_eq!(refusal.code, "READONLY", "{message}");
+            assert!(refusal.ends_connection() && !refusal.is_lasting());
+        }
+        let right = "ERR The user executing the script can't run this command or subcommand";
+        assert!(Refusal::parse(right).is_lasting());
+        assert!(Refusal::parse("WRONGTYPE Operation against a key").is_lasting());
+        for code in [
+            "BUSY",
+            "TRYAGAIN",
+            "CLUSTERDOWN",
+            "NOREPLICAS",
+            "OOM",
+            "MISCONF",
+            "MASTERDOWN",
+            "ERR",
+            "",
+        ] {
+            let refusal = Refusal::parse(code);
+            assert!(
+                !refusal.is_lasting() && !refusal.ends_connection(),
+                "{code}"
+            );
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Leases on a Redis or Valkey server.
+//!
+//! | file | what it answers |
+//! |---|---|
+//! | `store`, `endpoint` | how is a server named, and connected to? |
+//! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
+//! | `link`, `setup`, `pauses` | what happens to the connection, from first to last? |
+//! | `traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
+//! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
+//! | `*.lua` | what happens on the server? |
+//! | `fault` | what went wrong? |
+//!
+//! The rules that the code cites by number are those of the protocol.
+
+mod call;
+mod clock;
+mod endpoint;
+mod fault;
+mod grant;
+mod inbox;
+mod keys;
+mod link;
+mod pauses;
+mod script;
+mod session;
+mod setup;
+mod store;
+mod traffic;
+
+pub use self::store::{ConnectStore, RedisStore};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! The scripts, and how one is sent.
+
+use std::sync::LazyLock;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Arg, Cmd, RedisResult, Value};
+
+pub(super) static BATCH: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("batch.lua")));
+pub(super) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("renew.lua")));
+pub(super) static INSPECT: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("inspect.lua")));
+pub(super) static PROBE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("probe.lua")));
+
+/// A script's text, and the hash by which a server knows it.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: &'static str,
+    hash: String,
+}
+
+impl Script {
+    fn new(text: &'static str) -> Self {
+        let hash = redis::Script::new(text).get_hash().to_owned();
+        Self { text, hash }
+    }
+
+    /// Begins a command with the number of keys; keys and arguments are to follow.
+    pub(super) fn command(&self, keys: usize, words: usize) -> Cmd {
+        let mut command = Cmd::with_capacity(3 + keys + words, 128 + 48 * (keys + words));
+        command.arg("EVALSHA").arg(&self.hash).arg(keys);
+        command
+    }
+
+    /// Sends a command that [`Self::command`] began; if the server does not know the script (any
+    /// more), the same once more with the whole text.
+    ///
+    /// The answer is the raw value: the client's other calls turn one nested error into an error
+    /// for all (S1).
+    pub(super) async fn send(
+        &self,
+        connection: &mut MultiplexedConnection,
+        command: &Cmd,
+    ) -> RedisResult<Value> {
+        let answer = connection.send_packed_command(command).await?;
+        match &answer {
+            Value::ServerError(error) if error.code() == "NOSCRIPT" => {
+                connection.send_packed_command(&self.in_full(command)).await
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    fn in_full(&self, command: &Cmd) -> Cmd {
+        let mut full = redis::cmd("EVAL");
+        full.arg(self.text);
+        for arg in command.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                full.arg(bytes);
+            }
+        }
+        full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_in_full_carries_the_same_keys_and_arguments() {
+        let mut command = RENEW.command(1, 2);
+        command.arg("key").arg("a word").arg("");
+        let full = RENEW.in_full(&command).get_packed_command();
+        let text = String::from_utf8(full).unwrap();
+        assert!(text.starts_with("*6\r\n$4\r\nEVAL\r\n"), "{text}");
+        assert!(
+            text.ends_with("$1\r\n1\r\n$3\r\nkey\r\n$6\r\na word\r\n$0\r\n\r\n"),
+            "{text}"
+        );
+    }
+}

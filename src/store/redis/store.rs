@@ -1,0 +1,125 @@
+//! The store, as a user makes it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::endpoint::Endpoint;
+use super::session::RedisSession;
+use crate::StoreError;
+use crate::store::contract::{Opening, Session};
+use crate::store::{LockStore, sealed};
+
+/// How long [`RedisStore::connect`] waits for a server. Longer than a registry's usual
+/// `response_timeout`, which it does not know.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Leases on a Redis or Valkey server, from version 6 on.
+///
+/// Each registry that is built on a store has a connection of its own, which carries everything:
+/// ops, renewals and the grants that the server pushes. It is made at the registry's first use,
+/// and made again whenever it breaks. RESP3 is used whatever the url says; a server or proxy that
+/// does not speak it still works, but then waiting costs a question every now and then.
+///
+/// Clones share nothing but the address.
+///
+/// # Examples
+///
+/// ```no_run
+/// use lockstream::store::RedisStore;
+/// # async fn f() -> Result<(), lockstream::StoreError> {
+/// let store = RedisStore::connect("redis://:password@127.0.0.1:6379/0").await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct RedisStore {
+    endpoint: Endpoint,
+}
+
+impl RedisStore {
+    /// Connects once, to prove that there is a server that takes us in.
+    ///
+    /// Urls are `redis://[user][:password@]host[:port][/db]`, the same with `rediss://` for TLS
+    /// (feature `tls-rustls`), or `unix:///path[?db=0&user=…&pass=…]`.
+    ///
+    /// # Errors
+    ///
+    /// The future yields an error if the url is no such thing, nobody answers within 5 seconds, or
+    /// the server does not let us in. Errors never show the password.
+    pub fn connect(url: impl Into<String>) -> ConnectStore {
+        let endpoint = Endpoint::parse(&url.into());
+        let connecting = async move {
+            let endpoint = endpoint?;
+            endpoint.try_out(CONNECT_WITHIN).await?;
+            Ok(Self { endpoint })
+        };
+        ConnectStore {
+            connecting: connecting.boxed(),
+        }
+    }
+
+    /// The same without connecting: a service boots while its server is away, and locks fail until
+    /// it is there.
+    ///
+    /// # Errors
+    ///
+    /// If the url is not one, or needs a feature that is not there.
+    pub fn connect_lazy(url: impl AsRef<str>) -> Result<Self, StoreError> {
+        let endpoint = Endpoint::parse(url.as_ref())?;
+        Ok(Self { endpoint })
+    }
+
+    /// Opens its connections as `client` would, but for the protocol, which is RESP3.
+    ///
+    /// For what a url cannot say, such as client certificates. Ties your version of the `redis`
+    /// crate to ours, hence the feature.
+    #[cfg(feature = "redis-1")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
+    #[must_use]
+    pub fn from_client(client: &redis::Client) -> Self {
+        let endpoint = Endpoint::of(client);
+        Self { endpoint }
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("address", self.endpoint.address())
+            .finish()
+    }
+}
+
+impl sealed::Sealed for RedisStore {}
+
+impl LockStore for RedisStore {
+    fn open(&self, opening: Opening) -> Arc<dyn Session> {
+        Arc::new(RedisSession::new(self.endpoint.clone(), opening))
+    }
+}
+
+/// Connects to a server; made by [`RedisStore::connect`].
+#[must_use = "futures do nothing unless polled"]
+pub struct ConnectStore {
+    connecting: BoxFuture<'static, Result<RedisStore, StoreError>>,
+}
+
+impl Future for ConnectStore {
+    type Output = Result<RedisStore, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.connecting.poll_unpin(cx)
+    }
+}
+
+impl fmt::Debug for ConnectStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectStore").finish_non_exhaustive()
+    }
+}

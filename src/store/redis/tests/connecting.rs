@@ -1,0 +1,361 @@
+//! O4: how a connection is made, what it can do, and what happens to the one before it.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::fake::{Fake, push};
+use super::registry::{
+    BOUND, HELD, Log, NOT_HELD, Registry, Settings, TTL, attempt, release, renew, unknown, unsent,
+    withdraw, won,
+};
+use super::support::{Proxy, RedisServer, Way, wait_until};
+use crate::store::contract::{News, Outcome};
+
+/// The connection of the one registry on the server.
+fn id(server: &RedisServer) -> u64 {
+    let mut clients = server.clients().into_iter();
+    clients
+        .find(|client| client.subscriptions() == 1)
+        .expect("one is subscribed")
+        .id()
+}
+
+#[tokio::test]
+async fn o4_a_reconnect_goes_in_order() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let record = seen.clone();
+    let fake = Fake::start(move |request| {
+        if request.connection == 2 {
+            record.lock().unwrap().push(request.words.join(" "));
+        } else if request.is_call() {
+            return Some(b"what is this".to_vec());
+        }
+        None
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    unknown(one.ask("k", attempt(1)).await);
+    one.down().await;
+    assert!(one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+
+    let seen = seen.lock().unwrap();
+    let order = [
+        "HELLO 3",
+        // The fake server numbers its connections.
+        "CLIENT KILL ID 1 ADDR",
+        "SUBSCRIBE lock:~grant:a1",
+        "lock:~grant:a1 probe ",
+        "lock:k",
+    ];
+    let places = order.map(|wanted| seen.iter().position(|line| line.contains(wanted)));
+    assert!(
+        places.iter().all(Option::is_some) && places.is_sorted(),
+        "{places:?} in {seen:#?}"
+    );
+}
+
+/// A command was on its way when the connection broke, and arrives after all: the one that asked
+/// has long been told that nobody knows, and has begun anew.
+#[tokio::test]
+async fn o4_the_old_connection_is_killed_with_what_it_carries() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let mut one = Settings::url(proxy.url(), "a1").up().await;
+    let old = id(&server);
+
+    proxy.delay(Way::ToServer, Duration::from_millis(500));
+    one.submit("k", attempt(1));
+    let (sent, _) = proxy.bytes();
+    proxy.half_close(Way::ToClient);
+    proxy.delay(Way::ToServer, Duration::ZERO);
+    unknown(one.reply("k", &attempt(1)).await);
+    one.down().await;
+    assert!(one.up().await);
+    assert!(
+        server.clients().iter().all(|client| client.id() != old),
+        "killed"
+    );
+
+    wait_until("the old connection's bytes go on", BOUND, || {
+        proxy.connections() == 1
+    })
+    .await;
+    assert!(proxy.bytes().0 > sent);
+    one.has_not_heard(|news| matches!(news, News::Down(_)))
+        .await;
+    assert!(!server.exists("lock:k"), "nothing was won for nobody");
+}
+
+/// Ids start anew with the server. What had our old id's number is somebody else's connection now.
+#[tokio::test]
+async fn o4_no_stranger_is_killed_after_the_server_was_started_again() {
+    let mut server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let old = id(&server);
+    server.kill();
+    one.down().await;
+    // The registry must not be faster than the strangers.
+    drop(one);
+    server.restart();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut strangers = Vec::new();
+    while strangers.last().is_none_or(|(id, _)| *id < old) {
+        let mut stranger = client.get_connection().unwrap();
+        let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut stranger).unwrap();
+        strangers.push((id, stranger));
+    }
+    let (id, stranger) = strangers.last_mut().unwrap();
+    assert_eq!(*id, old, "the same number");
+    // As our reconnect would say it.
+    let killed: u64 = server.ask(&[
+        "CLIENT",
+        "KILL",
+        "ID",
+        &old.to_string(),
+        "ADDR",
+        "127.0.0.1:1",
+    ]);
+    assert_eq!(killed, 0);
+    redis::cmd("PING").exec(stranger).unwrap();
+}
+
+#[tokio::test]
+async fn o4_no_right_to_kill_is_no_error() {
+    let server = RedisServer::builder()
+        .config("user meek on nopass ~* &* +@all -client")
+        .start();
+    let proxy = Proxy::to(&server);
+    let mut one = Settings::url(proxy.url_with("meek", "x", 0), "a1")
+        .up()
+        .await;
+    proxy.cut();
+    one.down().await;
+    assert!(one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+}
+
+#[tokio::test]
+async fn a_broken_connection_is_noticed_at_once_and_made_again() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let mut waiter = Registry::on(&server, "b2").await;
+    for _ in 0..3 {
+        server.client_kill_all();
+        assert!(one.down().await.is_retryable());
+        assert!(one.up().await);
+        won(&one.outcome("k", attempt(1)).await);
+        waiter.down().await;
+        assert!(waiter.up().await);
+    }
+}
+
+/// Whatever a no-push registry needs, under each of the reasons to be one.
+async fn works_without_push(server: &RedisServer, url: String) {
+    let log = Log::default();
+    let _collecting = log.collect();
+    let proxy = Proxy::to(server);
+    let url = url.replace(
+        &format!(":{}/", server.port()),
+        &format!(":{}/", proxy.port()),
+    );
+    let mut one = Settings::url(url, "a1").open();
+    one.session().start();
+    assert!(!one.up().await, "no queue");
+    won(&one.outcome("k", attempt(1)).await);
+    assert_eq!(one.outcome("k", renew(1, 2 * TTL)).await, Outcome::Renewed);
+    let sight = one.session().inspect("k".into()).await.unwrap();
+    assert_eq!(sight.owner, Some(one.text(1)));
+    assert_eq!(one.outcome("k", withdraw(2)).await, NOT_HELD);
+    assert_eq!(one.outcome("k", release(1)).await, HELD);
+
+    // The same after a reconnect, but for the warning.
+    proxy.cut();
+    let _ = one.ask("k", attempt(3)).await;
+    assert!(!one.up().await);
+    won(&one.outcome("k", attempt(3)).await);
+    let warnings = log.text().matches("WARN").count();
+    assert_eq!(warnings, 1, "said once:\n{}", log.text());
+}
+
+#[tokio::test]
+async fn o4_without_a_right_to_the_channel_there_is_no_push() {
+    let server = RedisServer::builder()
+        .config("user deaf on nopass ~* resetchannels +@all")
+        .start();
+    works_without_push(&server, server.url_with("deaf", "x", 0)).await;
+}
+
+#[tokio::test]
+async fn o4_without_a_right_to_publish_there_is_no_push() {
+    let server = RedisServer::builder()
+        .config("user mute on nopass ~* &* +@all -publish")
+        .start();
+    works_without_push(&server, server.url_with("mute", "x", 0)).await;
+}
+
+#[tokio::test]
+async fn o4_on_a_server_that_speaks_resp2_only_there_is_no_push() {
+    let server = RedisServer::builder()
+        .config("rename-command HELLO \"\"")
+        .start();
+    works_without_push(&server, server.url()).await;
+}
+
+#[tokio::test]
+async fn o4_on_a_proxy_that_knows_no_third_version_there_is_no_push() {
+    let fake = Fake::start(|request| {
+        let is_hello = request.is("HELLO");
+        is_hello.then(|| b"-NOPROTO unsupported protocol version\r\n".to_vec())
+    });
+    let mut one = Settings::url(fake.url(), "a1").open();
+    one.session().start();
+    assert!(!one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+}
+
+/// A proxy that takes the subscription, and drops what is pushed.
+#[tokio::test]
+async fn o4_pushes_that_do_not_arrive_make_no_push() {
+    let fake = Fake::start(|request| {
+        request
+            .is_probe()
+            .then(|| request.reply(super::fake::NOW, b"*1\r\n$9\r\npublished\r\n"))
+    });
+    let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
+    let mut one = settings.open();
+    one.session().start();
+    assert!(!one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+}
+
+/// The old connection is still subscribed, and hears what the probe before published.
+#[tokio::test]
+async fn o4_a_push_with_another_nonce_proves_nothing() {
+    let fake = Fake::start(|request| {
+        request.is_probe().then(|| {
+            let mut bytes = push(&["message", "lock:~grant:a1", "probe 0000000000000000"], "");
+            bytes.extend(request.reply(super::fake::NOW, b"*1\r\n$9\r\npublished\r\n"));
+            bytes
+        })
+    });
+    let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
+    let mut one = settings.open();
+    one.session().start();
+    assert!(!one.up().await);
+}
+
+/// A ticket of ours stood from before; its grant comes between the subscription and the proof.
+#[tokio::test]
+async fn a_grant_that_comes_before_the_proof_is_told_after_up() {
+    let fake = Fake::start(|request| {
+        request.is_probe().then(|| {
+            let grant = "1 a1:5 30000 8 9 some key";
+            let mut bytes = push(&["message", "lock:~grant:a1", grant], "");
+            bytes.extend(request.usual());
+            bytes
+        })
+    });
+    let mut one = Settings::url(fake.url(), "a1").open();
+    one.session().start();
+    assert!(matches!(one.next().await, News::Up { queue: true }));
+    let (key, grant) = one.granted().await;
+    assert_eq!((&*key, grant.draw), ("some key", 8));
+}
+
+#[tokio::test]
+async fn what_is_not_a_grant_for_us_is_passed_over() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    for rubbish in [
+        "",
+        "1",
+        "2 a1:1 30000 1 1 k",
+        "1 b2:1 30000 1 1 k",
+        "\u{0}\u{1}",
+        "probe x",
+    ] {
+        assert_eq!(
+            server.ask::<u64>(&["PUBLISH", "lock:~grant:a1", rubbish]),
+            1
+        );
+    }
+    server.cmd(&["PUBLISH", "lock:~grant:a1", "1 a1:1 30000 1 1 k"]);
+    assert_eq!(&*one.granted().await.0, "k");
+    one.has_not_heard(|news| !matches!(news, News::Up { .. }))
+        .await;
+}
+
+#[tokio::test]
+async fn with_nobody_listening_ops_are_unsent_at_once() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let mut one = Settings::new(&server, "a1").open();
+    let began = Instant::now();
+    one.session().start();
+    // Pauses between so many attempts would be longer by far: each op skips its own.
+    for owner in 1..=20 {
+        let error = unsent(one.ask("k", attempt(owner)).await);
+        assert!(
+            error.is_retryable() && error.to_string().contains("refused"),
+            "{error}"
+        );
+        one.down().await;
+    }
+    assert!(began.elapsed() < BOUND / 2, "{:?}", began.elapsed());
+    assert!(one.session().inspect("k".into()).await.is_err());
+
+    server.restart();
+    assert!(one.up().await, "by itself, with nothing submitted");
+    won(&one.outcome("k", attempt(21)).await);
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_a_lasting_fault() {
+    let server = RedisServer::builder().config("requirepass right").start();
+    let mut one = Settings::url(server.url_with("", "wrong", 0), "a1").open();
+    one.session().start();
+    let error = unsent(one.ask("k", attempt(1)).await);
+    assert!(!error.is_retryable(), "{error}");
+    let debug = format!("{error} {error:?} {:?}", one.session());
+    assert!(!debug.contains("wrong"), "{debug}");
+}
+
+#[tokio::test]
+async fn o4_a_replica_is_no_server_to_us_until_it_is_promoted() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    won(&one.outcome("k", attempt(1)).await);
+    server.cmd(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let (why, retryable) = super::registry::refused(one.ask("k", release(1)).await);
+    assert!(why.contains("READONLY") && retryable, "{why}");
+    assert!(one.down().await.to_string().contains("READONLY"));
+    let error = unsent(one.ask("k", attempt(2)).await);
+    assert!(
+        error.to_string().contains("READONLY") && error.is_retryable(),
+        "{error}"
+    );
+
+    server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    assert!(one.up().await);
+    assert_eq!(one.outcome("k", release(1)).await, HELD);
+}
+
+#[tokio::test]
+async fn o4_a_server_that_loads_counts_as_a_reconnect() {
+    let fake = Fake::start(move |request| {
+        let loads = request.is_call() && request.connection == 1
+            || request.is_probe() && request.connection == 2;
+        loads.then(|| b"-LOADING Redis is loading the dataset in memory\r\n".to_vec())
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    let (why, retryable) = super::registry::refused(one.ask("k", attempt(1)).await);
+    assert!(why.contains("LOADING") && retryable, "{why}");
+    one.down().await;
+    assert!(
+        one.down().await.to_string().contains("LOADING"),
+        "the second connection's probe"
+    );
+    assert!(one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+}

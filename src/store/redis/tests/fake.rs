@@ -1,0 +1,154 @@
+//! A server that says what no real one says on demand.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// What the server's time is, until a test says otherwise.
+pub(super) const NOW: u64 = 1_700_000_000_000_000;
+
+/// Bytes to answer a command with; `None`: as a server would.
+type Answers = dyn FnMut(&Request) -> Option<Vec<u8>> + Send;
+
+/// A command, and the number of the connection that it came on, from 1.
+pub(super) struct Request {
+    pub(super) connection: usize,
+    pub(super) words: Vec<String>,
+}
+
+/// Listens until the test's process ends; its threads do nothing meanwhile.
+pub(super) struct Fake {
+    address: SocketAddr,
+}
+
+impl Fake {
+    pub(super) fn start(answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let answers: Arc<Mutex<Answers>> = Arc::new(Mutex::new(answers));
+        std::thread::spawn(move || {
+            for (index, stream) in listener.incoming().enumerate() {
+                let (stream, answers) = (stream.unwrap(), answers.clone());
+                // Ends when the client hangs up.
+                std::thread::spawn(move || serve(stream, index + 1, &answers));
+            }
+        });
+        Self { address }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("redis://{}/", self.address)
+    }
+}
+
+fn serve(mut stream: TcpStream, connection: usize, answers: &Mutex<Answers>) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    loop {
+        let request = Request {
+            connection,
+            words: read_command(&mut reader)?,
+        };
+        let answer = (*answers.lock().unwrap())(&request);
+        let answer = answer.unwrap_or_else(|| request.usual());
+        stream.write_all(&answer).ok()?;
+    }
+}
+
+fn read_command(reader: &mut impl BufRead) -> Option<Vec<String>> {
+    let count = read_length(reader, '*')?;
+    (0..count).map(|_| read_word(reader)).collect()
+}
+
+fn read_word(reader: &mut impl BufRead) -> Option<String> {
+    let length = read_length(reader, '$')?;
+    let mut word = vec![0; length + 2];
+    reader.read_exact(&mut word).ok()?;
+    word.truncate(length);
+    String::from_utf8(word).ok()
+}
+
+fn read_length(reader: &mut impl BufRead, mark: char) -> Option<usize> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    line.trim_end().strip_prefix(mark)?.parse().ok()
+}
+
+impl Request {
+    pub(super) fn is(&self, name: &str) -> bool {
+        self.words[0].eq_ignore_ascii_case(name)
+    }
+
+    pub(super) fn is_probe(&self) -> bool {
+        self.is("EVALSHA")
+            && self
+                .words
+                .last()
+                .is_some_and(|word| word.starts_with("probe "))
+    }
+
+    /// A script call that is about locks.
+    pub(super) fn is_call(&self) -> bool {
+        self.is("EVALSHA") && !self.is_probe()
+    }
+
+    /// The arguments of a script, after its keys.
+    pub(super) fn arguments(&self) -> &[String] {
+        let keys: usize = self.words[2].parse().unwrap();
+        &self.words[3 + keys..]
+    }
+
+    /// The number that the reply is to name.
+    pub(super) fn number(&self) -> u64 {
+        self.arguments()[0].parse().unwrap()
+    }
+
+    /// The reply to a call of one op, told at that time.
+    pub(super) fn reply(&self, at: u64, answer: &[u8]) -> Vec<u8> {
+        let mut reply = format!("*3\r\n:{}\r\n:{at}\r\n", self.number()).into_bytes();
+        reply.extend_from_slice(answer);
+        reply
+    }
+
+    /// Whatever a server would say; to an attempt that it has won.
+    pub(super) fn usual(&self) -> Vec<u8> {
+        if self.is("HELLO") {
+            return b"%1\r\n$5\r\nproto\r\n:3\r\n".to_vec();
+        }
+        if self.is("SUBSCRIBE") {
+            return push(&["subscribe", &self.words[1]], ":1\r\n");
+        }
+        if self.is_probe() {
+            let [_, channel, message] = self.arguments() else {
+                panic!("{:?}", self.words)
+            };
+            let mut bytes = Vec::new();
+            if !channel.is_empty() {
+                bytes = push(&["message", channel, message], "");
+            }
+            bytes.extend(self.reply(NOW, b"*1\r\n$9\r\npublished\r\n"));
+            return bytes;
+        }
+        if self.is_call() {
+            return self.reply(NOW, WON);
+        }
+        if self.is("CLIENT") && self.words[1] == "INFO" {
+            let info = format!("id={} addr=127.0.0.1:1 name=", self.connection);
+            return format!("${}\r\n{info}\r\n", info.len()).into_bytes();
+        }
+        b"+OK\r\n".to_vec()
+    }
+}
+
+pub(super) const WON: &[u8] = b"*2\r\n$3\r\nwon\r\n:7\r\n";
+pub(super) const STALE: &[u8] = b"*1\r\n$5\r\nstale\r\n";
+
+/// A push of some words, and what else is in it.
+pub(super) fn push(words: &[&str], last: &str) -> Vec<u8> {
+    let count = words.len() + usize::from(!last.is_empty());
+    let mut bytes = format!(">{count}\r\n");
+    for word in words {
+        bytes.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+    }
+    bytes.push_str(last);
+    bytes.into_bytes()
+}

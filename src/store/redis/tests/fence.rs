@@ -1,0 +1,122 @@
+//! Draws.
+
+use super::registry::{Registry, attempt, enter, refused, release, won};
+use super::support::RedisServer;
+
+const FENCE: &str = "lock:~fence";
+
+fn micros(server: &RedisServer) -> u64 {
+    let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
+    seconds * 1_000_000 + micros
+}
+
+#[tokio::test]
+async fn f1_draws_are_the_servers_time_and_grow() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let before = micros(&server);
+    let first = won(&one.outcome("k", attempt(1)).await);
+    assert!((before..=micros(&server)).contains(&first));
+    assert_eq!(server.get(FENCE), Some(first.to_string()));
+    let other = won(&one.outcome("other", attempt(2)).await);
+    assert!(other > first, "one fence for all keys");
+}
+
+#[tokio::test]
+async fn f1_draws_grow_after_the_fence_is_deleted() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let first = won(&one.outcome("k", attempt(1)).await);
+    one.outcome("k", release(1)).await;
+    server.del(FENCE);
+    assert!(won(&one.outcome("k", attempt(2)).await) > first);
+}
+
+#[tokio::test]
+async fn f1_draws_grow_past_a_fence_from_the_future() {
+    // As left by a server whose clock was ahead of this one's.
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let ahead = micros(&server) + 3_600_000_000;
+    server.set(FENCE, &ahead.to_string());
+    assert_eq!(won(&one.outcome("k", attempt(1)).await), ahead + 1);
+    one.outcome("k", release(1)).await;
+    assert_eq!(won(&one.outcome("k", attempt(2)).await), ahead + 2);
+}
+
+#[tokio::test]
+async fn f1_every_draw_of_a_batch_is_another() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    for owner in 0..100 {
+        one.submit(&format!("k{owner}"), attempt(owner));
+    }
+    let mut draws = Vec::new();
+    for owner in 0..100 {
+        let answer = one
+            .reply(&format!("k{owner}"), &attempt(owner))
+            .await
+            .unwrap();
+        draws.push(won(&answer.outcome));
+    }
+    let last = *draws.iter().max().unwrap();
+    draws.sort_unstable();
+    draws.dedup();
+    assert_eq!(draws.len(), 100);
+    let fence: u64 = server.ask(&["GET", FENCE]);
+    assert!(fence >= last, "the fence stands past every draw");
+    assert!(won(&one.outcome("k", attempt(100)).await) > last);
+}
+
+#[tokio::test]
+async fn f3_numbers_of_sixteen_digits_keep_their_last() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    // One that a double holds, and that 14 digits do not.
+    server.set(FENCE, "4503599627370491");
+    assert_eq!(
+        won(&one.outcome("k", attempt(1)).await),
+        4_503_599_627_370_492
+    );
+    assert_eq!(server.get(FENCE).as_deref(), Some("4503599627370492"));
+
+    // The same in a grant.
+    let mut two = Registry::on(&server, "b2").await;
+    two.outcome("k", enter(1)).await;
+    one.outcome("k", release(1)).await;
+    assert_eq!(two.granted().await.1.draw, 4_503_599_627_370_493);
+}
+
+#[tokio::test]
+async fn s1_a_wrong_type_in_the_fence_leaves_nothing_done() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    for make in [["RPUSH", FENCE, "x"], ["SET", FENCE, "x"]] {
+        server.del(FENCE);
+        server.cmd(&make);
+        for (owner, op) in [(1, attempt(1)), (2, enter(2))] {
+            let (why, retryable) = refused(one.ask("k", op).await);
+            assert!(why.contains("WRONGTYPE") && !retryable, "{owner}: {why}");
+            assert_eq!(server.keys("*"), [FENCE], "{owner}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn s1_a_release_needs_no_fence() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let mut two = Registry::on(&server, "b2").await;
+    won(&one.outcome("k", attempt(1)).await);
+    two.outcome("k", enter(1)).await;
+    server.del(FENCE);
+    server.cmd(&["RPUSH", FENCE, "x"]);
+    // It cannot be handed over, so it is free: the waiter finds it (W2).
+    assert_eq!(one.outcome("k", release(1)).await, super::registry::HELD);
+    assert!(!server.exists("lock:k"));
+    assert_eq!(
+        super::registry::queue(&server, "lock:k").len(),
+        1,
+        "the ticket stands"
+    );
+}

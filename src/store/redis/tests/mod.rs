@@ -1,0 +1,16 @@
+//! Sessions against a real server, each of which a test starts for itself.
+//!
+//! A test that is about a rule of the protocol bears its number in its name.
+
+mod attempts;
+mod connecting;
+mod fake;
+mod fence;
+mod full_server;
+mod handover;
+mod links;
+mod queue;
+mod registry;
+mod stores;
+#[path = "../../../../tests/support/mod.rs"]
+mod support;

@@ -1,0 +1,354 @@
+//! What a registry would be to its session: somebody who asks, listens and remembers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::support::RedisServer;
+use crate::StoreError;
+use crate::store::contract::{
+    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Session,
+};
+use crate::store::{LockStore, RedisStore};
+
+/// Every wait of a test ends by then, one way or the other.
+pub(super) const BOUND: Duration = Duration::from_secs(10);
+
+pub(super) const TTL: Duration = Duration::from_secs(30);
+
+type Replied = (Arc<str>, Op, Result<Answer, OpError>);
+
+/// Passes the news on.
+struct Recorder(UnboundedSender<News>);
+
+impl Listener for Recorder {
+    fn news(&self, news: News) {
+        // A test that has ended does not listen any more.
+        let _ = self.0.send(news);
+    }
+}
+
+/// A session, and all that it said.
+pub(super) struct Registry {
+    pub(super) session: Option<Arc<dyn Session>>,
+    instance: &'static str,
+    news: UnboundedReceiver<News>,
+    heard: VecDeque<News>,
+    _listener: Arc<dyn Listener>,
+}
+
+/// How a session is opened.
+pub(super) struct Settings {
+    pub(super) url: String,
+    pub(super) instance: &'static str,
+    pub(super) response_timeout: Duration,
+}
+
+impl Settings {
+    pub(super) fn new(server: &RedisServer, instance: &'static str) -> Self {
+        Self::url(server.url(), instance)
+    }
+
+    pub(super) fn url(url: String, instance: &'static str) -> Self {
+        Self {
+            url,
+            instance,
+            response_timeout: BOUND,
+        }
+    }
+
+    pub(super) fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// Opens the session, and starts nothing.
+    pub(super) fn open(self) -> Registry {
+        let (sender, news) = unbounded_channel();
+        let listener: Arc<dyn Listener> = Arc::new(Recorder(sender));
+        let store = RedisStore::connect_lazy(&self.url).unwrap();
+        let session = store.open(Opening {
+            prefix: "lock".into(),
+            instance: self.instance.into(),
+            response_timeout: self.response_timeout,
+            listener: Arc::downgrade(&listener),
+        });
+        Registry {
+            session: Some(session),
+            instance: self.instance,
+            news,
+            heard: VecDeque::new(),
+            _listener: listener,
+        }
+    }
+
+    /// Opens and starts the session, and waits until its connection stands.
+    pub(super) async fn up(self) -> Registry {
+        let mut registry = self.open();
+        registry.session().start();
+        assert!(registry.up().await, "the server pushes");
+        registry
+    }
+}
+
+impl Registry {
+    pub(super) async fn on(server: &RedisServer, instance: &'static str) -> Self {
+        Settings::new(server, instance).up().await
+    }
+
+    pub(super) fn session(&self) -> &dyn Session {
+        &**self.session.as_ref().expect("not dropped by the test")
+    }
+
+    /// The owner's text on the server.
+    pub(super) fn text(&self, owner: u64) -> String {
+        format!("{}:{owner}", self.instance)
+    }
+
+    /// The ticket's text on the server.
+    pub(super) fn ticket(&self, owner: u64) -> String {
+        format!("{}:{owner} {}", self.instance, TTL.as_millis())
+    }
+
+    pub(super) fn channel(&self) -> String {
+        format!("lock:~grant:{}", self.instance)
+    }
+
+    pub(super) fn submit(&self, key: &str, op: Op) {
+        self.session().submit(key.into(), op);
+    }
+
+    /// Submits an op and waits for its reply.
+    pub(super) async fn ask(&mut self, key: &str, op: Op) -> Result<Answer, OpError> {
+        self.submit(key, op.clone());
+        self.reply(key, &op).await
+    }
+
+    /// The same for an op that the server must do.
+    pub(super) async fn outcome(&mut self, key: &str, op: Op) -> Outcome {
+        self.ask(key, op).await.expect("an outcome").outcome
+    }
+
+    pub(super) async fn reply(&mut self, key: &str, op: &Op) -> Result<Answer, OpError> {
+        let (_, _, result) = self.replied(|of, asked| of == key && asked == op).await;
+        result
+    }
+
+    pub(super) async fn replied(&mut self, mut wanted: impl FnMut(&str, &Op) -> bool) -> Replied {
+        self.hear(|news| match news {
+            News::Replied { key, op, result } if wanted(&key, &op) => Ok((key, op, result)),
+            other => Err(other),
+        })
+        .await
+    }
+
+    pub(super) async fn granted(&mut self) -> (Arc<str>, Grant) {
+        self.hear(|news| match news {
+            News::Granted { key, grant } => Ok((key, grant)),
+            other => Err(other),
+        })
+        .await
+    }
+
+    /// Waits until a connection stands; whether it carries grants.
+    pub(super) async fn up(&mut self) -> bool {
+        self.hear(|news| match news {
+            News::Up { queue } => Ok(queue),
+            other => Err(other),
+        })
+        .await
+    }
+
+    pub(super) async fn down(&mut self) -> StoreError {
+        self.hear(|news| match news {
+            News::Down(error) => Ok(error),
+            other => Err(other),
+        })
+        .await
+    }
+
+    /// The next news, whatever it is.
+    pub(super) async fn next(&mut self) -> News {
+        self.hear(Ok).await
+    }
+
+    /// Something that was told already, and not yet asked about.
+    pub(super) fn heard_by_now(&mut self) -> Option<News> {
+        self.heard.pop_front().or_else(|| self.news.try_recv().ok())
+    }
+
+    /// Nothing that `unwanted` knows is told before the server has answered one more question.
+    pub(super) async fn has_not_heard(&mut self, unwanted: impl Fn(&News) -> bool) {
+        let answer = self.session().inspect("nothing".into());
+        let answer = tokio::time::timeout(BOUND, answer).await.expect("in time");
+        answer.expect("an answer");
+        while let Some(news) = self.heard_by_now() {
+            assert!(!unwanted(&news), "{news:?}");
+        }
+    }
+
+    /// The first news that fits; the others stay for later.
+    async fn hear<T>(&mut self, mut fits: impl FnMut(News) -> Result<T, News>) -> T {
+        let mut passed = VecDeque::new();
+        let found = loop {
+            let news = match self.heard.pop_front() {
+                Some(news) => news,
+                None => match tokio::time::timeout(BOUND, self.news.recv()).await {
+                    Ok(news) => news.expect("the recorder lives"),
+                    Err(_) => panic!("not heard within {BOUND:?}; heard {passed:?}"),
+                },
+            };
+            match fits(news) {
+                Ok(found) => break found,
+                Err(news) => passed.push_back(news),
+            }
+        };
+        passed.append(&mut self.heard);
+        self.heard = passed;
+        found
+    }
+}
+
+pub(super) fn attempt(owner: u64) -> Op {
+    Op::Attempt {
+        owner: Owner(owner),
+        ttl: TTL,
+    }
+}
+
+pub(super) fn enter(owner: u64) -> Op {
+    Op::Enter {
+        owner: Owner(owner),
+        ttl: TTL,
+        score: None,
+    }
+}
+
+pub(super) fn enter_at(owner: u64, score: u64) -> Op {
+    Op::Enter {
+        owner: Owner(owner),
+        ttl: TTL,
+        score: Some(score),
+    }
+}
+
+pub(super) fn withdraw(owner: u64) -> Op {
+    Op::Withdraw {
+        owner: Owner(owner),
+    }
+}
+
+pub(super) fn release(owner: u64) -> Op {
+    Op::Release {
+        owner: Owner(owner),
+    }
+}
+
+pub(super) fn yield_turn(old: u64, new: u64) -> Op {
+    Op::Yield {
+        old: Owner(old),
+        new: Owner(new),
+        ttl: TTL,
+    }
+}
+
+pub(super) fn renew(owner: u64, ttl: Duration) -> Op {
+    Op::Renew {
+        owner: Owner(owner),
+        ttl,
+    }
+}
+
+pub(super) const HELD: Outcome = Outcome::Gone { held: true };
+pub(super) const NOT_HELD: Outcome = Outcome::Gone { held: false };
+
+/// The draw of a win.
+#[track_caller]
+pub(super) fn won(outcome: &Outcome) -> u64 {
+    match outcome {
+        Outcome::Won { draw } => *draw,
+        other => panic!("not won: {other:?}"),
+    }
+}
+
+/// The place of a ticket.
+#[track_caller]
+pub(super) fn place(outcome: &Outcome) -> u64 {
+    match outcome {
+        Outcome::Busy {
+            score: Some(score), ..
+        } => *score,
+        other => panic!("no place: {other:?}"),
+    }
+}
+
+/// What a refusal says, and whether asking again may help.
+#[track_caller]
+pub(super) fn refused(result: Result<Answer, OpError>) -> (String, bool) {
+    match result {
+        Err(OpError::Refused(error)) => (error.to_string(), error.is_retryable()),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn unknown(result: Result<Answer, OpError>) -> StoreError {
+    match result {
+        Err(OpError::Unknown(error)) => error,
+        other => panic!("not unknown: {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn unsent(result: Result<Answer, OpError>) -> StoreError {
+    match result {
+        Err(OpError::Unsent(error)) => error,
+        other => panic!("not unsent: {other:?}"),
+    }
+}
+
+/// Members and scores of a lock's queue, in order.
+pub(super) fn queue(server: &RedisServer, lock: &str) -> Vec<(String, u64)> {
+    server.ask(&[
+        "ZRANGE",
+        &format!("{{{lock}}}:~queue1"),
+        "0",
+        "-1",
+        "WITHSCORES",
+    ])
+}
+
+/// Collects what is logged meanwhile, warnings and all.
+#[derive(Clone, Default)]
+pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    pub(super) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// Collects on this thread until the guard is dropped.
+    pub(super) fn collect(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || log.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
