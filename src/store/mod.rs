@@ -7,11 +7,15 @@
 
 pub(crate) mod contract;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use self::memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use self::redis::RedisStore;
 
 /// Where leases live.
 ///
