@@ -211,10 +211,11 @@ impl Driver {
         (!state.entries.is_empty()).then(|| self.idle.listen())
     }
 
-    /// Feeds every turnstile whose time has come; returns when to come back.
+    /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
+    /// come back.
     pub(super) fn run_due(&self) -> Option<Instant> {
         let mut outbox = Outbox::default();
-        let next = {
+        let (next, session) = {
             let mut state = self.lock();
             let now = self.clock.now();
             while let Some((moment, key)) = state.timeouts.first().cloned()
@@ -228,9 +229,12 @@ impl Driver {
             state.armed = next;
             self.seal(&mut state, &mut outbox);
             outbox.earlier = false;
-            next
+            (next, next.and(state.session.clone()))
         };
         self.deliver(outbox);
+        if let Some(session) = session {
+            session.revive();
+        }
         next.map(|moment| self.clock.instant(moment))
     }
 
@@ -403,6 +407,8 @@ impl Listener for Driver {
                         turnstile.down(cx, &error);
                     }]
                 });
+                // It may have gone with its runtime: the timer's may be alive, and looks.
+                self.timer.ring();
             }
         }
     }
