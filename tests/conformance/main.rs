@@ -26,11 +26,16 @@ mod leftovers;
 mod loss;
 mod memory;
 mod outage;
+#[cfg(feature = "redis")]
+mod redis;
 mod runtimes;
 mod scenarios;
 mod shutdown;
 mod streams;
 mod suite;
+#[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
+mod support;
 mod turns;
 mod waiting;
 mod work;

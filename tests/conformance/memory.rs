@@ -14,6 +14,7 @@ pub(crate) struct Memory {
 
 impl World for Memory {
     const LATE: Duration = ms(100);
+    const PAUSED: bool = true;
 
     fn new() -> Self {
         let store = MemoryStore::new();
@@ -58,8 +59,8 @@ impl World for Memory {
         dies.join().unwrap();
     }
 
-    fn leftovers(&self) -> usize {
-        self.store.keys()
+    fn leftovers(&self) -> Vec<String> {
+        vec!["a key".to_owned(); self.store.keys()]
     }
 
     fn commands(&self) -> u64 {

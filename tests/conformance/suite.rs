@@ -1,6 +1,6 @@
 //! The table of cases, and what is done around each.
 
-use crate::world::{World, eventually, ms};
+use crate::world::{World, empty, ms};
 
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
 const HANGS: std::time::Duration = ms(60_000);
@@ -27,7 +27,7 @@ pub(crate) fn run_outside<W: World>(case: impl FnOnce(&W)) {
 async fn assert_nothing_left<W: World>(world: &W) {
     world.set_offline(false);
     world.set_latency(ms(0));
-    eventually("the store is empty", async || world.leftovers() == 0).await;
+    empty(world).await;
 }
 
 /// Makes a test of every case on every store, by the name `store::module::case`.

@@ -7,7 +7,7 @@ use lockstream::LockError;
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
-use crate::world::{World, assert_took, eventually, free, is_held, ms, poll_once, waited, waiting};
+use crate::world::{World, assert_took, empty, free, is_held, ms, poll_once, waited, waiting};
 
 pub(crate) async fn a_free_lock_is_had_at_once<W: World>(w: &W) {
     let [here, there] = w.registries().await;
@@ -263,7 +263,7 @@ pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &
         lock.inspect(),
     );
     assert_eq!(registry.in_use(), 0);
-    assert_eq!(w.leftovers(), 0);
+    assert!(w.leftovers().is_empty());
     assert_eq!(w.commands(), commands);
     drop(futures);
     assert_eq!(w.commands(), commands);
@@ -302,7 +302,7 @@ pub(crate) async fn nothing_is_left_of_a_wait<W: World>(w: &W) {
     waiting(&watch, 0).await;
     assert_eq!(there.in_use(), 0);
     held.release().await.unwrap();
-    eventually("the store is empty", async || w.leftovers() == 0).await;
+    empty(w).await;
 }
 
 pub(crate) async fn done_futures_say_so<W: World>(w: &W) {

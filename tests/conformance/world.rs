@@ -12,13 +12,16 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// How late something may come about that a timer or another process causes.
     const LATE: Duration;
 
+    /// Whether time stands still while anything runs.
+    const PAUSED: bool;
+
     /// An empty store that nobody uses yet. Needs no runtime.
     fn new() -> Self;
 
-    /// A registry to be, on a connection of its own that stands already. Leases last 2 s, callers wait 10 s.
+    /// A registry to be. Leases last 2 s, callers wait 10 s, and so long may answers take.
     fn builder(&self) -> impl Future<Output = LockRegistryBuilder>;
 
-    /// [`builder`](Self::builder) without any I/O.
+    /// [`builder`](Self::builder) without any I/O, and without a runtime.
     fn lazy_builder(&self) -> LockRegistryBuilder;
 
     /// The store cannot be reached from now on, or can be again.
@@ -34,13 +37,18 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     fn crashed_holder(&self, key: &str, ttl: Duration);
 
     /// What is in the store, but for the fence: locks and queues.
-    fn leftovers(&self) -> usize;
+    fn leftovers(&self) -> Vec<String>;
 
     /// How many commands the store has had from registries; always 0 where nobody counts.
     fn commands(&self) -> u64;
 
+    /// A registry whose line to the store stands.
     fn registry(&self) -> impl Future<Output = LockRegistry> {
-        async { self.builder().await.build() }
+        async {
+            let registry = self.builder().await.build();
+            registry.obtain("anything").inspect().await.unwrap();
+            registry
+        }
     }
 
     fn registries<const N: usize>(&self) -> impl Future<Output = [LockRegistry; N]> {
@@ -98,6 +106,26 @@ pub(crate) fn free(lock: &Lock) -> impl Future<Output = ()> {
     eventually(format!("{} is free", lock.key()), async move || {
         lock.inspect().await.unwrap().owner.is_none()
     })
+}
+
+/// Waits until nothing is left in the store.
+#[track_caller]
+pub(crate) fn empty<W: World>(w: &W) -> impl Future<Output = ()> {
+    let place = std::panic::Location::caller();
+    async move {
+        let begin = Instant::now();
+        loop {
+            let left = w.leftovers();
+            if left.is_empty() {
+                return;
+            }
+            assert!(
+                begin.elapsed() < BOUND,
+                "{place}: left in the store: {left:?}"
+            );
+            tokio::time::sleep(ms(2)).await;
+        }
+    }
 }
 
 /// Waits until nothing is in use in the registry.
