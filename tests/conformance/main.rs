@@ -15,6 +15,7 @@
 //! | `leftovers.rs` | what is left when nobody wants anything? |
 //! | `handles.rs` | whose is a lock? |
 //! | `runtimes.rs` | what if runtimes come and go? |
+//! | `redis_alone.rs` | what does only a server show? |
 //! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
@@ -28,6 +29,8 @@ mod memory;
 mod outage;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redis")]
+mod redis_alone;
 mod runtimes;
 mod scenarios;
 mod shutdown;
@@ -43,6 +46,10 @@ mod world;
 
 /// How many cases there are.
 const CASES: usize = 96;
+
+/// How many more there are that need a server.
+#[cfg(feature = "redis")]
+const CASES_OF_REDIS_ALONE: usize = 13;
 
 suite! {
     waiting: in_runtime {
@@ -167,4 +174,21 @@ suite! {
         a_drop_on_a_thread_without_a_runtime_releases,
         a_registry_made_outside_a_runtime_works_in_one,
     }
+}
+
+#[cfg(feature = "redis")]
+redis_alone! {
+    plain_locks_exclude_us_and_we_them,
+    a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting,
+    a_foreign_lock_without_a_ttl_is_looked_at,
+    a_value_of_somebody_else_is_never_deleted,
+    nothing_is_left_but_the_fence,
+    who_waits_sends_nothing,
+    a_lock_costs_two_calls,
+    tokens_grow_without_their_fence,
+    scripts_that_the_server_forgot_are_sent_again,
+    connections_that_are_killed_lose_nothing,
+    a_server_that_is_stopped_is_told_of_in_time,
+    a_server_that_lost_its_data_tells_the_holders,
+    connecting_tells_what_is_wrong,
 }

@@ -6,9 +6,9 @@ use crate::world::{World, empty, ms};
 const HANGS: std::time::Duration = ms(60_000);
 
 /// Runs a case on a store of its own. When all of it is gone nothing may be left in the store.
-pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&W)) {
-    let world = W::new();
-    let ended = tokio::time::timeout(HANGS, case(&world)).await;
+pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&mut W)) {
+    let mut world = W::new();
+    let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
     ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
     assert_nothing_left(&world).await;
 }
@@ -70,6 +70,28 @@ macro_rules! suite {
     };
 }
 
+/// Makes a test of every case that needs a server.
+#[cfg(feature = "redis")]
+#[macro_export]
+macro_rules! redis_alone {
+    ($($case:ident),* $(,)?) => {
+        mod on_redis_alone {
+            use $crate::redis::Redis;
+            $($crate::case! {
+                in_runtime Redis, redis_alone, $case, (flavor = "multi_thread", worker_threads = 2)
+            })*
+
+            #[test]
+            fn no_case_is_missing() {
+                let tests = $crate::suite::tests_of_this_binary();
+                let cases = [$(stringify!($case)),*].map(|case| format!("on_redis_alone::{case}: test"));
+                assert_eq!(cases.len(), $crate::CASES_OF_REDIS_ALONE);
+                assert!(cases.iter().all(|case| tests.contains(case)));
+            }
+        }
+    };
+}
+
 /// One test of one case.
 #[macro_export]
 macro_rules! case {
@@ -82,7 +104,7 @@ macro_rules! case {
     (in_runtime $world:ident, $module:ident, $case:ident, ($($runtime:tt)*)) => {
         #[tokio::test($($runtime)*)]
         async fn $case() {
-            $crate::suite::run($crate::$module::$case::<$world>).await;
+            $crate::suite::run(async |world: &mut $world| $crate::$module::$case(world).await).await;
         }
     };
 }
