@@ -407,7 +407,11 @@ impl<C: Clone> Turnstile<C> {
             {
                 self.next_turn(cx);
             }
-            if self.flight.is_some() || self.down {
+            if self.flight.is_some() {
+                return;
+            }
+            if self.down {
+                self.forget_unsent();
                 return;
             }
             if let Some(errand) = self.owed.front() {
@@ -530,6 +534,19 @@ impl<C: Clone> Turnstile<C> {
         if let Some(op) = claim.settlement() {
             let until = now + claim.ttl + drift(claim.ttl);
             self.owed.push_back(Errand::new(op, None, until));
+        }
+    }
+
+    /// The connection is down, and nobody waits for what it never took: then there is nothing to be
+    /// settled when it is back. Else an outage would keep an entry for each key that was asked for,
+    /// and its next caller who wants to be told at once would have to wait for the connection.
+    fn forget_unsent(&mut self) {
+        if let Standing::Seeking { claim, .. } = &self.standing
+            && claim.exposure == Exposure::Nothing
+            && self.line.is_empty()
+            && self.owed.is_empty()
+        {
+            self.standing = Standing::Out;
         }
     }
 
