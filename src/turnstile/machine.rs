@@ -251,6 +251,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up_renew(&mut self, cx: &mut Cx<'_>) {
         self.pass_time(cx);
         self.renew(cx.now);
+        self.advance(cx);
     }
 
     /// Second step: what is owed, or else the ticket again.

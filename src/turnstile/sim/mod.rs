@@ -12,6 +12,7 @@ mod process;
 mod profile;
 mod referee;
 mod rng;
+mod rounds;
 mod server;
 mod world;
 
