@@ -13,6 +13,7 @@ mod profile;
 mod referee;
 mod rng;
 mod rounds;
+mod scenes;
 mod server;
 mod world;
 

@@ -14,6 +14,8 @@ pub(super) struct Referee {
     /// The first thing that was found broken.
     pub(super) breach: Option<String>,
     pub(super) leases: Vec<Vec<Seen>>,
+    /// Every lease: when it began, whose, and its token.
+    pub(super) log: Vec<(True, ProcessId, u64)>,
     /// Given back by their holders, and not confirmed.
     finished: BTreeMap<CallerId, Seen>,
     pub(super) tokens: Vec<u64>,
@@ -55,6 +57,7 @@ impl Referee {
         Self {
             breach: None,
             leases: vec![Vec::new(); keys],
+            log: Vec::new(),
             finished: BTreeMap::new(),
             tokens: vec![0; keys],
             starving: vec![None; keys],
@@ -94,6 +97,7 @@ impl World {
             deadline,
         };
         self.referee.counts.begun += 1;
+        self.referee.log.push((self.now, process, token));
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
         self.referee.starving[key] = None;
         self.referee.finished.remove(&caller);

@@ -471,9 +471,15 @@ impl Bench {
     }
 }
 
+/// How many; `LOCKSTREAM_CASES` says otherwise.
+fn cases() -> u32 {
+    let cases = std::env::var("LOCKSTREAM_CASES").ok();
+    cases.map_or(1500, |cases| cases.parse().expect("a number of cases"))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 1500,
+        cases: cases(),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
