@@ -402,7 +402,11 @@ impl<C: Clone> Turnstile<C> {
             {
                 self.next_turn(cx);
             }
-            if self.flight.is_some() || self.down {
+            if self.flight.is_some() {
+                return;
+            }
+            if self.down {
+                self.abandon_unsent(cx.now);
                 return;
             }
             if let Some(errand) = self.owed.front() {
@@ -516,6 +520,18 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// Nobody wants the key any more while the connection is gone, perhaps for good: the claim does
+    /// not wait for the next one. (A yield that is owed needs its claim, and goes by its own time.)
+    fn abandon_unsent(&mut self, now: Moment) {
+        let yields = |errand: &Errand<C>| matches!(errand.op, Op::Yield { .. });
+        if self.line.is_empty()
+            && matches!(self.standing, Standing::Seeking { .. })
+            && !self.owed.any(yields)
+        {
+            self.abandon(now);
+        }
+    }
+
     /// Nobody wants the key any more, or not by way of this claim.
     fn abandon(&mut self, now: Moment) {
         let Standing::Seeking { claim, .. } = std::mem::replace(&mut self.standing, Standing::Out)
@@ -523,7 +539,7 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("only a claim is abandoned")
         };
         if let Some(op) = claim.settlement() {
-            let until = now + claim.ttl + drift(claim.ttl);
+            let until = now + claim.outlasted_by();
             self.owed.push_back(Errand::new(op, None, until));
         }
     }
