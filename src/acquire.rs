@@ -9,8 +9,9 @@ use futures::future::FusedFuture;
 use crate::LockError;
 use crate::clock::Clock;
 use crate::driver::{Arrival, Contender, Driver, Progress};
+use crate::handle::Handle;
 use crate::lease::Lease;
-use crate::lock::{Handle, Plan};
+use crate::plan::Plan;
 use crate::turnstile::{Moment, Patience, Verdict};
 
 /// A caller on its way to a lease: what every acquiring future wraps.

@@ -6,7 +6,7 @@
 //! | [`RedisStore`] | processes that share a server |
 
 pub(crate) mod contract;
-mod memory;
+pub(crate) mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 

@@ -292,11 +292,15 @@ impl<C: Clone> Turnstile<C> {
     }
 
     pub(super) fn renew(&mut self, now: Moment) {
-        if let Standing::Inside(tenure) = &mut self.standing
-            && tenure.renewing.is_none()
-            && let Some(ttl) = tenure.wanted(now)
-        {
-            tenure.renewing = Some(now);
+        let Standing::Inside(tenure) = &mut self.standing else {
+            return;
+        };
+        if tenure.renewing.is_some() {
+            // It may have asked for less, for the lease before this one.
+            tenure.renew_again = true;
+        } else if let Some(ttl) = tenure.wanted(now) {
+            tenure.renew_again = false;
+            tenure.asked(now, ttl);
             let owner = tenure.owner;
             self.send(Op::Renew { owner, ttl });
         }
@@ -375,10 +379,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// D5: the tenure is over by our clock.
     fn expire(&mut self, now: Moment) {
-        let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
+        let Standing::Inside(mut tenure) = std::mem::replace(&mut self.standing, Standing::Out)
+        else {
             unreachable!("only a tenure expires")
         };
-        if let Some(seat) = tenure.seat {
+        if let Some(seat) = tenure.seat.take() {
             let verdict = if seat.taken {
                 Verdict::Lost
             } else {
@@ -390,7 +395,7 @@ impl<C: Clone> Turnstile<C> {
         let release = Op::Release {
             owner: tenure.owner,
         };
-        let until = now + tenure.ttl + drift(tenure.ttl);
+        let until = tenure.runs_out(now);
         self.owed.push_back(Errand::new(release, None, until));
     }
 
@@ -443,7 +448,7 @@ impl<C: Clone> Turnstile<C> {
         }
         let ending = tenure.ending.take();
         let old = tenure.owner;
-        let until = now + tenure.ttl + drift(tenure.ttl);
+        let until = tenure.runs_out(now);
         let head_ttl = self.line.first().map(|head| head.ttl);
         match head_ttl {
             Some(ttl) if self.queue && self.line.has_standing() => {
@@ -563,6 +568,9 @@ impl<C: Clone> Turnstile<C> {
 
     pub(super) fn on_down(&mut self, error: &StoreError) {
         self.down = true;
+        if let Standing::Seeking { claim, .. } = &mut self.standing {
+            claim.forget_proof();
+        }
         self.trouble = Some(error.clone());
         self.fail_waiters(error);
     }
@@ -581,18 +589,24 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// A tenure is proved from `start` on; `draw` is its number.
-    pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Moment) {
+    /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
+    pub(super) fn enter_tenure(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draw: u64,
+        start: Moment,
+        ttl: Duration,
+    ) {
         let now = cx.now;
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
         };
-        if deadline(start, claim.ttl) <= now && !self.line.is_empty() {
+        if deadline(start, ttl) <= now && !self.line.is_empty() {
             // D4: proved, but over. The same owner asks again, and the answer proves anew (S3).
             *ask_at = now;
             return;
         }
-        let tenure = Tenure::new(claim.owner, claim.ttl, draw, start, now);
+        let tenure = Tenure::new(claim.owner, ttl, draw, start, now);
         self.standing = Standing::Inside(tenure);
         self.pass_time(cx);
     }
@@ -600,6 +614,11 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
+                if self.down {
+                    // O3: it came by a connection that is not up yet, or no longer. What is owed
+                    // goes first, a yield to this owner perhaps; entering it makes the grant good.
+                    return;
+                }
                 if let Some(flight) = &mut self.flight {
                     // O3: the reply that is on its way may be older or newer.
                     flight.grant = Some(grant);
@@ -608,7 +627,7 @@ impl<C: Clone> Turnstile<C> {
                 match claim.believe(&grant, cx.now) {
                     Belief::From(start) => {
                         claim.exposure = Exposure::Ticket;
-                        self.enter_tenure(cx, grant.draw, start);
+                        self.enter_tenure(cx, grant.draw, start, grant.ttl);
                     }
                     Belief::Over => {}
                     Belief::Stepped => *ask_at = cx.now,

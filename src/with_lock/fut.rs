@@ -9,7 +9,7 @@ use super::Hold;
 use super::future::OrSkip;
 use crate::LockError;
 use crate::lease::LeaseView;
-use crate::lock::Plan;
+use crate::plan::Plan;
 
 /// Work under a lock: begun with a view of the lease, or given beforehand.
 #[pin_project]

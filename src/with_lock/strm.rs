@@ -10,7 +10,7 @@ use super::Hold;
 use super::stream::OrSkip;
 use crate::LockError;
 use crate::lease::LeaseView;
-use crate::lock::Plan;
+use crate::plan::Plan;
 
 /// A stream under a lock: begun with a view of the lease, or given beforehand.
 #[pin_project]
