@@ -1,7 +1,10 @@
 use std::time::Duration;
 
-use super::time::Moment;
+use super::time::{Moment, drift};
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
+
+/// K3: how much longer than its lock the store keeps a queue.
+const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 
 /// What the store may have under an owner of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +77,15 @@ impl Claim {
             Exposure::Nothing => None,
             Exposure::Lock => Some(Op::Release { owner: self.owner }),
             Exposure::Ticket => Some(Op::Withdraw { owner: self.owner }),
+        }
+    }
+
+    /// By when whatever the store has under this owner has run out by itself.
+    pub(super) fn outlasted_by(&self) -> Duration {
+        let lock = self.ttl + drift(self.ttl);
+        match self.exposure {
+            Exposure::Ticket => lock + QUEUE_MARGIN,
+            _ => lock,
         }
     }
 

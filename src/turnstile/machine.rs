@@ -412,7 +412,7 @@ impl<C: Clone> Turnstile<C> {
                 return;
             }
             if self.down {
-                self.forget_unsent();
+                self.abandon_unsent(cx.now);
                 return;
             }
             if let Some(errand) = self.owed.front() {
@@ -526,6 +526,18 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// Nobody wants the key any more while the connection is gone, perhaps for good: the claim does
+    /// not wait for the next one. (A yield that is owed needs its claim, and goes by its own time.)
+    fn abandon_unsent(&mut self, now: Moment) {
+        let yields = |errand: &Errand<C>| matches!(errand.op, Op::Yield { .. });
+        if self.line.is_empty()
+            && matches!(self.standing, Standing::Seeking { .. })
+            && !self.owed.any(yields)
+        {
+            self.abandon(now);
+        }
+    }
+
     /// Nobody wants the key any more, or not by way of this claim.
     fn abandon(&mut self, now: Moment) {
         let Standing::Seeking { claim, .. } = std::mem::replace(&mut self.standing, Standing::Out)
@@ -533,21 +545,8 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("only a claim is abandoned")
         };
         if let Some(op) = claim.settlement() {
-            let until = now + claim.ttl + drift(claim.ttl);
+            let until = now + claim.outlasted_by();
             self.owed.push_back(Errand::new(op, None, until));
-        }
-    }
-
-    /// The connection is down, and nobody waits for what it never took: then there is nothing to be
-    /// settled when it is back. Else an outage would keep an entry for each key that was asked for,
-    /// and its next caller who wants to be told at once would have to wait for the connection.
-    fn forget_unsent(&mut self) {
-        if let Standing::Seeking { claim, .. } = &self.standing
-            && claim.exposure == Exposure::Nothing
-            && self.line.is_empty()
-            && self.owed.is_empty()
-        {
-            self.standing = Standing::Out;
         }
     }
 

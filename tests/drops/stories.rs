@@ -230,3 +230,65 @@ fn an_op_outlives_the_runtime_that_it_ran_on() {
     });
     assert_eq!((locks.in_use(), store.keys()), (0, 0));
 }
+
+/// While the store was away, each key that somebody asked for stayed in use after he had been told: a table that grew
+/// with every request of an outage, and a registry that outlived its last handle, for good if the password was wrong.
+#[tokio::test(start_paused = true)]
+async fn an_outage_leaves_nothing_in_use() {
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let before = tasks();
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    store.set_offline(true);
+    for key in ["a", "b", "c"] {
+        let told = locks.obtain(key).acquire_once().await;
+        assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+        let told = locks.obtain(key).lease_within(Duration::from_secs(1)).await;
+        assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+        drop(locks.obtain(key).lease().now_or_never());
+    }
+    assert_eq!(locks.in_use(), 0);
+    drop(locks);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(tasks(), before);
+}
+
+/// The same with a ticket in the store's queue, which is owed a withdrawal, and a turn that is to be yielded.
+#[tokio::test(start_paused = true)]
+async fn an_outage_amid_a_queue_leaves_nothing_in_use() {
+    let store = MemoryStore::new();
+    let registry = || LockRegistry::builder(store.clone()).local_passes(0).build();
+    let (here, there) = (registry(), registry());
+    let held = here.obtain("k").lease().await.unwrap();
+    let mut queued = there.obtain("k").lease();
+    let mut local = here.obtain("k").lease();
+    assert!((&mut queued).now_or_never().is_none());
+    assert!((&mut local).now_or_never().is_none());
+    store.set_offline(true);
+    drop((held, queued));
+    let again = there.obtain("k").lease().now_or_never();
+    assert!(again.is_none());
+    drop((again, local));
+    // A lease lasts 30 s, a queue 60 s longer.
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!(here.in_use(), 0, "what is owed runs out");
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(
+        (here.in_use(), there.in_use()),
+        (0, 0),
+        "what is owed runs out"
+    );
+    store.set_offline(false);
+    let lease = there
+        .obtain("k")
+        .lease_once()
+        .await
+        .unwrap()
+        .expect("it is free");
+    lease.release().await.unwrap();
+    assert_eq!(store.keys(), 0);
+}
