@@ -1,6 +1,6 @@
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use event_listener::EventListener;
@@ -42,6 +42,8 @@ pub struct Lease {
 pub struct LeaseView {
     clock: Arc<Clock>,
     contender: Arc<Contender>,
+    /// A view keeps no registry at work.
+    driver: Weak<Driver>,
     token: u64,
 }
 
@@ -54,6 +56,7 @@ impl Lease {
         let view = LeaseView {
             clock: driver.clock().clone(),
             contender,
+            driver: Arc::downgrade(&driver),
             token,
         };
         Self { driver, view }
@@ -220,7 +223,12 @@ impl Future for Lost {
             // Listen first, look again, and only then wait: else a loss between the look and the
             // listening would wake nobody.
             match &mut self.listener {
-                None => self.listener = Some(self.view.contender.ended().listen()),
+                None => {
+                    if let Some(driver) = self.view.driver.upgrade() {
+                        driver.attend();
+                    }
+                    self.listener = Some(self.view.contender.ended().listen());
+                }
                 Some(listener) => {
                     std::task::ready!(Pin::new(listener).poll(cx));
                     self.listener = None;

@@ -119,6 +119,13 @@ impl Driver {
         session
     }
 
+    /// Somebody waits for the end of a lease on the caller's runtime, which need not be the one
+    /// that acquired it.
+    pub(crate) fn attend(&self) {
+        self.timer.attend();
+        self.timer.ensure(&self.me);
+    }
+
     /// How many keys are in use.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
@@ -128,6 +135,7 @@ impl Driver {
     pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
         contender.arrives();
         self.session();
+        self.timer.attend();
         let waiter = Waiter {
             who: contender.clone(),
             ttl: arrival.ttl,
@@ -205,10 +213,11 @@ impl Driver {
         (!state.entries.is_empty()).then(|| self.idle.listen())
     }
 
-    /// Feeds every turnstile whose time has come; returns when to come back.
+    /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
+    /// come back.
     pub(super) fn run_due(&self) -> Option<Instant> {
         let mut outbox = Outbox::default();
-        let next = {
+        let (next, session) = {
             let mut state = self.lock();
             let now = self.clock.now();
             while let Some((moment, key)) = state.timeouts.first().cloned()
@@ -222,9 +231,12 @@ impl Driver {
             state.armed = next;
             self.seal(&mut state, &mut outbox);
             outbox.earlier = false;
-            next
+            (next, next.and(state.session.clone()))
         };
         self.deliver(outbox);
+        if let Some(session) = session {
+            session.revive();
+        }
         next.map(|moment| self.clock.instant(moment))
     }
 
@@ -389,6 +401,8 @@ impl Listener for Driver {
             News::Down(error) => {
                 tracing::debug!(%error, "store down");
                 self.feed_all(|_| (), &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                // It may have gone with its runtime: the timer's may be alive, and looks.
+                self.timer.ring();
             }
         }
     }

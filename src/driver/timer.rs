@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures::future::{self, Either};
 use tokio::runtime::Handle;
@@ -16,27 +16,35 @@ use super::core::Driver;
 pub(super) struct Timer {
     bell: Arc<Notify>,
     running: Arc<AtomicBool>,
-    /// Where it ran last, for those who come without a runtime: a drop on a plain thread.
-    runtime: Mutex<Option<Handle>>,
+    runtimes: Arc<Mutex<Runtimes>>,
 }
 
 impl Timer {
+    /// Notes the caller's runtime, on which somebody waits: if the one that the task runs on goes
+    /// first, it runs on here.
+    pub(super) fn attend(&self) {
+        if let Ok(current) = Handle::try_current() {
+            lock(&self.runtimes).note(current);
+        }
+    }
+
     /// Sees to it that the task runs.
     pub(super) fn ensure(&self, driver: &Weak<Driver>) {
         if self.running.swap(true, Ordering::AcqRel) {
             return;
         }
-        let mut known = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(current) = Handle::try_current() {
-            *known = Some(current);
+        self.attend();
+        let runtimes = self.runtimes.clone();
+        let (driver, bell, running) = (driver.clone(), self.bell.clone(), self.running.clone());
+        Task {
+            driver,
+            bell,
+            running,
+            runtimes,
+            runs_on: None,
+            ended: false,
         }
-        let runtime = known.clone();
-        drop(known);
-        let running = Running(self.running.clone());
-        if let Some(runtime) = runtime {
-            let (driver, bell) = (driver.clone(), self.bell.clone());
-            runtime.spawn(run(driver, bell, running));
-        }
+        .start();
     }
 
     pub(super) fn ring(&self) {
@@ -50,34 +58,103 @@ impl Drop for Timer {
     }
 }
 
-/// Goes with the task, also when its runtime ends.
-#[derive(Debug)]
-struct Running(Arc<AtomicBool>);
+/// The runtimes on which somebody has waited, the latest last. Also for those who come without
+/// one: a drop on a plain thread.
+#[derive(Debug, Default)]
+struct Runtimes(Vec<Handle>);
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+/// More than that many runtimes at a time are not kept in mind.
+const MOST_RUNTIMES: usize = 16;
+
+impl Runtimes {
+    fn note(&mut self, current: Handle) {
+        if self.0.last().is_some_and(|last| last.id() == current.id()) {
+            return;
+        }
+        self.forget(&current);
+        if self.0.len() == MOST_RUNTIMES {
+            self.0.remove(0);
+        }
+        self.0.push(current);
+    }
+
+    fn forget(&mut self, gone: &Handle) {
+        self.0.retain(|known| known.id() != gone.id());
     }
 }
 
-async fn run(driver: Weak<Driver>, bell: Arc<Notify>, running: Running) {
-    let _running = running;
-    loop {
-        let next = match driver.upgrade() {
-            Some(driver) => driver.run_due(),
-            None => return,
-        };
-        let rung = pin!(bell.notified());
-        match next {
-            None => rung.await,
-            // The clock is compared before the sleep is polled: a runtime's budget can leave an
-            // elapsed sleep pending.
-            Some(at) => {
-                let sleep = pin!(tokio::time::sleep_until(at));
-                match future::select(rung, sleep).await {
-                    Either::Left(_) | Either::Right(_) => {}
+fn lock(runtimes: &Mutex<Runtimes>) -> MutexGuard<'_, Runtimes> {
+    // Every change leaves the list whole, so a panic elsewhere is no reason to stop.
+    runtimes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The task's own. When its runtime ends under it, it moves to another on which somebody has
+/// waited: those there may have nothing else that would wake them.
+struct Task {
+    driver: Weak<Driver>,
+    bell: Arc<Notify>,
+    running: Arc<AtomicBool>,
+    runtimes: Arc<Mutex<Runtimes>>,
+    runs_on: Option<Handle>,
+    ended: bool,
+}
+
+impl Task {
+    /// Runs it on the latest runtime; on one that has gone it is dropped at once, and comes here
+    /// again.
+    fn start(mut self) {
+        let runtime = lock(&self.runtimes).0.last().cloned();
+        if let Some(runtime) = runtime {
+            self.runs_on = Some(runtime.clone());
+            runtime.spawn(self.run());
+        } else {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        self.running.store(false, Ordering::Release);
+    }
+
+    async fn run(mut self) {
+        loop {
+            let next = match self.driver.upgrade() {
+                Some(driver) => driver.run_due(),
+                None => return self.end(),
+            };
+            let rung = pin!(self.bell.notified());
+            match next {
+                None => rung.await,
+                // The clock is compared before the sleep is polled: a runtime's budget can leave
+                // an elapsed sleep pending.
+                Some(at) => {
+                    let sleep = pin!(tokio::time::sleep_until(at));
+                    match future::select(rung, sleep).await {
+                        Either::Left(_) | Either::Right(_) => {}
+                    }
                 }
             }
         }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.ended || self.driver.strong_count() == 0 {
+            return;
+        }
+        if let Some(gone) = self.runs_on.take() {
+            lock(&self.runtimes).forget(&gone);
+        }
+        Task {
+            driver: std::mem::take(&mut self.driver),
+            bell: self.bell.clone(),
+            running: self.running.clone(),
+            runtimes: self.runtimes.clone(),
+            runs_on: None,
+            ended: false,
+        }
+        .start();
     }
 }

@@ -164,6 +164,11 @@ pub trait Session: Debug + Send + Sync {
     /// nothing on a thread without a runtime.
     fn start(&self);
 
+    /// Starts the session's tasks on the runtime of the caller if they do not run, and hurries
+    /// nobody. Called now and then while anything is waited for, since the runtime that they ran on
+    /// may end when nobody arrives any more.
+    fn revive(&self) {}
+
     /// Takes an op. Its answer comes as [`News::Replied`], also when the connection breaks; it may
     /// come before this returns. Ops of one key are done in the order in which they were taken.
     fn submit(&self, key: Arc<str>, op: Op);

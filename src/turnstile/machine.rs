@@ -407,7 +407,11 @@ impl<C: Clone> Turnstile<C> {
             {
                 self.next_turn(cx);
             }
-            if self.flight.is_some() || self.down {
+            if self.flight.is_some() {
+                return;
+            }
+            if self.down {
+                self.forget_unsent();
                 return;
             }
             if let Some(errand) = self.owed.front() {
@@ -533,6 +537,19 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// The connection is down, and nobody waits for what it never took: then there is nothing to be
+    /// settled when it is back. Else an outage would keep an entry for each key that was asked for,
+    /// and its next caller who wants to be told at once would have to wait for the connection.
+    fn forget_unsent(&mut self) {
+        if let Standing::Seeking { claim, .. } = &self.standing
+            && claim.exposure == Exposure::Nothing
+            && self.line.is_empty()
+            && self.owed.is_empty()
+        {
+            self.standing = Standing::Out;
+        }
+    }
+
     fn fly(&mut self, now: Moment, op: Op, what: Sent<C>) {
         self.flight = Some(Flight {
             sent: now,
@@ -573,18 +590,24 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// A tenure is proved from `start` on; `draw` is its number.
-    pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Moment) {
+    /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
+    pub(super) fn enter_tenure(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draw: u64,
+        start: Moment,
+        ttl: Duration,
+    ) {
         let now = cx.now;
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
         };
-        if deadline(start, claim.ttl) <= now && !self.line.is_empty() {
+        if deadline(start, ttl) <= now && !self.line.is_empty() {
             // D4: proved, but over. The same owner asks again, and the answer proves anew (S3).
             *ask_at = now;
             return;
         }
-        let tenure = Tenure::new(claim.owner, claim.ttl, draw, start, now);
+        let tenure = Tenure::new(claim.owner, ttl, draw, start, now);
         self.standing = Standing::Inside(tenure);
         self.pass_time(cx);
     }
@@ -605,7 +628,7 @@ impl<C: Clone> Turnstile<C> {
                 match claim.believe(&grant, cx.now) {
                     Belief::From(start) => {
                         claim.exposure = Exposure::Ticket;
-                        self.enter_tenure(cx, grant.draw, start);
+                        self.enter_tenure(cx, grant.draw, start, grant.ttl);
                     }
                     Belief::Over => {}
                     Belief::Stepped => *ask_at = cx.now,

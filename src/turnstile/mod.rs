@@ -23,6 +23,8 @@ mod replies;
 mod sim;
 mod supply;
 mod tenure;
+#[cfg(test)]
+mod tests;
 mod time;
 
 pub(crate) use self::line::{Patience, Repeats, Waiter, WaiterId};

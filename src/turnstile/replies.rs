@@ -70,7 +70,8 @@ impl<C: Clone> Turnstile<C> {
             Ok(Answer { at, outcome }) => match outcome {
                 Outcome::Won { draw } => {
                     claim.exposure = Exposure::Lock;
-                    self.enter_tenure(cx, draw, sent);
+                    let ttl = claim.ttl;
+                    self.enter_tenure(cx, draw, sent, ttl);
                 }
                 Outcome::Busy { left, score } => {
                     if entered {
@@ -176,7 +177,8 @@ impl<C: Clone> Turnstile<C> {
         match outcome {
             Outcome::Won { draw } => {
                 claim.exposure = Exposure::Lock;
-                self.enter_tenure(cx, draw, sent);
+                let ttl = claim.ttl;
+                self.enter_tenure(cx, draw, sent, ttl);
             }
             Outcome::Busy { left, score } => {
                 claim.answered(sent, at);

@@ -13,6 +13,8 @@
 mod cut;
 mod leaving;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 mod stories;
 #[cfg(feature = "redis")]
 #[path = "../support/mod.rs"]

@@ -68,18 +68,26 @@ impl Line {
         }
     }
 
-    fn put(&self, job: Job) {
-        self.inbox.put(job);
-        // The task may have gone since the caller called start().
+    fn revive(&self) {
         if self.inbox.pace() == Pace::Absent {
             self.spawn();
         }
+    }
+
+    fn put(&self, job: Job) {
+        self.inbox.put(job);
+        // The task may have gone since the caller called start().
+        self.revive();
     }
 }
 
 impl Session for RedisSession {
     fn start(&self) {
         self.line.start();
+    }
+
+    fn revive(&self) {
+        self.line.revive();
     }
 
     fn submit(&self, key: Arc<str>, op: Op) {

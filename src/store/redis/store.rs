@@ -70,8 +70,8 @@ impl RedisStore {
     /// # Errors
     ///
     /// If the url is not one, or needs a feature that is not there.
-    pub fn connect_lazy(url: impl AsRef<str>) -> Result<Self, StoreError> {
-        let endpoint = Endpoint::parse(url.as_ref())?;
+    pub fn connect_lazy(url: impl Into<String>) -> Result<Self, StoreError> {
+        let endpoint = Endpoint::parse(&url.into())?;
         Ok(Self { endpoint })
     }
 
@@ -82,9 +82,10 @@ impl RedisStore {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]
-    pub fn from_client(client: &redis::Client) -> Self {
-        let endpoint = Endpoint::of(client);
-        Self { endpoint }
+    pub fn from_client(client: redis::Client) -> Self {
+        Self {
+            endpoint: Endpoint::of(&client),
+        }
     }
 }
 

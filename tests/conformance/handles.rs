@@ -1,0 +1,210 @@
+//! `Lock` handles: who is a contender, who holds, and what a drop does.
+
+use std::sync::{Arc, Mutex};
+
+use lockstream::{FutureLockExt, Lock};
+use tokio::time::Instant;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::world::{SOON, World, assert_took, free, is_held, ms, poll_once};
+
+pub(crate) async fn a_clone_is_a_contender_of_its_own<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    assert!(lock.acquire().await.unwrap());
+    let clone = lock.clone();
+    assert!(!clone.is_acquired());
+    assert!(!clone.acquire_once().await.unwrap());
+    assert!(!clone.release().await.unwrap());
+    let set = lock.clone().wait(ms(10));
+    assert!(!set.is_acquired());
+    assert!(!set.acquire().await.unwrap());
+    drop((clone, set));
+    assert!(lock.is_acquired() && is_held(&lock).await);
+    assert!(lock.release().await.unwrap());
+}
+
+pub(crate) async fn a_shared_handle_is_one_contender<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = Arc::new(registry.obtain("k"));
+    let shared = lock.clone();
+    tokio::spawn(async move { assert!(shared.acquire().await.unwrap()) })
+        .await
+        .unwrap();
+    assert!(lock.is_acquired());
+    let by_reference = &*lock;
+    assert!(by_reference.release().await.unwrap());
+    assert!(!lock.is_acquired());
+}
+
+/// Held or not, a handle that acquires waits like anybody else, behind itself if need be.
+pub(crate) async fn acquiring_a_held_handle_waits<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    assert!(lock.acquire().await.unwrap());
+    assert!(!lock.acquire_once().await.unwrap());
+    assert!(lock.is_acquired(), "a vain attempt lost what it held");
+    let begin = Instant::now();
+    assert!(!lock.acquire_within(ms(100)).await.unwrap());
+    assert_took(begin, ms(100), W::LATE);
+    assert!(lock.is_acquired());
+    let mut again = lock.acquire();
+    assert!(poll_once(&mut again).await.is_none());
+    assert!(lock.release().await.unwrap());
+    assert!(again.await.unwrap());
+    assert!(lock.is_acquired());
+    assert!(lock.release().await.unwrap());
+    assert!(!lock.release().await.unwrap());
+}
+
+/// What `lease` brings is the guard's, not the handle's.
+pub(crate) async fn a_guard_is_not_the_handles<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let lease = lock.lease().await.unwrap();
+    assert!(!lock.is_acquired());
+    assert!(!lock.release().await.unwrap());
+    drop(lock);
+    assert!(lease.is_valid());
+    let lock = registry.obtain("k");
+    assert!(!lock.acquire_once().await.unwrap());
+    drop(lease);
+    free(&lock).await;
+}
+
+/// Both ways to release again: told once, and then that nothing was held.
+pub(crate) async fn a_second_release_says_that_nothing_was_held<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    assert!(!lock.release().await.unwrap());
+    assert!(lock.acquire().await.unwrap());
+    let both = tokio::join!(lock.release(), lock.release());
+    assert_eq!((both.0.unwrap(), both.1.unwrap()), (true, false));
+    assert!(!lock.release().await.unwrap());
+    // Unpolled it has done nothing.
+    assert!(lock.acquire().await.unwrap());
+    drop(lock.release());
+    assert!(lock.is_acquired());
+    // Once polled it goes on when it is dropped.
+    w.set_latency(ms(20));
+    let mut release = lock.release();
+    assert!(poll_once(&mut release).await.is_none());
+    drop(release);
+    assert!(!lock.is_acquired());
+    w.set_latency(ms(0));
+    free(&lock).await;
+}
+
+pub(crate) async fn a_guards_release_goes_on_when_dropped<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let begin = Instant::now();
+    drop(lock.lease().await.unwrap().release());
+    free(&lock).await;
+    w.set_latency(ms(20));
+    let mut release = lock.lease().await.unwrap().release();
+    assert!(poll_once(&mut release).await.is_none());
+    drop(release);
+    w.set_latency(ms(0));
+    free(&lock).await;
+    assert!(begin.elapsed() < SOON);
+}
+
+pub(crate) async fn a_held_handle_dropped_releases_and_warns<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let log = Log::default();
+    let lock = here.obtain("the key");
+    assert!(lock.acquire().await.unwrap());
+    log.of(|| drop(lock));
+    assert!(log.text().contains("WARN"), "{}", log.text());
+    assert!(log.text().contains("the key"), "{}", log.text());
+    let begin = Instant::now();
+    let other = there.obtain("the key");
+    assert!(other.acquire().await.unwrap());
+    assert_took(begin, ms(0), W::LATE);
+
+    // What is not held is dropped in silence.
+    assert!(other.release().await.unwrap());
+    let silent = Log::default();
+    silent.of(|| drop(other));
+    let lease = there.obtain("the key").lease().await.unwrap();
+    silent.of(|| drop(lease));
+    let held = there.obtain("the key").ttl(ms(500));
+    assert!(held.acquire().await.unwrap());
+    tokio::time::sleep(ms(520)).await;
+    silent.of(|| drop(held));
+    assert_eq!(silent.text(), "");
+}
+
+/// `if registry.obtain(k).acquire_once().await? { … }`: nothing is held when the block begins, and that is told.
+pub(crate) async fn a_temporary_handle_releases_at_once_and_warns<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let acquire = registry.obtain("k").acquire();
+    let mut acquire = Box::pin(acquire);
+    let log = Log::default();
+    let begin = Instant::now();
+    let acquired = loop {
+        // Polled by hand, since a log is of one thread.
+        let waker = futures::task::noop_waker();
+        let polled = log.of(|| {
+            acquire
+                .as_mut()
+                .poll(&mut std::task::Context::from_waker(&waker))
+        });
+        match polled {
+            std::task::Poll::Ready(acquired) => break acquired,
+            std::task::Poll::Pending => tokio::time::sleep(ms(1)).await,
+        }
+    };
+    assert!(acquired.unwrap());
+    assert!(log.text().contains("WARN"), "{}", log.text());
+    free(&registry.obtain("k")).await;
+    assert!(begin.elapsed() < SOON);
+}
+
+/// The work's own lock is the combinator's: a handle that made it neither holds nor ends it.
+pub(crate) async fn a_combinator_outlives_the_handle_that_made_it<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let work = {
+        let lock: Lock = registry.obtain("k");
+        async { is_held(&registry.obtain("k")).await }.with_lock(&lock)
+    };
+    assert!(work.await.unwrap());
+}
+
+/// What this thread logs while a closure runs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn of<T>(&self, f: impl FnOnce() -> T) -> T {
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(self.clone())
+            .with_ansi(false)
+            .with_max_level(tracing::Level::WARN)
+            .finish();
+        tracing::subscriber::with_default(subscriber, f)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}

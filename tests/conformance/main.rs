@@ -1,0 +1,194 @@
+//! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
+//! time. A case sees its store as a [`World`](world::World), and every registry made there as a process.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `waiting.rs` | what do `acquire*` and `lease*` say of a lock that is free, or busy? |
+//! | `work.rs`, `streams.rs` | what becomes of a future or a stream under a lock? |
+//! | `loss.rs` | who learns that a lease is over, and when? |
+//! | `outage.rs` | what if the store is away, or slow? |
+//! | `turns.rs` | who is next? |
+//! | `shutdown.rs` | what does the end of a registry leave? |
+//! | `invalid.rs` | what is refused before anything is sent? |
+//! | `scenarios.rs` | does it do what its model does? |
+//! | `exclusion.rs` | is there one holder at a time, and do tokens grow? |
+//! | `leftovers.rs` | what is left when nobody wants anything? |
+//! | `handles.rs` | whose is a lock? |
+//! | `runtimes.rs` | what if runtimes come and go? |
+//! | `redis_alone.rs` | what does only a server show? |
+//! | `installed.rs` | what do bare keys lock? |
+#![cfg(feature = "test-util")]
+
+mod exclusion;
+mod handles;
+mod installed;
+mod invalid;
+mod leftovers;
+mod loss;
+mod memory;
+mod outage;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+mod redis_alone;
+mod runtimes;
+mod scenarios;
+mod shutdown;
+mod streams;
+mod suite;
+#[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
+mod support;
+mod turns;
+mod waiting;
+mod work;
+mod world;
+
+/// How many cases there are.
+const CASES: usize = 96;
+
+/// How many more there are that need a server.
+#[cfg(feature = "redis")]
+const CASES_OF_REDIS_ALONE: usize = 13;
+
+suite! {
+    waiting: in_runtime {
+        a_free_lock_is_had_at_once,
+        a_busy_lock_is_false_when_the_wait_is_over,
+        a_wait_of_nothing_asks_once,
+        a_waiter_gets_what_is_released,
+        waits_end_each_in_its_own_time,
+        a_waiter_that_gave_up_leaves_nothing_in_the_way,
+        what_was_granted_to_a_dropped_waiter_is_given_back,
+        a_crashed_holders_key_is_had_when_its_ttl_is_over,
+        a_waiter_that_looks_in_vain_goes_on_waiting,
+        a_future_polled_now_and_then_keeps_its_place,
+        a_future_that_is_not_polled_has_taken_nothing,
+        other_keys_and_prefixes_are_other_locks,
+        nothing_is_left_of_a_wait,
+        done_futures_say_so,
+    }
+    work: in_runtime {
+        work_runs_under_the_lock,
+        whatever_names_a_lock_will_do,
+        work_is_not_polled_while_others_hold_the_lock,
+        work_starts_when_the_lock_is_free,
+        work_that_errs_releases,
+        an_inner_locks_busy_is_not_skipped,
+        work_dropped_at_any_await_releases,
+        a_combinator_dropped_around_its_work_leaves_nothing,
+        work_that_panics_releases,
+        work_that_wants_its_token_gets_it,
+        nested_locks_take_the_outermost_first,
+        done_combinators_say_so,
+        the_works_own_wakers_reach_it,
+    }
+    streams: in_runtime {
+        a_stream_is_held_to_its_end_not_to_its_first_item,
+        a_stream_dropped_half_way_releases,
+        a_stream_is_not_polled_while_others_hold_the_lock,
+        a_stream_starts_when_the_lock_is_free,
+        a_streams_own_errors_do_not_end_it,
+        back_pressure_is_the_streams_own,
+        a_stream_that_is_slow_is_waited_for_under_the_lease,
+        done_streams_say_so,
+    }
+    loss: in_runtime {
+        lost_work_is_dropped_at_once,
+        a_lost_stream_is_dropped_at_once,
+        work_done_too_late_has_lost,
+        run_on_lets_the_work_end,
+        a_release_that_finds_another_is_a_loss,
+        a_handle_learns_of_the_end_by_itself,
+        a_lease_tells_its_end,
+        an_expired_lease_does_not_release_its_successor,
+    }
+    outage: in_runtime {
+        acquiring_from_an_absent_store_errs,
+        an_absent_store_leaves_nothing_behind,
+        a_store_that_comes_back_within_the_wait_serves_it,
+        waiters_outlast_an_outage,
+        a_release_that_cannot_be_told_is_made_good_later,
+        a_guards_release_tries_until_the_deadline,
+        a_reply_that_comes_too_late_brings_no_dead_lease,
+        a_store_that_does_not_answer_errs_in_time,
+        an_outage_is_no_loss,
+    }
+    turns: in_runtime {
+        processes_take_turns_in_order_of_arrival,
+        waiters_of_one_process_take_turns_in_order_of_arrival,
+        a_crowd_in_one_process_does_not_shut_others_out,
+        a_turn_that_is_not_taken_goes_to_the_next_process,
+        a_turn_that_is_not_taken_goes_to_the_next_in_the_process,
+        a_turn_that_nobody_takes_frees_the_lock,
+        a_turn_lost_after_the_wait_is_busy,
+        too_many_waiters_are_turned_away,
+    }
+    shutdown: in_runtime {
+        everybody_is_told_and_everything_given_back,
+        a_closed_registry_stays_closed,
+        a_shutdown_dropped_goes_on,
+        a_shutdown_does_not_wait_for_an_absent_store,
+    }
+    invalid: in_runtime {
+        bad_keys,
+        bad_ttls,
+        bad_settings,
+    }
+    scenarios: in_runtime {
+        of_five_that_ask_once_one_gets_it,
+        three_that_wait_take_turns,
+        of_three_that_wait_too_short_one_is_refused,
+    }
+    exclusion: in_runtime {
+        a_hundred_tasks_in_eight_processes_never_meet,
+        comings_and_goings_break_nothing,
+        tokens_grow_over_ten_thousand_leases,
+        tokens_grow_through_passes,
+    }
+    leftovers: in_runtime {
+        idle_registries_hold_no_entries,
+        a_release_by_another_handle_harms_nothing,
+        the_last_of_a_registry_gives_everything_back,
+        a_future_keeps_its_registry_alive,
+        inspecting_touches_nothing,
+    }
+    handles: in_runtime {
+        a_clone_is_a_contender_of_its_own,
+        a_shared_handle_is_one_contender,
+        acquiring_a_held_handle_waits,
+        a_guard_is_not_the_handles,
+        a_second_release_says_that_nothing_was_held,
+        a_guards_release_goes_on_when_dropped,
+        a_held_handle_dropped_releases_and_warns,
+        a_temporary_handle_releases_at_once_and_warns,
+        a_combinator_outlives_the_handle_that_made_it,
+    }
+    runtimes: without_runtime {
+        a_runtime_dropped_right_after_a_lease_was_taken,
+        a_lease_dropped_with_its_runtime_runs_out,
+        a_lease_of_one_runtime_is_released_on_another,
+        a_registry_outlives_its_runtimes,
+        waiters_outlive_another_runtime,
+        a_loss_is_told_after_another_runtime_is_gone,
+        a_drop_on_a_thread_without_a_runtime_releases,
+        a_registry_made_outside_a_runtime_works_in_one,
+    }
+}
+
+#[cfg(feature = "redis")]
+redis_alone! {
+    plain_locks_exclude_us_and_we_them,
+    a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting,
+    a_foreign_lock_without_a_ttl_is_looked_at,
+    a_value_of_somebody_else_is_never_deleted,
+    nothing_is_left_but_the_fence,
+    who_waits_sends_nothing,
+    a_lock_costs_two_calls,
+    tokens_grow_without_their_fence,
+    scripts_that_the_server_forgot_are_sent_again,
+    connections_that_are_killed_lose_nothing,
+    a_server_that_is_stopped_is_told_of_in_time,
+    a_server_that_lost_its_data_tells_the_holders,
+    connecting_tells_what_is_wrong,
+}

@@ -1,0 +1,241 @@
+//! A store that cannot be reached, or answers late.
+
+use std::cell::Cell;
+
+use futures::StreamExt;
+use futures::stream;
+use lockstream::{FutureLockExt, StreamLockExt};
+use tokio::time::{Instant, sleep};
+
+use crate::assert_err;
+use crate::world::{SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting};
+
+pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let polled = Cell::new(false);
+    let work = || async { polled.set(true) };
+    w.set_offline(true);
+    let lock = registry.obtain("k").wait(ms(300));
+    let begin = Instant::now();
+    assert_err!(lock.acquire_once().await, Store, "k");
+    assert_err!(lock.lease_once().await, Store, "k");
+    assert_took(begin, ms(0), SOON);
+    // The others try until their time is over.
+    let begin = Instant::now();
+    assert_err!(lock.acquire().await, Store, "k");
+    assert_took(begin, ms(300), W::LATE);
+    let begin = Instant::now();
+    assert_err!(lock.lease_within(ms(100)).await, Store, "k");
+    assert_took(begin, ms(100), W::LATE);
+    let begin = Instant::now();
+    assert_err!(work().with_lock(&lock).await, Store, "k");
+    assert_took(begin, ms(300), W::LATE);
+    // Not "busy", so not skipped.
+    assert_err!(work().with_lock(&lock).or_skip().await, Store, "k");
+    let mut rows = Box::pin(stream::iter([1]).with_lock(&lock).or_skip());
+    assert_err!(rows.next().await.unwrap(), Store, "k");
+    assert!(rows.next().await.is_none());
+    assert_err!(lock.inspect().await, Store, "k");
+    assert!(!polled.get());
+    w.set_offline(false);
+    assert!(lock.acquire_within(SOON).await.unwrap());
+}
+
+/// The first to ask once was told at once. What it had asked was never sent, and yet it was kept to be settled when the
+/// store was back: an outage left an entry for every key, and whoever asked for such a key next was told nothing before
+/// the response time-out.
+pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
+    let registry = w.registry().await;
+    w.set_offline(true);
+    for _ in 0..3 {
+        let begin = Instant::now();
+        let lock = registry.obtain("k");
+        assert_err!(lock.acquire_once().await, Store, "k");
+        assert_err!(lock.acquire_within(ms(100)).await, Store, "k");
+        assert_took(begin, ms(100), SOON);
+        assert_eq!(registry.in_use(), 0, "nothing is owed");
+    }
+}
+
+pub(crate) async fn a_store_that_comes_back_within_the_wait_serves_it<W: World>(w: &W) {
+    let registry = w.registry().await;
+    w.set_offline(true);
+    let lock = registry.obtain("k");
+    let (acquired, ()) = tokio::join!(lock.acquire(), async {
+        sleep(ms(200)).await;
+        w.set_offline(false);
+    });
+    assert!(acquired.unwrap());
+    assert!(lock.is_acquired());
+    assert!(lock.release().await.unwrap());
+
+    // Also if it was away before the registry first spoke to it.
+    w.set_offline(true);
+    let registry = w.lazy_builder().build();
+    let work = async { 1 }.with_lock((&registry, "k"));
+    let (done, ()) = tokio::join!(work, async {
+        sleep(ms(200)).await;
+        w.set_offline(false);
+    });
+    assert_eq!(done.unwrap(), 1);
+}
+
+/// Waiters keep waiting through an outage, and get the lock when it is released afterwards.
+pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
+    let [holder, one, two] = w.registries().await;
+    let held = holder.obtain("k").ttl(ms(8000)).lease().await.unwrap();
+    let watch = holder.obtain("k");
+    let locks = [one.obtain("k"), two.obtain("k")];
+    let mut first = locks[0].acquire();
+    assert!(poll_once(&mut first).await.is_none());
+    waiting(&watch, 1).await;
+    let mut second = locks[1].acquire();
+    assert!(poll_once(&mut second).await.is_none());
+    waiting(&watch, 2).await;
+    w.set_offline(true);
+    sleep(ms(100)).await;
+    assert!(poll_once(&mut first).await.is_none());
+    w.set_offline(false);
+    eventually("the store is back", async || watch.inspect().await.is_ok()).await;
+    waiting(&watch, 2).await;
+    assert!(held.is_valid(), "an outage is no loss");
+    held.release().await.unwrap();
+    let begin = Instant::now();
+    // Their places have outlasted it, too (K2).
+    assert!(first.await.unwrap());
+    assert!(locks[0].release().await.unwrap());
+    assert!(second.await.unwrap());
+    assert!(locks[1].release().await.unwrap());
+    assert!(begin.elapsed() < SOON);
+}
+
+/// The work was done under a lease that held; that the store cannot be told does not undo it.
+pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w: &W) {
+    let there = w.registry().await;
+    let here = w.builder().await.response_timeout(ms(500)).build();
+    let lock = here.obtain("k").ttl(ms(8000));
+    let begin = Instant::now();
+    let work = async {
+        w.set_offline(true);
+        "value"
+    };
+    assert_eq!(work.with_lock(&lock).await.unwrap(), "value");
+    assert!(
+        begin.elapsed() <= ms(500) + W::LATE,
+        "one response time-out at most"
+    );
+    let rows = async || {
+        let rows = stream::iter([1]).with_lock(&lock);
+        rows.collect::<Vec<_>>().await
+    };
+    w.set_offline(false);
+    let begin = Instant::now();
+    let other = there.obtain("k");
+    assert!(other.acquire_within(SOON).await.unwrap());
+    assert!(begin.elapsed() < SOON, "well before the lease's end");
+    assert!(other.release().await.unwrap());
+    assert_eq!(rows().await.len(), 1);
+    idle(&here).await;
+}
+
+/// With a guard one waits for the store's word, until it comes or the lease would be over anyway.
+pub(crate) async fn a_guards_release_tries_until_the_deadline<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lease = registry.obtain("a").ttl(ms(3000)).lease().await.unwrap();
+    w.set_offline(true);
+    let (released, ()) = tokio::join!(lease.release(), async {
+        sleep(ms(200)).await;
+        w.set_offline(false);
+    });
+    released.unwrap();
+    free(&registry.obtain("a")).await;
+
+    let lock = registry.obtain("b").ttl(ms(600));
+    assert!(lock.acquire().await.unwrap());
+    let lease = registry.obtain("c").ttl(ms(600)).lease().await.unwrap();
+    w.set_offline(true);
+    let deadline = lease.deadline();
+    let (by_handle, by_guard) = tokio::join!(lock.release(), lease.release());
+    assert_err!(by_handle, Store, "b");
+    assert_err!(by_guard, Store, "c");
+    let now = Instant::now();
+    assert!(now + ms(50) >= deadline && now <= deadline + W::LATE);
+    assert!(!lock.release().await.unwrap());
+    w.set_offline(false);
+    let next = registry.obtain("b");
+    assert!(next.acquire_within(SOON).await.unwrap());
+}
+
+/// The lease that such a reply brings was over before it came.
+pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(500));
+    for once in [false, true] {
+        w.set_latency(ms(1000));
+        let begin = Instant::now();
+        let acquire = async {
+            if once {
+                lock.lease_once().await.map(Option::unwrap)
+            } else {
+                lock.lease().await
+            }
+        };
+        let (lease, ()) = tokio::join!(acquire, async {
+            // The first answer is on its way, and the next comes at once.
+            sleep(ms(800)).await;
+            w.set_latency(ms(0));
+        });
+        let lease = lease.unwrap();
+        assert!(
+            begin.elapsed() + ms(1) >= ms(1000),
+            "no answer can have come"
+        );
+        assert!(lease.is_valid());
+        let left = lease.deadline() - Instant::now();
+        assert!(left > ms(250), "only {left:?} are left of it");
+        lease.release().await.unwrap();
+    }
+    // And if it never gets better: busy or unreachable, but nothing that is over.
+    w.set_latency(ms(700));
+    let begin = Instant::now();
+    let acquired = lock.acquire_within(ms(1600)).await;
+    assert!(!matches!(acquired, Ok(true)), "{acquired:?}");
+    assert_took(begin, ms(1600), W::LATE);
+    w.set_latency(ms(0));
+    idle(&registry).await;
+}
+
+/// An answer that is not to be had in the registry's time is none.
+pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
+    let registry = w.builder().await.response_timeout(ms(300)).build();
+    let lock = registry.obtain("k");
+    assert!(lock.acquire_once().await.unwrap());
+    assert!(lock.release().await.unwrap());
+    w.set_latency(ms(3000));
+    let begin = Instant::now();
+    assert_err!(lock.acquire_once().await, Store, "k");
+    assert_took(begin, ms(300), W::LATE);
+    w.set_latency(ms(0));
+    // What the store did about it meanwhile is undone.
+    eventually("nothing is owed", async || registry.in_use() == 0).await;
+    free(&lock).await;
+}
+
+/// A lease that is valid stays so without its store.
+pub(crate) async fn an_outage_is_no_loss<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(1000));
+    let begin = Instant::now();
+    let lost = lock
+        .with_lease(async |lease| {
+            w.set_offline(true);
+            sleep(ms(500)).await;
+            assert!(lease.is_valid());
+            std::future::pending::<()>().await;
+        })
+        .await;
+    assert_err!(lost, Lost, "k");
+    assert!(begin.elapsed() >= ms(980), "lost before its deadline");
+    assert!(begin.elapsed() <= ms(1000) + W::LATE);
+    w.set_offline(false);
+}

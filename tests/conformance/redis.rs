@@ -1,0 +1,88 @@
+//! A Redis server of the case's own, in real time, behind a proxy that breaks the wire.
+
+use std::time::Duration;
+
+use lockstream::store::RedisStore;
+use lockstream::{LockRegistry, LockRegistryBuilder};
+
+use crate::support::{Proxy, RedisServer, Way};
+use crate::world::{BOUND, World, ms};
+
+#[derive(Debug)]
+pub(crate) struct Redis {
+    // Dropped first: what connects through it must not see the server go.
+    proxy: Proxy,
+    server: RedisServer,
+}
+
+impl Redis {
+    pub(crate) fn server(&self) -> &RedisServer {
+        &self.server
+    }
+
+    pub(crate) fn server_mut(&mut self) -> &mut RedisServer {
+        &mut self.server
+    }
+
+    pub(crate) fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    fn settle(store: RedisStore) -> LockRegistryBuilder {
+        LockRegistry::builder(store)
+            .ttl(ms(2000))
+            .wait(BOUND)
+            .response_timeout(BOUND)
+    }
+}
+
+impl World for Redis {
+    const LATE: Duration = ms(500);
+    const PAUSED: bool = false;
+
+    fn new() -> Self {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(&server);
+        Self { proxy, server }
+    }
+
+    async fn builder(&self) -> LockRegistryBuilder {
+        Self::settle(RedisStore::connect(self.proxy.url()).await.unwrap())
+    }
+
+    fn lazy_builder(&self) -> LockRegistryBuilder {
+        Self::settle(RedisStore::connect_lazy(self.proxy.url()).unwrap())
+    }
+
+    fn set_offline(&self, offline: bool) {
+        if offline {
+            self.proxy.refuse();
+            self.proxy.cut();
+        } else {
+            self.proxy.accept();
+        }
+    }
+
+    fn set_latency(&self, latency: Duration) {
+        self.proxy.delay(Way::Both, latency / 2);
+    }
+
+    fn expire(&self, key: &str) {
+        self.server.del(&format!("lock:{key}"));
+    }
+
+    fn crashed_holder(&self, key: &str, ttl: Duration) {
+        let (key, ttl) = (format!("lock:{key}"), ttl.as_millis().to_string());
+        self.server.cmd(&["SET", &key, "dead:1", "PX", &ttl]);
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        let mut keys = self.server.keys("*");
+        keys.retain(|key| !key.ends_with(":~fence"));
+        keys
+    }
+
+    fn commands(&self) -> u64 {
+        self.server.all_calls().values().sum()
+    }
+}

@@ -1,0 +1,312 @@
+//! What only a server shows: its keys and commands, foreign locks, and ends of its own.
+
+use std::future::pending;
+
+use futures::future::join_all;
+use lockstream::store::RedisStore;
+use lockstream::{FutureLockExt, LockRegistry};
+use tokio::time::{Instant, sleep};
+
+use crate::assert_err;
+use crate::redis::Redis;
+use crate::support::RedisServer;
+use crate::world::{
+    BOUND, SOON, World, assert_took, empty, eventually, free, idle, is_held, ms, poll_once, waiting,
+};
+
+/// `SET key value NX PX`, as any other program locks: whether it got the key.
+fn set_nx(server: &RedisServer, value: &str, ttl: &str) -> bool {
+    let reply: Option<String> = server.ask(&["SET", "lock:k", value, "NX", "PX", ttl]);
+    reply.is_some()
+}
+
+pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &Redis) {
+    let lock = w.registry().await.obtain("k");
+    assert!(set_nx(w.server(), "foreign", "60000"));
+    assert!(!lock.acquire_once().await.unwrap());
+    assert!(!lock.acquire_within(ms(50)).await.unwrap());
+    let seen = lock.inspect().await.unwrap();
+    assert_eq!(seen.owner.as_deref(), Some("foreign"));
+    assert!(w.server().del("lock:k"));
+
+    assert!(lock.acquire_once().await.unwrap());
+    assert!(!set_nx(w.server(), "foreign", "60000"));
+    let pttl = w.server().pttl("lock:k");
+    assert!(pttl > 1000 && pttl <= 2000, "{pttl}");
+    assert!(lock.release().await.unwrap());
+    assert!(set_nx(w.server(), "foreign", "500"));
+    let begin = Instant::now();
+    assert!(lock.acquire().await.unwrap());
+    assert!(begin.elapsed() >= ms(480) && begin.elapsed() <= ms(500) + Redis::LATE);
+}
+
+/// A foreign lock that is prolonged wakes us in vain.
+pub(crate) async fn a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting(w: &Redis) {
+    let lock = w.registry().await.obtain("k");
+    assert!(set_nx(w.server(), "foreign", "300"));
+    let mut acquire = lock.acquire();
+    assert!(poll_once(&mut acquire).await.is_none());
+    waiting(&lock, 1).await;
+    let begin = Instant::now();
+    w.server().cmd(&["PEXPIRE", "lock:k", "800"]);
+    assert!(acquire.await.unwrap());
+    assert!(begin.elapsed() >= ms(780) && begin.elapsed() <= ms(800) + Redis::LATE);
+}
+
+/// Deleted by hand, it is told to nobody; one that has no ttl at all is looked at every 10 s (W2).
+pub(crate) async fn a_foreign_lock_without_a_ttl_is_looked_at(w: &Redis) {
+    let lock = w.registry().await.obtain("k").wait(2 * BOUND);
+    w.server().set("lock:k", "foreign");
+    let mut acquire = lock.acquire();
+    assert!(poll_once(&mut acquire).await.is_none());
+    waiting(&lock, 1).await;
+    w.server().del("lock:k");
+    let begin = Instant::now();
+    assert!(acquire.await.unwrap());
+    assert!(begin.elapsed() <= ms(10_050) + Redis::LATE);
+}
+
+/// By whichever end of a lease: a release, a drop, a loss, or a shutdown.
+pub(crate) async fn a_value_of_somebody_else_is_never_deleted(w: &Redis) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(500));
+    let overwrite = || w.server().set("lock:k", "somebody else");
+    let is_theirs = || w.server().get("lock:k").as_deref() == Some("somebody else");
+
+    assert!(lock.acquire().await.unwrap());
+    overwrite();
+    assert_err!(lock.release().await, Lost, "k");
+    assert!(is_theirs());
+
+    w.server().del("lock:k");
+    let lease = lock.lease().await.unwrap();
+    overwrite();
+    drop(lease);
+    idle(&registry).await;
+    assert!(is_theirs());
+
+    w.server().del("lock:k");
+    let work = async {
+        overwrite();
+        pending::<()>().await;
+    };
+    assert_err!(work.with_lock(&lock).await, Lost, "k");
+    idle(&registry).await;
+    assert!(is_theirs());
+
+    // In vain waited for, and left.
+    assert!(!lock.acquire_within(ms(50)).await.unwrap());
+    idle(&registry).await;
+    assert!(is_theirs());
+
+    w.server().del("lock:k");
+    let _lease = lock.lease().await.unwrap();
+    overwrite();
+    registry.shutdown().await;
+    assert!(is_theirs());
+    w.server().del("lock:k");
+}
+
+pub(crate) async fn nothing_is_left_but_the_fence(w: &Redis) {
+    let registries: [_; 4] = w.registries().await;
+    join_all((0..200).map(async |n| {
+        let lock = registries[n % 4].obtain(format!("key {}", n % 10));
+        async { sleep(ms(1)).await }.with_lock(&lock).await.unwrap();
+        if n % 3 == 0 {
+            let _ = lock.acquire_within(ms(1)).await.unwrap();
+        }
+    }))
+    .await;
+    for registry in &registries {
+        idle(registry).await;
+    }
+    assert_eq!(w.server().keys("*"), ["lock:~fence"]);
+    // One channel a registry, however many keys were waited for; none of the server's other ways to subscribe.
+    let channels = w.server().channels();
+    assert_eq!(channels.len(), 4, "{channels:?}");
+    let subscriptions = w
+        .server()
+        .clients()
+        .iter()
+        .map(|client| client.subscriptions())
+        .sum::<u64>();
+    assert_eq!(subscriptions, 4);
+    assert_eq!(w.proxy().connections(), 4, "one connection a registry");
+    drop(registries);
+    eventually("the connections are closed", async || {
+        w.proxy().connections() == 0
+    })
+    .await;
+    eventually("the channels are gone", async || {
+        w.server().channels().is_empty()
+    })
+    .await;
+}
+
+pub(crate) async fn who_waits_sends_nothing(w: &Redis) {
+    let [holder, crowd] = w.registries().await;
+    let held = holder.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
+    let mut in_line: Vec<_> = (0..1000).map(|_| crowd.obtain("k").lease()).collect();
+    for waiter in &mut in_line {
+        assert!(poll_once(waiter).await.is_none());
+    }
+    waiting(&holder.obtain("k"), 1).await;
+    let before = w.commands();
+    sleep(ms(500)).await;
+    assert_eq!(w.commands(), before);
+    drop(in_line);
+    held.release().await.unwrap();
+}
+
+/// One to acquire and one to release, free or waited for.
+pub(crate) async fn a_lock_costs_two_calls(w: &Redis) {
+    let [one, two] = w.registries().await;
+    // The scripts are known to the server from here on.
+    async {}.with_lock((&one, "k")).await.unwrap();
+    let calls = || w.server().calls("evalsha") + w.server().calls("eval");
+    let before = calls();
+    for _ in 0..10 {
+        async {}.with_lock((&one, "k")).await.unwrap();
+    }
+    assert_eq!(calls() - before, 20);
+
+    let held = one.obtain("k").lease().await.unwrap();
+    let lock = two.obtain("k");
+    let mut acquire = lock.acquire();
+    assert!(poll_once(&mut acquire).await.is_none());
+    eventually("it stands in the queue", async || {
+        w.server().keys("*queue*").len() == 1
+    })
+    .await;
+    let before = calls();
+    held.release().await.unwrap();
+    assert!(acquire.await.unwrap());
+    assert_eq!(calls() - before, 1, "the release is the hand-over");
+    assert!(lock.release().await.unwrap());
+}
+
+pub(crate) async fn tokens_grow_without_their_fence(w: &Redis) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let mut newest = 0;
+    for round in 0..20 {
+        let lease = lock.lease().await.unwrap();
+        assert!(lease.token() > newest);
+        newest = lease.token();
+        lease.release().await.unwrap();
+        if round % 2 == 0 {
+            assert!(w.server().del("lock:~fence"));
+        } else {
+            w.server().flushall();
+        }
+    }
+}
+
+pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &Redis) {
+    let [here, there] = w.registries().await;
+    for _ in 0..3 {
+        w.server().script_flush();
+        let held = here.obtain("k").lease().await.unwrap();
+        w.server().script_flush();
+        let lock = there.obtain("k");
+        let mut acquire = lock.acquire();
+        assert!(poll_once(&mut acquire).await.is_none());
+        waiting(&lock, 1).await;
+        w.server().script_flush();
+        held.release().await.unwrap();
+        assert!(acquire.await.unwrap());
+        w.server().script_flush();
+        assert!(lock.release().await.unwrap());
+    }
+}
+
+/// A wire that breaks again and again while many use it costs nobody a lease, a turn or an error.
+pub(crate) async fn connections_that_are_killed_lose_nothing(w: &Redis) {
+    let registries: [_; 4] = w.registries().await;
+    let tasks = (0..40).map(|n| {
+        let lock = registries[n % 4].obtain("k").ttl(ms(8000)).wait(3 * BOUND);
+        async move {
+            for _ in 0..5 {
+                let lease = lock.lease().await.unwrap();
+                sleep(ms(1)).await;
+                assert!(lease.is_valid());
+                lease.release().await.unwrap();
+            }
+        }
+    });
+    let mischief = async {
+        for _ in 0..6 {
+            sleep(ms(60)).await;
+            w.server().client_kill_all();
+            sleep(ms(60)).await;
+            w.proxy().cut();
+        }
+    };
+    tokio::join!(join_all(tasks), mischief);
+    empty(w).await;
+}
+
+pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &Redis) {
+    let registry = w.builder().await.response_timeout(ms(300)).build();
+    let lock = registry.obtain("k");
+    assert!(lock.acquire_once().await.unwrap());
+    assert!(lock.release().await.unwrap());
+    w.server().stop();
+    let begin = Instant::now();
+    assert_err!(lock.acquire_once().await, Store, "k");
+    assert_took(begin, ms(300), Redis::LATE);
+    let begin = Instant::now();
+    assert_err!(lock.acquire_within(ms(400)).await, Store, "k");
+    assert_took(begin, ms(400), Redis::LATE);
+    w.server().cont();
+    assert!(lock.acquire_within(SOON).await.unwrap());
+    assert!(lock.release().await.unwrap());
+    idle(&registry).await;
+    free(&lock).await;
+}
+
+/// The server comes back without its data. Whoever held a key learns of it long before the ttl is over.
+pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut Redis) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").ttl(ms(30_000));
+    let mut work = Box::pin(pending::<()>().with_lock(&lock));
+    let other = there.obtain("k");
+    while !is_held(&other).await {
+        assert!(poll_once(&mut work).await.is_none());
+        sleep(ms(1)).await;
+    }
+    let mut in_line = other.acquire();
+    assert!(poll_once(&mut in_line).await.is_none());
+    waiting(&there.obtain("k"), 1).await;
+    w.server_mut().restart();
+    let begin = Instant::now();
+    let (lost, acquired) = tokio::join!(work, in_line);
+    assert_err!(lost, Lost, "k");
+    assert!(acquired.unwrap());
+    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
+    assert!(other.release().await.unwrap());
+}
+
+pub(crate) async fn connecting_tells_what_is_wrong(w: &Redis) {
+    let fails = async |url: String| {
+        let by_registry = LockRegistry::connect(url.clone())
+            .await
+            .map(drop)
+            .unwrap_err();
+        let by_store = RedisStore::connect(url).await.map(drop).unwrap_err();
+        assert_eq!(by_registry.to_string(), by_store.to_string());
+        by_registry.to_string()
+    };
+    fails("not a url".to_owned()).await;
+    let denied = fails(w.server().url_with("nobody", "secret", 0)).await;
+    assert!(!denied.contains("secret"), "{denied}");
+    w.set_offline(true);
+    let begin = Instant::now();
+    fails(w.proxy().url()).await;
+    assert!(begin.elapsed() < SOON);
+    w.set_offline(false);
+    let registry = LockRegistry::connect(w.proxy().url()).await.unwrap();
+    assert_eq!(async { 1 }.with_lock((&registry, "k")).await.unwrap(), 1);
+    let over_unix = LockRegistry::connect(w.server().unix_url()).await.unwrap();
+    assert_eq!(async { 2 }.with_lock((&over_unix, "k")).await.unwrap(), 2);
+}

@@ -1,0 +1,121 @@
+//! The table of cases, and what is done around each.
+
+use crate::world::{World, empty, ms};
+
+/// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
+const HANGS: std::time::Duration = ms(60_000);
+
+/// Runs a case on a store of its own. When all of it is gone nothing may be left in the store.
+pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&mut W)) {
+    let mut world = W::new();
+    let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
+    ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
+    assert_nothing_left(&world).await;
+}
+
+/// [`run`] for cases that make runtimes of their own.
+pub(crate) fn run_outside<W: World>(case: impl FnOnce(&W)) {
+    let world = W::new();
+    case(&world);
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(assert_nothing_left(&world));
+}
+
+async fn assert_nothing_left<W: World>(world: &W) {
+    world.set_offline(false);
+    world.set_latency(ms(0));
+    empty(world).await;
+}
+
+/// Makes a test of every case on every store, by the name `store::module::case`.
+#[macro_export]
+macro_rules! suite {
+    ($($module:ident: $kind:ident { $($case:ident),* $(,)? })*) => {
+        /// On the memory store.
+        mod on_memory {
+            $(mod $module {
+                use $crate::memory::Memory;
+                $($crate::case! { $kind Memory, $module, $case, (start_paused = true) })*
+            })*
+        }
+
+        /// On a Redis server.
+        #[cfg(feature = "redis")]
+        mod on_redis {
+            $(mod $module {
+                use $crate::redis::Redis;
+                $($crate::case! {
+                    $kind Redis, $module, $case, (flavor = "multi_thread", worker_threads = 2)
+                })*
+            })*
+        }
+
+        /// A suite that lost its cases, or its second store, must not pass in silence.
+        #[test]
+        fn no_case_is_missing() {
+            const CASES: &[&str] = &[$($(concat!(stringify!($module), "::", stringify!($case))),*),*];
+            assert_eq!(CASES.len(), $crate::CASES);
+            let stores = if cfg!(feature = "redis") { 2 } else { 1 };
+            let tests = $crate::suite::tests_of_this_binary();
+            for store in ["on_memory", "on_redis"].into_iter().take(stores) {
+                for case in CASES {
+                    let test = format!("{store}::{case}: test");
+                    assert!(tests.contains(&test), "no test {test}");
+                }
+            }
+        }
+    };
+}
+
+/// Makes a test of every case that needs a server.
+#[cfg(feature = "redis")]
+#[macro_export]
+macro_rules! redis_alone {
+    ($($case:ident),* $(,)?) => {
+        mod on_redis_alone {
+            use $crate::redis::Redis;
+            $($crate::case! {
+                in_runtime Redis, redis_alone, $case, (flavor = "multi_thread", worker_threads = 2)
+            })*
+
+            #[test]
+            fn no_case_is_missing() {
+                let tests = $crate::suite::tests_of_this_binary();
+                let cases = [$(stringify!($case)),*].map(|case| format!("on_redis_alone::{case}: test"));
+                assert_eq!(cases.len(), $crate::CASES_OF_REDIS_ALONE);
+                assert!(cases.iter().all(|case| tests.contains(case)));
+            }
+        }
+    };
+}
+
+/// One test of one case.
+#[macro_export]
+macro_rules! case {
+    (without_runtime $world:ident, $module:ident, $case:ident, $runtime:tt) => {
+        #[test]
+        fn $case() {
+            $crate::suite::run_outside($crate::$module::$case::<$world>);
+        }
+    };
+    (in_runtime $world:ident, $module:ident, $case:ident, ($($runtime:tt)*)) => {
+        #[tokio::test($($runtime)*)]
+        async fn $case() {
+            $crate::suite::run(async |world: &mut $world| $crate::$module::$case(world).await).await;
+        }
+    };
+}
+
+/// What the test runner says that it would run.
+pub(crate) fn tests_of_this_binary() -> Vec<String> {
+    let this = std::env::current_exe().unwrap();
+    let listed = std::process::Command::new(this)
+        .arg("--list")
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    listed.lines().map(str::to_owned).collect()
+}

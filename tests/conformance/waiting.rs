@@ -1,0 +1,342 @@
+//! Free, or busy until the wait is over: what `acquire*` and `lease*` say.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use lockstream::LockError;
+use tokio::time::{Instant, sleep};
+
+use crate::assert_err;
+use crate::world::{World, assert_took, empty, free, is_held, ms, poll_once, waited, waiting};
+
+pub(crate) async fn a_free_lock_is_had_at_once<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let (lock, other) = (here.obtain("k"), there.obtain("k"));
+    let begin = Instant::now();
+
+    assert!(lock.acquire_once().await.unwrap());
+    assert!(lock.is_acquired());
+    assert!(!other.acquire_once().await.unwrap());
+    assert!(!other.is_acquired());
+    assert!(lock.release().await.unwrap());
+    assert!(!lock.is_acquired());
+
+    assert!(other.acquire().await.unwrap());
+    assert!(!lock.acquire_once().await.unwrap());
+    assert!(other.release().await.unwrap());
+
+    assert!(lock.acquire_within(ms(1)).await.unwrap());
+    assert!(lock.release().await.unwrap());
+
+    let lease = lock.lease().await.unwrap();
+    assert!(lease.is_valid());
+    assert!(other.lease_once().await.unwrap().is_none());
+    lease.release().await.unwrap();
+    let lease = lock.lease_within(ms(1)).await.unwrap();
+    lease.release().await.unwrap();
+    let lease = lock.lease_once().await.unwrap().unwrap();
+    lease.release().await.unwrap();
+    let lease = lock.lease().or_skip().await.unwrap().unwrap();
+    lease.release().await.unwrap();
+    assert!(!is_held(&lock).await);
+    assert!(begin.elapsed() < W::LATE);
+}
+
+pub(crate) async fn a_busy_lock_is_false_when_the_wait_is_over<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let held = here.obtain("k").lease().await.unwrap();
+
+    // Both another process and the holder's own.
+    for registry in [&there, &here] {
+        let lock = registry.obtain("k").wait(ms(200));
+        let begin = Instant::now();
+        assert!(!lock.acquire_once().await.unwrap());
+        assert!(!lock.acquire_within(Duration::ZERO).await.unwrap());
+        assert!(lock.lease_once().await.unwrap().is_none());
+        assert_took(begin, ms(0), W::LATE);
+
+        let begin = Instant::now();
+        assert!(!lock.acquire().await.unwrap());
+        assert_took(begin, ms(200), W::LATE);
+
+        let begin = Instant::now();
+        assert!(!lock.acquire_within(ms(100)).await.unwrap());
+        assert_took(begin, ms(100), W::LATE);
+
+        let begin = Instant::now();
+        let error = assert_err!(lock.lease().await, NotAcquired, "k");
+        assert_took(begin, ms(200), W::LATE);
+        assert_took(begin, waited(&error), W::LATE);
+        let error = assert_err!(lock.lease_within(ms(50)).await, NotAcquired, "k");
+        assert!(waited(&error) >= ms(50) && waited(&error) <= ms(50) + W::LATE);
+
+        assert!(lock.lease_within(ms(50)).or_skip().await.unwrap().is_none());
+    }
+    assert!(held.is_valid(), "the case is shorter than the lease");
+}
+
+/// A wait of nothing is no wait that was over before the store was asked.
+pub(crate) async fn a_wait_of_nothing_asks_once<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").wait(Duration::ZERO);
+    assert!(lock.acquire().await.unwrap());
+    assert!(lock.release().await.unwrap());
+    assert!(lock.acquire_within(Duration::ZERO).await.unwrap());
+    assert!(lock.release().await.unwrap());
+    lock.lease().await.unwrap().release().await.unwrap();
+}
+
+pub(crate) async fn a_waiter_gets_what_is_released<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    for registry in [&here, &there] {
+        let lock = here.obtain("k");
+        assert!(lock.acquire().await.unwrap());
+        let other = registry.obtain("k").wait(Duration::MAX);
+        let mut acquire = other.acquire();
+        assert_eq!(poll_once(&mut acquire).await.transpose().unwrap(), None);
+        if registry.in_use() > 0 && !std::ptr::eq(registry, &here) {
+            waiting(&lock, 1).await;
+        }
+        assert!(lock.release().await.unwrap());
+        let begin = Instant::now();
+        assert!(acquire.await.unwrap());
+        assert_took(begin, ms(0), W::LATE);
+        assert!(other.release().await.unwrap());
+    }
+}
+
+/// Whoever wins, each caller of many waits no longer than it said.
+pub(crate) async fn waits_end_each_in_its_own_time<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let held = here.obtain("k").lease().await.unwrap();
+    let begin = Instant::now();
+    let waits = [250, 100, 150, 50, 200].map(ms);
+    join_all(waits.map(async |wait| {
+        let lock = there.obtain("k");
+        assert!(!lock.acquire_within(wait).await.unwrap());
+        assert_took(begin, wait, W::LATE);
+    }))
+    .await;
+    held.release().await.unwrap();
+}
+
+/// Those who gave up or were dropped hold up nobody: the next one gets the lock by the release itself.
+pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way<W: World>(w: &W) {
+    let [holder, impatient, dropped, local, patient] = w.registries().await;
+    let held = holder.obtain("k").lease().await.unwrap();
+    let watch = holder.obtain("k");
+
+    let lock = impatient.obtain("k");
+    let mut gives_up = lock.acquire_within(ms(300));
+    assert!(poll_once(&mut gives_up).await.is_none());
+    waiting(&watch, 1).await;
+    let lock = dropped.obtain("k");
+    let mut to_be_dropped = lock.acquire();
+    assert!(poll_once(&mut to_be_dropped).await.is_none());
+    waiting(&watch, 2).await;
+    // Before the last one in its own line, too.
+    let lock = local.obtain("k");
+    let mut first_of_two = lock.lease();
+    let mut second_of_two = lock.lease();
+    assert!(poll_once(&mut first_of_two).await.is_none());
+    assert!(poll_once(&mut second_of_two).await.is_none());
+    waiting(&watch, 3).await;
+    let lock = patient.obtain("k");
+    let mut last = lock.acquire();
+    assert!(poll_once(&mut last).await.is_none());
+    waiting(&watch, 4).await;
+
+    assert!(!gives_up.await.unwrap());
+    drop((to_be_dropped, first_of_two));
+    waiting(&watch, 2).await;
+    held.release().await.unwrap();
+    let begin = Instant::now();
+    second_of_two.await.unwrap().release().await.unwrap();
+    assert!(last.await.unwrap());
+    assert_took(begin, ms(0), W::LATE);
+    for registry in [&impatient, &dropped] {
+        assert_eq!(registry.in_use(), 0);
+    }
+}
+
+/// The only waiter is dropped just when the lock is given to it: it must not be held for nobody.
+pub(crate) async fn what_was_granted_to_a_dropped_waiter_is_given_back<W: World>(w: &W) {
+    let [holder, dropped, other] = w.registries().await;
+    let held = holder.obtain("k").lease().await.unwrap();
+    let lock = dropped.obtain("k");
+    let mut to_be_dropped = lock.acquire();
+    assert!(poll_once(&mut to_be_dropped).await.is_none());
+    waiting(&lock, 1).await;
+    held.release().await.unwrap();
+    // The store has handed it over; whether the waiter knows or not is the race that is meant.
+    drop(to_be_dropped);
+    let begin = Instant::now();
+    assert!(other.obtain("k").acquire().await.unwrap());
+    assert_took(begin, ms(0), W::LATE);
+}
+
+/// W2: nobody releases what a dead process held; its waiters look when the ttl is over.
+pub(crate) async fn a_crashed_holders_key_is_had_when_its_ttl_is_over<W: World>(w: &W) {
+    let registry = w.registry().await;
+    w.crashed_holder("k", ms(1000));
+    let begin = Instant::now();
+    let lock = registry.obtain("k");
+    assert!(!lock.acquire_once().await.unwrap());
+    let left = lock.inspect().await.unwrap().remaining.unwrap();
+    assert!(left > ms(800) && left <= ms(1050), "{left:?}");
+    let acquired = join_all((0..3).map(async |_| {
+        let lock = registry.obtain("k");
+        assert!(lock.acquire().await.unwrap());
+        let took = begin.elapsed();
+        assert!(lock.release().await.unwrap());
+        took
+    }))
+    .await;
+    for took in acquired {
+        assert!(took + ms(10) >= left, "before the ttl was over: {took:?}");
+        assert!(took <= left + W::LATE, "{took:?}");
+    }
+}
+
+/// A waiter that looks when the lease that it knew of is over, and finds the next one's, goes on waiting.
+pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting<W: World>(w: &W) {
+    let [holder, first, second] = w.registries().await;
+    let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
+    let (one, two) = (first.obtain("k"), second.obtain("k"));
+    let mut acquire_one = one.acquire();
+    assert!(poll_once(&mut acquire_one).await.is_none());
+    waiting(&one, 1).await;
+    let mut acquire_two = two.acquire();
+    assert!(poll_once(&mut acquire_two).await.is_none());
+    waiting(&one, 2).await;
+    let begin = Instant::now();
+    assert!(acquire_one.await.unwrap());
+    assert!(begin.elapsed() <= ms(500) + W::LATE);
+    assert_err!(lease.release().await, Lost, "k");
+    // Its own look is in vain now.
+    sleep(ms(300)).await;
+    assert!(poll_once(&mut acquire_two).await.is_none());
+    waiting(&one, 1).await;
+    assert!(one.release().await.unwrap());
+    let begin = Instant::now();
+    assert!(acquire_two.await.unwrap());
+    assert_took(begin, ms(0), W::LATE);
+    assert!(two.release().await.unwrap());
+}
+
+/// With `select!` in a loop a caller keeps its place.
+pub(crate) async fn a_future_polled_now_and_then_keeps_its_place<W: World>(w: &W) {
+    let [holder, first, second] = w.registries().await;
+    let held = holder.obtain("k").lease().await.unwrap();
+    let (one, two) = (first.obtain("k"), second.obtain("k"));
+    let mut acquire_one = one.acquire();
+    assert!(poll_once(&mut acquire_one).await.is_none());
+    waiting(&one, 1).await;
+    let mut acquire_two = two.acquire();
+    assert!(poll_once(&mut acquire_two).await.is_none());
+    waiting(&one, 2).await;
+    for _ in 0..5 {
+        tokio::select! {
+            biased;
+            _ = &mut acquire_one => panic!("held by another"),
+            () = sleep(ms(20)) => {}
+        }
+    }
+    held.release().await.unwrap();
+    assert!(acquire_one.await.unwrap());
+    assert!(poll_once(&mut acquire_two).await.is_none());
+    assert!(one.release().await.unwrap());
+    assert!(acquire_two.await.unwrap());
+}
+
+pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let commands = w.commands();
+    let futures = (
+        lock.acquire(),
+        lock.acquire_once(),
+        lock.acquire_within(ms(1)),
+        lock.lease(),
+        lock.lease_once(),
+        lock.release(),
+        lock.inspect(),
+    );
+    assert_eq!(registry.in_use(), 0);
+    assert!(w.leftovers().is_empty());
+    assert_eq!(w.commands(), commands);
+    drop(futures);
+    assert_eq!(w.commands(), commands);
+    assert!(lock.acquire_once().await.unwrap());
+}
+
+/// Keys are apart from one another, and so are prefixes.
+pub(crate) async fn other_keys_and_prefixes_are_other_locks<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let apart = w.builder().await.prefix("apart").build();
+    let locks = [
+        registry.obtain("a"),
+        registry.obtain("b"),
+        registry.obtain("ключ {1}"),
+        registry.obtain("x".repeat(512)),
+        apart.obtain("a"),
+    ];
+    for lock in &locks {
+        assert!(lock.acquire_once().await.unwrap());
+    }
+    for lock in &locks {
+        assert!(!lock.clone().acquire_once().await.unwrap());
+    }
+    for lock in &locks {
+        assert!(lock.release().await.unwrap());
+    }
+    free(&locks[0]).await;
+}
+
+/// A place in the queue that nobody stands on any more is gone from the store at once.
+pub(crate) async fn nothing_is_left_of_a_wait<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let held = here.obtain("k").lease().await.unwrap();
+    assert!(!there.obtain("k").acquire_within(ms(50)).await.unwrap());
+    let watch = here.obtain("k");
+    waiting(&watch, 0).await;
+    assert_eq!(there.in_use(), 0);
+    held.release().await.unwrap();
+    empty(w).await;
+}
+
+pub(crate) async fn done_futures_say_so<W: World>(w: &W) {
+    use futures::future::FusedFuture;
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let mut acquire = lock.acquire();
+    assert!(!acquire.is_terminated());
+    assert!((&mut acquire).await.unwrap());
+    assert!(acquire.is_terminated());
+    assert_panics(&mut acquire).await;
+    let mut release = lock.release();
+    assert!((&mut release).await.unwrap());
+    assert!(release.is_terminated());
+    assert_panics(&mut release).await;
+    let mut lease = lock.lease();
+    let mut release = (&mut lease).await.unwrap().release();
+    assert!(lease.is_terminated());
+    assert_panics(&mut lease).await;
+    (&mut release).await.unwrap();
+    assert!(release.is_terminated());
+    assert_panics(&mut release).await;
+    let mut refused = registry.obtain("").acquire();
+    assert!(matches!(
+        (&mut refused).await,
+        Err(LockError::InvalidKey { .. })
+    ));
+    assert!(refused.is_terminated());
+    assert_panics(&mut refused).await;
+}
+
+/// Polled after it was done, it panics; it never yields a second lease.
+pub(crate) async fn assert_panics<F: Future + Unpin>(future: &mut F) {
+    let again = std::panic::AssertUnwindSafe(poll_once(future));
+    let outcome = futures::FutureExt::catch_unwind(again).await;
+    assert!(outcome.is_err(), "polled after it was done");
+}

@@ -1,0 +1,319 @@
+//! Futures under a lock.
+
+use std::cell::{Cell, RefCell};
+use std::future::{pending, poll_fn};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::task::Poll;
+
+use futures::FutureExt;
+use futures::future::FusedFuture;
+use lockstream::{FutureLockExt, LockError};
+use tokio::time::{Instant, sleep};
+
+use crate::assert_err;
+use crate::waiting::assert_panics;
+use crate::world::{World, assert_took, free, idle, is_held, ms, poll_once, waited, waiting};
+
+pub(crate) async fn work_runs_under_the_lock<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let watch = there.obtain("k");
+    let work = async {
+        assert!(is_held(&watch).await);
+        assert!(!watch.acquire_once().await.unwrap());
+        // Locals may be borrowed, and the output is the work's own.
+        "done"
+    };
+    assert_eq!(work.with_lock(here.obtain("k")).await.unwrap(), "done");
+    // Completion waits for the release.
+    assert!(!is_held(&watch).await);
+    assert!(watch.acquire_once().await.unwrap());
+}
+
+pub(crate) async fn whatever_names_a_lock_will_do<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    async {}.with_lock(&lock).await.unwrap();
+    async {}.with_lock(lock.clone()).await.unwrap();
+    async {}.with_lock(Arc::new(lock)).await.unwrap();
+    async {}.with_lock((&registry, "k")).await.unwrap();
+    async {}
+        .with_lock((registry, String::from("k")))
+        .await
+        .unwrap();
+}
+
+pub(crate) async fn work_is_not_polled_while_others_hold_the_lock<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let held = here.obtain("k").lease().await.unwrap();
+    let polled = Cell::new(false);
+    let work = || async { polled.set(true) };
+    for registry in [&there, &here] {
+        let lock = registry.obtain("k").wait(ms(100));
+        let begin = Instant::now();
+        let error = assert_err!(work().with_lock(&lock).await, NotAcquired, "k");
+        assert_took(begin, ms(100), W::LATE);
+        assert!(waited(&error) >= ms(100) && waited(&error) <= ms(100) + W::LATE);
+        let error = assert_err!(lock.with_lease(|_| work()).await, NotAcquired, "k");
+        assert!(waited(&error) >= ms(100));
+        assert_eq!(work().with_lock(&lock).or_skip().await.unwrap(), None);
+        let skipped = lock.with_lease(|_| work()).or_skip().await;
+        assert_eq!(skipped.unwrap(), None);
+        let mine = async {
+            polled.set(true);
+            Ok::<_, LockError>(())
+        };
+        assert_err!(mine.try_with_lock(&lock).await, NotAcquired, "k");
+    }
+    assert!(!polled.get());
+    held.release().await.unwrap();
+}
+
+pub(crate) async fn work_starts_when_the_lock_is_free<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let held = here.obtain("k").lease().await.unwrap();
+    let lock = there.obtain("k");
+    let released = Cell::new(false);
+    let work = async { assert!(released.get(), "started under another's lease") };
+    let begin = Instant::now();
+    let (done, ()) = tokio::join!(work.with_lock(&lock), async {
+        waiting(&lock, 1).await;
+        released.set(true);
+        held.release().await.unwrap();
+    });
+    done.unwrap();
+    assert_took(begin, ms(0), W::LATE);
+    assert!(!is_held(&lock).await);
+}
+
+#[derive(Debug)]
+enum ShopError {
+    Lock(LockError),
+    SoldOut,
+}
+
+impl From<LockError> for ShopError {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+pub(crate) async fn work_that_errs_releases<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let sell = async || Err::<u8, _>(ShopError::SoldOut);
+    // A `Result` is a value like any other.
+    assert!(matches!(
+        sell().with_lock(&lock).await,
+        Ok(Err(ShopError::SoldOut))
+    ));
+    assert!(!is_held(&lock).await);
+    assert!(matches!(
+        sell().try_with_lock(&lock).await,
+        Err(ShopError::SoldOut)
+    ));
+    assert!(!is_held(&lock).await);
+    let skip = sell().try_with_lock(&lock).or_skip().await;
+    assert!(matches!(skip, Err(ShopError::SoldOut)));
+    let with_token = lock.try_with_lease(async |_| sell().await).await;
+    assert!(matches!(with_token, Err(ShopError::SoldOut)));
+    assert!(!is_held(&lock).await);
+
+    let _held = lock.lease().await.unwrap();
+    let busy = sell().try_with_lock(lock.clone().wait(ms(0))).await;
+    assert!(matches!(busy, Err(ShopError::Lock(error)) if error.is_not_acquired()));
+}
+
+/// The one error that is skipped is the lock's own, not one that the work brought from a lock inside it.
+pub(crate) async fn an_inner_locks_busy_is_not_skipped<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let _held = registry.obtain("inner").lease().await.unwrap();
+    let inner = async {}.with_lock(registry.obtain("inner").wait(ms(10)));
+    let outer = inner.try_with_lock(registry.obtain("outer")).or_skip();
+    assert_err!(outer.await, NotAcquired, "inner");
+}
+
+/// Dropped at whatever await of the work, the lock is free at once, and so is the work's own.
+pub(crate) async fn work_dropped_at_any_await_releases<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let (lock, other) = (here.obtain("k"), there.obtain("k"));
+    for steps in 0..4 {
+        let (step, guard) = (Cell::new(0), Arc::new(()));
+        let inside = guard.clone();
+        let step_now = &step;
+        let work = async move {
+            let _inside = inside;
+            loop {
+                step_now.set(step_now.get() + 1);
+                if step_now.get() > steps {
+                    pending::<()>().await;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let mut running = Box::pin(work.with_lock(&lock));
+        tokio::select! {
+            biased;
+            _ = &mut running => panic!("the work never ends"),
+            () = async { while step.get() <= steps { tokio::task::yield_now().await } } => {}
+        }
+        assert!(is_held(&other).await);
+        drop(running);
+        assert_eq!(
+            Arc::strong_count(&guard),
+            1,
+            "the work outlived its combinator"
+        );
+        let begin = Instant::now();
+        assert!(other.acquire().await.unwrap());
+        assert_took(begin, ms(0), W::LATE);
+        assert!(other.release().await.unwrap());
+        idle(&here).await;
+    }
+}
+
+/// Before the first poll, in line, granted but not looked, and while the release runs.
+pub(crate) async fn a_combinator_dropped_around_its_work_leaves_nothing<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let (lock, other) = (here.obtain("k"), there.obtain("k"));
+    let polled = Cell::new(false);
+    let work = || async { polled.set(true) };
+
+    drop(work().with_lock(&lock));
+    assert_eq!(here.in_use(), 0);
+
+    let held = other.lease().await.unwrap();
+    let mut in_line = Box::pin(work().with_lock(&lock));
+    assert!(poll_once(&mut in_line).await.is_none());
+    waiting(&other, 1).await;
+    drop(in_line);
+    waiting(&other, 0).await;
+
+    let mut granted = Box::pin(work().with_lock(&lock));
+    assert!(poll_once(&mut granted).await.is_none());
+    waiting(&other, 1).await;
+    held.release().await.unwrap();
+    drop(granted);
+    free(&other).await;
+    assert!(!polled.get());
+
+    w.set_latency(ms(20));
+    let mut releasing = Box::pin(work().with_lock(&lock));
+    while !polled.get() {
+        assert!(poll_once(&mut releasing).await.is_none());
+        tokio::task::yield_now().await;
+        sleep(ms(1)).await;
+    }
+    drop(releasing);
+    w.set_latency(ms(0));
+    free(&other).await;
+    idle(&here).await;
+}
+
+pub(crate) async fn work_that_panics_releases<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let work = async { panic!("as the case wants it") };
+    let caught = AssertUnwindSafe(work.with_lock(&lock)).catch_unwind().await;
+    assert!(caught.is_err());
+    free(&lock).await;
+    let caught = tokio::spawn({
+        let work = async { panic!("as the case wants it, in a task") };
+        work.with_lock(&lock)
+    });
+    assert!(caught.await.unwrap_err().is_panic());
+    free(&lock).await;
+}
+
+pub(crate) async fn work_that_wants_its_token_gets_it<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let seen = RefCell::new(None);
+    let token = lock
+        .with_lease(async |lease| {
+            assert!(lease.is_valid());
+            assert_eq!(lease.key(), "k");
+            assert!(lease.deadline() > Instant::now());
+            *seen.borrow_mut() = Some(lease.clone());
+            lease.token()
+        })
+        .await
+        .unwrap();
+    let view = seen.take().unwrap();
+    assert_eq!(view.token(), token);
+    // It sees the lease, and does not keep it.
+    assert!(!view.is_valid());
+    assert!(!is_held(&lock).await);
+    // Pending for ever after a release.
+    assert!(poll_once(&mut view.lost()).await.is_none());
+    let later = lock.try_with_lease(async |lease| Ok::<_, LockError>(lease.token()));
+    assert!(later.await.unwrap() > token);
+    // Hot work is spawned inside.
+    let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 }));
+    assert_eq!(sum.await.unwrap().unwrap(), 2);
+}
+
+pub(crate) async fn nested_locks_take_the_outermost_first<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let (a, b) = (there.obtain("a"), there.obtain("b"));
+    let work = async {
+        assert!(is_held(&a).await && is_held(&b).await);
+        7
+    };
+    let both = work
+        .with_lock(here.obtain("b"))
+        .try_with_lock(here.obtain("a"));
+    assert_eq!(both.await.unwrap(), 7);
+
+    let _held = a.lease().await.unwrap();
+    let both = async {}.with_lock((&here, "b")).try_with_lock((&here, "a"));
+    let mut both = Box::pin(both);
+    assert!(poll_once(&mut both).await.is_none());
+    waiting(&a, 1).await;
+    assert!(b.acquire_once().await.unwrap(), "the inner was taken first");
+}
+
+pub(crate) async fn done_combinators_say_so<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let mut work = Box::pin(async { 1 }.with_lock(&lock));
+    assert!(!work.is_terminated());
+    assert_eq!((&mut work).await.unwrap(), 1);
+    assert!(work.is_terminated());
+    assert_panics(&mut work).await;
+    let mut work = Box::pin(lock.try_with_lease(async |_| Ok::<_, LockError>(1)));
+    assert!(!work.is_terminated());
+    assert_eq!((&mut work).await.unwrap(), 1);
+    assert!(work.is_terminated());
+    assert_panics(&mut work).await;
+
+    let _held = lock.lease().await.unwrap();
+    let mut skipped = Box::pin(async { 1 }.with_lock(lock.clone().wait(ms(0))).or_skip());
+    assert!(!skipped.is_terminated());
+    assert_eq!((&mut skipped).await.unwrap(), None);
+    assert!(skipped.is_terminated());
+    assert_panics(&mut skipped).await;
+}
+
+/// A wake-up of the work's own, while it runs, reaches it: the lock adds none and eats none.
+pub(crate) async fn the_works_own_wakers_reach_it<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let mut polls = 0;
+    let mut receiver = Box::pin(receiver);
+    let work = poll_fn(|cx| {
+        polls += 1;
+        match receiver.as_mut().poll(cx) {
+            Poll::Ready(value) => Poll::Ready((value.unwrap(), polls)),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    let running = work.with_lock(registry.obtain("k"));
+    let (done, ()) = tokio::join!(running, async {
+        sleep(ms(50)).await;
+        sender.send("word").unwrap();
+    });
+    let (word, polls) = done.unwrap();
+    assert_eq!(word, "word");
+    assert!(polls <= 4, "polled {polls} times for nothing");
+}

@@ -1,0 +1,187 @@
+//! A world: one store, the processes on it, and what may befall them.
+
+use std::fmt::{Debug, Display};
+use std::future::Future;
+use std::time::Duration;
+
+use lockstream::{Lock, LockError, LockRegistry, LockRegistryBuilder};
+use tokio::time::Instant;
+
+/// One store of the case's own. Each registry made on it is a process to the others.
+pub(crate) trait World: Sized + Send + Sync + 'static {
+    /// How late something may come about that a timer or another process causes.
+    const LATE: Duration;
+
+    /// Whether time stands still while anything runs.
+    const PAUSED: bool;
+
+    /// An empty store that nobody uses yet. Needs no runtime.
+    fn new() -> Self;
+
+    /// A registry to be. Leases last 2 s, callers wait 10 s, and so long may answers take.
+    fn builder(&self) -> impl Future<Output = LockRegistryBuilder>;
+
+    /// [`builder`](Self::builder) without any I/O, and without a runtime.
+    fn lazy_builder(&self) -> LockRegistryBuilder;
+
+    /// The store cannot be reached from now on, or can be again.
+    fn set_offline(&self, offline: bool);
+
+    /// Answers take this long from now on.
+    fn set_latency(&self, latency: Duration);
+
+    /// Takes the key away from whoever has it, who is not told.
+    fn expire(&self, key: &str);
+
+    /// A process took the key for `ttl` and died at once.
+    fn crashed_holder(&self, key: &str, ttl: Duration);
+
+    /// What is in the store, but for the fence: locks and queues.
+    fn leftovers(&self) -> Vec<String>;
+
+    /// How many commands the store has had from registries; always 0 where nobody counts.
+    fn commands(&self) -> u64;
+
+    /// A registry whose line to the store stands.
+    fn registry(&self) -> impl Future<Output = LockRegistry> {
+        async {
+            let registry = self.builder().await.build();
+            registry.obtain("anything").inspect().await.unwrap();
+            registry
+        }
+    }
+
+    fn registries<const N: usize>(&self) -> impl Future<Output = [LockRegistry; N]> {
+        async {
+            let mut registries = Vec::new();
+            for _ in 0..N {
+                registries.push(self.registry().await);
+            }
+            registries.try_into().expect("as many as were pushed")
+        }
+    }
+}
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// For what must come about sooner or later.
+pub(crate) const BOUND: Duration = Duration::from_secs(10);
+
+/// Ends before [`World::builder`]'s leases do, so what comes within it did not come by their end.
+pub(crate) const SOON: Duration = ms(1500);
+
+/// Waits until `condition` holds, on tokio's clock.
+#[track_caller]
+pub(crate) fn eventually(
+    what: impl Display,
+    mut condition: impl AsyncFnMut() -> bool,
+) -> impl Future<Output = ()> {
+    let place = std::panic::Location::caller();
+    async move {
+        let begin = Instant::now();
+        while !condition().await {
+            assert!(
+                begin.elapsed() < BOUND,
+                "{place}: not within {BOUND:?}: {what}"
+            );
+            tokio::time::sleep(ms(2)).await;
+        }
+    }
+}
+
+/// Waits until so many registries stand in the store's queue for the lock's key.
+#[track_caller]
+pub(crate) fn waiting(lock: &Lock, n: u64) -> impl Future<Output = ()> {
+    eventually(
+        format!("{n} in the queue of {}", lock.key()),
+        async move || lock.inspect().await.unwrap().waiting == n,
+    )
+}
+
+/// Waits until the store says that nobody has the lock.
+#[track_caller]
+pub(crate) fn free(lock: &Lock) -> impl Future<Output = ()> {
+    eventually(format!("{} is free", lock.key()), async move || {
+        lock.inspect().await.unwrap().owner.is_none()
+    })
+}
+
+/// Waits until nothing is left in the store.
+#[track_caller]
+pub(crate) fn empty<W: World>(w: &W) -> impl Future<Output = ()> {
+    let place = std::panic::Location::caller();
+    async move {
+        let begin = Instant::now();
+        loop {
+            let left = w.leftovers();
+            if left.is_empty() {
+                return;
+            }
+            assert!(
+                begin.elapsed() < BOUND,
+                "{place}: left in the store: {left:?}"
+            );
+            tokio::time::sleep(ms(2)).await;
+        }
+    }
+}
+
+/// Waits until nothing is in use in the registry.
+#[track_caller]
+pub(crate) fn idle(registry: &LockRegistry) -> impl Future<Output = ()> {
+    eventually("the registry is idle", async move || registry.in_use() == 0)
+}
+
+/// Whether the store has a holder for the lock.
+pub(crate) async fn is_held(lock: &Lock) -> bool {
+    lock.inspect().await.unwrap().owner.is_some()
+}
+
+/// Polls a future once.
+pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    match futures::poll!(future) {
+        std::task::Poll::Ready(output) => Some(output),
+        std::task::Poll::Pending => None,
+    }
+}
+
+/// Fails unless what began at `begin` took `expected`, or up to `late` more.
+///
+/// Tokio's timers tick in whole milliseconds, so one more on either side is nobody's fault.
+#[track_caller]
+pub(crate) fn assert_took(begin: Instant, expected: Duration, late: Duration) {
+    let took = begin.elapsed();
+    assert!(
+        took + ms(1) >= expected && took <= expected + late + ms(1),
+        "took {took:?} instead of {expected:?}, at most {late:?} late"
+    );
+}
+
+/// Fails unless an error is of the variant and names the key.
+#[macro_export]
+macro_rules! assert_err {
+    ($result:expr, $variant:ident, $key:expr) => {
+        match $result {
+            Err(error @ lockstream::LockError::$variant { .. }) => {
+                assert_eq!(error.key(), $key);
+                error
+            }
+            other => panic!(concat!("not Err(", stringify!($variant), "): {:?}"), other),
+        }
+    };
+}
+
+/// The error's fields that an assertion looks at.
+pub(crate) fn waited(error: &LockError) -> Duration {
+    match error {
+        LockError::NotAcquired { waited, .. } => *waited,
+        other => panic!("{other:?} tells of no wait"),
+    }
+}
+
+#[track_caller]
+pub(crate) fn ok<T, E: Debug>(result: Result<T, E>) -> T {
+    result.unwrap()
+}
