@@ -10,6 +10,10 @@ use super::time::{Moment, deadline, drift};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op};
 
+/// For how long a ticket is taken back, if that does not work out: a queue that nobody enters is
+/// gone by then (K3).
+const TICKET_LIFE: Duration = Duration::from_secs(60);
+
 /// What a registry has settled for all its keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
@@ -457,7 +461,8 @@ impl<C: Clone> Turnstile<C> {
                 // Nobody is left to yield for: give back instead, the old one first (O6).
                 if errand.resent {
                     let withdraw = Op::Withdraw { owner: new };
-                    let settle = Errand::new(withdraw, None, errand.until);
+                    let until = errand.until + TICKET_LIFE;
+                    let settle = Errand::new(withdraw, None, until);
                     self.owed.push_front(settle);
                 }
                 errand.op = Op::Release { owner: old };
@@ -515,7 +520,12 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("only a claim is abandoned")
         };
         if let Some(op) = claim.settlement() {
-            let until = now + claim.ttl + drift(claim.ttl);
+            // A ticket outlasts its lock.
+            let stands = match claim.exposure {
+                Exposure::Ticket => TICKET_LIFE,
+                _ => Duration::ZERO,
+            };
+            let until = now + stands + claim.ttl + drift(claim.ttl);
             self.owed.push_back(Errand::new(op, None, until));
         }
     }
