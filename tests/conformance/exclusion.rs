@@ -7,7 +7,7 @@ use futures::future::join_all;
 use lockstream::FutureLockExt;
 use tokio::task::yield_now;
 
-use crate::world::{BOUND, World, eventually, ms, ok};
+use crate::world::{BOUND, World, idle, ms, ok};
 
 /// What a race would break: between the look and the change anybody may come.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ pub(crate) async fn a_hundred_tasks_in_eight_processes_never_meet<W: World>(w: &
     join_all(tasks).await.into_iter().for_each(ok);
     assert_eq!(counter.0.load(Ordering::SeqCst), 100 * TURNS);
     for registry in &registries {
-        eventually("the registry is idle", async || registry.in_use() == 0).await;
+        idle(registry).await;
     }
 }
 
@@ -80,7 +80,7 @@ pub(crate) async fn comings_and_goings_break_nothing<W: World>(w: &W) {
     });
     join_all(tasks).await.into_iter().for_each(ok);
     for registry in &registries {
-        eventually("the registry is idle", async || registry.in_use() == 0).await;
+        idle(registry).await;
     }
 }
 
