@@ -106,13 +106,14 @@ pub(crate) async fn tokens_grow_through_passes<W: World>(w: &W) {
     let newest = AtomicU64::new(0);
     let first = registry.obtain("k").lease().await.unwrap();
     newest.store(first.token(), Ordering::SeqCst);
-    let ((), _) = tokio::join!(
-        async { first.release().await.unwrap() },
+    tokio::join!(
         join_all((0..200).map(async |_| {
             let lease = registry.obtain("k").lease().await.unwrap();
             let before = newest.swap(lease.token(), Ordering::SeqCst);
             assert!(before < lease.token());
             lease.release().await.unwrap();
-        }))
+        })),
+        // When all stand in line.
+        async { first.release().await.unwrap() },
     );
 }
