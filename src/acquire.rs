@@ -9,8 +9,9 @@ use futures::future::FusedFuture;
 use crate::LockError;
 use crate::clock::Clock;
 use crate::driver::{Arrival, Contender, Driver, Progress};
+use crate::handle::Handle;
 use crate::lease::Lease;
-use crate::lock::{Handle, Plan};
+use crate::plan::Plan;
 use crate::turnstile::{Moment, Patience, Verdict};
 
 /// A caller on its way to a lease: what every acquiring future wraps.
@@ -30,7 +31,6 @@ enum Stage {
         driver: Arc<Driver>,
         contender: Arc<Contender>,
         arrived: Moment,
-        until: Moment,
     },
     Done,
 }
@@ -89,12 +89,10 @@ impl Acquiring {
                             return Poll::Ready(Err(fault));
                         }
                     };
-                    let arrived = driver.clock().now();
                     self.stage = Stage::InLine {
                         contender: Arc::new(Contender::new(self.plan.key().clone())),
-                        until: Clock::after(arrived, self.patience_of(&driver)),
+                        arrived: driver.clock().now(),
                         driver,
-                        arrived,
                     };
                     self.arrive();
                 }
@@ -102,7 +100,6 @@ impl Acquiring {
                     driver,
                     contender,
                     arrived,
-                    until,
                 } => match contender.progress_or_wake(cx.waker()) {
                     Progress::Waiting => return Poll::Pending,
                     Progress::Seated { .. } => {
@@ -114,8 +111,8 @@ impl Acquiring {
                     }
                     Progress::TurnLost => {
                         let now = driver.clock().now();
-                        if now >= *until && self.patience == Patience::Stand {
-                            let waited = now - *arrived;
+                        let waited = now.saturating_sub(*arrived);
+                        if waited >= self.wait && self.patience == Patience::Stand {
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Busy { waited }));
                         }
@@ -133,12 +130,14 @@ impl Acquiring {
         }
     }
 
-    /// How long until the turnstile gives it up: the wait, or for one who does not wait, the time
-    /// in which the store must have answered.
-    fn patience_of(&self, driver: &Driver) -> Duration {
+    /// When the turnstile gives it up: at the end of the wait, or for one who does not wait, of
+    /// the time in which the store must have answered, counted anew each time it is asked.
+    fn until(&self, driver: &Driver, arrived: Moment) -> Moment {
         match self.patience {
-            Patience::Once => driver.settings().response_timeout,
-            Patience::Stand => self.wait,
+            Patience::Once => {
+                Clock::after(driver.clock().now(), driver.settings().response_timeout)
+            }
+            Patience::Stand => Clock::after(arrived, self.wait),
         }
     }
 
@@ -146,14 +145,13 @@ impl Acquiring {
         if let Stage::InLine {
             driver,
             contender,
-            until,
-            ..
+            arrived,
         } = &self.stage
         {
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
                 patience: self.patience,
-                until: *until,
+                until: self.until(driver, *arrived),
                 repeats: self.plan.repeat().start(),
             };
             driver.arrive(contender, arrival);

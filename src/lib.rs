@@ -1,13 +1,80 @@
-//! Distributed locks as future and stream combinators.
+//! Distributed locks as future and stream combinators: chain `.with_lock(key)`, and the lock is held
+//! exactly as long as the work runs.
+//!
+//! ```
+//! use futures::TryStreamExt;
+//! use lockstream::prelude::*;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! let locks = LockRegistry::in_memory(); // or LockRegistry::connect("redis://127.0.0.1/").await?
+//!
+//! // a future
+//! let charge = async { "charged once" };
+//! let receipt = charge.with_lock(locks.obtain("order:42")).await?;
+//!
+//! // a stream, under one lease from its first poll to its end
+//! let rows = futures::stream::iter([1, 2, 3]).with_lock(locks.obtain("import"));
+//! let rows: Vec<i32> = rows.try_collect().await?;
+//!
+//! // work that wants the fencing token
+//! let lock = locks.obtain("row:7");
+//! let token = lock.with_lease(async |lease| lease.token()).await?;
+//! # assert_eq!((receipt, rows.len(), token > 0), ("charged once", 3, true));
+//! # Ok(()) }
+//! ```
+//!
+//! Cut off at any await, the lock is released. If the lease is lost while the work runs, the work is
+//! dropped at once and the caller gets [`LockError::Lost`].
+//!
+//! | to lock | use |
+//! |---|---|
+//! | a future | [`FutureLockExt::with_lock`], [`try_with_lock`](FutureLockExt::try_with_lock) |
+//! | a stream | [`StreamLockExt::with_lock`], [`try_with_lock`](StreamLockExt::try_with_lock) |
+//! | work that wants the fencing token | [`Lock::with_lease`] and its sisters |
+//! | what is not one future | a guard: [`Lock::lease`], [`Lock::lease_within`], [`Lock::lease_once`] |
+//! | by hand | [`Lock::acquire`], [`Lock::acquire_within`], [`Lock::acquire_once`]: read their docs first |
+//!
+//! | word | meaning |
+//! |---|---|
+//! | registry | where locks come from: [`LockRegistry`], on a [store] |
+//! | lock | a handle to a key: [`Lock`]. It does nothing until it is acquired |
+//! | lease | the time-limited right to a key: a guard, [`Lease`], or what only sees it, [`LeaseView`] |
+//! | ttl | how long a lease lasts. Leases are not renewed yet: choose one longer than the work |
+//! | wait | how long a caller is ready to wait for a lock |
+//! | fencing token | a `u64`, strictly greater for every later lease of a key |
+//!
+//! # What is promised
+//!
+//! A lease is proved until its deadline: no other owner can hold the key before then, as long as the
+//! server keeps what it acknowledged (no lossy fail-over, no restart without data, no eviction of
+//! keys with a ttl), nobody deletes the key by hand, the server's clock is not stepped, and clocks
+//! run within 0.1 % of each other. Beyond those only the fencing token protects: send
+//! [`Lease::token`] along with what you write, and refuse older ones where it is stored.
+//!
+//! # Features
+//!
+//! | feature | default | brings |
+//! |---|---|---|
+//! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
+//! | `backoff` | yes | `Repeat::backoff` |
+//! | `tls-rustls` | | `rediss://` |
+//! | `redis-1` | | `RedisStore::from_client` |
+//! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
+//!
+//! The README has what happens when, fairness, and when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod clock;
 mod driver;
 mod error;
+mod handle;
+mod inspect;
+mod into_lock;
 mod key;
 mod lease;
 mod lock;
+mod plan;
 mod registry;
 mod repeat;
 mod settings;
@@ -18,8 +85,10 @@ pub mod verify;
 mod with_lock;
 
 pub use self::error::{LockError, StoreError};
+pub use self::inspect::Inspection;
+pub use self::into_lock::IntoLock;
 pub use self::lease::{Lease, LeaseView};
-pub use self::lock::{Inspection, IntoLock, Lock};
+pub use self::lock::Lock;
 pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
 pub use self::repeat::Repeat;
 pub use self::settings::OnLost;
@@ -29,3 +98,8 @@ pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
 pub mod prelude {
     pub use crate::{FutureLockExt, IntoLock, Lease, Lock, LockError, LockRegistry, StreamLockExt};
 }
+
+/// The code blocks of the README compile, and run.
+#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -1,26 +1,23 @@
-use std::borrow::{Borrow, Cow};
 use std::fmt;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FusedFuture};
-use futures::{FutureExt, Stream, TryFuture, TryStream};
+use futures::{Stream, TryFuture, TryStream};
 
 use crate::acquire::{Acquire, AcquireLease, Acquiring, TryLease};
 use crate::driver::Driver;
-use crate::lease::{Lease, LeaseRelease, LeaseView};
-use crate::registry::{self, LockRegistry};
+use crate::handle::{Handle, Release};
+use crate::inspect::Inspect;
+use crate::lease::LeaseView;
+use crate::plan::Plan;
 use crate::repeat::Repeat;
-use crate::settings::{OnLost, TTL};
-use crate::store::contract::Sight;
-use crate::{LockError, future, key, stream};
+use crate::settings::OnLost;
+use crate::{LockError, future, stream};
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///
-/// Made by [`LockRegistry::obtain`], which does no I/O and cannot fail: what is wrong with a key
-/// or a setting is told at the first poll of whatever the handle makes.
+/// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail: what is wrong
+/// with a key or a setting is told at the first poll of whatever the handle makes.
 ///
 /// **A clone is a contender of its own**, with an empty slot: what one clone acquired, another
 /// neither holds nor releases. So is the handle that a setter returns. To share one handle, share
@@ -33,132 +30,9 @@ pub struct Lock {
     handle: Arc<Handle>,
 }
 
-/// What a handle is told to lock, and how.
-#[derive(Clone)]
-pub(crate) struct Plan {
-    driver: Option<Arc<Driver>>,
-    key: Arc<str>,
-    ttl: Option<Duration>,
-    wait: Option<Duration>,
-    repeat: Option<Repeat>,
-    on_lost: OnLost,
-}
-
-impl Plan {
-    /// Who is to acquire it, or why it cannot be.
-    pub(crate) fn driver(&self) -> Result<&Arc<Driver>, LockError> {
-        let key = || self.key.clone();
-        let Some(driver) = &self.driver else {
-            return Err(LockError::NoRegistry { key: key() });
-        };
-        let settings = driver.settings();
-        if let Some((setting, reason)) = settings.fault() {
-            return Err(LockError::InvalidSetting {
-                key: key(),
-                setting,
-                reason,
-            });
-        }
-        if let Some(reason) = key::fault(&settings.prefix, &self.key) {
-            return Err(LockError::InvalidKey { key: key(), reason });
-        }
-        if !TTL.contains(&self.ttl()) {
-            return Err(LockError::InvalidTtl {
-                key: key(),
-                ttl: self.ttl(),
-            });
-        }
-        Ok(driver)
-    }
-
-    pub(crate) fn key(&self) -> &Arc<str> {
-        &self.key
-    }
-
-    pub(crate) fn on_lost(&self) -> OnLost {
-        self.on_lost
-    }
-
-    pub(crate) fn ttl(&self) -> Duration {
-        self.ttl
-            .or_else(|| Some(self.driver.as_ref()?.settings().ttl))
-            .unwrap_or_default()
-    }
-
-    pub(crate) fn wait(&self) -> Duration {
-        self.wait
-            .or_else(|| Some(self.driver.as_ref()?.settings().wait))
-            .unwrap_or_default()
-    }
-
-    pub(crate) fn repeat(&self) -> Repeat {
-        self.repeat
-            .clone()
-            .or_else(|| Some(self.driver.as_ref()?.settings().repeat.clone()))
-            .unwrap_or_default()
-    }
-
-    pub(crate) fn max_waiters(&self) -> usize {
-        let driver = self.driver.as_ref();
-        driver.map_or(usize::MAX, |driver| driver.settings().max_waiters)
-    }
-}
-
-/// A handle's slot: the lease that its `acquire` brought.
-pub(crate) struct Handle {
-    slot: Mutex<Option<Lease>>,
-}
-
-impl Handle {
-    fn new() -> Arc<Self> {
-        let slot = Mutex::new(None);
-        Arc::new(Self { slot })
-    }
-
-    pub(crate) fn fill(&self, lease: Lease) {
-        let before = self.lock().replace(lease);
-        // Over, or the key could not have been acquired again; its drop takes locks of its own.
-        drop(before);
-    }
-
-    fn take(&self) -> Option<Lease> {
-        self.lock().take()
-    }
-
-    fn is_valid(&self) -> bool {
-        self.lock().as_ref().is_some_and(Lease::is_valid)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if let Some(lease) = self.take()
-            && lease.is_valid()
-        {
-            tracing::warn!(
-                key = lease.key(),
-                token = lease.token(),
-                "the last handle of a held lock was dropped, which releases it: keep the `Lock` \
-                 in a variable for as long as it is to be held, or use `with_lock`"
-            );
-        }
-    }
-}
-
 impl Lock {
     pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
-        let plan = Plan {
-            driver,
-            key: Arc::from(key),
-            ttl: None,
-            wait: None,
-            repeat: None,
-            on_lost: OnLost::default(),
-        };
+        let plan = Plan::new(driver, key);
         Self {
             plan,
             handle: Handle::new(),
@@ -215,28 +89,15 @@ impl Lock {
     /// [`LockError::Store`] if the store does not answer, and what is wrong with the key or the
     /// settings.
     pub fn inspect(&self) -> Inspect {
-        let plan = self.plan.clone();
-        let look = async move {
-            let driver = plan.driver()?;
-            let key = plan.key().clone();
-            let Some(session) = driver.session() else {
-                return Err(LockError::Closed { key });
-            };
-            let seen = session.inspect(key.clone()).await;
-            seen.map(Inspection::from)
-                .map_err(|source| LockError::Store { key, source })
-        };
-        Inspect(Some(look.boxed()))
+        Inspect::new(self.plan.clone())
     }
 
     /// Acquires the lock if that can be done now: true if this handle holds it from here on,
     /// false if others have it.
     ///
-    /// ```compile_fail
+    /// ```no_run
     /// # async fn wrong(locks: lockstream::LockRegistry) -> Result<(), lockstream::LockError> {
-    /// #![deny(warnings)]
-    /// if locks.obtain("k").acquire_once().await? { /* work */ }   // WRONG: runs unlocked
-    /// # let () = "the temporary Lock is dropped before the body, which releases it";
+    /// if locks.obtain("k").acquire_once().await? { /* WRONG: runs unlocked */ }
     /// # Ok(()) }
     /// ```
     ///
@@ -318,10 +179,7 @@ impl Lock {
     ///
     /// Unpolled it has done nothing; once polled, it goes on in the background when it is dropped.
     pub fn release(&self) -> Release {
-        Release {
-            handle: Some(self.handle.clone()),
-            releasing: None,
-        }
+        Release::new(self.handle.clone())
     }
 
     /// Whether this handle's `acquire` holds the lock now. It turns false at the lease's deadline
@@ -441,154 +299,8 @@ impl Clone for Lock {
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
-            .field("key", &self.plan.key)
+            .field("key", &self.key())
             .field("acquired", &self.is_acquired())
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").finish_non_exhaustive()
-    }
-}
-
-/// Future of [`Lock::release`].
-#[derive(Debug)]
-#[must_use = "a release that is not polled has done nothing"]
-pub struct Release {
-    handle: Option<Arc<Handle>>,
-    releasing: Option<LeaseRelease>,
-}
-
-impl Future for Release {
-    type Output = Result<bool, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let Some(handle) = &this.handle else {
-            panic!("`Release` polled after it was done");
-        };
-        if this.releasing.is_none() {
-            this.releasing = handle.take().map(Lease::release);
-        }
-        let released = match &mut this.releasing {
-            None => Ok(false),
-            Some(releasing) => std::task::ready!(Pin::new(releasing).poll(cx)).map(|()| true),
-        };
-        this.releasing = None;
-        this.handle = None;
-        Poll::Ready(released)
-    }
-}
-
-impl FusedFuture for Release {
-    fn is_terminated(&self) -> bool {
-        self.handle.is_none()
-    }
-}
-
-/// Future of [`Lock::inspect`].
-#[must_use = "futures do nothing unless polled"]
-pub struct Inspect(Option<BoxFuture<'static, Result<Inspection, LockError>>>);
-
-impl Future for Inspect {
-    type Output = Result<Inspection, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(look) = &mut self.0 else {
-            panic!("`Inspect` polled after it was done");
-        };
-        let seen = std::task::ready!(look.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(seen)
-    }
-}
-
-impl fmt::Debug for Inspect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inspect").finish_non_exhaustive()
-    }
-}
-
-/// What a lock looked like in the store; see [`Lock::inspect`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Inspection {
-    /// The holder as the store has it: `<instance>:<sequence>`, or whatever a foreign lock put
-    /// there. `None` if the lock is free.
-    pub owner: Option<String>,
-    /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl.
-    pub remaining: Option<Duration>,
-    /// How many registries wait for it.
-    pub waiting: u64,
-}
-
-impl From<Sight> for Inspection {
-    fn from(sight: Sight) -> Self {
-        Self {
-            owner: sight.owner,
-            remaining: sight.left,
-            waiting: sight.tickets,
-        }
-    }
-}
-
-/// What can be locked: a [`Lock`], a bare key of the
-/// [installed](LockRegistry::install) registry, or a registry and a key.
-///
-/// Sealed. A bare key with no registry installed is [`LockError::NoRegistry`] at the first poll,
-/// never a lock that only looks like one.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not say what to lock",
-    label = "not something that can be locked",
-    note = "a lock can be: `registry.obtain(key)`, `&lock`, `(&registry, key)`, or a bare key (`&str`, `String`, …) once a registry was installed with `install()`"
-)]
-pub trait IntoLock: sealed::Sealed {
-    #[doc(hidden)]
-    fn into_lock(self) -> Lock;
-}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-impl sealed::Sealed for Lock {}
-impl IntoLock for Lock {
-    fn into_lock(self) -> Lock {
-        self
-    }
-}
-
-impl sealed::Sealed for Arc<Lock> {}
-impl IntoLock for Arc<Lock> {
-    fn into_lock(self) -> Lock {
-        (*self).clone()
-    }
-}
-
-macro_rules! bare_keys {
-    ($($key:ty),*) => {$(
-        impl sealed::Sealed for $key {}
-        impl IntoLock for $key {
-            fn into_lock(self) -> Lock {
-                registry::obtain_installed(&self)
-            }
-        }
-    )*};
-}
-bare_keys!(&str, String, Box<str>, Arc<str>, Cow<'_, str>);
-
-impl<T: sealed::Sealed + Clone> sealed::Sealed for &T {}
-impl<T: IntoLock + Clone> IntoLock for &T {
-    fn into_lock(self) -> Lock {
-        self.clone().into_lock()
-    }
-}
-
-impl<R: Borrow<LockRegistry>, K: AsRef<str>> sealed::Sealed for (R, K) {}
-impl<R: Borrow<LockRegistry>, K: AsRef<str>> IntoLock for (R, K) {
-    fn into_lock(self) -> Lock {
-        self.0.borrow().obtain(self.1)
     }
 }

@@ -66,7 +66,8 @@ impl Repeat {
     }
 
     /// Any policy: `start` is called for each wait and makes the pauses of that wait; `None` ends
-    /// it, and the caller sees "busy".
+    /// it, and the caller sees "busy". The pauses are asked for while the registry is locked: they
+    /// must not use it, nor block.
     ///
     /// ```
     /// use std::time::Duration;

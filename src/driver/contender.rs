@@ -78,11 +78,16 @@ impl Contender {
     /// How far it has come; the waker is told of the next verdict.
     pub(crate) fn progress_or_wake(&self, waker: &Waker) -> Progress {
         let mut state = self.lock();
-        match &mut state.waker {
-            Some(known) => known.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-        state.progress.clone()
+        let known = state.waker.as_ref();
+        let before = if known.is_some_and(|known| known.will_wake(waker)) {
+            None
+        } else {
+            state.waker.replace(waker.clone())
+        };
+        let progress = state.progress.clone();
+        drop(state);
+        drop(before);
+        progress
     }
 
     /// The deadline of the lease it holds.
@@ -110,14 +115,16 @@ impl Contender {
         self.lock().id = Some(id);
     }
 
-    /// The lease is seen, and held from here on.
-    pub(super) fn takes(&self) -> Option<u64> {
+    /// The lease is seen, and held from here on. Its holder need not be the task that acquired
+    /// it, whose waker is given back: it may be the last that keeps that task alive, so it is to be
+    /// dropped where no lock is held.
+    pub(super) fn takes(&self) -> Option<(u64, Option<Waker>)> {
         let mut state = self.lock();
         let Progress::Seated { token } = state.progress else {
             return None;
         };
         state.progress = Progress::Held { token };
-        Some(token)
+        Some((token, state.waker.take()))
     }
 
     /// The lease is given back; false if it is not held any more.
@@ -127,7 +134,6 @@ impl Contender {
             return false;
         };
         state.progress = Progress::Finishing { token };
-        state.waker = None;
         true
     }
 

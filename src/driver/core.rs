@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use event_listener::{Event, EventListener};
+use event_listener::EventListener;
 use tokio::time::Instant;
 
 use super::contender::Contender;
@@ -23,7 +23,7 @@ pub(crate) struct Driver {
     state: Mutex<State>,
     timer: Timer,
     /// Told when nothing is in use any more.
-    idle: Event,
+    idle: event_listener::Event,
 }
 
 struct State {
@@ -56,6 +56,9 @@ pub(crate) struct Arrival {
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
 }
+
+/// One thing that happens to every turnstile.
+type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>);
 
 /// What is done once the state is unlocked.
 #[derive(Default)]
@@ -94,7 +97,7 @@ impl Driver {
                     keep: None,
                 }),
                 timer: Timer::default(),
-                idle: Event::new(),
+                idle: event_listener::Event::new(),
             }
         })
     }
@@ -159,14 +162,15 @@ impl Driver {
     /// A seated caller looks: its token, if the turn is still its.
     pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
         let id = contender.id()?;
-        self.feed(contender.key(), false, |turnstile, cx| {
+        let taken = self.feed(contender.key(), false, |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
                 contender.takes()
             } else {
                 None
             }
-        })?
+        })?;
+        taken.map(|(token, _waker)| token)
     }
 
     /// A lease is given back; false if it was not held any more.
@@ -187,16 +191,14 @@ impl Driver {
     /// Shuts down: everybody is told, everything is given back. Returns until when it is worth
     /// waiting for the store's answers (O6).
     pub(crate) fn close(&self) -> Instant {
-        self.feed_all(|state| {
-            state.closed = true;
-            vec![Turnstile::close]
-        });
+        self.feed_all(|state| state.closed = true, &[&Turnstile::close]);
         let patience = self.settings.response_timeout.saturating_mul(3);
         self.clock.instant(Clock::after(self.clock.now(), patience))
     }
 
-    /// Hangs up, whatever is still owed: it runs out by itself.
+    /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
     pub(crate) fn hang_up(&self) {
+        self.feed_all(|_| (), &[&|turnstile, _| turnstile.hang_up()]);
         let mut state = self.lock();
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();
@@ -259,19 +261,17 @@ impl Driver {
         result
     }
 
-    /// Feeds all turnstiles: with the first event each, then with the second each.
-    fn feed_all<F>(&self, events: impl FnOnce(&mut State) -> Vec<F>)
-    where
-        F: Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>),
-    {
+    /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
+    fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
         let mut outbox = Outbox::default();
         {
             let mut state = self.lock();
+            change(&mut state);
             let now = self.clock.now();
-            for event in events(&mut state) {
-                let keys: Vec<_> = state.entries.keys().cloned().collect();
-                for key in keys {
-                    state.feed(&key, now, &mut outbox, &event);
+            let keys: Vec<_> = state.entries.keys().cloned().collect();
+            for event in events {
+                for key in &keys {
+                    state.feed(key, now, &mut outbox, event);
                 }
             }
             self.seal(&mut state, &mut outbox);
@@ -392,21 +392,15 @@ impl Listener for Driver {
             News::Granted { key, grant } => {
                 self.feed(&key, true, |turnstile, cx| turnstile.granted(cx, grant));
             }
-            News::Up { queue } => self.feed_all(|state| {
-                state.queue = queue;
-                let renew: Box<dyn Fn(&mut Turnstile<_>, &mut Cx<'_>)> =
-                    Box::new(Turnstile::up_renew);
-                let again: Box<dyn Fn(&mut Turnstile<_>, &mut Cx<'_>)> =
-                    Box::new(move |turnstile, cx| turnstile.up(cx, queue));
-                vec![renew, again]
-            }),
+            News::Up { queue } => self.feed_all(
+                |state| state.queue = queue,
+                &[&Turnstile::up_renew, &|turnstile, cx| {
+                    turnstile.up(cx, queue)
+                }],
+            ),
             News::Down(error) => {
                 tracing::debug!(%error, "store down");
-                self.feed_all(|_| {
-                    vec![move |turnstile: &mut Turnstile<_>, cx: &mut Cx<'_>| {
-                        turnstile.down(cx, &error);
-                    }]
-                });
+                self.feed_all(|_| (), &[&|turnstile, cx| turnstile.down(cx, &error)]);
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();
             }

@@ -7,6 +7,8 @@
 
 mod contender;
 mod core;
+#[cfg(test)]
+mod tests;
 mod timer;
 
 pub(crate) use self::contender::{Contender, End, Progress};

@@ -6,7 +6,7 @@
 //! | [`RedisStore`] | processes that share a server |
 
 pub(crate) mod contract;
-mod memory;
+pub(crate) mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 pub use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use self::redis::RedisStore;
+pub use self::redis::{ConnectStore, RedisStore};
 
 /// Where leases live.
 ///

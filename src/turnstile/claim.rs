@@ -1,7 +1,10 @@
 use std::time::Duration;
 
-use super::time::Moment;
+use super::time::{Moment, drift};
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
+
+/// K3: how much longer than its lock the store keeps a queue.
+const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 
 /// What the store may have under an owner of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,8 +80,17 @@ impl Claim {
         }
     }
 
-    /// D2: from when on our clock the grant's ttl counts.
-    pub(super) fn believe(&self, grant: &Grant, now: Moment) -> Belief {
+    /// By when whatever the store has under this owner has run out by itself.
+    pub(super) fn outlasted_by(&self) -> Duration {
+        let lock = self.ttl + drift(self.ttl);
+        match self.exposure {
+            Exposure::Ticket => lock + QUEUE_MARGIN,
+            _ => lock,
+        }
+    }
+
+    /// D2: from when on our clock the ttl of a grant counts that came at `received`.
+    pub(super) fn believe(&self, grant: &Grant, received: Moment) -> Belief {
         let start = match self.proof {
             Some(proof) if proof.at > grant.at => return Belief::Over,
             Some(proof) => {
@@ -90,7 +102,7 @@ impl Claim {
                 None => return Belief::Over,
             },
         };
-        if start > now {
+        if start > received {
             Belief::Stepped
         } else {
             Belief::From(start)

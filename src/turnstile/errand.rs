@@ -73,8 +73,12 @@ impl<C> Errands<C> {
         self.0.iter_mut()
     }
 
+    pub(super) fn any(&self, which: impl Fn(&Errand<C>) -> bool) -> bool {
+        self.0.iter().any(which)
+    }
+
     pub(super) fn settles(&self, owner: Owner) -> bool {
-        self.0.iter().any(|errand| errand.settles(owner))
+        self.any(|errand| errand.settles(owner))
     }
 
     /// Drops what is not worth sending any more.

@@ -90,8 +90,8 @@ pub(super) struct Flight<C> {
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
     pub(super) what: Sent<C>,
-    /// A grant that came before the reply that may have caused it (O3).
-    pub(super) grant: Option<Grant>,
+    /// A grant that came before the reply that may have caused it (O3), and when it came.
+    pub(super) grant: Option<(Moment, Grant)>,
 }
 
 #[derive(Debug)]
@@ -229,7 +229,7 @@ impl<C: Clone> Turnstile<C> {
     /// The store gave the key to one of our tickets.
     pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         self.pass_time(cx);
-        self.on_grant(cx, grant);
+        self.on_grant(cx, cx.now, grant);
         self.advance(cx);
     }
 
@@ -251,12 +251,14 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up_renew(&mut self, cx: &mut Cx<'_>) {
         self.pass_time(cx);
         self.renew(cx.now);
+        self.advance(cx);
     }
 
     /// Second step: what is owed, or else the ticket again.
     pub(crate) fn up(&mut self, cx: &mut Cx<'_>, queue: bool) {
         self.pass_time(cx);
         self.down = false;
+        self.trouble = None;
         self.failures = 0;
         self.queue = queue;
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {
@@ -291,11 +293,15 @@ impl<C: Clone> Turnstile<C> {
     }
 
     pub(super) fn renew(&mut self, now: Moment) {
-        if let Standing::Inside(tenure) = &mut self.standing
-            && tenure.renewing.is_none()
-            && let Some(ttl) = tenure.wanted(now)
-        {
-            tenure.renewing = Some(now);
+        let Standing::Inside(tenure) = &mut self.standing else {
+            return;
+        };
+        if tenure.renewing.is_some() {
+            // It may have asked for less, for the lease before this one.
+            tenure.renew_again = true;
+        } else if let Some(ttl) = tenure.wanted(now) {
+            tenure.renew_again = false;
+            tenure.asked(now, ttl);
             let owner = tenure.owner;
             self.send(Op::Renew { owner, ttl });
         }
@@ -336,35 +342,49 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
+    /// for that is told.
+    pub(crate) fn hang_up(&mut self) {
+        for ending in self.take_endings(|_| true) {
+            self.wake(ending.who, Verdict::Closed);
+        }
+    }
+
     /// Finished leases whose deadline passes before the store has confirmed their end.
     fn end_endings(&mut self, now: Moment) {
-        let over = |ending: &mut Ending<C>| now >= ending.deadline;
+        for ending in self.take_endings(|ending| now >= ending.deadline) {
+            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            self.wake(ending.who, Verdict::Failed(trouble));
+        }
+    }
+
+    /// Takes out the finished leases whose end the store has not confirmed, as far as they are
+    /// `over`.
+    fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
         let mut ended = Vec::new();
         if let Some(Flight {
             what: Sent::Errand(errand),
             ..
         }) = &mut self.flight
         {
-            ended.extend(errand.ending.take_if(over));
+            ended.extend(errand.ending.take_if(&over));
         }
         for errand in self.owed.iter_mut() {
-            ended.extend(errand.ending.take_if(over));
+            ended.extend(errand.ending.take_if(&over));
         }
         if let Standing::Inside(tenure) = &mut self.standing {
-            ended.extend(tenure.ending.take_if(over));
+            ended.extend(tenure.ending.take_if(&over));
         }
-        for ending in ended {
-            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
-            self.wake(ending.who, Verdict::Failed(trouble));
-        }
+        ended
     }
 
     /// D5: the tenure is over by our clock.
     fn expire(&mut self, now: Moment) {
-        let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
+        let Standing::Inside(mut tenure) = std::mem::replace(&mut self.standing, Standing::Out)
+        else {
             unreachable!("only a tenure expires")
         };
-        if let Some(seat) = tenure.seat {
+        if let Some(seat) = tenure.seat.take() {
             let verdict = if seat.taken {
                 Verdict::Lost
             } else {
@@ -376,7 +396,7 @@ impl<C: Clone> Turnstile<C> {
         let release = Op::Release {
             owner: tenure.owner,
         };
-        let until = now + tenure.ttl + drift(tenure.ttl);
+        let until = tenure.runs_out(now);
         self.owed.push_back(Errand::new(release, None, until));
     }
 
@@ -392,7 +412,7 @@ impl<C: Clone> Turnstile<C> {
                 return;
             }
             if self.down {
-                self.forget_unsent();
+                self.abandon_unsent(cx.now);
                 return;
             }
             if let Some(errand) = self.owed.front() {
@@ -429,7 +449,7 @@ impl<C: Clone> Turnstile<C> {
         }
         let ending = tenure.ending.take();
         let old = tenure.owner;
-        let until = now + tenure.ttl + drift(tenure.ttl);
+        let until = tenure.runs_out(now);
         let head_ttl = self.line.first().map(|head| head.ttl);
         match head_ttl {
             Some(ttl) if self.queue && self.line.has_standing() => {
@@ -506,6 +526,18 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// Nobody wants the key any more while the connection is gone, perhaps for good: the claim does
+    /// not wait for the next one. (A yield that is owed needs its claim, and goes by its own time.)
+    fn abandon_unsent(&mut self, now: Moment) {
+        let yields = |errand: &Errand<C>| matches!(errand.op, Op::Yield { .. });
+        if self.line.is_empty()
+            && matches!(self.standing, Standing::Seeking { .. })
+            && !self.owed.any(yields)
+        {
+            self.abandon(now);
+        }
+    }
+
     /// Nobody wants the key any more, or not by way of this claim.
     fn abandon(&mut self, now: Moment) {
         let Standing::Seeking { claim, .. } = std::mem::replace(&mut self.standing, Standing::Out)
@@ -513,21 +545,8 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("only a claim is abandoned")
         };
         if let Some(op) = claim.settlement() {
-            let until = now + claim.ttl + drift(claim.ttl);
+            let until = now + claim.outlasted_by();
             self.owed.push_back(Errand::new(op, None, until));
-        }
-    }
-
-    /// The connection is down, and nobody waits for what it never took: then there is nothing to be
-    /// settled when it is back. Else an outage would keep an entry for each key that was asked for,
-    /// and its next caller who wants to be told at once would have to wait for the connection.
-    fn forget_unsent(&mut self) {
-        if let Standing::Seeking { claim, .. } = &self.standing
-            && claim.exposure == Exposure::Nothing
-            && self.line.is_empty()
-            && self.owed.is_empty()
-        {
-            self.standing = Standing::Out;
         }
     }
 
@@ -550,6 +569,9 @@ impl<C: Clone> Turnstile<C> {
 
     pub(super) fn on_down(&mut self, error: &StoreError) {
         self.down = true;
+        if let Standing::Seeking { claim, .. } = &mut self.standing {
+            claim.forget_proof();
+        }
         self.trouble = Some(error.clone());
         self.fail_waiters(error);
     }
@@ -568,34 +590,46 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// A tenure is proved from `start` on; `draw` is its number.
-    pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Moment) {
+    /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
+    pub(super) fn enter_tenure(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draw: u64,
+        start: Moment,
+        ttl: Duration,
+    ) {
         let now = cx.now;
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
         };
-        if deadline(start, claim.ttl) <= now && !self.line.is_empty() {
+        if deadline(start, ttl) <= now && !self.line.is_empty() {
             // D4: proved, but over. The same owner asks again, and the answer proves anew (S3).
             *ask_at = now;
             return;
         }
-        let tenure = Tenure::new(claim.owner, claim.ttl, draw, start, now);
+        let tenure = Tenure::new(claim.owner, ttl, draw, start, now);
         self.standing = Standing::Inside(tenure);
         self.pass_time(cx);
     }
 
-    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, grant: Grant) {
+    /// A grant that came at `received`, now or before a reply that it had to wait for.
+    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Moment, grant: Grant) {
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
-                if let Some(flight) = &mut self.flight {
-                    // O3: the reply that is on its way may be older or newer.
-                    flight.grant = Some(grant);
+                if self.down {
+                    // O3: it came by a connection that is not up yet, or no longer. What is owed
+                    // goes first, a yield to this owner perhaps; entering it makes the grant good.
                     return;
                 }
-                match claim.believe(&grant, cx.now) {
+                if let Some(flight) = &mut self.flight {
+                    // O3: the reply that is on its way may be older or newer.
+                    flight.grant = Some((received, grant));
+                    return;
+                }
+                match claim.believe(&grant, received) {
                     Belief::From(start) => {
                         claim.exposure = Exposure::Ticket;
-                        self.enter_tenure(cx, grant.draw, start);
+                        self.enter_tenure(cx, grant.draw, start, grant.ttl);
                     }
                     Belief::Over => {}
                     Belief::Stepped => *ask_at = cx.now,

@@ -19,8 +19,12 @@ mod errand;
 mod line;
 mod machine;
 mod replies;
+#[cfg(test)]
+mod sim;
 mod supply;
 mod tenure;
+#[cfg(test)]
+mod tests;
 mod time;
 
 pub(crate) use self::line::{Patience, Repeats, Waiter, WaiterId};

@@ -7,7 +7,7 @@ use super::errand::Errand;
 use super::line::{Patience, WaiterId};
 use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
-use super::tenure::Ending;
+use super::tenure::{Ending, Tenure};
 use super::time::{Moment, deadline};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome};
@@ -21,7 +21,7 @@ impl<C: Clone> Turnstile<C> {
         self.pass_time(cx);
         if let Op::Renew { owner, ttl } = *op {
             if matches!(&self.standing, Standing::Inside(tenure) if tenure.owner == owner) {
-                self.on_renewal(ttl, result);
+                self.on_renewal(cx.now, ttl, result);
             }
         } else if let Some(flight) = self.flight.take() {
             if result.is_ok() {
@@ -45,11 +45,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
     /// makes it good.
-    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<Grant>) {
-        if let Some(grant) = grant
+    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<(Moment, Grant)>) {
+        if let Some((received, grant)) = grant
             && !self.down
         {
-            self.on_grant(cx, grant);
+            self.on_grant(cx, received, grant);
         }
     }
 
@@ -70,7 +70,8 @@ impl<C: Clone> Turnstile<C> {
             Ok(Answer { at, outcome }) => match outcome {
                 Outcome::Won { draw } => {
                     claim.exposure = Exposure::Lock;
-                    self.enter_tenure(cx, draw, sent);
+                    let ttl = claim.ttl;
+                    self.enter_tenure(cx, draw, sent, ttl);
                 }
                 Outcome::Busy { left, score } => {
                     if entered {
@@ -176,7 +177,8 @@ impl<C: Clone> Turnstile<C> {
         match outcome {
             Outcome::Won { draw } => {
                 claim.exposure = Exposure::Lock;
-                self.enter_tenure(cx, draw, sent);
+                let ttl = claim.ttl;
+                self.enter_tenure(cx, draw, sent, ttl);
             }
             Outcome::Busy { left, score } => {
                 claim.answered(sent, at);
@@ -240,7 +242,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    fn on_renewal(&mut self, ttl: Duration, result: Result<Answer, OpError>) {
+    fn on_renewal(&mut self, now: Moment, ttl: Duration, result: Result<Answer, OpError>) {
         let Standing::Inside(tenure) = &mut self.standing else {
             unreachable!("the caller looked")
         };
@@ -251,6 +253,12 @@ impl<C: Clone> Turnstile<C> {
             Ok(Outcome::Renewed) => {
                 if let Some((who, deadline)) = tenure.prolong(deadline(sent, ttl)) {
                     self.wake(who, Verdict::Prolonged { deadline });
+                }
+                if let Standing::Inside(Tenure {
+                    renew_again: true, ..
+                }) = &self.standing
+                {
+                    self.renew(now);
                 }
             }
             Ok(Outcome::Lost) => {

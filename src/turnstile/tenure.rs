@@ -24,9 +24,11 @@ pub(super) struct Tenure<C> {
     pub(super) ending: Option<Ending<C>>,
     /// A renewal in flight: when it was sent.
     pub(super) renewing: Option<Moment>,
+    /// Another renewal was wished for meanwhile.
+    pub(super) renew_again: bool,
+    /// The longest ttl that the store was asked for.
+    longest: Duration,
     draw: u64,
-    /// From when its ttl is proved.
-    start: Moment,
     /// When we learned of it.
     began: Moment,
     /// Leases given inside it.
@@ -58,8 +60,9 @@ impl<C: Clone> Tenure<C> {
             seat: None,
             ending: None,
             renewing: None,
+            renew_again: false,
+            longest: ttl,
             draw,
-            start,
             began: now,
             turns: 0,
         }
@@ -85,8 +88,16 @@ impl<C: Clone> Tenure<C> {
         let token = self.draw * 64 + u64::from(self.turns);
         let passed = self.turns > 0;
         self.turns += 1;
-        let base = if passed { now } else { self.start };
-        let own_end = (!waiter.renewed).then(|| deadline(base, waiter.ttl));
+        let own_end = (!waiter.renewed).then(|| {
+            let end = deadline(now, waiter.ttl);
+            // W3: only one who wants longer than the ticket brought is worth a renewal. The
+            // others have nearly all they want, and no more than the tenure has.
+            if passed || waiter.ttl <= self.ttl {
+                end.min(self.deadline)
+            } else {
+                end
+            }
+        });
         let seat = Seat {
             id,
             who: waiter.who,
@@ -118,6 +129,17 @@ impl<C: Clone> Tenure<C> {
             Some(end) => end > self.deadline,
             None => seat.passed || seat.ttl > self.ttl,
         })
+    }
+
+    /// A renewal is sent; it may be done even if nobody ever hears of it.
+    pub(super) fn asked(&mut self, now: Moment, ttl: Duration) {
+        self.renewing = Some(now);
+        self.longest = self.longest.max(ttl);
+    }
+
+    /// When the store has let go of it by itself, whatever becomes of what is sent now.
+    pub(super) fn runs_out(&self, now: Moment) -> Moment {
+        now + self.longest + drift(self.longest)
     }
 
     /// The store prolonged the tenure; returns the lease's new deadline, if that moved.

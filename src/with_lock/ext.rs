@@ -2,7 +2,7 @@ use futures::{Stream, TryFuture, TryStream};
 
 use super::{future, stream};
 use crate::LockError;
-use crate::lock::IntoLock;
+use crate::into_lock::IntoLock;
 
 /// Runs futures under a lock.
 pub trait FutureLockExt: Future {

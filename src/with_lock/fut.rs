@@ -9,17 +9,18 @@ use super::Hold;
 use super::future::OrSkip;
 use crate::LockError;
 use crate::lease::LeaseView;
-use crate::lock::Plan;
+use crate::plan::Plan;
 
 /// Work under a lock: begun with a view of the lease, or given beforehand.
 #[pin_project]
 pub(crate) struct Run<F, Fut: Future> {
-    hold: Hold,
-    begin: Option<F>,
     #[pin]
     work: Option<Fut>,
+    begin: Option<F>,
     /// The value, kept back while the lock is released.
     value: Option<Fut::Output>,
+    /// The last field: what the work's destructors do, they do under the lock.
+    hold: Hold,
 }
 
 /// What begins work that was given beforehand: nothing.
@@ -63,6 +64,7 @@ where
         if !this.hold.is_releasing() {
             if let Some(loss) = this.hold.poll_loss(cx) {
                 this.work.set(None);
+                this.hold.end();
                 return Poll::Ready(Err(loss));
             }
             let work = this.work.as_mut().as_pin_mut();
@@ -71,6 +73,7 @@ where
             this.work.set(None);
             // A lease that ran out during the last poll was no lease for what that poll did.
             if let Some(loss) = this.hold.poll_loss(cx) {
+                this.hold.end();
                 return Poll::Ready(Err(loss));
             }
             *this.value = Some(value);

@@ -2,14 +2,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
+use tokio::time::Sleep;
 
 use crate::LockError;
 use crate::acquire::{Acquired, Acquiring};
 use crate::driver::Driver;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
-use crate::lock::Plan;
+use crate::plan::Plan;
 use crate::settings::OnLost;
 
 /// A lock around some work: from the wait to the release. Dropped in any state it leaves nothing
@@ -23,8 +22,16 @@ pub(crate) struct Hold {
 
 enum State {
     Acquiring(Acquiring),
-    Holding { lease: Lease, lost: Option<Lost> },
-    Releasing(BoxFuture<'static, Result<(), LockError>>),
+    Holding {
+        lease: Lease,
+        lost: Option<Lost>,
+    },
+    Releasing {
+        release: LeaseRelease,
+        driver: Arc<Driver>,
+        /// One response time-out, begun when the release is not confirmed at once.
+        patience: Option<Pin<Box<Sleep>>>,
+    },
     Done,
 }
 
@@ -46,7 +53,7 @@ impl Hold {
     }
 
     pub(crate) fn is_releasing(&self) -> bool {
-        matches!(self.state, State::Releasing(_))
+        matches!(self.state, State::Releasing { .. })
     }
 
     /// Waits for the lock; an error is the end.
@@ -57,7 +64,8 @@ impl Hold {
         let State::Acquiring(acquiring) = &mut self.state else {
             unreachable!("the caller looked");
         };
-        let error = match ready!(acquiring.poll(cx)) {
+        let acquired = ready!(acquiring.poll(cx));
+        let error = match acquired {
             Ok(Acquired::Lease(lease)) => {
                 let view = lease.view();
                 let lost = Some(lease.lost());
@@ -75,7 +83,8 @@ impl Hold {
     }
 
     /// Whether the work must stop: to be asked before each poll of it, and when it is done. Wakes
-    /// the task when the lease is lost. An error is the end.
+    /// the task when the lease is lost. After an error the caller drops the work, and then
+    /// [ends](Self::end) the hold: the work's destructors come before what is given back.
     pub(crate) fn poll_loss(&mut self, cx: &mut Context<'_>) -> Option<LockError> {
         let State::Holding { lost, .. } = &mut self.state else {
             return None;
@@ -87,7 +96,6 @@ impl Hold {
             *lost = None;
             return None;
         }
-        self.end();
         Some(loss)
     }
 
@@ -102,17 +110,34 @@ impl Hold {
             return;
         };
         let driver = lease.driver().clone();
-        let release = lease.release();
-        self.state = State::Releasing(give_back(driver, release).boxed());
+        self.state = State::Releasing {
+            release: lease.release(),
+            driver,
+            patience: None,
+        };
     }
 
-    /// Waits until the release is confirmed, or one response time-out has passed. An error is a
-    /// loss that the release found.
+    /// Waits until the release is confirmed, or one response time-out has passed: then it goes on
+    /// in the background. An error is a loss that the release found.
     pub(crate) fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LockError>> {
-        let State::Releasing(releasing) = &mut self.state else {
+        let State::Releasing {
+            release,
+            driver,
+            patience,
+        } = &mut self.state
+        else {
             return Poll::Ready(Ok(()));
         };
-        let released = ready!(releasing.as_mut().poll(cx));
+        let released = match Pin::new(release).poll(cx) {
+            Poll::Ready(released) => released,
+            Poll::Pending => {
+                let timeout = driver.settings().response_timeout;
+                let patience =
+                    patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                ready!(patience.as_mut().poll(cx));
+                Ok(())
+            }
+        };
         self.state = State::Done;
         Poll::Ready(match released {
             Err(error) if error.is_lost() && self.on_lost == OnLost::Stop => Err(error),
@@ -123,21 +148,12 @@ impl Hold {
     }
 }
 
-/// Waits for a release, for one response time-out at most; dropped, it goes on in the background.
-async fn give_back(driver: Arc<Driver>, release: LeaseRelease) -> Result<(), LockError> {
-    let patience = driver.settings().response_timeout;
-    match tokio::time::timeout(patience, release).await {
-        Ok(released) => released,
-        Err(_) => Ok(()),
-    }
-}
-
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Acquiring(acquiring) => acquiring.fmt(f),
             Self::Holding { lease, .. } => lease.fmt(f),
-            Self::Releasing(_) => f.write_str("Releasing"),
+            Self::Releasing { .. } => f.write_str("Releasing"),
             Self::Done => f.write_str("Done"),
         }
     }

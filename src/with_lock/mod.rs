@@ -14,8 +14,9 @@ pub mod future {
     pub use super::fut::{TryWithLease, TryWithLock, WithLease, WithLock};
     pub use super::or_skip::OrSkipFuture as OrSkip;
     pub use crate::acquire::{Acquire, AcquireLease, TryLease};
+    pub use crate::handle::Release;
+    pub use crate::inspect::Inspect;
     pub use crate::lease::{LeaseRelease, Lost};
-    pub use crate::lock::{Inspect, Release};
     #[cfg(feature = "redis")]
     pub use crate::registry::Connect;
     pub use crate::registry::Shutdown;

@@ -10,15 +10,16 @@ use super::Hold;
 use super::stream::OrSkip;
 use crate::LockError;
 use crate::lease::LeaseView;
-use crate::lock::Plan;
+use crate::plan::Plan;
 
 /// A stream under a lock: begun with a view of the lease, or given beforehand.
 #[pin_project]
 pub(crate) struct Run<F, S> {
-    hold: Hold,
-    begin: Option<F>,
     #[pin]
     work: Option<S>,
+    begin: Option<F>,
+    /// The last field: what the stream's destructors do, they do under the lock.
+    hold: Hold,
 }
 
 /// What begins a stream that was given beforehand: nothing.
@@ -62,6 +63,7 @@ where
         if !this.hold.is_releasing() {
             if let Some(loss) = this.hold.poll_loss(cx) {
                 this.work.set(None);
+                this.hold.end();
                 return Poll::Ready(Some(Err(loss)));
             }
             let work = this.work.as_mut().as_pin_mut();
@@ -72,6 +74,7 @@ where
             this.work.set(None);
             // A lease that ran out during the last poll was no lease for what that poll did.
             if let Some(loss) = this.hold.poll_loss(cx) {
+                this.hold.end();
                 return Poll::Ready(Some(Err(loss)));
             }
             this.hold.release();

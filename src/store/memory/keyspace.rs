@@ -49,14 +49,19 @@ struct Slot {
     lock: Option<Held>,
     /// By score.
     queue: BTreeMap<u64, Ticket>,
-    queue_ends: ServerTime,
+    /// When the queue runs out. It goes with the last ticket, and whoever enters the next one has
+    /// to set it anew (K3).
+    queue_ends: Option<ServerTime>,
 }
 
 #[derive(Debug)]
 struct Held {
     by: FullOwner,
+    /// `NEVER` if the lock has no ttl, as a stranger's may.
     until: ServerTime,
 }
+
+const NEVER: ServerTime = ServerTime::MAX;
 
 #[derive(Debug)]
 struct Ticket {
@@ -103,7 +108,7 @@ impl Keyspace {
             }
             Op::Withdraw { owner } => {
                 let owner = ours(owner);
-                slot.queue.retain(|_, ticket| ticket.owner != owner);
+                slot.take_out(&owner);
                 let held = slot.is_held_by(&owner);
                 if held || slot.lock.is_none() {
                     granted = slot.hand_over(now, fence, live);
@@ -119,14 +124,13 @@ impl Keyspace {
             }
             Op::Yield { old, new, ttl } => {
                 if slot.is_held_by(&ours(old)) {
-                    slot.drop_dead(live);
-                    if slot.queue.is_empty() {
+                    granted = slot.hand_over(now, fence, live);
+                    if granted.is_none() {
                         slot.hold(now, ours(new), ttl);
                         let draw = draw(fence, now);
                         Outcome::Won { draw }
                     } else {
                         let score = slot.enter(now, &ours(new), ttl, None);
-                        granted = slot.hand_over(now, fence, live);
                         let left = slot.left(now);
                         Outcome::Busy {
                             left,
@@ -171,7 +175,7 @@ impl Keyspace {
     }
 
     /// Lets the locks of a key run out at once, under whatever prefix.
-    #[cfg(feature = "test-util")]
+    #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn expire(&mut self, key: &str) {
         for ((_, name), slot) in &mut self.slots {
             if &**name == key {
@@ -203,6 +207,52 @@ impl Keyspace {
     }
 }
 
+/// What others do to the server, for tests.
+#[cfg(test)]
+impl Keyspace {
+    /// A stranger's `SET NX`, with or without `PX`; false if the key is taken.
+    pub(crate) fn seize(&mut self, asking: Asking<'_>, ttl: Option<Duration>) -> bool {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let slot = self.slots.entry(name).or_default();
+        slot.run_out(asking.now);
+        let free = slot.lock.is_none();
+        if free {
+            let by = FullOwner {
+                instance: asking.instance.clone(),
+                owner: Owner(0),
+            };
+            let until = ttl.map_or(NEVER, |ttl| asking.now + micros(ttl));
+            slot.lock = Some(Held { by, until });
+        }
+        free
+    }
+
+    /// The stranger's plain delete, without a look at the queue.
+    pub(crate) fn unseize(&mut self, asking: Asking<'_>) {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        if let Some(slot) = self.slots.get_mut(&name) {
+            slot.lock
+                .take_if(|held| held.by.instance == *asking.instance);
+        }
+    }
+
+    /// Whose tickets stand for a key, first come first: instance and owner.
+    pub(crate) fn tickets(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let Some(slot) = self.slots.get_mut(&name) else {
+            return Vec::new();
+        };
+        slot.run_out(asking.now);
+        let tickets = slot.queue.values().map(|ticket| &ticket.owner);
+        tickets.map(|by| (by.instance.clone(), by.owner)).collect()
+    }
+
+    /// The fences are gone, as after an eviction.
+    pub(crate) fn forget_fences(&mut self) {
+        self.fences.clear();
+    }
+}
+
 impl Slot {
     fn is_empty(&self) -> bool {
         self.lock.is_none() && self.queue.is_empty()
@@ -213,14 +263,15 @@ impl Slot {
     }
 
     fn left(&self, now: ServerTime) -> Option<Duration> {
-        let held = self.lock.as_ref()?;
+        let held = self.lock.as_ref().filter(|held| held.until != NEVER)?;
         Some(Duration::from_micros(held.until.saturating_sub(now)))
     }
 
     fn run_out(&mut self, now: ServerTime) {
         self.lock.take_if(|held| held.until <= now);
-        if self.queue_ends <= now {
+        if self.queue_ends.is_some_and(|end| end <= now) {
             self.queue.clear();
+            self.queue_ends = None;
         }
     }
 
@@ -256,7 +307,7 @@ impl Slot {
             }
         }
         if won {
-            self.queue.retain(|_, ticket| ticket.owner != *owner);
+            self.take_out(owner);
             self.hold(now, owner.clone(), ttl);
             let draw = draw(fence, now);
             return Outcome::Won { draw };
@@ -290,8 +341,8 @@ impl Slot {
             }
         };
         // K3: after every entry, never shorter; an emptied queue had none.
-        let held_until = self.lock.as_ref().map_or(now, |held| held.until);
-        self.queue_ends = self.queue_ends.max(held_until + QUEUE_MARGIN);
+        let end = now + self.left(now).map_or(0, micros) + QUEUE_MARGIN;
+        self.queue_ends = self.queue_ends.max(Some(end));
         score
     }
 
@@ -301,6 +352,19 @@ impl Slot {
             && !live(&first.get().owner.instance)
         {
             first.remove();
+        }
+        self.forget_empty_queue();
+    }
+
+    fn take_out(&mut self, owner: &FullOwner) {
+        self.queue.retain(|_, ticket| ticket.owner != *owner);
+        self.forget_empty_queue();
+    }
+
+    /// As the server deletes a sorted set with its last member, and its expiry with it.
+    fn forget_empty_queue(&mut self) {
+        if self.queue.is_empty() {
+            self.queue_ends = None;
         }
     }
 
@@ -314,6 +378,7 @@ impl Slot {
         self.lock = None;
         self.drop_dead(live);
         let (_, ticket) = self.queue.pop_first()?;
+        self.forget_empty_queue();
         let instance = ticket.owner.instance.clone();
         let grant = Grant {
             owner: ticket.owner.owner,

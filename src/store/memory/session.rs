@@ -86,6 +86,33 @@ impl Line {
     }
 }
 
+/// An op on its way: answered when it is dropped, so also when its runtime ends before it is done.
+struct Call {
+    line: Arc<Line>,
+    key: Arc<str>,
+    op: Op,
+    result: Option<Result<Answer, OpError>>,
+}
+
+impl Call {
+    fn run(&mut self) {
+        let (line, key, op) = (&self.line, &self.key, &self.op);
+        self.result.get_or_insert_with(|| line.apply(key, op));
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.run();
+        let mut result = self.result.take().expect("it has run");
+        if result.is_ok() && self.line.is_offline() {
+            result = Err(OpError::Unknown(offline()));
+        }
+        let (key, op) = (self.key.clone(), self.op.clone());
+        self.line.tell(News::Replied { key, op, result });
+    }
+}
+
 impl Session for MemorySession {
     fn start(&self) {}
 
@@ -96,16 +123,17 @@ impl Session for MemorySession {
             let result = self.line.apply(&key, &op);
             return self.line.tell(News::Replied { key, op, result });
         };
-        let line = self.line.clone();
+        let mut call = Call {
+            line: self.line.clone(),
+            key,
+            op,
+            result: None,
+        };
         // A task of its own: whoever wished for the op may be dropped, the op goes on.
         runtime.spawn(async move {
             tokio::time::sleep(latency / 2).await;
-            let mut result = line.apply(&key, &op);
+            call.run();
             tokio::time::sleep(latency - latency / 2).await;
-            if result.is_ok() && line.is_offline() {
-                result = Err(OpError::Unknown(offline()));
-            }
-            line.tell(News::Replied { key, op, result });
         });
     }
 

@@ -10,7 +10,7 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, ProtocolVersion, RedisError, Value,
 };
 
-use super::fault::Fault;
+use super::fault::{Fault, Refusal};
 
 /// Where a server is and who we are there. Shows neither user nor password.
 #[derive(Clone)]
@@ -143,10 +143,9 @@ fn config(within: Duration) -> AsyncConnectionConfig {
         .set_response_timeout(None)
 }
 
-/// Whether HELLO was what a server refused. (What it answers to a wrong password, or while it
-/// loads, has a code of its own.)
 fn speaks_no_resp3(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::RESP3NotSupported || matches!(error.code(), Some("NOPROTO" | "ERR"))
+    error.kind() == ErrorKind::RESP3NotSupported
+        || Refusal::of(error).is_some_and(|refusal| refusal.is_about_hello())
 }
 
 /// Without this the client panics at its first connection wherever another crate of the program

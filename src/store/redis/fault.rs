@@ -112,13 +112,22 @@ impl Refusal {
         }
     }
 
-    /// A missing right, a wrong password, a foreign key in our place, a cluster: no reason to ask
-    /// again.
+    /// A missing right, a wrong password, a foreign key in our place, a cluster, a server without
+    /// scripts or databases: no reason to ask again.
     pub(super) fn is_lasting(&self) -> bool {
-        matches!(
-            self.code.as_str(),
-            "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT"
-        )
+        match self.code.as_str() {
+            "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT" => true,
+            "ERR" => self.text.starts_with("unknown command") || self.text.starts_with("DB index"),
+            _ => false,
+        }
+    }
+
+    /// Whether this is what HELLO is answered where nobody knows it, or its third version. (A full
+    /// server says ERR to it as well, and would say that to anything.)
+    pub(super) fn is_about_hello(&self) -> bool {
+        let text = self.text.to_ascii_lowercase();
+        self.code == "NOPROTO"
+            || self.code == "ERR" && (text.contains("command") || text.contains("hello"))
     }
 
     /// Whether the server is no longer the one that we knew: this counts as a reconnect (O4).
@@ -155,6 +164,9 @@ mod tests {
         let right = "ERR The user executing the script can't run this command or subcommand";
         assert!(Refusal::parse(right).is_lasting());
         assert!(Refusal::parse("WRONGTYPE Operation against a key").is_lasting());
+        assert!(Refusal::parse("ERR unknown command 'EVALSHA', with args").is_lasting());
+        assert!(Refusal::parse("ERR unknown command 'HELLO'").is_about_hello());
+        assert!(!Refusal::parse("ERR max number of clients reached").is_about_hello());
         for code in [
             "BUSY",
             "TRYAGAIN",

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `store`, `endpoint` | how is a server named, and connected to? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
-//! | `link`, `setup`, `pauses` | what happens to the connection, from first to last? |
+//! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
 //! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
 //! | `*.lua` | what happens on the server? |
@@ -22,6 +22,7 @@ mod keys;
 mod link;
 mod pauses;
 mod script;
+mod serve;
 mod session;
 mod setup;
 mod store;

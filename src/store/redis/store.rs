@@ -20,7 +20,7 @@ use crate::store::{LockStore, sealed};
 /// `response_timeout`, which it does not know.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Leases on a Redis or Valkey server, from version 6 on.
+/// Leases on a Redis server, from version 7.0 on, or on Valkey.
 ///
 /// Each registry that is built on a store has a connection of its own, which carries everything:
 /// ops, renewals and the grants that the server pushes. It is made at the registry's first use,
@@ -70,8 +70,8 @@ impl RedisStore {
     /// # Errors
     ///
     /// If the url is not one, or needs a feature that is not there.
-    pub fn connect_lazy(url: impl AsRef<str>) -> Result<Self, StoreError> {
-        let endpoint = Endpoint::parse(url.as_ref())?;
+    pub fn connect_lazy(url: impl Into<String>) -> Result<Self, StoreError> {
+        let endpoint = Endpoint::parse(&url.into())?;
         Ok(Self { endpoint })
     }
 
@@ -82,9 +82,10 @@ impl RedisStore {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]
-    pub fn from_client(client: &redis::Client) -> Self {
-        let endpoint = Endpoint::of(client);
-        Self { endpoint }
+    pub fn from_client(client: redis::Client) -> Self {
+        Self {
+            endpoint: Endpoint::of(&client),
+        }
     }
 }
 

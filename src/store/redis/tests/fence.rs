@@ -119,4 +119,6 @@ async fn s1_a_release_needs_no_fence() {
         1,
         "the ticket stands"
     );
+    let expiry = server.pttl("{lock:k}:~queue1");
+    assert!(expiry > 80_000, "and was not touched: {expiry}");
 }

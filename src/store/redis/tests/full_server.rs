@@ -6,10 +6,6 @@ use super::registry::{
 use super::support::RedisServer;
 use crate::store::contract::{Outcome, Owner};
 
-fn fill(server: &RedisServer) {
-    server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
-}
-
 #[tokio::test]
 async fn s1_release_and_hand_over_work_on_a_full_server() {
     let server = RedisServer::start();
@@ -19,7 +15,9 @@ async fn s1_release_and_hand_over_work_on_a_full_server() {
         won(&one.outcome(key, enter(1)).await);
     }
     two.outcome("handed over", enter(1)).await;
-    fill(&server);
+    server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+    // Scripts take memory, too.
+    server.script_flush();
 
     assert_eq!(one.outcome("handed over", release(1)).await, HELD);
     assert_eq!(two.granted().await.1.owner, Owner(1));

@@ -3,6 +3,7 @@
 //! A test that is about a rule of the protocol bears its number in its name.
 
 mod attempts;
+mod breaking;
 mod connecting;
 mod fake;
 mod fence;
@@ -11,6 +12,8 @@ mod handover;
 mod links;
 mod queue;
 mod registry;
+mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
+mod tasks;

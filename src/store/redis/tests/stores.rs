@@ -54,6 +54,13 @@ async fn connect_says_that_a_password_is_missing_or_wrong() {
 }
 
 #[tokio::test]
+async fn a_database_that_is_not_there_is_a_lasting_fault() {
+    let server = RedisServer::start();
+    let error = error(&server.url_with("", "", 99)).await;
+    assert!(!error.is_retryable(), "{error}");
+}
+
+#[tokio::test]
 async fn a_unix_socket_takes_user_password_and_database() {
     let server = RedisServer::builder()
         .config("user joe on >j0e ~* &* +@all")
@@ -137,7 +144,7 @@ async fn a_users_own_client_is_taken() {
     use crate::store::LockStore;
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).unwrap();
-    let store = RedisStore::from_client(&client);
+    let store = RedisStore::from_client(client);
     assert!(format!("{store:?}").contains(&server.port().to_string()));
     let _: &dyn LockStore = &store;
 }

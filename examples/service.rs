@@ -1,0 +1,67 @@
+//! A service that ends well: at SIGTERM it releases what it holds, so that others need not wait
+//! until the ttl is over.
+//!
+//! ```sh
+//! REDIS_URL=redis://127.0.0.1/ cargo run --example service   # in two terminals; end one with Ctrl-C or kill
+//! ```
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use lockstream::prelude::*;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let locks = match std::env::var("REDIS_URL") {
+        Ok(url) => match LockRegistry::connect(url).await {
+            Ok(locks) => locks,
+            Err(error) => {
+                eprintln!("service: the server in REDIS_URL cannot be used: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+        Err(_) => LockRegistry::in_memory(),
+    };
+    let working = tokio::spawn(serve(locks.clone()));
+    asked_to_end().await;
+    println!("ending: releasing what is held");
+    locks.shutdown().await;
+    // The work under the lock was told with `Closed`.
+    let ended = working.await.expect("serving does not panic");
+    println!("ended: {ended}");
+    ExitCode::SUCCESS
+}
+
+/// Sweeps for ever, at most one process at a time, until the registry is shut down.
+async fn serve(locks: LockRegistry) -> LockError {
+    let lock = locks.obtain("service:sweep").wait(Duration::MAX);
+    loop {
+        match sweep().with_lock(&lock).await {
+            Ok(()) => {}
+            Err(closed @ LockError::Closed { .. }) => return closed,
+            Err(error) => {
+                eprintln!("service: {error}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+async fn sweep() {
+    println!("sweeping");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+}
+
+async fn asked_to_end() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut term = signal(SignalKind::terminate()).expect("SIGTERM can be caught");
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = term.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = tokio::signal::ctrl_c().await;
+}

@@ -1,0 +1,108 @@
+//! What only the driver can get wrong: clocks, runtimes, and who is kept alive.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::clock::{Clock, Suspension};
+use crate::store::MemoryStore;
+use crate::{FutureLockExt, LockError, LockRegistry};
+
+/// A machine that can be told that it was suspended.
+#[derive(Clone, Default)]
+struct Machine(Arc<AtomicU64>);
+
+impl Machine {
+    fn suspend(&self, time: Duration) {
+        let millis = u64::try_from(time.as_millis()).expect("a short test");
+        self.0.fetch_add(millis, Ordering::Relaxed);
+    }
+}
+
+impl Suspension for Machine {
+    fn so_far(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+fn suspendable() -> (LockRegistry, Machine) {
+    let machine = Machine::default();
+    let locks = LockRegistry::builder(MemoryStore::new())
+        .clock(Clock::new(machine.clone()))
+        .build();
+    (locks, machine)
+}
+
+/// D3: a laptop is closed for a minute while a job holds a lease of 30 s. Its own timers know
+/// nothing of that minute, but the server's ttl is over: without the rule the job would work on
+/// beside its successor for up to 30 s.
+#[tokio::test(start_paused = true)]
+async fn d3_a_lease_is_lost_within_a_second_of_waking_from_a_suspension() {
+    let (locks, machine) = suspendable();
+    let lease = locks.obtain("job").lease().await.expect("it is free");
+    let lost = lease.lost();
+    machine.suspend(Duration::from_secs(60));
+    assert!(!lease.is_valid(), "who looks knows at once");
+    let woken = Instant::now();
+    assert!(lost.await.is_lost());
+    assert!(woken.elapsed() <= Duration::from_secs(1));
+}
+
+/// D3: the work is not polled once more after the suspension, not even before the timer ticks.
+#[tokio::test(start_paused = true)]
+async fn d3_work_is_not_polled_after_a_suspension_past_its_deadline() {
+    let (locks, machine) = suspendable();
+    let polls = Arc::new(AtomicU64::new(0));
+    let work = std::future::poll_fn({
+        let polls = polls.clone();
+        move |_| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            std::task::Poll::<()>::Pending
+        }
+    });
+    let mut work = std::pin::pin!(work.with_lock(locks.obtain("job")));
+    assert!(futures::poll!(&mut work).is_pending());
+    machine.suspend(Duration::from_secs(60));
+    let outcome = futures::poll!(&mut work);
+    assert!(matches!(
+        outcome,
+        std::task::Poll::Ready(Err(LockError::Lost { .. }))
+    ));
+    assert_eq!(polls.load(Ordering::Relaxed), 1);
+}
+
+/// A suspension shorter than the lease moves its deadline earlier by as much, and no more.
+#[tokio::test(start_paused = true)]
+async fn d3_a_short_suspension_moves_the_deadline_earlier() {
+    let (locks, machine) = suspendable();
+    let lease = locks.obtain("job").lease().await.expect("it is free");
+    let before = lease.deadline();
+    machine.suspend(Duration::from_secs(10));
+    assert!(lease.is_valid());
+    assert_eq!(before - lease.deadline(), Duration::from_secs(10));
+    let begin = Instant::now();
+    lease.lost().await;
+    assert_eq!(begin.elapsed().as_millis(), 30_000 - 302 - 10_000);
+}
+
+/// The last handle is gone, but its release is still on its way: it must reach the store, and
+/// only then everything ends.
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends() {
+    let store = MemoryStore::new();
+    store.set_latency(Duration::from_millis(100));
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lease = locks.obtain("k").lease().await.expect("it is free");
+    drop(locks);
+    drop(lease);
+    assert_eq!(store.keys(), 1, "the release takes its time");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(store.keys(), 0);
+    let tasks = tokio::runtime::Handle::current()
+        .metrics()
+        .num_alive_tasks();
+    assert_eq!(tasks, 0);
+}

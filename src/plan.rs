@@ -1,0 +1,89 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::driver::Driver;
+use crate::repeat::Repeat;
+use crate::settings::{OnLost, TTL};
+use crate::{LockError, key};
+
+/// What a handle is told to lock, and how.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    driver: Option<Arc<Driver>>,
+    key: Arc<str>,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) repeat: Option<Repeat>,
+    pub(crate) on_lost: OnLost,
+}
+
+impl Plan {
+    pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
+        Self {
+            driver,
+            key: Arc::from(key),
+            ttl: None,
+            wait: None,
+            repeat: None,
+            on_lost: OnLost::default(),
+        }
+    }
+
+    /// Who is to acquire it, or why it cannot be.
+    pub(crate) fn driver(&self) -> Result<&Arc<Driver>, LockError> {
+        let key = || self.key.clone();
+        let Some(driver) = &self.driver else {
+            return Err(LockError::NoRegistry { key: key() });
+        };
+        let settings = driver.settings();
+        if let Some((setting, reason)) = settings.fault() {
+            return Err(LockError::InvalidSetting {
+                key: key(),
+                setting,
+                reason,
+            });
+        }
+        if let Some(reason) = key::fault(&settings.prefix, &self.key) {
+            return Err(LockError::InvalidKey { key: key(), reason });
+        }
+        if !TTL.contains(&self.ttl()) {
+            return Err(LockError::InvalidTtl {
+                key: key(),
+                ttl: self.ttl(),
+            });
+        }
+        Ok(driver)
+    }
+
+    pub(crate) fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    pub(crate) fn on_lost(&self) -> OnLost {
+        self.on_lost
+    }
+
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl
+            .or_else(|| Some(self.driver.as_ref()?.settings().ttl))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        self.wait
+            .or_else(|| Some(self.driver.as_ref()?.settings().wait))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn repeat(&self) -> Repeat {
+        self.repeat
+            .clone()
+            .or_else(|| Some(self.driver.as_ref()?.settings().repeat.clone()))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn max_waiters(&self) -> usize {
+        let driver = self.driver.as_ref();
+        driver.map_or(usize::MAX, |driver| driver.settings().max_waiters)
+    }
+}

@@ -1,0 +1,219 @@
+//! What ends a connection, and what only seems to.
+
+use std::time::{Duration, Instant};
+
+use super::fake::{Fake, NOW, Request, push};
+use super::registry::{BOUND, Registry, Settings, attempt, refused, unknown, unsent, won};
+use super::support::{Proxy, RedisServer, Way, wait_until};
+use crate::store::contract::{News, OpError};
+
+#[tokio::test]
+async fn o4_a_server_that_does_not_answer_is_given_up() {
+    let server = RedisServer::start();
+    let timeout = Duration::from_millis(300);
+    let mut one = Settings::new(&server, "a1")
+        .response_timeout(timeout)
+        .up()
+        .await;
+    server.stop();
+    let began = Instant::now();
+    let error = unknown(one.ask("k", attempt(1)).await);
+    assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
+    assert!(
+        error.to_string().contains("did not answer within 300ms"),
+        "{error}"
+    );
+    one.down().await;
+    // The kernel still takes connections for it.
+    assert!(unsent(one.ask("k", attempt(2)).await).is_retryable());
+    server.cont();
+    assert!(one.up().await);
+    won(&one.outcome("other", attempt(3)).await);
+}
+
+/// The first connection answers the first call wrongly, and nothing else does. The op must be
+/// Unknown, and the connection must not live on.
+async fn ends_the_connection(mut wrong: impl FnMut(&Request) -> Vec<u8> + Send + 'static) {
+    let fake = Fake::start(move |request| {
+        (request.is_call() && request.connection == 1).then(|| wrong(request))
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    unknown(one.ask("k", attempt(1)).await);
+    assert!(one.down().await.is_retryable());
+    assert!(one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+}
+
+#[tokio::test]
+async fn o4_a_reply_with_another_calls_number_ends_the_connection() {
+    ends_the_connection(|request| {
+        let reply = String::from_utf8(request.usual()).unwrap();
+        let number = request.number();
+        reply
+            .replacen(&format!(":{number}"), &format!(":{}", number - 1), 1)
+            .into_bytes()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn o4_a_reply_that_is_none_ends_the_connection() {
+    for wrong in [
+        "+OK\r\n",
+        "_\r\n",
+        "*0\r\n",
+        ":7\r\n",
+        "*2\r\n:3\r\n:4\r\n",
+        "?\r\n",
+    ] {
+        ends_the_connection(|_| wrong.as_bytes().to_vec()).await;
+    }
+    for wrong in [
+        "*1\r\n$4\r\nlost\r\n",
+        "*2\r\n$3\r\nwon\r\n$1\r\n7\r\n",
+        "*0\r\n",
+        "_\r\n",
+    ] {
+        ends_the_connection(|request| request.reply(NOW, wrong.as_bytes())).await;
+    }
+}
+
+/// Two calls are under way on the first connection, and `said` is all that comes.
+async fn ends_with_both_unknown(said: impl Fn(&Request, &Request) -> Vec<u8> + Send + 'static) {
+    let mut first = None;
+    let fake = Fake::start(move |request| {
+        if !request.is_call() || request.connection != 1 {
+            return None;
+        }
+        let Some(first) = &first else {
+            first = Some(request.clone());
+            return Some(Vec::new());
+        };
+        Some(said(first, request))
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    one.submit("k", attempt(1));
+    // Lets the task send it, so that the second has a call of its own.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    one.submit("other", attempt(2));
+    unknown(one.reply("k", &attempt(1)).await);
+    unknown(one.reply("other", &attempt(2)).await);
+    assert!(one.down().await.is_retryable());
+    assert!(one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+}
+
+/// The client takes the push for the answer to the first call, and gives the second the first's.
+#[tokio::test]
+async fn o4_an_unasked_change_of_subscription_ends_the_connection() {
+    for kind in ["unsubscribe", "sunsubscribe", "subscribe"] {
+        ends_with_both_unknown(move |first, second| {
+            let mut bytes = push(&[kind, "lock:~grant:a1"], ":0\r\n");
+            bytes.extend(first.usual());
+            bytes.extend(second.usual());
+            bytes
+        })
+        .await;
+    }
+}
+
+/// The worst of it: an error names no call. Taken for the second call's it would say that this was
+/// not done, when it was.
+#[tokio::test]
+async fn o4_a_shifted_error_is_not_taken_for_a_refusal() {
+    ends_with_both_unknown(|_, second| {
+        let mut bytes = push(&["unsubscribe", "lock:~grant:a1"], ":0\r\n");
+        bytes.extend(b"-TRYAGAIN the first call's\r\n");
+        bytes.extend(second.usual());
+        bytes
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_ends_at_an_unasked_change_of_subscription_too() {
+    let fake = Fake::start(|request| {
+        let is_first = request.is_call() && request.connection == 1;
+        is_first.then(|| {
+            let mut bytes = request.usual();
+            bytes.extend(push(&["sunsubscribe", "lock:~grant:a1"], ":0\r\n"));
+            bytes
+        })
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    let _ = one.ask("k", attempt(1)).await;
+    one.down().await;
+    assert!(one.up().await);
+}
+
+#[tokio::test]
+async fn refusals_of_a_whole_call_are_each_ops_own() {
+    let fake = Fake::start(|request| {
+        request
+            .is_call()
+            .then(|| b"-BUSY Redis is busy running a script.\r\n".to_vec())
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    let (why, retryable) = refused(one.ask("k", attempt(1)).await);
+    assert!(why.contains("BUSY") && retryable, "{why}");
+    while let Some(news) = one.heard_by_now() {
+        assert!(!matches!(news, News::Down(_)), "{news:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_right_to_run_scripts_is_a_lasting_fault() {
+    let server = RedisServer::builder()
+        .config("user bare on nopass ~* &* +@all -eval -evalsha")
+        .start();
+    let mut one = Settings::url(server.url_with("bare", "x", 0), "a1").open();
+    one.session().start();
+    let error = unsent(one.ask("k", attempt(1)).await);
+    assert!(
+        !error.is_retryable() && error.to_string().contains("NOPERM"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_loss_is_told_after_the_ops_that_it_took_along() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let mut one = Settings::url(proxy.url(), "a1").up().await;
+    // So that the server knows the script.
+    won(&one.outcome("other", attempt(9)).await);
+    proxy.hold(Way::ToClient, true);
+    for owner in 0..3 {
+        one.submit(&format!("k{owner}"), attempt(owner));
+    }
+    wait_until("sent", BOUND, || server.exists("lock:k2")).await;
+    proxy.cut();
+    for _ in 0..3 {
+        let news = one.next().await;
+        let is_unknown = matches!(
+            news,
+            News::Replied {
+                result: Err(OpError::Unknown(_)),
+                ..
+            }
+        );
+        assert!(is_unknown, "{news:?}");
+    }
+    assert!(matches!(one.next().await, News::Down(_)));
+}
+
+#[tokio::test]
+async fn what_only_hinders_writes_ends_no_connection() {
+    let server = RedisServer::builder()
+        .config("min-replicas-to-write 1")
+        .start();
+    let mut one = Registry::on(&server, "a1").await;
+    let (why, retryable) = refused(one.ask("k", attempt(1)).await);
+    assert!(why.contains("NOREPLICAS") && retryable, "{why}");
+    server.cmd(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    won(&one.outcome("k", attempt(1)).await);
+    one.has_not_heard(|news| matches!(news, News::Down(_)))
+        .await;
+}

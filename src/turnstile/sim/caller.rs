@@ -1,0 +1,310 @@
+//! The callers: they come, wait, look or do not, hold, and leave.
+
+use std::time::Duration;
+
+use super::clock::{MILLI, SECOND, True};
+use super::process::ProcessId;
+use super::profile::Theme;
+use super::world::{Event, KeyId, World};
+use crate::turnstile::{Patience, Repeats, Verdict, Waiter, WaiterId};
+
+pub(super) type CallerId = usize;
+
+pub(super) const LONGEST_WAIT: u64 = 40 * SECOND;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Not there: not yet, between two visits, or for good.
+    Out,
+    Waiting(WaiterId),
+    Seated(WaiterId),
+    Holding(WaiterId),
+    Finishing,
+    /// Dropped, while its turnstile is being told.
+    Leaving,
+}
+
+pub(super) struct Caller {
+    pub(super) process: ProcessId,
+    pub(super) key: KeyId,
+    pub(super) ttl: u64,
+    pub(super) stage: Stage,
+    pub(super) patience: Patience,
+    pub(super) renewed: bool,
+    /// When its wait is over.
+    pub(super) until: True,
+    /// When it was last seated.
+    seated_at: True,
+    visit: u32,
+    wait: u64,
+}
+
+impl Caller {
+    /// One that stands in line for the first key, for a lease of a fixed length.
+    pub(super) fn standing(process: ProcessId, ttl: u64) -> Self {
+        Self {
+            process,
+            key: 0,
+            ttl,
+            stage: Stage::Out,
+            patience: Patience::Stand,
+            renewed: false,
+            until: 0,
+            seated_at: 0,
+            visit: 0,
+            wait: LONGEST_WAIT,
+        }
+    }
+}
+
+impl World {
+    pub(super) fn plan_caller(&mut self) {
+        let profile = &self.profile;
+        let rng = &mut self.rng;
+        let once = rng.chance(150);
+        let wait = match rng.below(4) {
+            _ if once => profile.response_timeout * 2,
+            0 => rng.between(0, 300 * MILLI),
+            1 => rng.between(0, 4 * SECOND),
+            _ => rng.between(SECOND, LONGEST_WAIT),
+        };
+        let caller = Caller {
+            process: rng.below(profile.registries as u64) as ProcessId,
+            key: rng.below(profile.keys as u64) as KeyId,
+            ttl: profile.ttls[rng.below(profile.ttls.len() as u64) as usize],
+            stage: Stage::Out,
+            patience: if once {
+                Patience::Once
+            } else {
+                Patience::Stand
+            },
+            renewed: rng.chance(600),
+            until: 0,
+            seated_at: 0,
+            visit: 0,
+            wait,
+        };
+        let at = rng.below(profile.calm_at);
+        // Some come in crowds.
+        let at = if rng.chance(400) {
+            at - at % (SECOND / 2)
+        } else {
+            at
+        };
+        self.callers.push(caller);
+        let id = self.callers.len() - 1;
+        self.plan(at.saturating_sub(self.now), Event::Arrive(id));
+    }
+
+    pub(super) fn caller_arrives(&mut self, id: CallerId) {
+        let now = self.now;
+        let drops = !self.calm && self.rng.chance(self.profile.droppers);
+        let mut pauses = self.rng.between(0, 400);
+        let pause = Duration::from_micros(self.rng.between(MILLI, 100 * MILLI));
+        let caller = &mut self.callers[id];
+        let (process, key) = (caller.process, caller.key);
+        if self.processes[process].closed {
+            return;
+        }
+        if caller.until == 0 {
+            caller.until = now + caller.wait;
+        }
+        caller.visit += 1;
+        let visit = caller.visit;
+        let waiter = Waiter {
+            who: id,
+            ttl: Duration::from_micros(caller.ttl),
+            renewed: caller.renewed,
+            patience: caller.patience,
+            until: self.processes[process].clock.moment(caller.until),
+            repeats: Repeats(Box::new(move || {
+                pauses = pauses.checked_sub(1)?;
+                Some(pause)
+            })),
+        };
+        self.note(|_| format!("r{process} k{key} c{id} arrives: {waiter:?}"));
+        let waiter = self.put_in(process, key, |turnstile, cx| turnstile.arrive(cx, waiter));
+        self.callers[id].stage = Stage::Waiting(waiter);
+        self.drain(process, key);
+        if drops {
+            let delay = self.rng.between(0, self.callers[id].wait);
+            self.plan(delay, Event::Leave(id, visit));
+        }
+    }
+
+    pub(super) fn verdict(
+        &mut self,
+        process: ProcessId,
+        key: KeyId,
+        id: CallerId,
+        verdict: Verdict,
+    ) {
+        self.note(|_| format!("r{process} k{key} c{id} is told {verdict:?}"));
+        let caller = &mut self.callers[id];
+        let stage = caller.stage;
+        match (&verdict, stage) {
+            (_, Stage::Leaving) => {}
+            (Verdict::Seated { token, deadline }, Stage::Waiting(waiter)) => {
+                let (token, deadline) = (*token, *deadline);
+                caller.seated_at = self.now;
+                caller.stage = Stage::Seated(waiter);
+                self.check_order(process, key, waiter);
+                self.lease_begins(process, key, id, token, deadline);
+                let visit = self.callers[id].visit;
+                if self.rng.chance(self.profile.sleepers) {
+                    let ttl = self.callers[id].ttl;
+                    let delay = self.rng.between(0, ttl);
+                    let event = if self.rng.chance(500) {
+                        Event::Leave(id, visit)
+                    } else {
+                        Event::Look(id, visit)
+                    };
+                    self.plan(delay, event);
+                } else {
+                    let delay = self.rng.between(0, 200);
+                    self.plan(delay, Event::Look(id, visit));
+                }
+            }
+            (Verdict::Prolonged { deadline }, Stage::Seated(_) | Stage::Holding(_)) => {
+                self.lease_prolonged(process, key, id, *deadline);
+            }
+            (Verdict::TurnLost, Stage::Seated(_)) => {
+                self.lease_ends(key, id);
+                self.callers[id].stage = Stage::Out;
+                // It learns of it when it looks at last.
+                let delay = self.rng.between(1, 2000);
+                if self.now + delay < self.callers[id].until && self.rng.chance(800) {
+                    self.plan(delay, Event::Arrive(id));
+                }
+            }
+            (Verdict::Lost, Stage::Holding(_)) => {
+                self.check_loss(key, id);
+                self.lease_ends(key, id);
+                self.check_length(id);
+                self.depart(id);
+            }
+            (Verdict::Closed, Stage::Seated(_) | Stage::Holding(_)) => {
+                self.lease_ends(key, id);
+                self.callers[id].stage = Stage::Out;
+            }
+            (
+                Verdict::Busy | Verdict::QueueFull | Verdict::Failed(_) | Verdict::Closed,
+                Stage::Waiting(_),
+            )
+            | (Verdict::Released | Verdict::Lost | Verdict::Failed(_), Stage::Finishing) => {
+                if matches!(verdict, Verdict::Lost) {
+                    self.check_loss(key, id);
+                }
+                self.depart(id);
+            }
+            _ => self.breach(format!("c{id} is {stage:?}, and is told {verdict:?}")),
+        }
+    }
+
+    /// It is done; some come again.
+    fn depart(&mut self, id: CallerId) {
+        let caller = &mut self.callers[id];
+        let refused = matches!(caller.stage, Stage::Waiting(_));
+        caller.stage = Stage::Out;
+        if !self.calm && self.rng.chance(self.profile.returns) {
+            caller.visit += 1;
+            caller.until = 0;
+            let rest = if refused {
+                200 * MILLI
+            } else {
+                self.rng.pick(&self.profile.rests)
+            };
+            let delay = self.rng.between(1, 1 + rest);
+            self.plan(delay, Event::Arrive(id));
+        }
+    }
+
+    /// Where all goes well, a lease lasts nearly as long as was asked for (W3).
+    fn check_length(&mut self, id: CallerId) {
+        let caller = &self.callers[id];
+        let had = self.now - caller.seated_at;
+        // D2's 0.999 of the 10 s that an answer may be old.
+        let slack = 14 * MILLI + 3 * self.profile.latency.1 + self.profile.reply_lag;
+        let due = (caller.ttl / 100 * 93).saturating_sub(slack);
+        let quick = self.profile.theme == Theme::Calm && self.profile.ttls[0] >= 300 * MILLI;
+        if quick && had < due {
+            self.breach(format!(
+                "c{id} has lost a lease of {} us after {had}",
+                caller.ttl
+            ));
+        }
+    }
+
+    /// It is polled, and takes what it was given.
+    pub(super) fn caller_looks(&mut self, id: CallerId, visit: u32) {
+        let caller = &self.callers[id];
+        let (process, key) = (caller.process, caller.key);
+        let Stage::Seated(waiter) = caller.stage else {
+            return;
+        };
+        if caller.visit != visit {
+            return;
+        }
+        let taken = self.feed(process, key, |turnstile, cx| turnstile.take(cx, waiter));
+        self.note(|_| format!("r{process} k{key} c{id} takes it: {taken}"));
+        let stage = self.callers[id].stage;
+        if taken != (stage == Stage::Seated(waiter)) {
+            self.breach(format!("c{id} takes its turn: {taken}, but is {stage:?}"));
+        }
+        if taken {
+            self.callers[id].stage = Stage::Holding(waiter);
+            let slept = self.now - self.callers[id].seated_at;
+            if slept > self.profile.longest_ttl() / 3 + MILLI {
+                self.breach(format!(
+                    "W4: c{id} did not look for {slept} us, and has its turn"
+                ));
+            }
+            self.lease_taken(key, id);
+            let holds = &self.profile.holds;
+            let most = holds[self.rng.below(holds.len() as u64) as usize];
+            let hold = self.rng.between(0, most);
+            self.plan(hold, Event::Finish(id, visit));
+        }
+    }
+
+    /// It is dropped: in line, or seated and not taken.
+    pub(super) fn caller_leaves(&mut self, id: CallerId, visit: u32) {
+        let caller = &mut self.callers[id];
+        let (process, key) = (caller.process, caller.key);
+        if caller.visit != visit {
+            return;
+        }
+        let (Stage::Waiting(waiter) | Stage::Seated(waiter)) = caller.stage else {
+            return;
+        };
+        caller.stage = Stage::Leaving;
+        self.note(|_| format!("r{process} k{key} c{id} is dropped"));
+        self.lease_ends(key, id);
+        self.feed(process, key, |turnstile, cx| turnstile.leave(cx, waiter));
+        self.callers[id].stage = Stage::Out;
+    }
+
+    pub(super) fn caller_finishes(&mut self, id: CallerId, visit: u32) {
+        let caller = &mut self.callers[id];
+        let (process, key) = (caller.process, caller.key);
+        let Stage::Holding(waiter) = caller.stage else {
+            return;
+        };
+        if caller.visit != visit {
+            return;
+        }
+        caller.stage = Stage::Finishing;
+        self.note(|_| format!("r{process} k{key} c{id} finishes"));
+        self.lease_finishes(key, id);
+        self.feed(process, key, |turnstile, cx| turnstile.finish(cx, waiter));
+    }
+
+    pub(super) fn callers_gone(&mut self, process: ProcessId) {
+        for id in 0..self.callers.len() {
+            if self.callers[id].process == process {
+                self.callers[id].stage = Stage::Out;
+                self.lease_ends(self.callers[id].key, id);
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! A registry's session: what the Redis store does between a registry and the wire.
+
+use std::collections::VecDeque;
+
+use super::clock::{MILLI, True};
+use super::process::{News, ProcessId};
+use super::server::{Call, ConnId, Item};
+use super::world::{Event, KeyId, World};
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, Op, OpError, ServerTime};
+use crate::turnstile::Moment;
+
+/// How many calls may be in flight before what comes waits for them.
+const CALLS_IN_FLIGHT: usize = 2;
+
+#[derive(Default)]
+pub(super) struct Link {
+    pub(super) conn: Option<ConnId>,
+    pub(super) up: bool,
+    unsent: VecDeque<Item>,
+    calls: VecDeque<Call>,
+    /// Came back for want of a script; sent again when everything that went after it is back,
+    /// so that the order holds.
+    again: VecDeque<Call>,
+    flushing: bool,
+    last_call: u64,
+    probe: (ServerTime, Moment),
+}
+
+/// The answer to one call; `None` if the script was not there.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub(super) call: u64,
+    pub(super) said: Option<Vec<Said>>,
+}
+
+/// The answer to one op.
+#[derive(Clone, Debug)]
+pub(super) enum Said {
+    Done(Answer),
+    Refused {
+        lasting: bool,
+    },
+    /// O5: nothing was done, and this is the time.
+    Late(ServerTime),
+}
+
+fn broken() -> StoreError {
+    StoreError::new("the connection broke")
+}
+
+impl World {
+    pub(super) fn submit(&mut self, id: ProcessId, key: KeyId, op: Op) {
+        self.note(|_| format!("r{id} k{key} sends {op:?}"));
+        let item = Item {
+            key,
+            op,
+            use_by: 0,
+            late_before: false,
+        };
+        let link = &mut self.processes[id].link;
+        if link.up || self.profile.ops_wait {
+            link.unsent.push_back(item);
+            self.flush_soon(id);
+        } else {
+            let (op, error) = (item.op, OpError::Unsent(broken()));
+            self.tell(id, News::Replied(key, op, Err(error)));
+        }
+    }
+
+    fn flush_soon(&mut self, id: ProcessId) {
+        let link = &mut self.processes[id].link;
+        if link.up && !link.unsent.is_empty() && !link.flushing {
+            link.flushing = true;
+            let delay = if self.profile.batches {
+                self.rng.between(0, 500)
+            } else {
+                0
+            };
+            self.plan(delay, Event::Flush(id));
+        }
+    }
+
+    pub(super) fn flush(&mut self, id: ProcessId) {
+        let process = &mut self.processes[id];
+        let link = &mut process.link;
+        link.flushing = false;
+        let (Some(conn), true) = (link.conn, link.up) else {
+            return;
+        };
+        let busy = self.profile.batches && link.calls.len() >= CALLS_IN_FLIGHT;
+        if busy || !link.again.is_empty() || link.unsent.is_empty() {
+            return;
+        }
+        let now = process.clock.moment(self.now);
+        let since = now.saturating_sub(link.probe.1).as_micros() as u64;
+        let use_by = link.probe.0 + since + self.profile.response_timeout;
+        let most = if self.profile.batches { 64 } else { 1 };
+        let count = link.unsent.len().min(most);
+        let mut ops: Vec<_> = link.unsent.drain(..count).collect();
+        for item in &mut ops {
+            item.use_by = use_by;
+        }
+        link.last_call += 1;
+        let call = Call {
+            id: link.last_call,
+            ops,
+            loads: false,
+        };
+        self.post(id, conn, call);
+        self.flush_soon(id);
+    }
+
+    fn post(&mut self, id: ProcessId, conn: ConnId, call: Call) {
+        self.processes[id].link.calls.push_back(call.clone());
+        self.plan(self.profile.response_timeout, Event::Overdue(conn, call.id));
+        self.transmit(conn, call);
+    }
+
+    pub(super) fn on_reply(&mut self, conn: ConnId, reply: Reply) {
+        let id = self.server.conns[conn].process;
+        let link = &mut self.processes[id].link;
+        if link.conn != Some(conn) || self.server.conns[conn].cut {
+            return;
+        }
+        let call = link.calls.pop_front().expect("a reply has its call");
+        assert_eq!(call.id, reply.call, "replies come in order");
+        match reply.said {
+            None => link.again.push_back(Call {
+                loads: true,
+                ..call
+            }),
+            Some(said) => {
+                let mut doubtful = false;
+                for (item, said) in call.ops.into_iter().zip(said) {
+                    doubtful |= self.on_said(id, item, said);
+                }
+                if doubtful {
+                    return self.break_off(id);
+                }
+            }
+        }
+        let link = &mut self.processes[id].link;
+        if link.calls.is_empty() {
+            for call in std::mem::take(&mut link.again) {
+                self.post(id, conn, call);
+            }
+        }
+        self.flush_soon(id);
+    }
+
+    /// Tells an answer; true if the connection is not to be trusted any more.
+    fn on_said(&mut self, id: ProcessId, mut item: Item, said: Said) -> bool {
+        let result = match said {
+            Said::Done(answer) => Ok(answer),
+            Said::Refused { lasting: true } => {
+                Err(OpError::Refused(StoreError::lasting("not allowed")))
+            }
+            Said::Refused { lasting: false } => {
+                Err(OpError::Refused(StoreError::new("busy loading")))
+            }
+            Said::Late(at) => {
+                let now = self.processes[id].clock.moment(self.now);
+                let link = &mut self.processes[id].link;
+                link.probe = (at, now);
+                if !item.late_before {
+                    item.late_before = true;
+                    link.unsent.push_front(item);
+                    return false;
+                }
+                let error = OpError::Unknown(broken());
+                self.tell(id, News::Replied(item.key, item.op, Err(error)));
+                return true;
+            }
+        };
+        self.tell(id, News::Replied(item.key, item.op, result));
+        false
+    }
+
+    pub(super) fn on_push(&mut self, conn: ConnId, key: KeyId, grant: Grant) {
+        let id = self.server.conns[conn].process;
+        if self.processes[id].link.conn == Some(conn) && !self.server.conns[conn].cut {
+            self.tell(id, News::Granted(key, grant));
+        }
+    }
+
+    /// The oldest call is not answered in time: the connection ends.
+    pub(super) fn on_overdue(&mut self, conn: ConnId, call: u64) {
+        let id = self.server.conns[conn].process;
+        let link = &self.processes[id].link;
+        let handshake = call == 0 && !link.up;
+        let waits = handshake || link.calls.iter().any(|waiting| waiting.id <= call);
+        if link.conn == Some(conn) && waits {
+            self.break_off(id);
+        }
+    }
+
+    pub(super) fn on_notice(&mut self, conn: ConnId) {
+        let id = self.server.conns[conn].process;
+        if self.processes[id].link.conn == Some(conn) {
+            self.break_off(id);
+        }
+    }
+
+    /// The connection ends for the client; the server may not know yet.
+    pub(super) fn break_off(&mut self, id: ProcessId) {
+        self.note(|_| format!("r{id} gives up its connection"));
+        let link = &mut self.processes[id].link;
+        let conn = link.conn.take();
+        link.up = false;
+        let calls: Vec<_> = link.again.drain(..).chain(link.calls.drain(..)).collect();
+        let unsent: Vec<_> = link.unsent.drain(..).collect();
+        if let Some(conn) = conn {
+            self.cut(conn);
+        }
+        for item in calls.into_iter().flat_map(|call| call.ops) {
+            let error = OpError::Unknown(broken());
+            self.tell(id, News::Replied(item.key, item.op, Err(error)));
+        }
+        for item in unsent {
+            // One that came back too late once has not been done either.
+            let error = OpError::Unsent(broken());
+            self.tell(id, News::Replied(item.key, item.op, Err(error)));
+        }
+        self.tell(id, News::Down(broken()));
+        let pause = if self.calm {
+            20 * MILLI
+        } else {
+            self.rng.between(0, 1000) * MILLI
+        };
+        self.plan(pause, Event::Reconnect(id));
+    }
+
+    pub(super) fn reconnect(&mut self, id: ProcessId) {
+        if self.processes[id].link.conn.is_some() {
+            return;
+        }
+        let fails = self.now < self.server.down_until
+            || (!self.calm && self.rng.chance(self.profile.failed_connects));
+        if fails {
+            return self.break_off(id);
+        }
+        let conn = self.new_conn(id);
+        self.processes[id].link.conn = Some(conn);
+        let delay = self.latency();
+        self.plan(delay, Event::Handshake(conn));
+        let timeout: True = self
+            .profile
+            .response_timeout
+            .max(4 * self.profile.latency.1);
+        self.plan(timeout, Event::Overdue(conn, 0));
+    }
+
+    pub(super) fn on_connected(&mut self, conn: ConnId) {
+        let id = self.server.conns[conn].process;
+        let at = self.server.clock.micros(self.now);
+        let process = &mut self.processes[id];
+        if process.link.conn != Some(conn) || self.server.conns[conn].cut {
+            return;
+        }
+        process.link.up = true;
+        // A little old, as it came with an answer.
+        process.link.probe = (at.saturating_sub(100), process.clock.moment(self.now));
+        let queue = self.server.conns[conn].subscribed;
+        self.tell(id, News::Up { queue });
+        self.flush_soon(id);
+    }
+}

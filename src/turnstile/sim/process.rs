@@ -1,0 +1,251 @@
+//! A process: its turnstiles, its clock, and what the driver does with them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::caller::CallerId;
+use super::clock::{Clock, True};
+use super::link::Link;
+use super::world::{Event, KeyId, World};
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, Op, OpError};
+use crate::turnstile::{Cx, Effect, Rules, Supply, Turnstile};
+
+pub(super) type ProcessId = usize;
+
+pub(super) struct Process {
+    pub(super) instance: Arc<str>,
+    pub(super) clock: Clock,
+    pub(super) link: Link,
+    /// SIGSTOP: what it would see piles up.
+    pub(super) stopped: bool,
+    pub(super) backlog: Vec<Event>,
+    pub(super) gone: bool,
+    /// Shut down: it lets nobody in.
+    pub(super) closed: bool,
+    pub(super) stiles: BTreeMap<KeyId, Stile>,
+    supply: Supply,
+    /// Whether grants reach it, as far as it knows.
+    queue: bool,
+    inbox: VecDeque<News>,
+    /// Keys with an op in flight (O2).
+    flying: BTreeSet<KeyId>,
+}
+
+pub(super) struct Stile {
+    turnstile: Turnstile<CallerId>,
+    armed: Option<True>,
+}
+
+/// What the session tells, as in the contract.
+pub(super) enum News {
+    Replied(KeyId, Op, Result<Answer, OpError>),
+    Granted(KeyId, Grant),
+    Up { queue: bool },
+    Down(StoreError),
+}
+
+impl Process {
+    pub(super) fn new(id: ProcessId, clock: Clock, seed: u64) -> Self {
+        Self {
+            instance: format!("r{id}").into(),
+            clock,
+            link: Link::default(),
+            stopped: false,
+            backlog: Vec::new(),
+            gone: false,
+            closed: false,
+            stiles: BTreeMap::new(),
+            supply: Supply::new(seed),
+            queue: true,
+            inbox: VecDeque::new(),
+            flying: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn stands(&self) -> bool {
+        self.queue && self.link.up
+    }
+}
+
+impl World {
+    /// Feeds an event to a turnstile, does its effects, sets its timer; forgets it when idle.
+    pub(super) fn feed<R>(
+        &mut self,
+        id: ProcessId,
+        key: KeyId,
+        event: impl FnOnce(&mut Turnstile<CallerId>, &mut Cx<'_>) -> R,
+    ) -> R {
+        let result = self.put_in(id, key, event);
+        self.drain(id, key);
+        result
+    }
+
+    pub(super) fn put_in<R>(
+        &mut self,
+        id: ProcessId,
+        key: KeyId,
+        event: impl FnOnce(&mut Turnstile<CallerId>, &mut Cx<'_>) -> R,
+    ) -> R {
+        let rules = Rules {
+            local_passes: self.profile.local_passes,
+            local_span: Duration::from_micros(self.profile.local_span),
+            max_waiters: self.profile.max_waiters,
+        };
+        let process = &mut self.processes[id];
+        let queue = process.queue;
+        let now = process.clock.moment(self.now);
+        let stile = process.stiles.entry(key).or_insert_with(|| Stile {
+            turnstile: Turnstile::new(rules, queue),
+            armed: None,
+        });
+        let mut cx = Cx {
+            now,
+            supply: &mut process.supply,
+        };
+        event(&mut stile.turnstile, &mut cx)
+    }
+
+    pub(super) fn drain(&mut self, id: ProcessId, key: KeyId) {
+        let mut effects = 0;
+        while let Some(effect) = self.stile(id, key).turnstile.next_effect() {
+            effects += 1;
+            match effect {
+                Effect::Send(op) => {
+                    if !matches!(op, Op::Renew { .. }) && !self.processes[id].flying.insert(key) {
+                        self.breach(format!("O2: r{id} k{key} sends {op:?} beside another op"));
+                    }
+                    self.submit(id, key, op);
+                }
+                Effect::Wake(caller, verdict) => self.verdict(id, key, caller, verdict),
+            }
+        }
+        if effects > 2000 {
+            self.breach(format!("{effects} effects of one event"));
+        }
+        self.arm(id, key);
+    }
+
+    fn stile(&mut self, id: ProcessId, key: KeyId) -> &mut Stile {
+        let stiles = &mut self.processes[id].stiles;
+        stiles.get_mut(&key).expect("it was just fed")
+    }
+
+    fn arm(&mut self, id: ProcessId, key: KeyId) {
+        let stile = self.stile(id, key);
+        if stile.turnstile.is_idle() {
+            self.processes[id].stiles.remove(&key);
+            return self.check_forgotten(id, key);
+        }
+        let Some(next) = stile.turnstile.next_timeout() else {
+            stile.armed = None;
+            return;
+        };
+        let at = self.processes[id].clock.when(next).max(self.now);
+        let lateness = if self.calm {
+            1000
+        } else {
+            self.profile.lateness
+        };
+        let at = at + self.rng.between(0, lateness);
+        let stile = self.stile(id, key);
+        if stile.armed.is_none_or(|armed| armed > at) {
+            stile.armed = Some(at);
+            let delay = at.saturating_sub(self.now);
+            self.plan(delay, Event::Timer(id, key));
+        }
+    }
+
+    pub(super) fn timer(&mut self, id: ProcessId, key: KeyId) {
+        let now = self.now;
+        let Some(stile) = self.processes[id].stiles.get_mut(&key) else {
+            return;
+        };
+        if stile.armed.is_some_and(|armed| armed <= now) {
+            stile.armed = None;
+            let (next, now) = self.feed(id, key, |turnstile, cx| {
+                turnstile.tick(cx);
+                (turnstile.next_timeout(), cx.now)
+            });
+            if next.is_some_and(|next| next <= now) {
+                self.breach(format!(
+                    "r{id} k{key} is ticked at {now:?} for {next:?}, and on"
+                ));
+            }
+        }
+    }
+
+    pub(super) fn tell(&mut self, id: ProcessId, news: News) {
+        self.processes[id].inbox.push_back(news);
+    }
+
+    pub(super) fn read_inbox(&mut self, id: ProcessId) {
+        while let Some(news) = self.processes[id].inbox.pop_front() {
+            self.on_news(id, news);
+        }
+    }
+
+    fn on_news(&mut self, id: ProcessId, news: News) {
+        let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
+        match news {
+            News::Replied(key, op, result) => {
+                self.note(|_| format!("r{id} k{key} hears of {op:?}: {result:?}"));
+                if !matches!(op, Op::Renew { .. }) {
+                    self.processes[id].flying.remove(&key);
+                }
+                self.feed(id, key, |turnstile, cx| turnstile.replied(cx, &op, result));
+            }
+            News::Granted(key, grant) => {
+                self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
+                self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant));
+            }
+            News::Up { queue } => {
+                self.note(|_| format!("r{id} is up, pushes: {queue}"));
+                self.processes[id].queue = queue;
+                for key in &keys {
+                    self.feed(id, *key, |turnstile, cx| turnstile.up_renew(cx));
+                }
+                for key in keys {
+                    if self.processes[id].stiles.contains_key(&key) {
+                        self.feed(id, key, |turnstile, cx| turnstile.up(cx, queue));
+                    }
+                }
+            }
+            News::Down(error) => {
+                self.note(|_| format!("r{id} is down"));
+                for key in keys {
+                    self.feed(id, key, |turnstile, cx| turnstile.down(cx, &error));
+                }
+            }
+        }
+    }
+
+    /// The registry is shut down; the process ends when everything is given back, or after a
+    /// while.
+    pub(super) fn close(&mut self, id: ProcessId) {
+        self.note(|_| format!("r{id} is shut down"));
+        self.processes[id].closed = true;
+        let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
+        for key in keys {
+            self.feed(id, key, |turnstile, cx| turnstile.close(cx));
+        }
+        self.read_inbox(id);
+        self.plan(3 * self.profile.response_timeout, Event::Exit(id));
+    }
+
+    /// The process ends, orderly or not.
+    pub(super) fn exit(&mut self, id: ProcessId) {
+        let process = &mut self.processes[id];
+        if std::mem::replace(&mut process.gone, true) {
+            return;
+        }
+        process.stiles.clear();
+        process.backlog.clear();
+        self.note(|_| format!("r{id} is gone"));
+        if let Some(conn) = self.processes[id].link.conn {
+            self.cut(conn);
+        }
+        self.callers_gone(id);
+    }
+}

@@ -1,0 +1,296 @@
+//! Sees everything, on a common clock, and says what is broken.
+
+use std::collections::BTreeMap;
+
+use super::caller::{CallerId, Stage};
+use super::clock::{MILLI, True};
+use super::process::ProcessId;
+use super::world::{KeyId, World};
+use crate::store::contract::{Answer, Outcome};
+use crate::store::memory::Delivery;
+use crate::turnstile::{Moment, WaiterId};
+
+pub(super) struct Referee {
+    /// The first thing that was found broken.
+    pub(super) breach: Option<String>,
+    pub(super) leases: Vec<Vec<Seen>>,
+    /// Every lease: when it began, whose, and its token.
+    pub(super) log: Vec<(True, ProcessId, u64)>,
+    /// Given back by their holders, and not confirmed.
+    finished: BTreeMap<CallerId, Seen>,
+    pub(super) tokens: Vec<u64>,
+    /// By key: since when somebody waits and nobody has the lock.
+    pub(super) starving: Vec<Option<True>>,
+    /// Leases begun, taken and prolonged, in all.
+    pub(super) counts: Counts,
+    /// How far the server's clock was stepped in all.
+    pub(super) stepped: u64,
+    pub(super) fence_lost: bool,
+    pub(super) longest_gap: u64,
+    /// The server refused something for good, and may keep what it would not undo.
+    pub(super) refused_for_good: bool,
+    /// By key: since when no turnstile of a living process is about it.
+    pub(super) quiet: Vec<Option<True>>,
+    /// By process and key: since when somebody stands there without a ticket, lock or op.
+    pub(super) unqueued: BTreeMap<(ProcessId, KeyId), True>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) begun: u64,
+    pub(super) taken: u64,
+    pub(super) prolonged: u64,
+    pub(super) passed: u64,
+}
+
+/// A lease that was given and has not ended.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) process: ProcessId,
+    pub(super) caller: CallerId,
+    pub(super) token: u64,
+    pub(super) deadline: Moment,
+}
+
+impl Referee {
+    pub(super) fn new(keys: usize) -> Self {
+        Self {
+            breach: None,
+            leases: vec![Vec::new(); keys],
+            log: Vec::new(),
+            finished: BTreeMap::new(),
+            tokens: vec![0; keys],
+            starving: vec![None; keys],
+            counts: Counts::default(),
+            stepped: 0,
+            fence_lost: false,
+            longest_gap: 0,
+            refused_for_good: false,
+            quiet: vec![None; keys],
+            unqueued: BTreeMap::new(),
+        }
+    }
+}
+
+impl World {
+    pub(super) fn breach(&mut self, what: String) {
+        self.note(|_| format!("BROKEN: {what}"));
+        self.referee.breach.get_or_insert(what);
+    }
+
+    pub(super) fn is_valid(&self, lease: &Seen) -> bool {
+        self.processes[lease.process].clock.moment(self.now) < lease.deadline
+    }
+
+    pub(super) fn lease_begins(
+        &mut self,
+        process: ProcessId,
+        key: KeyId,
+        caller: CallerId,
+        token: u64,
+        deadline: Moment,
+    ) {
+        let lease = Seen {
+            process,
+            caller,
+            token,
+            deadline,
+        };
+        self.referee.counts.begun += 1;
+        self.referee.log.push((self.now, process, token));
+        self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
+        self.referee.starving[key] = None;
+        self.referee.finished.remove(&caller);
+        if !self.is_valid(&lease) {
+            self.breach(format!("D4: c{caller} is given a lease that is over"));
+        }
+        if self.profile.promised() {
+            self.check_alone(key, &lease);
+            self.check_proof(key, &lease);
+            if token <= self.referee.tokens[key] {
+                let last = self.referee.tokens[key];
+                self.breach(format!("token {token} of c{caller} does not exceed {last}"));
+            }
+            self.referee.tokens[key] = token;
+        }
+        self.referee.leases[key].push(lease);
+    }
+
+    pub(super) fn lease_prolonged(
+        &mut self,
+        process: ProcessId,
+        key: KeyId,
+        caller: CallerId,
+        deadline: Moment,
+    ) {
+        self.referee.counts.prolonged += 1;
+        let leases = &self.referee.leases[key];
+        let Some(at) = leases.iter().position(|lease| lease.caller == caller) else {
+            return self.breach(format!("c{caller} is prolonged without a lease"));
+        };
+        let old = self.referee.leases[key].remove(at);
+        if !self.is_valid(&old) || deadline <= old.deadline {
+            self.breach(format!(
+                "c{caller} is prolonged from {:?} to {deadline:?}",
+                old.deadline
+            ));
+        }
+        let lease = Seen {
+            process,
+            deadline,
+            ..old
+        };
+        if self.profile.promised() {
+            self.check_alone(key, &lease);
+            self.check_proof(key, &lease);
+        }
+        self.referee.leases[key].push(lease);
+    }
+
+    pub(super) fn lease_taken(&mut self, key: KeyId, caller: CallerId) {
+        self.referee.counts.taken += 1;
+        let lease = self.referee.leases[key]
+            .iter()
+            .find(|lease| lease.caller == caller);
+        let lease = lease.expect("a lease begins before it is taken").clone();
+        if !self.is_valid(&lease) {
+            self.breach(format!("c{caller} takes a lease that is over"));
+        }
+    }
+
+    pub(super) fn lease_ends(&mut self, key: KeyId, caller: CallerId) {
+        self.referee.leases[key].retain(|lease| lease.caller != caller);
+        self.referee.finished.remove(&caller);
+    }
+
+    /// Given back: others may have it from now on, but it is not confirmed.
+    pub(super) fn lease_finishes(&mut self, key: KeyId, caller: CallerId) {
+        let lease = self.referee.leases[key]
+            .iter()
+            .find(|lease| lease.caller == caller);
+        let lease = lease.expect("a lease begins before it is finished").clone();
+        self.lease_ends(key, caller);
+        self.referee.finished.insert(caller, lease);
+    }
+
+    /// Within the promise nothing is lost before its deadline.
+    pub(super) fn check_loss(&mut self, key: KeyId, caller: CallerId) {
+        let finished = self.referee.finished.remove(&caller);
+        let held = self.referee.leases[key]
+            .iter()
+            .find(|lease| lease.caller == caller);
+        let lease = finished.or_else(|| held.cloned());
+        if self.profile.promised() && lease.is_some_and(|lease| self.is_valid(&lease)) {
+            self.breach(format!("c{caller} is told that it has lost a valid lease"));
+        }
+    }
+
+    /// D5: whose lease is over is told so.
+    pub(super) fn check_told(&mut self) {
+        let lateness = self.profile.lateness.max(MILLI) + 2 * MILLI;
+        let untold = self.referee.leases.iter().flatten().find(|lease| {
+            let process = &self.processes[lease.process];
+            let at = self.now.saturating_sub(lateness);
+            !process.stopped && process.clock.moment(at) >= lease.deadline
+        });
+        if let Some(untold) = untold.cloned() {
+            self.breach(format!("D5: {untold:?} is over, and nobody says so"));
+        }
+    }
+
+    /// At most one valid lease a key, over all registries.
+    fn check_alone(&mut self, key: KeyId, lease: &Seen) {
+        let other = self.referee.leases[key]
+            .iter()
+            .find(|other| self.is_valid(other));
+        if let Some(other) = other.cloned() {
+            self.breach(format!("two leases on k{key}: {other:?} and {lease:?}"));
+        }
+    }
+
+    /// The store holds the key for this registry to the deadline at least.
+    fn check_proof(&mut self, key: KeyId, lease: &Seen) {
+        let now = self.server.clock.micros(self.now);
+        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
+        let sight = self.server.keyspace.inspect(&prefix, &name, now);
+        let process = &self.processes[lease.process];
+        let ours = sight
+            .owner
+            .as_ref()
+            .is_some_and(|owner| owner.split(':').next() == Some(&*process.instance));
+        let left = sight.left.map_or(0, |left| left.as_micros() as u64);
+        let ends = self.now + self.server.clock.lasts(left);
+        let believed = process.clock.when(lease.deadline);
+        if !ours || believed > ends {
+            self.breach(format!(
+                "k{key}: {lease:?} is believed to {believed} us, the store has {sight:?}, to {ends} us"
+            ));
+        }
+    }
+
+    /// F1: draws grow in the order in which the store makes them.
+    pub(super) fn check_draw(&mut self, answer: &Answer, delivery: Option<&Delivery>) {
+        let mut draws = Vec::new();
+        if let Outcome::Won { draw } = answer.outcome {
+            draws.push(draw);
+        }
+        draws.extend(delivery.map(|delivery| delivery.grant.draw));
+        for draw in draws {
+            let last = std::mem::replace(&mut self.server.last_draw, draw);
+            if draw <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {
+                self.breach(format!("F1: draw {draw} after {last}"));
+            }
+        }
+    }
+
+    /// The first in line is served first.
+    pub(super) fn check_order(&mut self, process: ProcessId, key: KeyId, served: WaiterId) {
+        let overtaken = self.callers.iter().position(|caller| {
+            caller.process == process
+                && caller.key == key
+                && matches!(caller.stage, Stage::Waiting(id) if id < served)
+        });
+        if let Some(overtaken) = overtaken {
+            self.breach(format!("c{overtaken} of r{process} is overtaken"));
+        }
+    }
+
+    /// I5: an idle turnstile has told everybody.
+    pub(super) fn check_forgotten(&mut self, process: ProcessId, key: KeyId) {
+        let forgotten = self.callers.iter().position(|caller| {
+            caller.process == process
+                && caller.key == key
+                && !matches!(caller.stage, Stage::Out | Stage::Leaving)
+        });
+        if let Some(forgotten) = forgotten {
+            let stage = self.callers[forgotten].stage;
+            self.breach(format!("c{forgotten} is forgotten, while {stage:?}"));
+        }
+    }
+
+    /// Everybody is served or gone, and nothing is left.
+    pub(super) fn check_end(&mut self) {
+        for id in 0..self.callers.len() {
+            let stage = self.callers[id].stage;
+            if stage != Stage::Out {
+                self.breach(format!("c{id} is {stage:?} at the end"));
+            }
+        }
+        for id in 0..self.processes.len() {
+            let process = &self.processes[id];
+            if !process.gone && !process.stiles.is_empty() {
+                self.breach(format!("r{id} has a turnstile at the end"));
+            }
+        }
+        let now = self.server.clock.micros(self.now);
+        if self.server.keyspace.len(now) > 0 {
+            let prefix = self.server.prefix.clone();
+            let sights: Vec<_> = self
+                .keys
+                .iter()
+                .map(|key| self.server.keyspace.inspect(&prefix, key, now))
+                .collect();
+            self.breach(format!("left in the store: {sights:?}"));
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The server: the modelled store, and one channel a connection.
+
+use std::sync::Arc;
+
+use super::clock::{Clock, MILLI, SECOND, True};
+use super::link::{Reply, Said};
+use super::process::ProcessId;
+use super::profile::Theme;
+use super::world::{Event, KeyId, World};
+use crate::store::contract::{Op, Owner, ServerTime};
+use crate::store::memory::{Asking, Keyspace};
+
+pub(super) type ConnId = usize;
+
+pub(super) struct Server {
+    pub(super) keyspace: Keyspace,
+    pub(super) clock: Clock,
+    pub(super) prefix: Arc<str>,
+    pub(super) conns: Vec<Conn>,
+    /// Whether the scripts are loaded; without them every call comes back.
+    pub(super) scripts: bool,
+    /// Not to be reached before.
+    pub(super) down_until: True,
+    pub(super) last_draw: u64,
+}
+
+/// One connection, as the net and the server see it.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) process: ProcessId,
+    /// The server has it open: its requests are done, and it counts as a subscriber.
+    pub(super) open: bool,
+    pub(super) subscribed: bool,
+    /// Broken: nothing reaches the client any more, nor the server what was sent later.
+    pub(super) cut: bool,
+    /// Of a broken one: what would arrive later does not.
+    pub(super) last_request: True,
+    request_at: True,
+    reply_at: True,
+    push_at: True,
+}
+
+/// One script call: several ops, done together.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) id: u64,
+    pub(super) ops: Vec<Item>,
+    /// Brings the scripts along.
+    pub(super) loads: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) key: KeyId,
+    pub(super) op: Op,
+    /// O5: the last server time at which it is of use.
+    pub(super) use_by: ServerTime,
+    pub(super) late_before: bool,
+}
+
+impl Server {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            keyspace: Keyspace::default(),
+            clock,
+            prefix: "P".into(),
+            conns: Vec::new(),
+            scripts: false,
+            down_until: 0,
+            last_draw: 0,
+        }
+    }
+}
+
+impl World {
+    pub(super) fn new_conn(&mut self, process: ProcessId) -> ConnId {
+        self.server.conns.push(Conn {
+            process,
+            open: false,
+            subscribed: false,
+            cut: false,
+            last_request: True::MAX,
+            request_at: 0,
+            reply_at: 0,
+            push_at: 0,
+        });
+        self.server.conns.len() - 1
+    }
+
+    /// Puts a call on its way: in order within the connection.
+    pub(super) fn transmit(&mut self, conn: ConnId, call: Call) {
+        let at = self.now + self.latency();
+        let channel = &mut self.server.conns[conn];
+        if channel.cut {
+            return;
+        }
+        channel.request_at = channel.request_at.max(at);
+        let delay = channel.request_at - self.now;
+        self.plan(delay, Event::Request(conn, call));
+    }
+
+    pub(super) fn on_request(&mut self, conn: ConnId, call: Call) {
+        let channel = &self.server.conns[conn];
+        if !channel.open || self.now > channel.last_request {
+            return;
+        }
+        let process = channel.process;
+        if !self.server.scripts && !call.loads {
+            self.note(|_| format!("server: no script for call {} of r{process}", call.id));
+            let reply = Reply {
+                call: call.id,
+                said: None,
+            };
+            return self.send_reply(conn, reply);
+        }
+        self.server.scripts = true;
+        let mut said = Vec::new();
+        for item in &call.ops {
+            said.push(self.execute(process, item));
+        }
+        let reply = Reply {
+            call: call.id,
+            said: Some(said),
+        };
+        self.send_reply(conn, reply);
+    }
+
+    fn execute(&mut self, process: ProcessId, item: &Item) -> Said {
+        let now = self.server.clock.micros(self.now);
+        let timely = matches!(item.op, Op::Attempt { .. } | Op::Enter { .. });
+        if timely && now > item.use_by {
+            self.note(|_| format!("server: r{process} {:?} is too late", item.op));
+            return Said::Late(now);
+        }
+        if !self.calm && self.rng.chance(self.profile.refusals) {
+            self.note(|_| format!("server: r{process} {:?} refused", item.op));
+            let lasting = self.rng.chance(30);
+            self.referee.refused_for_good |= lasting;
+            return Said::Refused { lasting };
+        }
+        let first = self.first_live(item.key);
+        let was_free = self.holder(item.key).is_none();
+        let server = &mut self.server;
+        let conns = &server.conns;
+        let processes = &self.processes;
+        let live = |instance: &Arc<str>| {
+            let subscribes = |conn: &Conn| {
+                conn.open && conn.subscribed && processes[conn.process].instance == *instance
+            };
+            conns.iter().any(subscribes)
+        };
+        let asking = Asking {
+            prefix: &server.prefix,
+            instance: &self.processes[process].instance,
+            key: &self.keys[item.key],
+            now,
+        };
+        let (answer, delivery) = server.keyspace.apply(asking, &item.op, &live);
+        self.note(|_| {
+            format!(
+                "server: r{process} k{} {:?} -> {answer:?}",
+                item.key, item.op
+            )
+        });
+        self.check_draw(&answer, delivery.as_ref());
+        self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
+        if let Some(delivery) = delivery {
+            let to = self
+                .processes
+                .iter()
+                .position(|p| p.instance == delivery.instance);
+            let to = to.expect("only registries stand in the queue");
+            self.note(|_| {
+                format!(
+                    "server: k{} granted to r{to} {:?}",
+                    item.key, delivery.grant
+                )
+            });
+            for conn in 0..self.server.conns.len() {
+                let channel = &self.server.conns[conn];
+                if channel.process == to && channel.open && channel.subscribed {
+                    let at = self.now + self.latency();
+                    let channel = &mut self.server.conns[conn];
+                    channel.push_at = channel.push_at.max(at);
+                    let delay = channel.push_at - self.now;
+                    let push = Event::Push(conn, item.key, delivery.grant.clone());
+                    self.plan(delay, push);
+                }
+            }
+        }
+        Said::Done(answer)
+    }
+
+    /// The first ticket whose registry the server has a subscriber of.
+    fn first_live(&mut self, key: KeyId) -> Option<(Arc<str>, Owner)> {
+        let tickets = self.tickets(key);
+        let processes = &self.processes;
+        let conns = &self.server.conns;
+        tickets.into_iter().find(|(instance, _)| {
+            conns.iter().any(|conn| {
+                conn.open && conn.subscribed && processes[conn.process].instance == *instance
+            })
+        })
+    }
+
+    fn send_reply(&mut self, conn: ConnId, reply: Reply) {
+        let lag = if self.calm { 0 } else { self.profile.reply_lag };
+        let at = self.now + self.latency() + self.rng.between(0, lag);
+        let channel = &mut self.server.conns[conn];
+        channel.reply_at = channel.reply_at.max(at);
+        let delay = channel.reply_at - self.now;
+        self.plan(delay, Event::Reply(conn, reply));
+    }
+
+    /// O4: the old connections are killed, if that may be done; the new one subscribes.
+    pub(super) fn on_handshake(&mut self, conn: ConnId) {
+        let Conn { process, cut, .. } = self.server.conns[conn];
+        if cut {
+            return;
+        }
+        if self.profile.kills {
+            for old in &mut self.server.conns {
+                if old.process == process {
+                    old.open = false;
+                }
+            }
+        }
+        let pushless = self.rng.chance(self.profile.pushless);
+        let channel = &mut self.server.conns[conn];
+        channel.open = true;
+        channel.subscribed = !pushless;
+        self.note(|_| format!("server: r{process} is back, pushes: {}", !pushless));
+        // The proof that pushes arrive takes a while, in which they do.
+        let quick = self.calm || self.profile.theme == Theme::Calm;
+        let proof = if quick {
+            0
+        } else {
+            self.rng.pick(&[0, 0, 20 * MILLI, SECOND / 2])
+        };
+        let delay = self.latency() + self.rng.between(0, proof);
+        self.plan(delay, Event::Connected(conn));
+    }
+
+    /// The connection breaks: some of what is on its way still arrives.
+    pub(super) fn cut(&mut self, conn: ConnId) {
+        let now = self.now;
+        let half_open = self.rng.chance(300);
+        let still = self.rng.chance(500);
+        let grace = self.rng.between(0, 3 * SECOND);
+        let channel = &mut self.server.conns[conn];
+        if channel.cut {
+            return;
+        }
+        channel.cut = true;
+        channel.last_request = if still { now + grace } else { now };
+        let process = channel.process;
+        self.note(|_| format!("connection {conn} of r{process} is cut"));
+        let unnoticed = if half_open || still {
+            grace + self.rng.between(0, 10 * SECOND)
+        } else {
+            0
+        };
+        self.plan(unnoticed, Event::ServerNotices(conn));
+        // A broken connection shows at once, or only by its silence.
+        if self.rng.chance(700) {
+            let delay = self.rng.between(0, 5_000);
+            self.plan(delay, Event::Notice(conn));
+        }
+    }
+}

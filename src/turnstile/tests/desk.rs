@@ -1,0 +1,274 @@
+//! One turnstile, and somebody who plays its callers, its store and its clock.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
+use crate::turnstile::{
+    Cx, Effect, FOREVER, Moment, Patience, Repeats, Rules, Supply, Turnstile, Verdict, Waiter,
+    WaiterId,
+};
+
+/// What the server's clock shows when ours shows 0, in milliseconds.
+pub(super) const EPOCH: u64 = 1_700_000_000_000;
+
+pub(super) fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(super) fn broken() -> StoreError {
+    StoreError::new("the connection broke")
+}
+
+pub(super) fn busy(left: u64, score: u64) -> Outcome {
+    Outcome::Busy {
+        left: Some(ms(left)),
+        score: Some(score),
+    }
+}
+
+pub(super) struct Desk {
+    pub(super) turnstile: Turnstile<&'static str>,
+    pub(super) now: Moment,
+    /// Server time minus ours, in milliseconds.
+    pub(super) ahead: i64,
+    supply: Supply,
+    sent: VecDeque<Op>,
+    told: Vec<(&'static str, Verdict)>,
+}
+
+/// How a caller waits.
+#[derive(Clone, Copy)]
+pub(super) struct Wish {
+    ttl: u64,
+    renewed: bool,
+    patience: Patience,
+    until: Moment,
+}
+
+/// A lease of so many milliseconds.
+pub(super) fn fixed(ttl: u64) -> Wish {
+    Wish {
+        ttl,
+        renewed: false,
+        patience: Patience::Stand,
+        until: FOREVER,
+    }
+}
+
+impl Wish {
+    pub(super) fn renewed(self) -> Self {
+        Self {
+            renewed: true,
+            ..self
+        }
+    }
+
+    pub(super) fn once(self) -> Self {
+        Self {
+            patience: Patience::Once,
+            ..self
+        }
+    }
+
+    pub(super) fn until(self, until: u64) -> Self {
+        Self {
+            until: ms(until),
+            ..self
+        }
+    }
+}
+
+pub(super) fn rules() -> Rules {
+    Rules {
+        local_passes: 16,
+        local_span: ms(20),
+        max_waiters: 100,
+    }
+}
+
+impl Desk {
+    pub(super) fn new() -> Self {
+        Self::with(rules(), true)
+    }
+
+    pub(super) fn with(rules: Rules, queue: bool) -> Self {
+        Self {
+            turnstile: Turnstile::new(rules, queue),
+            now: ms(1000),
+            ahead: EPOCH as i64,
+            supply: Supply::new(1),
+            sent: VecDeque::new(),
+            told: Vec::new(),
+        }
+    }
+
+    pub(super) fn feed<R>(
+        &mut self,
+        event: impl FnOnce(&mut Turnstile<&'static str>, &mut Cx<'_>) -> R,
+    ) -> R {
+        let mut cx = Cx {
+            now: self.now,
+            supply: &mut self.supply,
+        };
+        let result = event(&mut self.turnstile, &mut cx);
+        while let Some(effect) = self.turnstile.next_effect() {
+            match effect {
+                Effect::Send(op) => self.sent.push_back(op),
+                Effect::Wake(who, verdict) => self.told.push((who, verdict)),
+            }
+        }
+        result
+    }
+
+    /// Lets time go by, with the timer at every point that the turnstile names.
+    pub(super) fn wait_until(&mut self, millis: u64) {
+        let then = ms(millis);
+        while let Some(next) = self.turnstile.next_timeout()
+            && next <= then
+        {
+            self.now = self.now.max(next);
+            self.feed(|turnstile, cx| turnstile.tick(cx));
+        }
+        self.now = then;
+    }
+
+    /// The process is stopped until then: nothing is handled.
+    pub(super) fn stop_until(&mut self, millis: u64) {
+        self.now = ms(millis);
+    }
+
+    pub(super) fn arrive(&mut self, who: &'static str, wish: Wish) -> WaiterId {
+        let waiter = Waiter {
+            who,
+            ttl: ms(wish.ttl),
+            renewed: wish.renewed,
+            patience: wish.patience,
+            until: wish.until,
+            repeats: Repeats(Box::new(|| Some(ms(30)))),
+        };
+        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter))
+    }
+
+    pub(super) fn leave(&mut self, id: WaiterId) {
+        self.feed(|turnstile, cx| turnstile.leave(cx, id));
+    }
+
+    pub(super) fn take(&mut self, id: WaiterId) -> bool {
+        self.feed(|turnstile, cx| turnstile.take(cx, id))
+    }
+
+    pub(super) fn finish(&mut self, id: WaiterId) {
+        self.feed(|turnstile, cx| turnstile.finish(cx, id));
+    }
+
+    pub(super) fn up(&mut self, queue: bool) {
+        self.feed(|turnstile, cx| turnstile.up_renew(cx));
+        self.feed(|turnstile, cx| turnstile.up(cx, queue));
+    }
+
+    pub(super) fn down(&mut self) {
+        self.feed(|turnstile, cx| turnstile.down(cx, &broken()));
+    }
+
+    /// The store did it when the server's clock showed ours plus `at` milliseconds.
+    pub(super) fn reply_at(&mut self, op: &Op, at: u64, outcome: Outcome) {
+        let at = (at as i64 + self.ahead) as u64 * 1000;
+        let answer = Ok(Answer { at, outcome });
+        self.feed(|turnstile, cx| turnstile.replied(cx, op, answer));
+    }
+
+    pub(super) fn reply(&mut self, op: &Op, outcome: Outcome) {
+        self.reply_at(op, self.now.as_millis() as u64, outcome);
+    }
+
+    pub(super) fn fail(&mut self, op: &Op, error: OpError) {
+        self.feed(|turnstile, cx| turnstile.replied(cx, op, Err(error)));
+    }
+
+    /// The connection breaks under an op.
+    pub(super) fn lose(&mut self, op: &Op) {
+        self.fail(op, OpError::Unknown(broken()));
+        self.down();
+    }
+
+    pub(super) fn grant_at(&mut self, owner: Owner, ttl: u64, draw: u64, at: u64) {
+        let grant = Grant {
+            owner,
+            ttl: ms(ttl),
+            draw,
+            at: (at as i64 + self.ahead) as u64 * 1000,
+        };
+        self.feed(|turnstile, cx| turnstile.granted(cx, grant));
+    }
+
+    pub(super) fn grant(&mut self, owner: Owner, ttl: u64, draw: u64) {
+        self.grant_at(owner, ttl, draw, self.now.as_millis() as u64);
+    }
+
+    /// The next op that was sent.
+    #[track_caller]
+    pub(super) fn sent(&mut self) -> Op {
+        self.sent.pop_front().expect("an op was to be sent")
+    }
+
+    /// Nothing was sent that was not looked at.
+    #[track_caller]
+    pub(super) fn silent(&self) {
+        assert_eq!(self.sent, []);
+    }
+
+    /// The next thing that somebody was told; others' news stays.
+    #[track_caller]
+    pub(super) fn told(&mut self, who: &str) -> Verdict {
+        let at = self.told.iter().position(|(told, _)| *told == who);
+        let at = at.unwrap_or_else(|| panic!("{who} was to be told something"));
+        self.told.remove(at).1
+    }
+
+    /// The next thing that anybody was told.
+    pub(super) fn told_any(&mut self) -> Verdict {
+        self.told.remove(0).1
+    }
+
+    #[track_caller]
+    pub(super) fn untold(&self, who: &str) {
+        let verdict = self.told.iter().find(|(told, _)| *told == who);
+        assert!(verdict.is_none(), "{who} was told {verdict:?}");
+    }
+
+    /// Somebody was seated: the token and the deadline in microseconds.
+    #[track_caller]
+    pub(super) fn seated(&mut self, who: &str) -> (u64, u64) {
+        match self.told(who) {
+            Verdict::Seated { token, deadline } => (token, deadline.as_micros() as u64),
+            other => panic!("{who} was to be seated, not told {other:?}"),
+        }
+    }
+
+    /// Somebody alone comes, asks a free store, and takes the lease.
+    #[track_caller]
+    pub(super) fn hold(&mut self, who: &'static str, wish: Wish, draw: u64) -> (WaiterId, Owner) {
+        let id = self.arrive(who, wish);
+        let op = self.sent();
+        self.reply(&op, Outcome::Won { draw });
+        self.seated(who);
+        assert!(self.take(id));
+        (id, asker(&op))
+    }
+}
+
+/// On whose behalf an op asks for the key.
+#[track_caller]
+pub(super) fn asker(op: &Op) -> Owner {
+    match *op {
+        Op::Attempt { owner, .. } | Op::Enter { owner, .. } | Op::Yield { new: owner, .. } => owner,
+        _ => panic!("{op:?} does not ask"),
+    }
+}
+
+/// D1, in microseconds: when a lease is over whose command was sent at `start` milliseconds.
+pub(super) fn deadline(start: u64, ttl: u64) -> u64 {
+    (start + ttl) * 1000 - ttl * 10 - 2000
+}

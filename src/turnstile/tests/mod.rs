@@ -1,0 +1,10 @@
+//! The rules, one by one: each test tells the interleaving that breaks the lock without its rule.
+
+mod deadlines;
+mod desk;
+mod keyspace;
+mod owners;
+mod passes;
+mod property;
+mod purity;
+mod waiting;

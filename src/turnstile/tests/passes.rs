@@ -1,0 +1,170 @@
+//! Passes: the next waiter inside a tenure, and when it is another registry's turn (W6).
+
+use super::desk::{Desk, fixed, rules};
+use crate::store::contract::{Op, Outcome};
+use crate::turnstile::{Rules, Verdict};
+
+/// Seats "a" in a fresh tenure of `ttl`, lets `next` come, and finishes "a" at `at`.
+fn after_one(rules: Rules, ttl: u64, next: super::desk::Wish, at: u64) -> Desk {
+    let mut desk = Desk::with(rules, true);
+    let (a, _) = desk.hold("a", fixed(ttl), 5);
+    desk.arrive("b", next);
+    desk.wait_until(at);
+    desk.finish(a);
+    desk
+}
+
+/// Inside the bounds the next waiter has the key at once, with the next token, and the store is
+/// not asked (F2).
+#[test]
+fn f2_a_pass_has_the_next_token_and_no_call() {
+    let mut desk = after_one(rules(), 1000, fixed(1000), 1010);
+    assert!(matches!(desk.told("a"), Verdict::Released));
+    let (token, deadline) = desk.seated("b");
+    assert_eq!(token, 5 * 64 + 1);
+    // It has what the tenure has, and that is nearly all it wants: no renewal.
+    assert_eq!(deadline, super::desk::deadline(1000, 1000));
+    desk.silent();
+}
+
+/// So many passes and no more, or a registry with a thousand waiters would never let go.
+#[test]
+fn w6_passes_end_at_local_passes() {
+    let rules = Rules {
+        local_passes: 3,
+        ..rules()
+    };
+    let mut desk = Desk::with(rules, true);
+    let (mut id, _) = desk.hold("a", fixed(1000), 5);
+    for pass in 1..=3 {
+        let next = desk.arrive("b", fixed(1000));
+        desk.finish(id);
+        assert!(matches!(desk.told_any(), Verdict::Released));
+        assert_eq!(desk.seated("b").0, 5 * 64 + pass);
+        assert!(desk.take(next));
+        id = next;
+    }
+    desk.arrive("c", fixed(1000));
+    desk.finish(id);
+    desk.untold("c");
+    assert!(matches!(desk.sent(), Op::Yield { .. }));
+}
+
+/// 63 passes leave a token below the next draw's.
+#[test]
+fn f2_the_last_pass_stays_below_the_next_draw() {
+    let rules = Rules {
+        local_passes: 63,
+        ..rules()
+    };
+    let mut desk = Desk::with(rules, true);
+    let (mut id, _) = desk.hold("a", fixed(1000), 5);
+    let mut last = 0;
+    for _ in 0..63 {
+        let next = desk.arrive("b", fixed(1000));
+        desk.finish(id);
+        assert!(matches!(desk.told_any(), Verdict::Released));
+        last = desk.seated("b").0;
+        assert!(desk.take(next));
+        id = next;
+    }
+    assert_eq!(last, 5 * 64 + 63);
+    desk.arrive("c", fixed(1000));
+    desk.finish(id);
+    let hand_on = desk.sent();
+    desk.reply(&hand_on, Outcome::Won { draw: 6 });
+    assert!(desk.seated("c").0 > last);
+}
+
+/// A tenure that is older than `local_span` is over for the others' sake.
+#[test]
+fn w6_passes_end_with_the_local_span() {
+    let mut desk = after_one(rules(), 1000, fixed(900), 1019);
+    desk.seated("b");
+    let mut desk = after_one(rules(), 1000, fixed(900), 1020);
+    desk.untold("b");
+    assert!(matches!(desk.sent(), Op::Yield { .. }));
+}
+
+/// A fixed lease needs 95 % of its ttl left in the tenure, a renewed one half, and renews at once.
+#[test]
+fn w6_a_pass_needs_enough_of_the_ttl() {
+    let mut desk = after_one(rules(), 1000, fixed(1030), 1005);
+    desk.seated("b");
+    let mut desk = after_one(rules(), 1000, fixed(1040), 1005);
+    desk.untold("b");
+    assert!(matches!(desk.sent(), Op::Yield { .. }));
+
+    let mut desk = after_one(rules(), 1000, fixed(1980).renewed(), 1003);
+    desk.untold("b");
+    assert!(matches!(desk.sent(), Op::Yield { .. }));
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(1000), 5);
+    let b = desk.arrive("b", fixed(1900).renewed());
+    desk.finish(a);
+    desk.seated("b");
+    assert!(desk.take(b));
+    let ttl = super::desk::ms(1900);
+    assert_eq!(desk.sent(), Op::Renew { owner, ttl });
+}
+
+/// The renewal of the lease before is still under way when the next takes over and wants more:
+/// it has to ask for itself, or it would end when the other would have.
+#[test]
+fn w3_a_renewal_under_way_is_followed_by_ones_own() {
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(1000).renewed(), 5);
+    desk.up(true);
+    let first = desk.sent();
+    let b = desk.arrive("b", fixed(1900).renewed());
+    desk.finish(a);
+    desk.seated("b");
+    assert!(desk.take(b));
+    desk.silent();
+    desk.reply(&first, Outcome::Renewed);
+    let second = desk.sent();
+    let Op::Renew { ttl, .. } = second else {
+        panic!("not {second:?}")
+    };
+    assert_eq!(ttl, super::desk::ms(1900));
+    desk.reply(&second, Outcome::Renewed);
+    desk.silent();
+}
+
+/// A yield that finds nobody else comes back as a win, with a draw of its own.
+#[test]
+fn w6_a_yield_with_nobody_else_goes_on_here() {
+    let mut desk = after_one(rules(), 1000, fixed(1000), 1500);
+    let hand_on = desk.sent();
+    desk.reply(&hand_on, Outcome::Won { draw: 9 });
+    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert_eq!(desk.seated("b").0, 9 * 64);
+}
+
+/// Nobody waits here: released, and the turnstile may be forgotten.
+#[test]
+fn w6_with_nobody_in_line_the_key_is_released() {
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(1000), 5);
+    desk.finish(a);
+    let release = desk.sent();
+    assert_eq!(release, Op::Release { owner });
+    desk.untold("a");
+    desk.reply(&release, Outcome::Gone { held: true });
+    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(desk.turnstile.is_idle());
+}
+
+/// Those who wait here are served in the order in which they came.
+#[test]
+fn w6_within_a_registry_turns_go_in_order_of_arrival() {
+    let mut desk = Desk::new();
+    let (mut id, _) = desk.hold("a", fixed(1000), 5);
+    let line = ["b", "c", "d"].map(|who| (who, desk.arrive(who, fixed(1000))));
+    for (who, next) in line {
+        desk.finish(id);
+        desk.seated(who);
+        assert!(desk.take(next));
+        id = next;
+    }
+}

@@ -1,0 +1,49 @@
+//! Locks inside everything that users build from futures and streams.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `futures.rs` | does a lock work in `select!`, `join!`, `timeout`, boxed, spawned, borrowed, not `Send`? |
+//! | `nesting.rs` | do locks work inside locks? whose error is whose? |
+//! | `endings.rs` | what if the work panics, errs, outlives its lease, or the store is away at the end? |
+//! | `looking.rs` | what if nobody polls the one whose turn it is? |
+//! | `streams.rs` | does a stream under a lock stay the stream that it was? |
+//! | `into_lock.rs` | what can be locked? |
+#![cfg(feature = "test-util")]
+
+mod endings;
+mod futures;
+mod into_lock;
+mod looking;
+mod nesting;
+mod streams;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lockstream::LockRegistry;
+use lockstream::store::MemoryStore;
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Two processes on one store.
+pub(crate) fn two() -> (MemoryStore, LockRegistry, LockRegistry) {
+    let store = MemoryStore::new();
+    let registry = || LockRegistry::builder(store.clone()).build();
+    let (here, there) = (registry(), registry());
+    (store, here, there)
+}
+
+/// Panics if two are inside at once.
+#[derive(Clone, Default)]
+pub(crate) struct Floor(Arc<AtomicBool>);
+
+impl Floor {
+    pub(crate) async fn cross(&self) {
+        assert!(!self.0.swap(true, Ordering::SeqCst), "two at once");
+        tokio::time::sleep(ms(3)).await;
+        self.0.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,22 @@
+//! Drops at every await: whatever is dropped, whenever, leaves no lock, no waiter, no entry and no task behind.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `cut.rs` | where is a future dropped? |
+//! | `victims.rs` | which futures are dropped? |
+//! | `memory.rs` | what is left on a memory store, at every poll and between polls? |
+//! | `leaving.rs` | the same for what is dropped while it gives back |
+//! | `stories.rs` | faults that were found, one test each |
+//! | `redis.rs` | what is left on a server? |
+#![cfg(feature = "test-util")]
+
+mod cut;
+mod leaving;
+mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+mod stories;
+#[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
+mod support;
+mod victims;

@@ -1,0 +1,191 @@
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use lockstream::store::RedisStore;
+use lockstream::{Lease, LockRegistry};
+use tokio::runtime::Handle;
+use tokio::task::LocalSet;
+use tokio::time::{sleep, timeout};
+
+use crate::cut::{Cut, Then};
+use crate::support::{RedisServer, wait_until};
+use crate::victims::{ENTERING, Floor, Make};
+
+/// For what takes a round trip or two on an idle machine; far below a ttl, and a server's W2.
+const BOUND: Duration = Duration::from_secs(4);
+
+/// Most cuts come long before; those that do not differ in nothing but the work.
+const MOST_POLLS: usize = 20;
+
+async fn registry(server: &RedisServer) -> LockRegistry {
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    LockRegistry::builder(store)
+        .ttl(Duration::from_secs(60))
+        .wait(Duration::from_secs(60))
+        .response_timeout(Duration::from_secs(10))
+        .build()
+}
+
+struct World {
+    here: LockRegistry,
+    there: LockRegistry,
+    behind: LockRegistry,
+}
+
+async fn served(what: &str, registry: &LockRegistry, key: &str) -> Lease {
+    let lease = timeout(BOUND, registry.obtain(key).lease()).await;
+    lease
+        .unwrap_or_else(|_| panic!("{what}: the next waiter is not served"))
+        .unwrap()
+}
+
+/// One victim, one cut; whether it was done before.
+async fn drop_one(world: &World, make: Make, held: bool, cut: Cut, what: &str) -> bool {
+    let key = what;
+    let floor = Floor::default();
+    let holder = if held {
+        Some(served(what, &world.there, key).await)
+    } else {
+        None
+    };
+    let first = holder.as_ref().map_or(0, Lease::token);
+    // A task of its own: it must not wake the victim.
+    let release = tokio::task::spawn_local(async move {
+        if let Some(lease) = holder {
+            sleep(Duration::from_millis(8)).await;
+            lease.release().await.unwrap();
+        }
+    });
+    let lock = world.here.obtain(key);
+    let output = cut.drive(make(&lock, floor.clone())).await;
+    let done = output.is_some();
+    drop((output, lock));
+    release.await.unwrap();
+    let lease = served(what, &world.behind, key).await;
+    let _standing = floor.enter();
+    assert!(lease.token() > first, "{what}: tokens do not grow");
+    lease.release().await.unwrap();
+    done
+}
+
+#[tokio::test]
+async fn dropped_at_every_poll_on_a_server() {
+    let server = RedisServer::start();
+    let tasks = Handle::current().metrics().num_alive_tasks();
+    let world = World {
+        here: registry(&server).await,
+        there: registry(&server).await,
+        behind: registry(&server).await,
+    };
+    let local = LocalSet::new();
+    let mut all = FuturesUnordered::new();
+    let shared = std::rc::Rc::new(world);
+    for (name, make) in ENTERING {
+        for held in [false, true] {
+            for then in [Then::AtOnce, Then::WhenWoken] {
+                let world = shared.clone();
+                all.push(local.spawn_local(async move {
+                    for polls in 0..MOST_POLLS {
+                        let cut = Cut { polls, then };
+                        let held_or_free = if held { "held" } else { "free" };
+                        let what =
+                            format!("{name}, {held_or_free}, {cut:?}").replace(['{', '}'], "|");
+                        if drop_one(&world, *make, held, cut, &what).await {
+                            return polls;
+                        }
+                    }
+                    MOST_POLLS
+                }));
+            }
+        }
+    }
+    let cuts = local.run_until(async {
+        let mut cuts = 0;
+        while let Some(polls) = all.next().await {
+            cuts += polls.unwrap();
+        }
+        cuts
+    });
+    let cuts = cuts.await;
+    assert!(cuts > ENTERING.len() * 6, "{cuts} cuts");
+    drop((all, local));
+    let world = std::rc::Rc::into_inner(shared).unwrap();
+    wait_until("nothing is in use", BOUND, || {
+        [&world.here, &world.there, &world.behind]
+            .iter()
+            .all(|it| it.in_use() == 0)
+    })
+    .await;
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    drop(world);
+    wait_until("connections end", BOUND, || server.clients().is_empty()).await;
+    wait_until("tasks end", BOUND, || {
+        Handle::current().metrics().num_alive_tasks() == tasks
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connect_that_is_dropped_leaves_no_connection() {
+    let server = RedisServer::start();
+    let tasks = Handle::current().metrics().num_alive_tasks();
+    for then in [Then::AtOnce, Then::WhenWoken] {
+        for polls in 0.. {
+            assert!(polls < 200, "it never ends");
+            let connected = Cut { polls, then }
+                .drive(LockRegistry::connect(server.url()))
+                .await;
+            let done = connected.is_some();
+            if let Some(connected) = connected {
+                assert!(connected.unwrap().obtain("k").acquire_once().await.unwrap());
+            }
+            wait_until("connections end", BOUND, || server.clients().is_empty()).await;
+            if done {
+                break;
+            }
+        }
+    }
+    wait_until("tasks end", BOUND, || {
+        Handle::current().metrics().num_alive_tasks() == tasks
+    })
+    .await;
+}
+
+/// Dropped as a whole while much is under way: the connection stays until what is owed has been given back.
+#[tokio::test]
+async fn a_registry_dropped_amid_everything_gives_all_of_it_back() {
+    let server = RedisServer::start();
+    let there = registry(&server).await;
+    for round in 0..10 {
+        let here = registry(&server).await;
+        let begin = Instant::now();
+        let mut held = Vec::new();
+        let mut waiting = FuturesUnordered::new();
+        for key in 0..10 {
+            held.push(there.obtain(format!("busy {key}")).lease().await.unwrap());
+            waiting.push(here.obtain(format!("busy {key}")).lease());
+            waiting.push(here.obtain(format!("free {key}")).lease());
+        }
+        // From "nothing sent yet" to "everything answered".
+        let _ = timeout(Duration::from_micros(300 * round), waiting.next()).await;
+        drop((here, waiting));
+        drop(held);
+        for kind in ["busy", "free"] {
+            for key in 0..10 {
+                let lease = served("all given back", &there, &format!("{kind} {key}")).await;
+                lease.release().await.unwrap();
+            }
+        }
+        wait_until("one connection is left", BOUND, || {
+            server.clients().len() == 1
+        })
+        .await;
+        assert_eq!(
+            server.keys("*"),
+            ["lock:~fence"],
+            "after {:?}",
+            begin.elapsed()
+        );
+    }
+}

@@ -1,0 +1,294 @@
+//! Faults that were found, one test each.
+
+use std::future::{pending, poll_fn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, Stream, StreamExt, stream};
+use lockstream::store::MemoryStore;
+use lockstream::{FutureLockExt, LockError, LockRegistry, StreamLockExt};
+use tokio::time::{sleep, timeout};
+
+/// What the store kept when this was dropped.
+struct Witness(MemoryStore, Arc<AtomicUsize>);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.1.store(self.0.keys(), Ordering::SeqCst);
+    }
+}
+
+async fn work(witness: Witness) {
+    let _witness = witness;
+    pending().await
+}
+
+fn rows(witness: Witness) -> impl Stream<Item = ()> {
+    stream::pending().inspect(move |()| _ = &witness)
+}
+
+/// A dropped combinator gave the lock back first and dropped the work then: whatever the work's own destructors
+/// did (a transaction rolled back, a file closed) they did unlocked, next to the following holder.
+#[tokio::test(start_paused = true)]
+async fn the_work_is_dropped_before_the_lock_is_given_back() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lock = locks.obtain("k");
+    let seen = Arc::new(AtomicUsize::new(0));
+    let witness = || Witness(store.clone(), seen.clone());
+    let cases: [(&str, BoxFuture<'static, ()>); 4] = [
+        (
+            "with_lock",
+            FutureLockExt::with_lock(work(witness()), &lock)
+                .map(drop)
+                .boxed(),
+        ),
+        ("with_lease", {
+            let witness = witness();
+            lock.with_lease(|_| work(witness)).map(drop).boxed()
+        }),
+        ("stream with_lock", {
+            StreamLockExt::with_lock(rows(witness()), &lock)
+                .for_each(async |_| ())
+                .boxed()
+        }),
+        ("with_lease_stream", {
+            let witness = witness();
+            lock.with_lease_stream(|_| rows(witness))
+                .for_each(async |_| ())
+                .boxed()
+        }),
+    ];
+    for (name, mut running) in cases {
+        assert!(running.as_mut().now_or_never().is_none(), "{name}");
+        assert_eq!(store.keys(), 1, "{name} does not hold");
+        seen.store(usize::MAX, Ordering::SeqCst);
+        drop(running);
+        assert_eq!(
+            seen.load(Ordering::SeqCst),
+            1,
+            "{name}: the work went unlocked"
+        );
+        assert_eq!(store.keys(), 0, "{name}");
+    }
+}
+
+/// The store was away and came back while a lease was held, which no answer since had told: who waited behind that
+/// lease in vain was told that the store failed, not that the lock was busy.
+#[tokio::test(start_paused = true)]
+async fn an_outage_that_is_over_is_no_reason_not_to_get_the_lock() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lock = locks.obtain("k");
+    let lease = lock.lease().await.unwrap();
+    let mut waiting = lock.lease_within(Duration::from_secs(2));
+    assert!((&mut waiting).now_or_never().is_none());
+    store.set_offline(true);
+    sleep(Duration::from_millis(10)).await;
+    store.set_offline(false);
+    let told = waiting.await;
+    assert!(
+        matches!(told, Err(LockError::NotAcquired { .. })),
+        "{told:?}"
+    );
+    lease.release().await.unwrap();
+}
+
+/// A task that only wakers keep alive, as simple executors have them.
+struct Task(std::sync::Mutex<Option<BoxFuture<'static, ()>>>);
+
+impl std::task::Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// The waker of whoever acquired stayed with the lease, and was dropped with the registry's state locked. A waker
+/// may be the last that keeps a task alive; that task may hold a lease of the same registry: deadlock.
+#[tokio::test]
+async fn a_waker_may_take_a_lease_along() {
+    let locks = LockRegistry::in_memory();
+    let (hand_out, mut handed) = tokio::sync::mpsc::unbounded_channel();
+    let task = Arc::new(Task(None.into()));
+    let own = locks.clone();
+    let run = async move {
+        let kept = own.obtain("kept").lease().await.unwrap();
+        hand_out
+            .send(own.obtain("handed").lease().await.unwrap())
+            .unwrap();
+        pending::<()>().await;
+        drop(kept);
+    };
+    *task.0.lock().unwrap() = Some(run.boxed());
+    let waker = Waker::from(task.clone());
+    let mut run = task.0.lock().unwrap().take().unwrap();
+    let polled = run
+        .as_mut()
+        .poll(&mut std::task::Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    *task.0.lock().unwrap() = Some(run);
+    drop((waker, task));
+    let handed = handed.recv().await.unwrap();
+    let dropped = std::thread::spawn(move || drop(handed));
+    let bound = Duration::from_secs(5);
+    timeout(
+        bound,
+        poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if dropped.is_finished() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        }),
+    )
+    .await
+    .expect("dropping a lease does not hang");
+    let free = timeout(bound, locks.obtain("kept").lease()).await;
+    free.expect("the other lease went with its task")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+/// A release under way when the registry was shut down, with a store that did not answer: after three response
+/// time-outs the registry hung up, forgot who waited, and the release stayed pending for ever.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_told_when_the_registry_hangs_up() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lease = locks.obtain("a").lease().await.unwrap();
+    let worked = tokio::spawn(FutureLockExt::with_lock(
+        sleep(Duration::from_secs(1)),
+        (&locks, "b"),
+    ));
+    sleep(Duration::from_millis(1)).await;
+    store.set_latency(Duration::from_secs(20));
+    let releasing = tokio::spawn(lease.release());
+    sleep(Duration::from_millis(1)).await;
+    locks.shutdown().await;
+    let told = timeout(Duration::from_secs(1), releasing)
+        .await
+        .expect("it is told")
+        .unwrap();
+    assert!(matches!(told, Err(LockError::Closed { .. })), "{told:?}");
+    let worked = timeout(Duration::from_secs(1), worked)
+        .await
+        .expect("it is told")
+        .unwrap();
+    assert!(
+        matches!(worked, Err(LockError::Closed { .. })),
+        "{worked:?}"
+    );
+    assert_eq!(locks.in_use(), 0);
+}
+
+/// One who asks once got the key, was not polled for a third of the ttl and lost the turn. When it was polled it
+/// asked again, but within the response time-out of its first question, which was over: "no answer in time".
+#[tokio::test(start_paused = true)]
+async fn one_who_asks_once_and_looks_late_asks_again_with_all_its_time() {
+    let store = MemoryStore::new();
+    store.set_latency(Duration::from_millis(100));
+    let locks = LockRegistry::builder(store)
+        .ttl(Duration::from_secs(6))
+        .build();
+    let lock = locks.obtain("k");
+    let mut asking = lock.acquire_once();
+    assert!((&mut asking).now_or_never().is_none());
+    sleep(Duration::from_secs(4)).await;
+    assert!(asking.await.unwrap());
+    assert!(lock.is_acquired());
+}
+
+/// A registry outlives the runtime on which an op was under way: the op's task went with the runtime, its answer
+/// never came, and the key could never be locked again.
+#[test]
+fn an_op_outlives_the_runtime_that_it_ran_on() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    runtime().block_on(async {
+        store.set_latency(Duration::from_secs(10));
+        assert!(locks.obtain("k").lease().now_or_never().is_none());
+    });
+    store.set_latency(Duration::ZERO);
+    runtime().block_on(async {
+        let lease = timeout(Duration::from_secs(5), locks.obtain("k").lease()).await;
+        lease
+            .expect("the key is not stuck")
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    });
+    assert_eq!((locks.in_use(), store.keys()), (0, 0));
+}
+
+/// While the store was away, each key that somebody asked for stayed in use after he had been told: a table that grew
+/// with every request of an outage, and a registry that outlived its last handle, for good if the password was wrong.
+#[tokio::test(start_paused = true)]
+async fn an_outage_leaves_nothing_in_use() {
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let before = tasks();
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    store.set_offline(true);
+    for key in ["a", "b", "c"] {
+        let told = locks.obtain(key).acquire_once().await;
+        assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+        let told = locks.obtain(key).lease_within(Duration::from_secs(1)).await;
+        assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+        drop(locks.obtain(key).lease().now_or_never());
+    }
+    assert_eq!(locks.in_use(), 0);
+    drop(locks);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(tasks(), before);
+}
+
+/// The same with a ticket in the store's queue, which is owed a withdrawal, and a turn that is to be yielded.
+#[tokio::test(start_paused = true)]
+async fn an_outage_amid_a_queue_leaves_nothing_in_use() {
+    let store = MemoryStore::new();
+    let registry = || LockRegistry::builder(store.clone()).local_passes(0).build();
+    let (here, there) = (registry(), registry());
+    let held = here.obtain("k").lease().await.unwrap();
+    let mut queued = there.obtain("k").lease();
+    let mut local = here.obtain("k").lease();
+    assert!((&mut queued).now_or_never().is_none());
+    assert!((&mut local).now_or_never().is_none());
+    store.set_offline(true);
+    drop((held, queued));
+    let again = there.obtain("k").lease().now_or_never();
+    assert!(again.is_none());
+    drop((again, local));
+    // A lease lasts 30 s, a queue 60 s longer.
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!(here.in_use(), 0, "what is owed runs out");
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(
+        (here.in_use(), there.in_use()),
+        (0, 0),
+        "what is owed runs out"
+    );
+    store.set_offline(false);
+    let lease = there
+        .obtain("k")
+        .lease_once()
+        .await
+        .unwrap()
+        .expect("it is free");
+    lease.release().await.unwrap();
+    assert_eq!(store.keys(), 0);
+}

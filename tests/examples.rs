@@ -1,0 +1,274 @@
+//! The examples do what the README says: they are run here as a user runs them.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::{RedisServer, wait_until_blocking};
+use tempfile::TempDir;
+
+/// Cargo builds a package's examples before its tests, and tells tests the path of neither.
+fn example(name: &str) -> Command {
+    let test = std::env::current_exe().expect("a running program has a path");
+    let profile = test.ancestors().nth(2).expect("target/<profile>/deps/test");
+    let program = profile
+        .join("examples")
+        .join(name)
+        .with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(
+        program.exists(),
+        "example {name} is not built: run `cargo test` without naming a target, or `cargo build --examples` before"
+    );
+    let mut command = Command::new(program);
+    // Elsewhere than in the repository, and on no server that happens to be the developer's.
+    command
+        .current_dir(std::env::temp_dir())
+        .env_remove("REDIS_URL");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("examples speak UTF-8")
+}
+
+/// A row of the quickstart's table: what the run without locks has, and the one with them.
+fn row(output: &Output, name: &str) -> [String; 2] {
+    let printed = text(&output.stdout);
+    let cells = printed
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix(name))
+        .unwrap_or_else(|| panic!("no row {name:?} in\n{printed}"));
+    let cells: Vec<&str> = cells.split("  ").map(str::trim).collect();
+    let cells: Vec<&str> = cells.into_iter().filter(|cell| !cell.is_empty()).collect();
+    let [without, with] = cells[..] else {
+        panic!("row {name:?} has cells {cells:?}");
+    };
+    [without.to_owned(), with.to_owned()]
+}
+
+fn assert_money_is_lost_without_locks_alone(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let [before, _] = row(output, "money before");
+    assert_eq!(before, "12,000.00");
+    assert_eq!(row(output, "money after")[1], before);
+    let [without, with] = row(output, "wrong balances");
+    assert_ne!(without, "0 of 12");
+    assert_eq!(with, "0 of 12");
+    let [without, with] = row(output, "updates overwritten");
+    assert_ne!(without, "0");
+    assert_eq!(with, "0");
+    // The locks went from instance to instance, so it was not one instance that did all.
+    let [_, hand_overs] = row(output, "hand-overs between instances");
+    assert!(hand_overs.parse::<u32>().unwrap() > 10, "{hand_overs}");
+}
+
+#[test]
+fn quickstart_in_one_process() {
+    let output = example("quickstart").output().unwrap();
+    assert_money_is_lost_without_locks_alone(&output);
+    assert!(text(&output.stdout).contains("4 registries in this process"));
+}
+
+#[test]
+fn quickstart_in_four_processes() {
+    let server = RedisServer::start();
+    let mut command = example("quickstart");
+    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    assert_money_is_lost_without_locks_alone(&output);
+    assert!(text(&output.stdout).contains("4 processes"));
+    assert_eq!(server.keys("*"), [""; 0]);
+    assert!(server.calls("publish") > 10, "the locks were not on it");
+}
+
+/// Runs the quickstart on a file with these lines.
+fn on_file(lines: &str) -> Output {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("given.csv");
+    std::fs::write(&file, lines).unwrap();
+    example("quickstart").arg(file).output().unwrap()
+}
+
+#[test]
+fn quickstart_takes_another_file() {
+    // A byte order mark, line ends and a last line as a spreadsheet writes them.
+    let output =
+        on_file("\u{feff}id,from,to,amount\r\n1, a ,b,150\r\n# paid back\r\n\r\n2,b,a,100");
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stdout).starts_with("2 transfers between 2 accounts"));
+    assert_eq!(row(&output, "money after")[1], "2,000.00");
+    assert_eq!(row(&output, "wrong balances")[1], "0 of 2");
+}
+
+#[test]
+fn quickstart_names_every_bad_row_by_its_line_and_applies_nothing() {
+    let cases = [
+        ("2,a,b", "it has 3 columns"),
+        ("2,a,b,1,", "it has 5 columns"),
+        ("nonsense", "it has 1 columns"),
+        ("2,a,b,x", "amount \"x\" is not a whole number of cents"),
+        ("2,a,b,1.5", "amount \"1.5\" is not a whole number of cents"),
+        ("2,a,b,", "amount \"\" is not a whole number of cents"),
+        ("2,a,b,0", "amount is 0"),
+        ("2,a,b,-5", "amount -5 is negative"),
+        ("2,a,a,5", "\"a\" pays itself"),
+        ("2,,b,5", "from \"\" is empty"),
+        ("2,a,b}{,5", "to \"b}{\" holds something besides"),
+        (",a,b,5", "id \"\" is empty"),
+        ("1,a,b,5", "id \"1\" was seen in line 3"),
+        ("2,a,b,9223372036854775808", "more than a balance can hold"),
+        ("2,a,b,9223372036854775000", "more than a balance can hold"),
+    ];
+    for (bad, fault) in cases {
+        // Neither comments nor empty lines put the count out.
+        let output = on_file(&format!(
+            "# made up\nid,from,to,amount\n1,a,b,5\n\n{bad}\n3,a,b,5\n"
+        ));
+        assert_eq!(output.status.code(), Some(1), "{bad}: {output:?}");
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("line 5: ") && said.contains(fault),
+            "{bad}: {said}"
+        );
+        assert!(said.contains("nothing was applied"), "{bad}: {said}");
+        assert_eq!(text(&output.stdout), "", "{bad}");
+    }
+    let all = on_file("id,from,to,amount\n1,a,b\n2,a,a,1\n3,a,b,3\n");
+    let said = text(&all.stderr);
+    assert!(
+        said.contains("line 2: ") && said.contains("line 3: "),
+        "{said}"
+    );
+}
+
+#[test]
+fn quickstart_refuses_what_is_no_file_of_transfers() {
+    for (lines, fault) in [
+        ("", "it holds no transfers"),
+        ("id,from,to,amount\n", "it holds no transfers"),
+        ("1,a,b,5\n", "line 1: the header must be"),
+    ] {
+        let output = on_file(lines);
+        assert_eq!(output.status.code(), Some(1), "{lines:?}: {output:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains(fault), "{lines:?}: {said}");
+    }
+    let absent = example("quickstart").arg("/no/such.csv").output().unwrap();
+    assert_eq!(absent.status.code(), Some(1));
+    assert!(text(&absent.stderr).contains("/no/such.csv: "));
+    let asked = example("quickstart").arg("--frobnicate").output().unwrap();
+    assert_eq!(asked.status.code(), Some(2));
+    assert!(text(&asked.stderr).contains("usage: "));
+}
+
+#[test]
+fn without_a_server_there_is_one_sentence_and_no_run() {
+    let mut server = RedisServer::start();
+    let url = server.url();
+    server.kill();
+    for name in ["quickstart", "service"] {
+        for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
+            let output = example(name).env("REDIS_URL", url).output().unwrap();
+            assert_eq!(output.status.code(), Some(1), "{name} {url}: {output:?}");
+            let said = text(&output.stderr);
+            assert_eq!(said.lines().count(), 1, "{name} {url}: {said}");
+            assert!(
+                said.contains("the server in REDIS_URL cannot be used"),
+                "{name} {url}: {said}"
+            );
+            assert_eq!(text(&output.stdout), "", "{name} {url}");
+        }
+    }
+}
+
+#[test]
+fn the_file_is_what_its_first_lines_say() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/transfers.csv");
+    let file = std::fs::read_to_string(file).unwrap();
+    let (_, seed) = file.split_once("--generate ").expect("it names its seed");
+    let seed = seed.split_whitespace().next().unwrap();
+    let mut command = example("quickstart");
+    let output = command.args(["--generate", seed]).output().unwrap();
+    assert_eq!(text(&output.stdout), file);
+}
+
+/// Runs it until it has printed `line`, sends it the signal, and gives its exit code and what else
+/// it printed.
+fn signalled(mut command: Command, line: &str, signal: Signal) -> (Option<i32>, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let seen = lines.any(|printed| printed.unwrap().contains(line));
+    assert!(seen, "it never printed {line:?}");
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let mut status = None;
+    wait_until_blocking("it ends", Duration::from_secs(10), || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    (status.unwrap().code(), rest.join("\n"))
+}
+
+#[test]
+fn quickstart_interrupted_leaves_nothing() {
+    let server = RedisServer::start();
+    let mut command = example("quickstart");
+    command.env("REDIS_URL", server.url());
+    // What is printed right before the run with locks, which takes its time.
+    let (code, rest) = signalled(command, "without locks", Signal::INT);
+    assert_eq!(code, Some(130), "{rest}");
+    assert!(!rest.contains("with locks"), "{rest}");
+    assert_eq!(server.keys("*"), [""; 0]);
+
+    let (code, rest) = signalled(example("quickstart"), "without locks", Signal::INT);
+    assert_eq!(code, Some(130), "{rest}");
+}
+
+#[test]
+fn the_service_releases_at_sigterm() {
+    let server = RedisServer::start();
+    let mut command = example("service");
+    command.env("REDIS_URL", server.url());
+    let (code, rest) = signalled(command, "sweeping", Signal::TERM);
+    assert_eq!(code, Some(0), "{rest}");
+    assert!(rest.contains("ended: "), "{rest}");
+    assert!(!server.exists("lock:service:sweep"));
+}
+
+#[test]
+fn lock_it_works_with_and_without_a_server() {
+    let output = example("lock_it").output().unwrap();
+    assert_eq!(text(&output.stdout), "charged once\n");
+    let server = RedisServer::start();
+    let mut command = example("lock_it");
+    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    assert_eq!(text(&output.stdout), "charged once\n");
+    assert!(!server.exists("lock:order:42"));
+    assert!(server.exists("lock:~fence"), "it was never locked there");
+}
+
+fn in_repository(path: &str) -> String {
+    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), path].iter().collect();
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn the_readme_shows_the_code_as_it_is() {
+    let readme = in_repository("README.md");
+    for path in ["examples/lock_it.rs", "tests/readme.rs"] {
+        let source = in_repository(path);
+        let code: String = source
+            .lines()
+            .skip_while(|line| line.starts_with("//!") || line.is_empty())
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        assert!(
+            readme.contains(&format!("```rust\n{code}```\n")),
+            "README.md has another text of {path} than\n{code}"
+        );
+    }
+}

@@ -1,0 +1,113 @@
+//! What befalls servers, wires and rights while locks are held and waited for: waiters are served afterwards, holders
+//! learn the truth, and nothing is left behind.
+//!
+//! | file | what breaks |
+//! |---|---|
+//! | `server.rs` | the server: restarted, flushed, stopped, its connections killed |
+//! | `wire.rs` | the wire: cut, silent, slow |
+//! | `rights.rs` | rights, passwords, no server at all |
+#![cfg(feature = "redis")]
+
+mod rights;
+mod server;
+#[path = "../support/mod.rs"]
+mod support;
+mod wire;
+
+use std::time::Duration;
+
+use lockstream::store::RedisStore;
+use lockstream::{Lease, LockError, LockRegistry, LockRegistryBuilder};
+use support::{RedisServer, wait_until};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// For what takes a reconnect and some round trips; far below the usual ttl and wait.
+pub(crate) const BOUND: Duration = Duration::from_secs(5);
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(crate) async fn builder(url: &str) -> LockRegistryBuilder {
+    let store = RedisStore::connect(url).await.unwrap();
+    LockRegistry::builder(store).response_timeout(Duration::from_secs(10))
+}
+
+/// One who holds `k` and, in another process as it were, one who waits for it, behind a third who only looks.
+pub(crate) struct Scene {
+    pub(crate) holding: LockRegistry,
+    pub(crate) waiting: LockRegistry,
+    pub(crate) lease: Lease,
+    pub(crate) waiter: JoinHandle<Result<Lease, LockError>>,
+}
+
+impl Scene {
+    pub(crate) async fn set(server: &RedisServer, url: &str, ttl: Duration) -> Self {
+        let (holding, waiting) = (builder(url).await.build(), builder(url).await.build());
+        Self::set_with(server, holding, waiting, ttl).await
+    }
+
+    pub(crate) async fn set_with(
+        server: &RedisServer,
+        holding: LockRegistry,
+        waiting: LockRegistry,
+        ttl: Duration,
+    ) -> Self {
+        let lease = holding.obtain("k").ttl(ttl).lease().await.unwrap();
+        let waiter = tokio::spawn(waiting.obtain("k").lease());
+        wait_for_queue(server, 1).await;
+        Self {
+            holding,
+            waiting,
+            lease,
+            waiter,
+        }
+    }
+
+    /// The holder still holds, gives back, and the waiter is served at once.
+    pub(crate) async fn ends_well(self, server: &RedisServer) {
+        let Self {
+            holding,
+            waiting,
+            lease,
+            waiter,
+        } = self;
+        assert!(lease.is_valid());
+        assert!(!waiter.is_finished(), "two hold");
+        let token = lease.token();
+        let released = timeout(BOUND, lease.release())
+            .await
+            .expect("a release ends");
+        released.unwrap();
+        let next = served(waiter, BOUND).await;
+        assert!(next.token() > token);
+        next.release().await.unwrap();
+        nothing_left(server, &[&holding, &waiting]).await;
+    }
+}
+
+pub(crate) async fn served(
+    waiter: JoinHandle<Result<Lease, LockError>>,
+    within: Duration,
+) -> Lease {
+    let lease = timeout(within, waiter).await.expect("the waiter is served");
+    lease.unwrap().unwrap()
+}
+
+pub(crate) async fn wait_for_queue(server: &RedisServer, tickets: u64) {
+    wait_until(format!("{tickets} in the queue"), BOUND, || {
+        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == tickets
+    })
+    .await;
+}
+
+/// The server keeps the fence at most, and the registries nothing.
+pub(crate) async fn nothing_left(server: &RedisServer, registries: &[&LockRegistry]) {
+    wait_until("nothing is in use", BOUND, || {
+        registries.iter().all(|registry| registry.in_use() == 0)
+    })
+    .await;
+    let keys = server.keys("*");
+    assert!(keys.iter().all(|key| key == "lock:~fence"), "{keys:?}");
+}

@@ -1,0 +1,228 @@
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use lockstream::store::RedisStore;
+use lockstream::{LockError, LockRegistry};
+use tokio::time::{sleep, timeout};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::support::{Proxy, RedisServer};
+use crate::{BOUND, builder, ms, nothing_left, served};
+
+fn lazy(url: &str) -> LockRegistry {
+    let store = RedisStore::connect_lazy(url).unwrap();
+    LockRegistry::builder(store)
+        .response_timeout(2 * BOUND)
+        .build()
+}
+
+fn is_lasting(told: &LockError) -> bool {
+    matches!(told, LockError::Store { source, .. } if !source.is_retryable())
+}
+
+/// A wrong password will not become right: no one waits for that, and it is not tried again and again.
+#[tokio::test]
+async fn a_wrong_password() {
+    let server = RedisServer::builder().config("requirepass right").start();
+    let wrong = server.url_with("", "wrong", 0);
+    let told = LockRegistry::connect(wrong.clone()).await.unwrap_err();
+    assert!(!told.is_retryable(), "{told}");
+    assert!(
+        !format!("{told} {told:?}").contains("wrong@"),
+        "the password is shown: {told:?}"
+    );
+    let locks = lazy(&wrong);
+    let begin = Instant::now();
+    let told = locks.obtain("k").lease().await.unwrap_err();
+    assert!(is_lasting(&told), "{told:?}");
+    let told = locks.obtain("k").acquire_once().await.unwrap_err();
+    assert!(is_lasting(&told), "{told:?}");
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert_eq!(locks.in_use(), 0);
+    let right = builder(&server.url_with("", "right", 0)).await.build();
+    right
+        .obtain("k")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn no_server_at_all() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    proxy.refuse();
+    let begin = Instant::now();
+    let told = LockRegistry::connect(proxy.url()).await.unwrap_err();
+    assert!(told.is_retryable(), "{told}");
+    let locks = lazy(&proxy.url());
+    let told = locks.obtain("k").acquire_once().await.unwrap_err();
+    assert!(matches!(told, LockError::Store { .. }), "{told:?}");
+    let told = locks.obtain("k").lease_within(ms(300)).await.unwrap_err();
+    assert!(
+        matches!(told, LockError::Store { .. }),
+        "retried until the wait was over: {told:?}"
+    );
+    assert!(begin.elapsed() < ms(2_000), "{:?}", begin.elapsed());
+    assert_eq!(locks.in_use(), 0);
+
+    // It comes up while somebody waits for it, and nobody has to ask again.
+    let waiter = tokio::spawn(locks.obtain("k").lease());
+    sleep(ms(200)).await;
+    proxy.accept();
+    served(waiter, BOUND).await.release().await.unwrap();
+    assert!(locks.obtain("k").acquire_once().await.unwrap());
+}
+
+/// Where somebody accepts and does not speak, the response time-out ends it.
+#[tokio::test]
+async fn a_server_that_does_not_answer() {
+    let server = RedisServer::start();
+    server.stop();
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let locks = LockRegistry::builder(store)
+        .response_timeout(ms(300))
+        .build();
+    let begin = Instant::now();
+    let told = locks.obtain("k").acquire_once().await.unwrap_err();
+    assert!(matches!(told, LockError::Store { .. }), "{told:?}");
+    assert!(begin.elapsed() < ms(1_500), "{:?}", begin.elapsed());
+    let waiter = tokio::spawn(locks.obtain("k").lease());
+    server.cont();
+    served(waiter, BOUND).await.release().await.unwrap();
+}
+
+/// Keeps what is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// Without rights on channels no grant can come: it works by asking again, and says so once.
+#[tokio::test]
+async fn no_right_to_channels() {
+    let log = Log::default();
+    let _logging = tracing::subscriber::set_default(
+        tracing_subscriber::fmt()
+            .with_writer(log.clone())
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .finish(),
+    );
+    let user = "user x on >p ~* resetchannels +@all";
+    let server = RedisServer::builder().config(user).start();
+    let url = server.url_with("x", "p", 0);
+    let (one, two) = (builder(&url).await.build(), builder(&url).await.build());
+    let lease = one.obtain("k").lease().await.unwrap();
+    assert!(!two.obtain("k").acquire_once().await.unwrap());
+    let waiter = tokio::spawn(two.obtain("k").lease());
+    let local = tokio::spawn(one.obtain("k").lease());
+    sleep(ms(200)).await;
+    assert!(!waiter.is_finished() && !local.is_finished());
+    assert_eq!(
+        server.keys("*~queue*").len(),
+        0,
+        "tickets that nobody could be told of"
+    );
+    lease.release().await.unwrap();
+    let mut tokens = Vec::new();
+    for waiter in [waiter, local] {
+        let waiter = tokio::spawn(async move {
+            let lease = waiter.await.unwrap().unwrap();
+            let token = lease.token();
+            lease.release().await.unwrap();
+            token
+        });
+        tokens.push(waiter);
+    }
+    for token in tokens {
+        assert!(timeout(BOUND, token).await.expect("it is served").unwrap() > 0);
+    }
+    server.client_kill_all();
+    two.obtain("k")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    nothing_left(&server, &[&one, &two]).await;
+    let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    // One a registry, and a reconnect says nothing new.
+    assert_eq!(logged.matches("WARN").count(), 2, "{logged}");
+}
+
+/// Without the right to scripts nothing works, and nothing will: that is said at once, and not tried for ever.
+#[tokio::test]
+async fn no_right_to_scripts() {
+    let user = "user x on >p ~* &* +@all -@scripting";
+    let server = RedisServer::builder().config(user).start();
+    let url = server.url_with("x", "p", 0);
+    let locks = lazy(&url);
+    let begin = Instant::now();
+    let told = locks.obtain("k").lease().await.unwrap_err();
+    assert!(is_lasting(&told), "{told:?}");
+    assert!(told.to_string().to_lowercase().contains("noperm"), "{told}");
+    let told = locks.obtain("k").acquire_once().await.unwrap_err();
+    assert!(is_lasting(&told), "{told:?}");
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert_eq!(locks.in_use(), 0);
+    sleep(ms(300)).await;
+    server.reset_stats();
+    sleep(ms(1_000)).await;
+    let calls: u64 = server.all_calls().values().sum();
+    assert!(calls < 20, "{:?}", server.all_calls());
+}
+
+/// Keys that are not ours: what a lock cannot be is said, and other locks go on.
+#[tokio::test]
+async fn keys_of_a_wrong_type() {
+    let server = RedisServer::start();
+    let locks = builder(&server.url()).await.build();
+    server.cmd(&["LPUSH", "lock:list", "x"]);
+    let told = locks.obtain("list").wait(ms(500)).lease().await;
+    assert!(told.is_err(), "{told:?}");
+    locks
+        .obtain("k")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // A foreign lock with no ttl excludes us, and we it.
+    server.set("lock:foreign", "somebody");
+    assert!(!locks.obtain("foreign").acquire_once().await.unwrap());
+    let told = locks
+        .obtain("foreign")
+        .wait(ms(200))
+        .lease()
+        .await
+        .unwrap_err();
+    assert!(told.is_not_acquired(), "{told:?}");
+    assert_eq!(server.get("lock:foreign").as_deref(), Some("somebody"));
+    server.del("lock:list");
+    server.del("lock:foreign");
+    nothing_left(&server, &[&locks]).await;
+}

@@ -1,0 +1,264 @@
+use std::time::Instant;
+
+use lockstream::LockError;
+use tokio::time::{sleep, timeout};
+
+use crate::support::{RedisServer, wait_until};
+use crate::{BOUND, Scene, builder, ms, nothing_left, served};
+
+const LONG: std::time::Duration = ms(30_000);
+
+#[tokio::test]
+async fn connections_killed() {
+    let server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    for _ in 0..3 {
+        let before: Vec<_> = server.clients().iter().map(|it| it.id()).collect();
+        assert_eq!(server.client_kill_all(), 2);
+        wait_until("both are back", BOUND, || {
+            let now = server.clients();
+            now.len() == 2 && now.iter().all(|it| !before.contains(&it.id()))
+        })
+        .await;
+    }
+    scene.ends_well(&server).await;
+}
+
+/// Killed at the very moment of the hand-over: whatever got lost on the way is made good.
+#[tokio::test]
+async fn connections_killed_while_the_lock_changes_hands() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let (one, two) = (builder(&url).await.build(), builder(&url).await.build());
+    let mut last = 0;
+    for round in 0..30 {
+        let lease = one.obtain("k").lease().await.unwrap();
+        assert!(lease.token() > last, "tokens grow");
+        last = lease.token();
+        let waiter = tokio::spawn(two.obtain("k").lease());
+        if round % 3 > 0 {
+            crate::wait_for_queue(&server, 1).await;
+        }
+        let release = tokio::spawn(lease.release());
+        if round % 2 == 0 {
+            tokio::task::yield_now().await;
+        }
+        server.client_kill_all();
+        let released = timeout(BOUND, release)
+            .await
+            .expect("a release ends")
+            .unwrap();
+        released.unwrap();
+        let next = served(waiter, BOUND).await;
+        assert!(next.token() > last, "tokens grow");
+        last = next.token();
+        next.release().await.unwrap();
+    }
+    nothing_left(&server, &[&one, &two]).await;
+}
+
+#[tokio::test]
+async fn restarted_with_its_data() {
+    let mut server = RedisServer::builder().keep_data().start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    server.restart();
+    wait_until("both are back", BOUND, || server.clients().len() == 2).await;
+    crate::wait_for_queue(&server, 1).await;
+    scene.ends_well(&server).await;
+}
+
+/// The lock is gone with the data. The holder is told at the reconnect, long before its deadline, and not by the next
+/// holder's mess; the waiter gets in line again and is served.
+#[tokio::test]
+async fn restarted_without_its_data() {
+    let mut server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    let token = scene.lease.token();
+    server.restart();
+    let lost = timeout(BOUND, scene.lease.lost())
+        .await
+        .expect("the holder learns of it");
+    assert!(matches!(lost, LockError::Lost { .. }), "{lost:?}");
+    assert!(!scene.lease.is_valid());
+    let released = scene.lease.release().await;
+    assert!(
+        matches!(released, Err(LockError::Lost { .. })),
+        "{released:?}"
+    );
+    let next = served(scene.waiter, BOUND).await;
+    assert!(
+        next.token() > token,
+        "tokens grow through the loss of the fence"
+    );
+    next.release().await.unwrap();
+    nothing_left(&server, &[&scene.holding, &scene.waiting]).await;
+}
+
+#[tokio::test]
+async fn away_for_a_while_and_back_without_data() {
+    let mut server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    server.kill();
+    sleep(ms(300)).await;
+    assert!(scene.lease.is_valid(), "nobody else can have it yet");
+    let begin = Instant::now();
+    let told = scene.holding.obtain("other").acquire_once().await;
+    assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+    assert!(begin.elapsed() < ms(1_000), "{:?}", begin.elapsed());
+    server.restart();
+    timeout(BOUND, scene.lease.lost())
+        .await
+        .expect("the holder learns of it");
+    served(scene.waiter, BOUND).await.release().await.unwrap();
+    drop(scene.lease);
+    nothing_left(&server, &[&scene.holding, &scene.waiting]).await;
+}
+
+#[tokio::test]
+async fn shut_down_in_order_and_started_again() {
+    let mut server = RedisServer::builder().keep_data().start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    server.shutdown_nosave();
+    server.restart();
+    wait_until("both are back", BOUND, || server.clients().len() == 2).await;
+    scene.ends_well(&server).await;
+}
+
+#[tokio::test]
+async fn scripts_flushed() {
+    let server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    server.script_flush();
+    scene.ends_well(&server).await;
+    let locks = builder(&server.url()).await.build();
+    for _ in 0..5 {
+        let lease = locks.obtain("k").lease().await.unwrap();
+        server.script_flush();
+        lease.release().await.unwrap();
+        server.script_flush();
+    }
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// All data gone, and no connection broken: nothing tells, until the holder gives back, or the waiter's time to ask
+/// comes (W2).
+#[tokio::test]
+async fn data_flushed() {
+    let server = RedisServer::start();
+    let ttl = ms(1_500);
+    let begin = Instant::now();
+    let scene = Scene::set(&server, &server.url(), ttl).await;
+    let token = scene.lease.token();
+    server.flushall();
+    let released = scene.lease.release().await;
+    assert!(
+        matches!(released, Err(LockError::Lost { .. })),
+        "{released:?}"
+    );
+    let next = served(scene.waiter, ttl + ms(500)).await;
+    assert!(begin.elapsed() < ttl + ms(1_000), "{:?}", begin.elapsed());
+    assert!(
+        next.token() > token,
+        "tokens grow through the loss of the fence"
+    );
+    next.release().await.unwrap();
+    nothing_left(&server, &[&scene.holding, &scene.waiting]).await;
+}
+
+/// Stopped for less than the response time-out: late answers, and nothing else.
+#[tokio::test]
+async fn stopped_for_a_moment() {
+    let server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    let ids = |server: &RedisServer| {
+        server
+            .clients()
+            .iter()
+            .map(|it| it.id())
+            .collect::<Vec<_>>()
+    };
+    let before = ids(&server);
+    server.stop();
+    let other = tokio::spawn(scene.holding.obtain("other").lease());
+    sleep(ms(300)).await;
+    assert!(!other.is_finished());
+    server.cont();
+    served(other, BOUND).await.release().await.unwrap();
+    assert_eq!(ids(&server), before, "the same connections");
+    scene.ends_well(&server).await;
+}
+
+/// Stopped for longer: who asks once is told after the response time-out, the others are served afterwards, and what
+/// was sent before is not done behind anybody's back.
+#[tokio::test]
+async fn stopped_for_longer_than_the_response_time_out() {
+    let server = RedisServer::start();
+    let quick = async || {
+        builder(&server.url())
+            .await
+            .response_timeout(ms(400))
+            .build()
+    };
+    let scene = Scene::set_with(&server, quick().await, quick().await, LONG).await;
+    server.stop();
+    let begin = Instant::now();
+    let patient = tokio::spawn(scene.holding.obtain("patient").lease());
+    let told = scene.holding.obtain("other").lease_once().await;
+    assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+    let took = begin.elapsed();
+    assert!(took >= ms(350) && took < ms(1_500), "{took:?}");
+    sleep(ms(800)).await;
+    assert!(!patient.is_finished() && scene.lease.is_valid());
+    server.cont();
+    served(patient, BOUND).await.release().await.unwrap();
+    // The attempt that nobody waited for was given up or given back.
+    let free = scene
+        .waiting
+        .obtain("other")
+        .lease_within(BOUND)
+        .await
+        .unwrap();
+    free.release().await.unwrap();
+    scene.ends_well(&server).await;
+}
+
+/// A server that stops in the middle of many hand-overs keeps every promise when it goes on.
+#[tokio::test]
+async fn stopped_amid_hand_overs() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let quick = async || builder(&url).await.response_timeout(ms(300)).build();
+    let (one, two) = (quick().await, quick().await);
+    let tasks: Vec<_> = (0..8)
+        .map(|task| {
+            let lock = [&one, &two][task % 2].obtain("k");
+            tokio::spawn(async move {
+                let mut tokens = Vec::new();
+                for _ in 0..40 {
+                    tokens.push(lock.with_lease(async |lease| lease.token()).await.unwrap());
+                }
+                tokens
+            })
+        })
+        .collect();
+    for _ in 0..2 {
+        sleep(ms(5)).await;
+        server.stop();
+        sleep(ms(500)).await;
+        server.cont();
+    }
+    let mut all = Vec::new();
+    for task in tasks {
+        let tokens = timeout(4 * BOUND, task)
+            .await
+            .expect("nobody is forgotten")
+            .unwrap();
+        assert!(tokens.is_sorted());
+        all.extend(tokens);
+    }
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!((count, all.len()), (320, 320), "no token twice");
+    nothing_left(&server, &[&one, &two]).await;
+}

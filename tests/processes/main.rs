@@ -1,0 +1,205 @@
+//! Real processes around one server: killed, stopped, woken, racing.
+#![cfg(feature = "redis")]
+
+#[path = "../support/mod.rs"]
+mod support;
+mod workers;
+
+use std::time::{Duration, Instant};
+
+use lockstream::store::RedisStore;
+use lockstream::{LockRegistry, StoreError};
+use support::{RedisServer, Role, Worker, wait_until};
+use tokio::time::timeout;
+
+/// For what takes a round trip or two, and the start of a process.
+const BOUND: Duration = Duration::from_secs(5);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn registry(url: &str) -> Result<LockRegistry, StoreError> {
+    let store = RedisStore::connect(url).await?;
+    Ok(LockRegistry::builder(store)
+        .response_timeout(Duration::from_secs(10))
+        .build())
+}
+
+/// Not a test, but what the other processes run.
+#[tokio::test]
+async fn worker() {
+    if let Some(role) = Role::of_this_process() {
+        workers::run(role).await;
+    }
+}
+
+fn spawn(server: &RedisServer, role: &str, env: &[(&str, &str)]) -> Worker {
+    let url = server.url();
+    let env: Vec<_> = env.iter().copied().chain([("URL", &*url)]).collect();
+    Worker::spawn("worker", role, &env)
+}
+
+/// Waits until so many registries stand in the queue of `k`.
+async fn wait_for_queue(server: &RedisServer, tickets: u64) {
+    wait_until(format!("{tickets} in the queue"), BOUND, || {
+        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == tickets
+    })
+    .await;
+}
+
+/// A holder that is killed cannot release: its lease runs out, and the waiter has it then, and not before.
+#[tokio::test]
+async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over() {
+    let server = RedisServer::start();
+    let here = registry(&server.url()).await.unwrap();
+    let ttl = ms(1_500);
+    let begin = Instant::now();
+    let mut holder = spawn(&server, "holder", &[("TTL", "1500")]);
+    let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
+    let held_at_the_latest = Instant::now();
+    let waiting = tokio::spawn(here.obtain("k").lease());
+    wait_for_queue(&server, 1).await;
+    holder.sigkill();
+    let lease = timeout(ttl + ms(500), waiting)
+        .await
+        .expect("in time")
+        .unwrap()
+        .unwrap();
+    assert!(
+        begin.elapsed() >= ttl,
+        "taken from a holder that might live"
+    );
+    assert!(held_at_the_latest.elapsed() <= ttl + ms(500));
+    assert!(lease.token() > token);
+    lease.release().await.unwrap();
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// A waiter that is killed leaves a ticket. The hand-over passes it by at once: nobody waits a ttl for the dead.
+#[tokio::test]
+async fn a_killed_waiter_is_passed_by() {
+    let server = RedisServer::start();
+    let here = registry(&server.url()).await.unwrap();
+    let lease = here.obtain("k").lease().await.unwrap();
+    let mut first = spawn(&server, "holder", &[]);
+    wait_for_queue(&server, 1).await;
+    let mut second = spawn(&server, "holder", &[]);
+    wait_for_queue(&server, 2).await;
+    let connections = server.clients().len();
+    first.sigkill();
+    wait_until("the server sees it", BOUND, || {
+        server.clients().len() < connections
+    })
+    .await;
+    let token = lease.token();
+    let released = Instant::now();
+    lease.release().await.unwrap();
+    let next: u64 = second.expect_line("holds ", BOUND).await.parse().unwrap();
+    assert!(released.elapsed() < ms(1_000), "{:?}", released.elapsed());
+    assert!(next > token);
+    second.tell("release");
+    second.expect_line("released", BOUND).await;
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// A process that was stopped past its ttl thinks that it holds. When it is woken its work is not polled once more:
+/// the lease is compared with the clock before each poll.
+#[tokio::test]
+async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on() {
+    let server = RedisServer::start();
+    let here = registry(&server.url()).await.unwrap();
+    let mut holder = spawn(&server, "ticker", &[("TTL", "1000")]);
+    let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
+    holder.sigstop();
+    let lease = timeout(ms(1_500), here.obtain("k").lease()).await;
+    let lease = lease.expect("within its ttl and a margin").unwrap();
+    assert!(lease.token() > token, "{} after {token}", lease.token());
+    holder.sigcont();
+    let told = holder.expect_line("ended ", BOUND).await;
+    assert_eq!(told, format!("Lost {token}, polled late: false"));
+    assert!(lease.is_valid(), "the late one took nothing from the next");
+    assert_eq!(server.ask::<u64>(&["EXISTS", "lock:k"]), 1);
+    lease.release().await.unwrap();
+    holder.tell("end");
+    assert!(holder.exit(BOUND).success());
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// A stopped waiter is still connected, so its turn comes, and costs its ttl. Those behind it find that out when the
+/// ttl is over that they were told last, its predecessor's (W2), and then ask once more.
+#[tokio::test]
+async fn a_stopped_waiter_costs_its_own_ttl() {
+    let server = RedisServer::start();
+    let here = registry(&server.url()).await.unwrap();
+    let there = registry(&server.url()).await.unwrap();
+    let lease = here.obtain("k").ttl(ms(2_000)).lease().await.unwrap();
+    let mut stopped = spawn(&server, "holder", &[("TTL", "800")]);
+    wait_for_queue(&server, 1).await;
+    stopped.sigstop();
+    let next = tokio::spawn(there.obtain("k").lease());
+    wait_for_queue(&server, 2).await;
+    let released = Instant::now();
+    lease.release().await.unwrap();
+    let next = timeout(BOUND, next).await.unwrap().unwrap().unwrap();
+    let took = released.elapsed();
+    assert!(took >= ms(700) && took < ms(2_000 + 800 + 500), "{took:?}");
+    // It wakes to a grant that is over, does not believe it, and gets in line again.
+    stopped.sigcont();
+    wait_for_queue(&server, 1).await;
+    assert!(next.is_valid() && stopped.said().is_empty());
+    let token = next.token();
+    next.release().await.unwrap();
+    let last: u64 = stopped.expect_line("holds ", BOUND).await.parse().unwrap();
+    assert!(last > token);
+    stopped.tell("release");
+    stopped.expect_line("released", BOUND).await;
+}
+
+/// Many tasks of many processes on one counter in a file: none is lost, and the tokens grow in the order of writes.
+#[tokio::test]
+async fn processes_count_together() {
+    const PROCESSES: usize = 4;
+    const TASKS: usize = 4;
+    const ROUNDS: usize = 40;
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counter");
+    std::fs::write(&path, "0").unwrap();
+    let (tasks, rounds) = (TASKS.to_string(), ROUNDS.to_string());
+    let env = [
+        ("FILE", path.to_str().unwrap()),
+        ("TASKS", &tasks),
+        ("ROUNDS", &rounds),
+    ];
+    let mut workers: Vec<_> = (0..PROCESSES)
+        .map(|_| spawn(&server, "counter", &env))
+        .collect();
+    for worker in &workers {
+        worker.expect_line("ready", 2 * BOUND).await;
+    }
+    for worker in &mut workers {
+        worker.tell("go");
+    }
+    for worker in &workers {
+        worker.expect_line("done", 3 * BOUND).await;
+    }
+    let lines = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<_> = lines
+        .lines()
+        .skip(1)
+        .map(|row| row.split_once(' ').unwrap())
+        .collect();
+    assert_eq!(rows.len(), PROCESSES * TASKS * ROUNDS);
+    let mut last = 0;
+    for (at, (count, token)) in rows.iter().enumerate() {
+        assert_eq!(count.parse(), Ok(at + 1), "a count was lost");
+        let token: u64 = token.parse().unwrap();
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    }
+    wait_until("all is given back", BOUND, || {
+        server.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}

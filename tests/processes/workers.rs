@@ -1,0 +1,99 @@
+//! What the other processes do.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use lockstream::{Lock, LockError, LockRegistry};
+use tokio::time::sleep;
+
+use crate::support::Role;
+use crate::{ms, registry};
+
+/// Longer than that between two polls, and the process was stopped between them.
+const STOPPED: Duration = Duration::from_millis(400);
+
+pub(crate) async fn run(role: Role) {
+    let locks = registry(&role.env("URL")).await.unwrap();
+    match role.name() {
+        "holder" => hold(role, &locks).await,
+        "ticker" => tick(role, &locks).await,
+        "counter" => count(role, &locks).await,
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// `k`, with the ttl that the spawner wants, if it wants one.
+fn lock(locks: &LockRegistry) -> Lock {
+    let lock = locks.obtain("k");
+    match std::env::var("TTL") {
+        Ok(millis) => lock.ttl(ms(millis.parse().unwrap())),
+        Err(_) => lock,
+    }
+}
+
+/// Acquires, and holds until it is told otherwise.
+async fn hold(mut role: Role, locks: &LockRegistry) {
+    let lease = lock(locks).lease().await.unwrap();
+    role.say(format!("holds {}", lease.token()));
+    role.hear().await;
+    lease.release().await.unwrap();
+    role.say("released");
+    role.hear().await;
+}
+
+/// Works under the lock in small steps, and tells whether a step came after a stop.
+async fn tick(mut role: Role, locks: &LockRegistry) {
+    let late = Arc::new(AtomicBool::new(false));
+    let (seen, voice) = (late.clone(), &role);
+    let work = lock(locks).with_lease(async move |lease| {
+        voice.say(format!("holds {}", lease.token()));
+        let mut last = Instant::now();
+        loop {
+            if last.elapsed() > STOPPED {
+                seen.store(true, Ordering::SeqCst);
+            }
+            last = Instant::now();
+            sleep(ms(5)).await;
+        }
+    });
+    let told: Result<(), _> = work.await;
+    let told = match told {
+        Err(LockError::Lost { token, .. }) => format!("Lost {token}"),
+        told => format!("{told:?}"),
+    };
+    role.say(format!(
+        "ended {told}, polled late: {}",
+        late.load(Ordering::SeqCst)
+    ));
+    role.hear().await;
+}
+
+/// Counts on from the last line of a file, with the token of the lease beside it.
+async fn count(mut role: Role, locks: &LockRegistry) {
+    let path = role.env("FILE");
+    let number = |name| role.env(name).parse::<usize>().unwrap();
+    let (tasks, rounds) = (number("TASKS"), number("ROUNDS"));
+    let lock = locks.obtain("counter");
+    role.say("ready");
+    role.hear().await;
+    let task = async || {
+        for _ in 0..rounds {
+            let write = lock.with_lease(async |lease| {
+                let before = std::fs::read_to_string(&path).unwrap();
+                let last = before.lines().last().unwrap();
+                let last: usize = last.split(' ').next().unwrap().parse().unwrap();
+                tokio::task::yield_now().await;
+                let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+                write!(file, "\n{} {}", last + 1, lease.token()).unwrap();
+            });
+            write.await.unwrap();
+        }
+    };
+    join_all((0..tasks).map(|_| task())).await;
+    role.say("done");
+    role.hear().await;
+}

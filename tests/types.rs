@@ -1,0 +1,173 @@
+//! Which public types may cross threads, be moved while polled, and be printed. A change here breaks users.
+
+use std::cell::Cell;
+use std::fmt::Debug;
+use std::future::Ready;
+use std::marker::PhantomPinned;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use futures::future::FusedFuture;
+use futures::stream::{FusedStream, Pending};
+use lockstream::store::MemoryStore;
+use lockstream::{
+    Inspection, Lease, LeaseView, Lock, LockError, LockRegistry, LockRegistryBuilder, OnLost,
+    Repeat, StoreError, future, stream,
+};
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+/// Work that may not be moved.
+struct Pinned(PhantomPinned);
+
+impl Future for Pinned {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Stream for Pinned {
+    type Item = Result<(), LockError>;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Pending
+    }
+}
+
+/// Work that stays on its thread.
+struct Local(Rc<Cell<u8>>);
+
+impl Future for Local {
+    type Output = Result<u8, LockError>;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(Ok(self.0.get()))
+    }
+}
+
+impl Stream for Local {
+    type Item = Result<u8, LockError>;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Pending
+    }
+}
+
+type Work = Ready<Result<u8, LockError>>;
+type Rows = Pending<Result<u8, LockError>>;
+type Begin<W> = fn(LeaseView) -> W;
+
+macro_rules! lasting {
+    ($($type:ty: $($bound:path),+;)+) => {$(
+        assert_impl_all!($type: Debug, $($bound),+);
+        const _: fn() = || {
+            fn outlives_all<T: 'static>() {}
+            outlives_all::<$type>();
+        };
+    )+};
+}
+
+// What users keep.
+lasting! {
+    LockRegistry: Send, Sync, Unpin, Clone;
+    LockRegistryBuilder: Send, Sync, Unpin;
+    Lock: Send, Sync, Unpin, Clone;
+    Lease: Send, Sync, Unpin;
+    LeaseView: Send, Sync, Unpin, Clone;
+    LockError: Send, Sync, Unpin, Clone, std::error::Error;
+    StoreError: Send, Sync, Unpin, Clone, std::error::Error;
+    MemoryStore: Send, Sync, Unpin, Clone;
+    Repeat: Send, Sync, Unpin, Clone;
+    OnLost: Send, Sync, Unpin, Copy;
+    Inspection: Send, Sync, Unpin, Clone, PartialEq;
+}
+// A guard that could be cloned would release twice.
+assert_not_impl_any!(Lease: Clone, Copy);
+assert_not_impl_any!(LockError: PartialEq);
+
+// Futures without work: whatever the store, they are spawned, moved and polled by reference.
+lasting! {
+    future::Acquire: Send, Sync, Unpin, FusedFuture;
+    future::AcquireLease: Send, Sync, Unpin, FusedFuture;
+    future::OrSkip<future::AcquireLease>: Send, Sync, Unpin, FusedFuture;
+    future::TryLease: Send, Sync, Unpin, FusedFuture;
+    future::Release: Send, Sync, Unpin, FusedFuture;
+    future::LeaseRelease: Send, Sync, Unpin, FusedFuture;
+    future::Lost: Send, Sync, Unpin, Future;
+    future::Inspect: Send, Unpin, Future;
+    future::Shutdown: Send, Unpin, Future;
+}
+
+// Futures and streams with work are what their work is.
+lasting! {
+    future::WithLock<Work>: Send, Unpin, FusedFuture;
+    future::TryWithLock<Work>: Send, Unpin, FusedFuture;
+    future::WithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
+    future::TryWithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
+    future::OrSkip<future::WithLock<Work>>: Send, Unpin, FusedFuture;
+    future::OrSkip<future::TryWithLock<Work>>: Send, Unpin, FusedFuture;
+    future::OrSkip<future::WithLease<Begin<Work>, Work>>: Send, Unpin, FusedFuture;
+    future::OrSkip<future::TryWithLease<Begin<Work>, Work>>: Send, Unpin, FusedFuture;
+    stream::WithLock<Rows>: Send, Unpin, FusedStream;
+    stream::TryWithLock<Rows>: Send, Unpin, FusedStream;
+    stream::WithLease<Begin<Rows>, Rows>: Send, Unpin, FusedStream;
+    stream::TryWithLease<Begin<Rows>, Rows>: Send, Unpin, FusedStream;
+    stream::OrSkip<stream::WithLock<Rows>>: Send, Unpin, FusedStream;
+    stream::OrSkip<stream::TryWithLock<Rows>>: Send, Unpin, FusedStream;
+    stream::OrSkip<stream::WithLease<Begin<Rows>, Rows>>: Send, Unpin, FusedStream;
+    stream::OrSkip<stream::TryWithLease<Begin<Rows>, Rows>>: Send, Unpin, FusedStream;
+}
+
+macro_rules! as_their_work {
+    ($($make:ident),+) => {$(
+        assert_not_impl_any!($make<Pinned>: Unpin);
+        assert_impl_all!($make<Pinned>: Send, Debug);
+        assert_not_impl_any!($make<Local>: Send, Sync);
+        assert_impl_all!($make<Local>: Unpin, Debug);
+    )+};
+}
+type FutureWithLock<W> = future::WithLock<W>;
+type FutureTryWithLock<W> = future::TryWithLock<W>;
+type FutureWithLease<W> = future::WithLease<Begin<W>, W>;
+type FutureTryWithLease<W> = future::TryWithLease<Begin<W>, W>;
+type FutureOrSkip<W> = future::OrSkip<future::WithLock<W>>;
+type StreamWithLock<W> = stream::WithLock<W>;
+type StreamTryWithLock<W> = stream::TryWithLock<W>;
+type StreamWithLease<W> = stream::WithLease<Begin<W>, W>;
+type StreamTryWithLease<W> = stream::TryWithLease<Begin<W>, W>;
+type StreamOrSkip<W> = stream::OrSkip<stream::WithLock<W>>;
+as_their_work!(
+    FutureWithLock,
+    FutureTryWithLock,
+    FutureWithLease,
+    FutureTryWithLease,
+    FutureOrSkip,
+    StreamWithLock,
+    StreamTryWithLock,
+    StreamWithLease,
+    StreamTryWithLease,
+    StreamOrSkip
+);
+// It keeps the value while the release runs.
+assert_not_impl_any!(future::WithLock<std::future::Pending<Rc<u8>>>: Send);
+
+#[cfg(feature = "redis")]
+lasting! {
+    lockstream::store::RedisStore: Send, Sync, Unpin, Clone;
+    future::Connect: Send, Unpin, Future;
+}
+
+// What a lock error costs in a `Result`, and a handle in a struct.
+const _: () = assert!(size_of::<LockError>() <= 64);
+const _: () = assert!(size_of::<Option<Arc<Lease>>>() == size_of::<usize>());
+
+/// The table above is checked when this is compiled; a suite that runs nothing would fail.
+#[test]
+fn the_table_holds() {
+    let printed = format!("{:?}", LockRegistry::in_memory().obtain("k"));
+    assert!(printed.contains("\"k\""), "{printed}");
+}
