@@ -26,7 +26,9 @@ use std::time::Duration;
 pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
     #[error(
-        "lock {key:?} was not to be had: others held it for the whole wait of {waited:?}; try again later, or wait longer"
+        "lock {key:?} was not to be had: others {}; try again later, wait longer, or see whether \
+         this very work holds it, since locks are not reentrant",
+        held_for(*waited)
     )]
     #[non_exhaustive]
     NotAcquired {
@@ -140,6 +142,17 @@ impl LockError {
     }
 }
 
+/// How long others held a lock, in words.
+fn held_for(waited: Duration) -> String {
+    let millis = waited.as_millis();
+    if millis == 0 {
+        "hold it".to_owned()
+    } else {
+        let waited = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+        format!("held it for the whole wait of {waited:?}")
+    }
+}
+
 /// What a store said when it failed: the connection broke, nobody answered in time, the server
 /// refused. No type of the `redis` crate shows through.
 #[derive(Clone)]
@@ -178,8 +191,10 @@ impl StoreError {
 
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Its text first: a `main` that returns the error prints this.
+        let source = format_args!("{}", self.source);
         f.debug_struct("StoreError")
-            .field("source", &self.source)
+            .field("source", &source)
             .field("retryable", &self.retryable)
             .finish()
     }

@@ -7,8 +7,9 @@ use crate::registry::{self, LockRegistry};
 /// What can be locked: a [`Lock`], a bare key of the
 /// [installed](LockRegistry::install) registry, or a registry and a key.
 ///
-/// Sealed. A bare key with no registry installed is [`LockError::NoRegistry`] at the first poll,
-/// never a lock that only looks like one.
+/// Sealed. A bare key with no registry installed is
+/// [`LockError::NoRegistry`](crate::LockError::NoRegistry) at the first poll, never a lock that only
+/// looks like one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say what to lock",
     label = "not something that can be locked",

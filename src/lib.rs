@@ -59,7 +59,7 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
-//! | `test-util` | | what tests need: switches of [`store::MemoryStore`] that break things |
+//! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -100,6 +100,6 @@ pub mod prelude {
 }
 
 /// The code blocks of the README compile, and run.
-#[cfg(all(doctest, feature = "redis"))]
+#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -16,8 +16,8 @@ use crate::{LockError, future, stream};
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///
-/// Made by [`LockRegistry::obtain`], which does no I/O and cannot fail: what is wrong with a key
-/// or a setting is told at the first poll of whatever the handle makes.
+/// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail: what is wrong
+/// with a key or a setting is told at the first poll of whatever the handle makes.
 ///
 /// **A clone is a contender of its own**, with an empty slot: what one clone acquired, another
 /// neither holds nor releases. So is the handle that a setter returns. To share one handle, share

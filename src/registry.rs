@@ -56,7 +56,7 @@ impl LockRegistry {
     /// # Errors
     ///
     /// [`StoreError`](crate::StoreError) if the url cannot be read, or the server not be reached
-    /// within the response time-out of 1 s. To boot while the server is away, use
+    /// within 5 s. To boot while the server is away, use
     /// [`RedisStore::connect_lazy`](crate::store::RedisStore::connect_lazy).
     #[cfg(feature = "redis")]
     pub fn connect(url: impl Into<String>) -> Connect {

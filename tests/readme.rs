@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstream::{prelude::*, store::MemoryStore};
+use lockstream::{prelude::*, store::MemoryStore, verify::StepVerifier};
 
 #[tokio::test(start_paused = true)]
 async fn work_that_outlasts_its_lease_is_stopped_and_the_next_goes_on() {
@@ -17,4 +17,18 @@ async fn work_that_outlasts_its_lease_is_stopped_and_the_next_goes_on() {
 
     assert!(slow.unwrap_err().is_lost());
     assert_eq!(next.unwrap(), "mine now");
+}
+
+#[tokio::test]
+async fn a_busy_lock_is_waited_for_and_no_longer() {
+    let locks = LockRegistry::in_memory();
+    let _held = locks.obtain("report").lease().await;
+    let lock = locks.obtain("report").wait(Duration::from_secs(3));
+
+    StepVerifier::with_virtual_time(|| async { "mine" }.with_lock(lock))
+        .expect_no_event(Duration::from_millis(2_999))
+        .expect_error_matches(LockError::is_not_acquired)
+        .expect_complete()
+        .verify()
+        .await;
 }

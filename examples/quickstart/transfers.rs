@@ -13,7 +13,7 @@ use crate::Error;
 const HEADER: [&str; 4] = ["id", "from", "to", "amount"];
 
 /// What each account begins with, in cents.
-pub(crate) const OPENING: i64 = 1_000_00;
+pub(crate) const OPENING: i64 = 100_000;
 
 /// How many bad rows are told at once.
 const TOLD: usize = 10;
@@ -227,7 +227,7 @@ pub(crate) fn generate(seed: u64) -> String {
         let from = random.below(NAMES.len() as u64) as usize;
         let step = 1 + random.below(NAMES.len() as u64 - 1) as usize;
         let to = (from + step) % NAMES.len();
-        let amount = 1 + random.below(200_00);
+        let amount = 1 + random.below(20_000);
         writeln!(file, "t{row:03},{},{},{amount}", NAMES[from], NAMES[to])
             .expect("a string takes all that is written");
     }

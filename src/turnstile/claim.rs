@@ -89,8 +89,8 @@ impl Claim {
         }
     }
 
-    /// D2: from when on our clock the grant's ttl counts.
-    pub(super) fn believe(&self, grant: &Grant, now: Moment) -> Belief {
+    /// D2: from when on our clock the ttl of a grant counts that came at `received`.
+    pub(super) fn believe(&self, grant: &Grant, received: Moment) -> Belief {
         let start = match self.proof {
             Some(proof) if proof.at > grant.at => return Belief::Over,
             Some(proof) => {
@@ -102,7 +102,7 @@ impl Claim {
                 None => return Belief::Over,
             },
         };
-        if start > now {
+        if start > received {
             Belief::Stepped
         } else {
             Belief::From(start)

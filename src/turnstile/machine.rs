@@ -90,8 +90,8 @@ pub(super) struct Flight<C> {
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
     pub(super) what: Sent<C>,
-    /// A grant that came before the reply that may have caused it (O3).
-    pub(super) grant: Option<Grant>,
+    /// A grant that came before the reply that may have caused it (O3), and when it came.
+    pub(super) grant: Option<(Moment, Grant)>,
 }
 
 #[derive(Debug)]
@@ -229,7 +229,7 @@ impl<C: Clone> Turnstile<C> {
     /// The store gave the key to one of our tickets.
     pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         self.pass_time(cx);
-        self.on_grant(cx, grant);
+        self.on_grant(cx, cx.now, grant);
         self.advance(cx);
     }
 
@@ -251,6 +251,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up_renew(&mut self, cx: &mut Cx<'_>) {
         self.pass_time(cx);
         self.renew(cx.now);
+        self.advance(cx);
     }
 
     /// Second step: what is owed, or else the ticket again.
@@ -611,7 +612,8 @@ impl<C: Clone> Turnstile<C> {
         self.pass_time(cx);
     }
 
-    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, grant: Grant) {
+    /// A grant that came at `received`, now or before a reply that it had to wait for.
+    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Moment, grant: Grant) {
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
                 if self.down {
@@ -621,10 +623,10 @@ impl<C: Clone> Turnstile<C> {
                 }
                 if let Some(flight) = &mut self.flight {
                     // O3: the reply that is on its way may be older or newer.
-                    flight.grant = Some(grant);
+                    flight.grant = Some((received, grant));
                     return;
                 }
-                match claim.believe(&grant, cx.now) {
+                match claim.believe(&grant, received) {
                     Belief::From(start) => {
                         claim.exposure = Exposure::Ticket;
                         self.enter_tenure(cx, grant.draw, start, grant.ttl);

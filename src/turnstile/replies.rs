@@ -45,11 +45,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
     /// makes it good.
-    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<Grant>) {
-        if let Some(grant) = grant
+    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<(Moment, Grant)>) {
+        if let Some((received, grant)) = grant
             && !self.down
         {
-            self.on_grant(cx, grant);
+            self.on_grant(cx, received, grant);
         }
     }
 

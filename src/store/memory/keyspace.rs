@@ -236,6 +236,17 @@ impl Keyspace {
         }
     }
 
+    /// Whose tickets stand for a key, first come first: instance and owner.
+    pub(crate) fn tickets(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let Some(slot) = self.slots.get_mut(&name) else {
+            return Vec::new();
+        };
+        slot.run_out(asking.now);
+        let tickets = slot.queue.values().map(|ticket| &ticket.owner);
+        tickets.map(|by| (by.instance.clone(), by.owner)).collect()
+    }
+
     /// The fences are gone, as after an eviction.
     pub(crate) fn forget_fences(&mut self) {
         self.fences.clear();

@@ -278,3 +278,105 @@ fn read_left(value: &Value) -> Option<Option<Duration>> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn job(op: Op) -> Job {
+        Job {
+            key: "k".into(),
+            wish: Wish::Op {
+                op,
+                was_stale: false,
+            },
+        }
+    }
+
+    /// The words after the script's hash.
+    fn words(lane: Lane, jobs: &[Job]) -> String {
+        let names = Names::new("lock".into(), "ab".into());
+        let command = lane.command(&names, 5, 1000, jobs);
+        let words = command.args_iter().skip(2).map(|arg| match arg {
+            redis::Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
+            _ => panic!("a cursor"),
+        });
+        words.collect::<Vec<_>>().join("|")
+    }
+
+    #[test]
+    fn ops_are_spelt_as_the_scripts_read_them() {
+        let batch = [
+            Op::Attempt {
+                owner: Owner(1),
+                ttl: TTL,
+            },
+            Op::Enter {
+                owner: Owner(2),
+                ttl: TTL,
+                score: None,
+            },
+            Op::Enter {
+                owner: Owner(3),
+                ttl: TTL,
+                score: Some(7),
+            },
+            Op::Withdraw { owner: Owner(4) },
+            Op::Release { owner: Owner(5) },
+            Op::Yield {
+                old: Owner(6),
+                new: Owner(7),
+                ttl: TTL,
+            },
+        ];
+        let keys = "|lock:k|{lock:k}:~queue1".repeat(6);
+        let ops = "A|ab:1|30000||E|ab:2|30000||E|ab:3|30000|7|W|ab:4|||R|ab:5|||Y|ab:6|30000|ab:7";
+        assert_eq!(
+            words(Lane::Batch, &batch.map(job)),
+            format!("13|lock:~fence{keys}|5|1000|lock|{ops}")
+        );
+        let renew = job(Op::Renew {
+            owner: Owner(8),
+            ttl: TTL,
+        });
+        assert_eq!(words(Lane::Renew, &[renew]), "1|lock:k|5|ab:8|30000");
+    }
+
+    #[test]
+    fn d1_a_ttl_is_rounded_up_to_the_millisecond() {
+        assert_eq!(millis(Duration::from_millis(10)), 10);
+        assert_eq!(millis(Duration::from_nanos(10_000_001)), 11);
+        assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_its_op_is_none() {
+        let reply = |tag: &str, rest: &[i64]| {
+            let mut answer = vec![Value::BulkString(tag.into())];
+            answer.extend(rest.iter().map(|&number| Value::Int(number)));
+            Value::Array(vec![Value::Int(5), Value::Int(9), Value::Array(answer)])
+        };
+        let release = [job(Op::Release { owner: Owner(1) })];
+        let fits = read_reply(5, &release, reply("gone", &[1])).unwrap();
+        let held = Outcome::Gone { held: true };
+        assert_eq!((fits.at, fits.verdicts), (9, vec![Verdict::Done(held)]));
+        for (number, wrong) in [
+            (6, reply("gone", &[1])),
+            (5, reply("gone", &[])),
+            (5, reply("gone", &[-1])),
+            (5, reply("won", &[1])),
+            (5, reply("stale", &[])),
+            (5, Value::Array(vec![Value::Int(5), Value::Int(9)])),
+            (5, Value::Array(vec![Value::Int(5)])),
+            (5, Value::Nil),
+        ] {
+            assert_eq!(
+                read_reply(number, &release, wrong.clone()),
+                None,
+                "{wrong:?}"
+            );
+        }
+    }
+}

@@ -39,6 +39,24 @@ pub(super) struct Caller {
     wait: u64,
 }
 
+impl Caller {
+    /// One that stands in line for the first key, for a lease of a fixed length.
+    pub(super) fn standing(process: ProcessId, ttl: u64) -> Self {
+        Self {
+            process,
+            key: 0,
+            ttl,
+            stage: Stage::Out,
+            patience: Patience::Stand,
+            renewed: false,
+            until: 0,
+            seated_at: 0,
+            visit: 0,
+            wait: LONGEST_WAIT,
+        }
+    }
+}
+
 impl World {
     pub(super) fn plan_caller(&mut self) {
         let profile = &self.profile;
@@ -194,7 +212,7 @@ impl World {
             let rest = if refused {
                 200 * MILLI
             } else {
-                self.rng.pick(&[0, 50, 3 * MILLI, 40 * MILLI])
+                self.rng.pick(&self.profile.rests)
             };
             let delay = self.rng.between(1, 1 + rest);
             self.plan(delay, Event::Arrive(id));

@@ -12,6 +12,8 @@ mod process;
 mod profile;
 mod referee;
 mod rng;
+mod rounds;
+mod scenes;
 mod server;
 mod world;
 

@@ -70,6 +70,8 @@ pub(super) struct Profile {
     pub(super) droppers: u64,
     /// How often, per mille, a caller that is done comes again.
     pub(super) returns: u64,
+    /// And how soon at most.
+    pub(super) rests: Vec<u64>,
     pub(super) faults: Vec<(True, Fault)>,
     pub(super) local_passes: u32,
     pub(super) local_span: u64,
@@ -129,6 +131,7 @@ impl Profile {
             failed_connects: 0,
             sleepers: rng.pick(&[0, 0, 50, 300]),
             droppers: rng.pick(&[0, 100, 400]),
+            rests: vec![0, 50, 3 * MILLI, 40 * MILLI],
             returns: rng.pick(&[0, 500, 900, 990]),
             faults: Vec::new(),
             local_passes: rng.pick(&[0, 1, 16, 63]),

@@ -3,21 +3,19 @@
 use std::collections::BTreeMap;
 
 use super::caller::{CallerId, Stage};
-use super::clock::{MILLI, SECOND, True};
+use super::clock::{MILLI, True};
 use super::process::ProcessId;
-use super::profile::Theme;
-use super::world::{Event, KeyId, World};
+use super::world::{KeyId, World};
 use crate::store::contract::{Answer, Outcome};
 use crate::store::memory::Delivery;
-use crate::turnstile::{Moment, Patience, WaiterId};
-
-/// How often it looks whether somebody waits on a free lock.
-const BEAT: u64 = 20 * MILLI;
+use crate::turnstile::{Moment, WaiterId};
 
 pub(super) struct Referee {
     /// The first thing that was found broken.
     pub(super) breach: Option<String>,
     pub(super) leases: Vec<Vec<Seen>>,
+    /// Every lease: when it began, whose, and its token.
+    pub(super) log: Vec<(True, ProcessId, u64)>,
     /// Given back by their holders, and not confirmed.
     finished: BTreeMap<CallerId, Seen>,
     pub(super) tokens: Vec<u64>,
@@ -29,6 +27,12 @@ pub(super) struct Referee {
     pub(super) stepped: u64,
     pub(super) fence_lost: bool,
     pub(super) longest_gap: u64,
+    /// The server refused something for good, and may keep what it would not undo.
+    pub(super) refused_for_good: bool,
+    /// By key: since when no turnstile of a living process is about it.
+    pub(super) quiet: Vec<Option<True>>,
+    /// By process and key: since when somebody stands there without a ticket, lock or op.
+    pub(super) unqueued: BTreeMap<(ProcessId, KeyId), True>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,6 +57,7 @@ impl Referee {
         Self {
             breach: None,
             leases: vec![Vec::new(); keys],
+            log: Vec::new(),
             finished: BTreeMap::new(),
             tokens: vec![0; keys],
             starving: vec![None; keys],
@@ -60,6 +65,9 @@ impl Referee {
             stepped: 0,
             fence_lost: false,
             longest_gap: 0,
+            refused_for_good: false,
+            quiet: vec![None; keys],
+            unqueued: BTreeMap::new(),
         }
     }
 }
@@ -70,7 +78,7 @@ impl World {
         self.referee.breach.get_or_insert(what);
     }
 
-    fn is_valid(&self, lease: &Seen) -> bool {
+    pub(super) fn is_valid(&self, lease: &Seen) -> bool {
         self.processes[lease.process].clock.moment(self.now) < lease.deadline
     }
 
@@ -89,6 +97,7 @@ impl World {
             deadline,
         };
         self.referee.counts.begun += 1;
+        self.referee.log.push((self.now, process, token));
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
         self.referee.starving[key] = None;
         self.referee.finished.remove(&caller);
@@ -177,7 +186,7 @@ impl World {
     }
 
     /// D5: whose lease is over is told so.
-    fn check_told(&mut self) {
+    pub(super) fn check_told(&mut self) {
         let lateness = self.profile.lateness.max(MILLI) + 2 * MILLI;
         let untold = self.referee.leases.iter().flatten().find(|lease| {
             let process = &self.processes[lease.process];
@@ -257,60 +266,6 @@ impl World {
             let stage = self.callers[forgotten].stage;
             self.breach(format!("c{forgotten} is forgotten, while {stage:?}"));
         }
-    }
-
-    /// Nobody waits for long while nobody has the lock.
-    pub(super) fn on_beat(&mut self) {
-        self.check_told();
-        for key in 0..self.keys.len() {
-            let waits = self.callers.iter().any(|caller| {
-                caller.key == key
-                    && caller.patience == Patience::Stand
-                    && matches!(caller.stage, Stage::Waiting(_))
-                    && self.processes[caller.process].stands()
-                    && !self.processes[caller.process].stopped
-            });
-            let leases = &self.referee.leases[key];
-            let held = leases.iter().any(|lease| self.is_valid(lease));
-            if held || !waits || self.is_strange(key) {
-                self.referee.starving[key] = None;
-                continue;
-            }
-            let since = *self.referee.starving[key].get_or_insert(self.now);
-            let gap = self.now - since;
-            self.referee.longest_gap = self.referee.longest_gap.max(gap);
-            if self.gap_bound().is_some_and(|bound| gap > bound) {
-                self.breach(format!(
-                    "k{key} is nobody's for {} ms, and waited for",
-                    gap / 1000
-                ));
-            }
-        }
-        let waiting = |caller: &super::caller::Caller| caller.stage != Stage::Out;
-        if !self.calm || self.callers.iter().any(waiting) {
-            self.plan(BEAT, Event::Beat);
-        }
-    }
-
-    /// A stranger's plain lock.
-    fn is_strange(&mut self, key: KeyId) -> bool {
-        let now = self.server.clock.micros(self.now);
-        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let sight = self.server.keyspace.inspect(&prefix, &name, now);
-        sight
-            .owner
-            .is_some_and(|owner| owner.starts_with("stranger"))
-    }
-
-    fn gap_bound(&self) -> Option<u64> {
-        let net = 8 * (self.profile.latency.1 + self.profile.reply_lag + self.profile.lateness);
-        if self.profile.theme == Theme::Calm {
-            return Some(net + 60 * MILLI);
-        }
-        // A grant of before may have to run out, or the 10 s of W2.
-        let longest = self.profile.longest_ttl() + self.referee.stepped;
-        self.calm
-            .then_some(longest.max(10 * SECOND) + 2 * SECOND + net)
     }
 
     /// Everybody is served or gone, and nothing is left.

@@ -7,7 +7,7 @@ use super::link::{Reply, Said};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::{Op, ServerTime};
+use crate::store::contract::{Op, Owner, ServerTime};
 use crate::store::memory::{Asking, Keyspace};
 
 pub(super) type ConnId = usize;
@@ -135,8 +135,11 @@ impl World {
         if !self.calm && self.rng.chance(self.profile.refusals) {
             self.note(|_| format!("server: r{process} {:?} refused", item.op));
             let lasting = self.rng.chance(30);
+            self.referee.refused_for_good |= lasting;
             return Said::Refused { lasting };
         }
+        let first = self.first_live(item.key);
+        let was_free = self.holder(item.key).is_none();
         let server = &mut self.server;
         let conns = &server.conns;
         let processes = &self.processes;
@@ -160,6 +163,7 @@ impl World {
             )
         });
         self.check_draw(&answer, delivery.as_ref());
+        self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
         if let Some(delivery) = delivery {
             let to = self
                 .processes
@@ -185,6 +189,18 @@ impl World {
             }
         }
         Said::Done(answer)
+    }
+
+    /// The first ticket whose registry the server has a subscriber of.
+    fn first_live(&mut self, key: KeyId) -> Option<(Arc<str>, Owner)> {
+        let tickets = self.tickets(key);
+        let processes = &self.processes;
+        let conns = &self.server.conns;
+        tickets.into_iter().find(|(instance, _)| {
+            conns.iter().any(|conn| {
+                conn.open && conn.subscribed && processes[conn.process].instance == *instance
+            })
+        })
     }
 
     fn send_reply(&mut self, conn: ConnId, reply: Reply) {

@@ -296,3 +296,20 @@ fn d2_a_grant_is_worth_the_ttl_it_names() {
     assert_eq!(desk.seated("a").1, deadline(1000, 500));
     let _ = ms(0);
 }
+
+/// Found by the property test: the grant waited 300 ms for the reply before it (O3). By the
+/// server's stepped clock it began 200 ms after it had come; that the reply is later still does
+/// not make that true.
+#[test]
+fn d2_a_grant_can_not_begin_after_it_was_received() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000));
+    let enter = desk.sent();
+    desk.ahead += 200;
+    desk.grant_at(asker(&enter), 1000, 6, 1000);
+    desk.ahead -= 200;
+    desk.stop_until(1300);
+    desk.reply_at(&enter, 1000, busy(5000, 1));
+    desk.untold("a");
+    assert_eq!(asker(&desk.sent()), asker(&enter));
+}

@@ -1,1 +1,495 @@
+//! Any events in any order, from a store that answers whatever fits the op: the invariants hold.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::desk::{EPOCH, broken, ms, rules};
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
+use crate::turnstile::{
+    Cx, Effect, FOREVER, Moment, Patience, Repeats, Rules, Supply, Turnstile, Verdict, Waiter,
+    WaiterId,
+};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Arrive {
+        ttl: u64,
+        renewed: bool,
+        once: bool,
+        wait: Option<u64>,
+    },
+    Leave(usize),
+    Take(usize),
+    Finish(usize),
+    Reply {
+        which: usize,
+        how: u8,
+        left: u64,
+        ago: u64,
+    },
+    Grant {
+        whose: usize,
+        ttl: u64,
+        ago: i64,
+    },
+    /// Time goes by, with the timer or without.
+    Wait {
+        time: u64,
+        ticks: bool,
+    },
+    Down,
+    Up {
+        queue: bool,
+    },
+    Close,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let ttl = prop_oneof![Just(10_u64), Just(100), Just(300), Just(1000), Just(30_000)];
+    let time = prop_oneof![0_u64..3, 0_u64..60, 0_u64..500, 0_u64..40_000];
+    let wait = proptest::option::of(0_u64..2000);
+    let which = 0_usize..8;
+    let step = prop_oneof![
+        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), wait)
+            .prop_map(|(ttl, renewed, once, wait)| Step::Arrive { ttl, renewed, once, wait }),
+        2 => which.clone().prop_map(Step::Leave),
+        5 => which.clone().prop_map(Step::Take),
+        5 => which.clone().prop_map(Step::Finish),
+        12 => (0_usize..2, any::<u8>(), time.clone(), 0_u64..200)
+            .prop_map(|(which, how, left, ago)| Step::Reply { which, how, left, ago }),
+        4 => (which, ttl, -2000_i64..2000)
+            .prop_map(|(whose, ttl, ago)| Step::Grant { whose, ttl, ago }),
+        6 => (time, any::<bool>()).prop_map(|(time, ticks)| Step::Wait { time, ticks }),
+        1 => Just(Step::Down),
+        2 => proptest::bool::weighted(0.8).prop_map(|queue| Step::Up { queue }),
+        1 => proptest::bool::weighted(0.05)
+            .prop_map(|close| if close { Step::Close } else { Step::Up { queue: true } }),
+    ];
+    proptest::collection::vec(step, 1..120)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Seated,
+    Holding,
+    Finishing,
+    Done,
+}
+
+struct Bench {
+    turnstile: Turnstile<usize>,
+    supply: Supply,
+    now: Moment,
+    draws: u64,
+    last_token: u64,
+    flying: Vec<(Moment, Op)>,
+    owners: Vec<Owner>,
+    callers: Vec<(WaiterId, Stage)>,
+    /// By owner: the latest end that anything has proved.
+    proved: BTreeMap<Owner, Moment>,
+    /// Whom the event of now is about: it may be told something while it leaves.
+    leaving: Option<usize>,
+    down: bool,
+}
+
+fn end_of(start: Moment, ttl: Duration) -> Moment {
+    (start + ttl).saturating_sub(ttl / 100 + ms(2))
+}
+
+impl Bench {
+    fn new(passes: u32) -> Self {
+        let rules = Rules {
+            local_passes: passes,
+            max_waiters: 12,
+            ..rules()
+        };
+        Self {
+            turnstile: Turnstile::new(rules, true),
+            supply: Supply::new(7),
+            now: ms(5000),
+            draws: 0,
+            last_token: 0,
+            flying: Vec::new(),
+            owners: Vec::new(),
+            callers: Vec::new(),
+            proved: BTreeMap::new(),
+            leaving: None,
+            down: false,
+        }
+    }
+
+    fn feed<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut Cx<'_>) -> R) -> R {
+        let result = self.put_in(event);
+        self.drain();
+        result
+    }
+
+    fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut Cx<'_>) -> R) -> R {
+        let mut cx = Cx {
+            now: self.now,
+            supply: &mut self.supply,
+        };
+        event(&mut self.turnstile, &mut cx)
+    }
+
+    fn drain(&mut self) {
+        let mut effects = 0;
+        while let Some(effect) = self.turnstile.next_effect() {
+            effects += 1;
+            match effect {
+                Effect::Send(op) => self.sent(op),
+                Effect::Wake(who, verdict) => self.told(who, &verdict),
+            }
+        }
+        assert!(
+            effects <= 3 * self.callers.len() + 8,
+            "{effects} effects of one event"
+        );
+        let held = |stage: Stage| matches!(stage, Stage::Seated | Stage::Holding);
+        let seats = self
+            .callers
+            .iter()
+            .filter(|(_, stage)| held(*stage))
+            .count();
+        assert!(seats <= 1, "I1: {seats} leases");
+        let waits = self
+            .callers
+            .iter()
+            .any(|(_, stage)| *stage == Stage::Waiting);
+        let stirs = !self.flying.is_empty() || self.turnstile.next_timeout().is_some();
+        assert!(
+            !waits || stirs || self.down,
+            "I6: somebody waits, and nothing will happen"
+        );
+    }
+
+    fn sent(&mut self, op: Op) {
+        if let Op::Attempt { owner, .. } | Op::Enter { owner, .. } | Op::Yield { new: owner, .. } =
+            op
+            && !self.owners.contains(&owner)
+        {
+            self.owners.push(owner);
+        }
+        self.flying.push((self.now, op));
+        let others = self
+            .flying
+            .iter()
+            .filter(|(_, op)| !matches!(op, Op::Renew { .. }));
+        assert!(others.count() <= 1, "I2: {:?}", self.flying);
+    }
+
+    fn told(&mut self, who: usize, verdict: &Verdict) {
+        let stage = self.callers[who].1;
+        if self.leaving == Some(who) {
+            return;
+        }
+        let next = match (verdict, stage) {
+            (Verdict::Seated { token, deadline }, Stage::Waiting) => {
+                assert!(*token > self.last_token, "F2: {token}");
+                self.last_token = *token;
+                self.check_deadline(*deadline);
+                let first = self
+                    .callers
+                    .iter()
+                    .position(|(_, stage)| *stage == Stage::Waiting);
+                assert_eq!(first, Some(who), "it is the turn of the first");
+                Stage::Seated
+            }
+            (Verdict::Prolonged { deadline }, Stage::Seated | Stage::Holding) => {
+                self.check_deadline(*deadline);
+                stage
+            }
+            (Verdict::TurnLost, Stage::Seated)
+            | (Verdict::Lost, Stage::Holding | Stage::Finishing)
+            | (Verdict::Closed, Stage::Waiting | Stage::Seated | Stage::Holding)
+            | (Verdict::Released, Stage::Finishing)
+            | (Verdict::Failed(_), Stage::Waiting | Stage::Finishing)
+            | (Verdict::Busy | Verdict::QueueFull, Stage::Waiting) => Stage::Done,
+            _ => panic!("I5: {who} is {stage:?}, and is told {verdict:?}"),
+        };
+        self.callers[who].1 = next;
+    }
+
+    /// I4.
+    fn check_deadline(&self, deadline: Moment) {
+        let proved = self.proved.values().max().copied().unwrap_or_default();
+        assert!(
+            deadline <= proved,
+            "I4: {deadline:?} is proved to {proved:?} at most"
+        );
+        assert!(deadline > self.now, "D4: {deadline:?} at {:?}", self.now);
+    }
+
+    fn prove(&mut self, owner: Owner, end: Moment) {
+        let proved = self.proved.entry(owner).or_default();
+        *proved = end.max(*proved);
+    }
+
+    fn server_time(&self, ago: i64) -> u64 {
+        (EPOCH as i64 + self.now.as_millis() as i64 - ago) as u64 * 1000
+    }
+
+    fn outcome(&mut self, sent: Moment, op: &Op, how: u8, left: u64) -> Result<Outcome, OpError> {
+        let error = match how % 16 {
+            0 => Some(OpError::Refused(broken())),
+            1 if how > 200 => Some(OpError::Refused(StoreError::lasting("no"))),
+            _ => None,
+        };
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let left = (how % 5 != 0).then(|| ms(left));
+        let score = Some(u64::from(how));
+        Ok(match *op {
+            Op::Attempt { owner, ttl }
+            | Op::Enter { owner, ttl, .. }
+            | Op::Yield {
+                new: owner, ttl, ..
+            } => match how % 3 {
+                0 => {
+                    self.draws += 1;
+                    self.prove(owner, end_of(sent, ttl));
+                    Outcome::Won { draw: self.draws }
+                }
+                1 if matches!(op, Op::Yield { .. }) => Outcome::NotOld,
+                _ => Outcome::Busy { left, score },
+            },
+            Op::Withdraw { .. } | Op::Release { .. } => Outcome::Gone { held: how % 3 != 0 },
+            Op::Renew { owner, ttl } => {
+                if how % 4 == 0 {
+                    Outcome::Lost
+                } else {
+                    self.prove(owner, end_of(sent, ttl));
+                    Outcome::Renewed
+                }
+            }
+        })
+    }
+
+    fn reply(&mut self, which: usize, how: u8, left: u64, ago: u64) {
+        if self.flying.is_empty() {
+            return;
+        }
+        let (sent, op) = self.flying.remove(which % self.flying.len());
+        let outcome = self.outcome(sent, &op, how, left);
+        let at = self.server_time(ago as i64);
+        let result = outcome.map(|outcome| Answer { at, outcome });
+        self.feed(|turnstile, cx| turnstile.replied(cx, &op, result));
+    }
+
+    fn break_off(&mut self) {
+        self.down = true;
+        for (_, op) in std::mem::take(&mut self.flying) {
+            let error = OpError::Unknown(broken());
+            self.feed(|turnstile, cx| turnstile.replied(cx, &op, Err(error)));
+        }
+        self.feed(|turnstile, cx| turnstile.down(cx, &broken()));
+        // What was sent in between has no connection either.
+        while let Some((_, op)) = self.flying.pop() {
+            let error = OpError::Unsent(broken());
+            self.feed(|turnstile, cx| turnstile.replied(cx, &op, Err(error)));
+        }
+    }
+
+    fn up(&mut self, queue: bool) {
+        self.feed(|turnstile, cx| turnstile.up_renew(cx));
+        self.down = false;
+        self.feed(|turnstile, cx| turnstile.up(cx, queue));
+    }
+
+    fn wait(&mut self, time: Duration, ticks: bool) {
+        let then = self.now + time;
+        let mut rounds = 0;
+        while ticks
+            && let Some(next) = self.turnstile.next_timeout()
+            && next <= then
+        {
+            rounds += 1;
+            assert!(rounds < 500, "it ticks on and on");
+            self.now = self.now.max(next);
+            self.feed(|turnstile, cx| turnstile.tick(cx));
+            let next = self.turnstile.next_timeout();
+            assert!(
+                next.is_none_or(|next| next > self.now),
+                "a tick changes nothing"
+            );
+            // Ops without a connection come back at once.
+            while self.down && !self.flying.is_empty() {
+                let (_, op) = self.flying.remove(0);
+                let error = OpError::Unsent(broken());
+                self.feed(|turnstile, cx| turnstile.replied(cx, &op, Err(error)));
+            }
+        }
+        self.now = then;
+    }
+
+    fn nth(&self, n: usize, stages: &[Stage]) -> Option<(usize, WaiterId)> {
+        let mut fit = Vec::new();
+        for (who, (id, stage)) in self.callers.iter().enumerate() {
+            if stages.contains(stage) {
+                fit.push((who, *id));
+            }
+        }
+        (!fit.is_empty()).then(|| fit[n % fit.len()])
+    }
+
+    fn leave(&mut self, who: usize, id: WaiterId) {
+        self.leaving = Some(who);
+        self.callers[who].1 = Stage::Done;
+        self.feed(|turnstile, cx| turnstile.leave(cx, id));
+        self.leaving = None;
+    }
+
+    fn finish(&mut self, who: usize, id: WaiterId) {
+        self.callers[who].1 = Stage::Finishing;
+        self.feed(|turnstile, cx| turnstile.finish(cx, id));
+    }
+
+    fn take(&mut self, who: usize, id: WaiterId) {
+        let taken = self.put_in(|turnstile, cx| turnstile.take(cx, id));
+        if taken {
+            self.callers[who].1 = Stage::Holding;
+        }
+        self.drain();
+        assert!(
+            taken || self.callers[who].1 == Stage::Done,
+            "a turn is lost untold"
+        );
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Arrive {
+                ttl,
+                renewed,
+                once,
+                wait,
+            } => {
+                let who = self.callers.len();
+                let waiter = Waiter {
+                    who,
+                    ttl: ms(ttl),
+                    renewed,
+                    patience: if once {
+                        Patience::Once
+                    } else {
+                        Patience::Stand
+                    },
+                    until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
+                    repeats: Repeats(Box::new(|| Some(ms(20)))),
+                };
+                let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter));
+                self.callers.push((id, Stage::Waiting));
+                self.drain();
+            }
+            Step::Leave(n) => {
+                if let Some((who, id)) = self.nth(n, &[Stage::Waiting, Stage::Seated]) {
+                    self.leave(who, id);
+                }
+            }
+            Step::Take(n) => {
+                if let Some((who, id)) = self.nth(n, &[Stage::Seated]) {
+                    self.take(who, id);
+                }
+            }
+            Step::Finish(n) => {
+                if let Some((who, id)) = self.nth(n, &[Stage::Holding]) {
+                    self.finish(who, id);
+                }
+            }
+            Step::Reply {
+                which,
+                how,
+                left,
+                ago,
+            } => self.reply(which, how, left, ago),
+            Step::Grant { whose, ttl, ago } => {
+                let owner = match self.owners.len() {
+                    0 => Owner(9999),
+                    known => self
+                        .owners
+                        .get(known.saturating_sub(whose))
+                        .copied()
+                        .unwrap_or(Owner(9999)),
+                };
+                self.draws += 1;
+                let grant = Grant {
+                    owner,
+                    ttl: ms(ttl),
+                    draw: self.draws,
+                    at: self.server_time(ago),
+                };
+                self.prove(owner, end_of(self.now, ms(ttl)));
+                self.feed(|turnstile, cx| turnstile.granted(cx, grant));
+            }
+            Step::Wait { time, ticks } => self.wait(ms(time), ticks),
+            Step::Down => self.break_off(),
+            Step::Up { queue } => self.up(queue),
+            Step::Close => self.feed(|turnstile, cx| turnstile.close(cx)),
+        }
+        if self.down {
+            while let Some((_, op)) = self.flying.pop() {
+                let error = OpError::Unsent(broken());
+                self.feed(|turnstile, cx| turnstile.replied(cx, &op, Err(error)));
+            }
+        }
+    }
+
+    /// Everybody goes, the store is well again: nothing is left.
+    fn wind_up(&mut self) {
+        self.up(true);
+        for _ in 0..400 {
+            while let Some((who, id)) = self.nth(0, &[Stage::Waiting, Stage::Seated]) {
+                self.leave(who, id);
+            }
+            if let Some((who, id)) = self.nth(0, &[Stage::Holding]) {
+                self.finish(who, id);
+            }
+            if self.turnstile.is_idle() && self.flying.is_empty() {
+                break;
+            }
+            if self.flying.is_empty() {
+                let next = self
+                    .turnstile
+                    .next_timeout()
+                    .expect("not idle, and nothing is due");
+                self.wait(next.saturating_sub(self.now), true);
+            } else {
+                self.reply(0, 2, 50, 0);
+            }
+        }
+        assert!(self.turnstile.is_idle(), "{:?}", self.turnstile);
+        let left = self
+            .callers
+            .iter()
+            .position(|(_, stage)| *stage != Stage::Done);
+        assert_eq!(left, None, "I5: somebody was never told");
+    }
+}
+
+/// How many; `LOCKSTREAM_CASES` says otherwise.
+fn cases() -> u32 {
+    let cases = std::env::var("LOCKSTREAM_CASES").ok();
+    cases.map_or(1500, |cases| cases.parse().expect("a number of cases"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn any_events_keep_the_invariants(steps in steps(), passes in 0_u32..4) {
+        let mut bench = Bench::new(passes);
+        for step in &steps {
+            bench.step(step);
+        }
+        bench.wind_up();
+    }
+}

@@ -1,7 +1,5 @@
 //! Taking, renewing and looking at locks that nobody waits for.
 
-use std::time::Duration;
-
 use super::registry::{
     HELD, NOT_HELD, Registry, TTL, attempt, enter, refused, release, renew, won,
 };
@@ -86,20 +84,6 @@ async fn d1_a_renewal_lengthens_or_says_lost() {
     server.del("lock:k");
     assert_eq!(one.outcome("k", renew(1, TTL)).await, Outcome::Lost);
     assert!(!server.exists("lock:k"), "nothing is revived");
-}
-
-#[tokio::test]
-async fn a_ttl_is_rounded_up_to_the_millisecond() {
-    let server = RedisServer::start();
-    let mut one = Registry::on(&server, "a1").await;
-    won(&one.outcome("k", attempt(1)).await);
-    server.cmd(&["PERSIST", "lock:k"]);
-    let ttl = Duration::from_micros(25_000_001);
-    assert_eq!(one.outcome("k", renew(1, ttl)).await, Outcome::Renewed);
-    let at: u64 = server.ask(&["PEXPIRETIME", "lock:k"]);
-    let now: (u64, u64) = server.ask(&["TIME"]);
-    let left = at * 1000 - (now.0 * 1_000_000 + now.1);
-    assert!(left > 24_000_000 && left <= 25_001_000, "{left}");
 }
 
 #[tokio::test]

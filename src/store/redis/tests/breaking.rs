@@ -31,17 +31,14 @@ async fn o4_a_server_that_does_not_answer_is_given_up() {
     won(&one.outcome("other", attempt(3)).await);
 }
 
-/// What the first connection answers to the first call, before it answers everything else as a
-/// server would. The op must be Unknown, and the connection must not live on.
+/// The first connection answers the first call wrongly, and nothing else does. The op must be
+/// Unknown, and the connection must not live on.
 async fn ends_the_connection(mut wrong: impl FnMut(&Request) -> Vec<u8> + Send + 'static) {
     let fake = Fake::start(move |request| {
         (request.is_call() && request.connection == 1).then(|| wrong(request))
     });
     let mut one = Settings::url(fake.url(), "a1").up().await;
-    one.submit("k", attempt(1));
-    one.submit("other", attempt(2));
-    unknown(one.reply("k", &attempt(1)).await);
-    unknown(one.reply("other", &attempt(2)).await);
+    unknown(one.ask("k", attempt(1)).await);
     assert!(one.down().await.is_retryable());
     assert!(one.up().await);
     won(&one.outcome("k", attempt(1)).await);
@@ -71,17 +68,51 @@ async fn o4_a_reply_that_is_none_ends_the_connection() {
     ] {
         ends_the_connection(|_| wrong.as_bytes().to_vec()).await;
     }
-    ends_the_connection(|request| request.reply(NOW, b"*1\r\n$4\r\nlost\r\n")).await;
-    ends_the_connection(|request| request.reply(NOW, b"*2\r\n$3\r\nwon\r\n$1\r\n7\r\n")).await;
+    for wrong in [
+        "*1\r\n$4\r\nlost\r\n",
+        "*2\r\n$3\r\nwon\r\n$1\r\n7\r\n",
+        "*0\r\n",
+        "_\r\n",
+    ] {
+        ends_the_connection(|request| request.reply(NOW, wrong.as_bytes())).await;
+    }
+}
+
+/// Two calls are under way on the first connection, and `said` is all that comes.
+async fn ends_with_both_unknown(said: impl Fn(&Request, &Request) -> Vec<u8> + Send + 'static) {
+    let mut first = None;
+    let fake = Fake::start(move |request| {
+        if !request.is_call() || request.connection != 1 {
+            return None;
+        }
+        let Some(first) = &first else {
+            first = Some(request.clone());
+            return Some(Vec::new());
+        };
+        Some(said(first, request))
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    one.submit("k", attempt(1));
+    // Lets the task send it, so that the second has a call of its own.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    one.submit("other", attempt(2));
+    unknown(one.reply("k", &attempt(1)).await);
+    unknown(one.reply("other", &attempt(2)).await);
+    assert!(one.down().await.is_retryable());
+    assert!(one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
 }
 
 /// The client takes the push for the answer to the first call, and gives the second the first's.
 #[tokio::test]
 async fn o4_an_unasked_change_of_subscription_ends_the_connection() {
     for kind in ["unsubscribe", "sunsubscribe", "subscribe"] {
-        ends_the_connection(move |request| {
+        ends_with_both_unknown(move |first, second| {
             let mut bytes = push(&[kind, "lock:~grant:a1"], ":0\r\n");
-            bytes.extend(request.usual());
+            bytes.extend(first.usual());
+            bytes.extend(second.usual());
             bytes
         })
         .await;
@@ -92,9 +123,10 @@ async fn o4_an_unasked_change_of_subscription_ends_the_connection() {
 /// not done, when it was.
 #[tokio::test]
 async fn o4_a_shifted_error_is_not_taken_for_a_refusal() {
-    ends_the_connection(move |_| {
+    ends_with_both_unknown(|_, second| {
         let mut bytes = push(&["unsubscribe", "lock:~grant:a1"], ":0\r\n");
         bytes.extend(b"-TRYAGAIN the first call's\r\n");
+        bytes.extend(second.usual());
         bytes
     })
     .await;

@@ -11,6 +11,7 @@ pub(super) const NOW: u64 = 1_700_000_000_000_000;
 type Answers = dyn FnMut(&Request) -> Option<Vec<u8>> + Send;
 
 /// A command, and the number of the connection that it came on, from 1.
+#[derive(Clone)]
 pub(super) struct Request {
     pub(super) connection: usize,
     pub(super) words: Vec<String>,
@@ -102,10 +103,16 @@ impl Request {
         self.arguments()[0].parse().unwrap()
     }
 
-    /// The reply to a call of one op, told at that time.
+    /// How many ops a batch call is about; a probe counts as one.
+    fn ops(&self) -> usize {
+        (self.arguments().len() - 3).div_ceil(4).max(1)
+    }
+
+    /// The reply to a call that answers the same to each op, told at that time.
     pub(super) fn reply(&self, at: u64, answer: &[u8]) -> Vec<u8> {
-        let mut reply = format!("*3\r\n:{}\r\n:{at}\r\n", self.number()).into_bytes();
-        reply.extend_from_slice(answer);
+        let (number, ops) = (self.number(), self.ops());
+        let mut reply = format!("*{}\r\n:{number}\r\n:{at}\r\n", 2 + ops).into_bytes();
+        reply.extend(answer.repeat(ops));
         reply
     }
 

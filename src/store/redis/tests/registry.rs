@@ -1,8 +1,7 @@
 //! What a registry would be to its session: somebody who asks, listens and remembers.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -67,6 +66,7 @@ impl Settings {
 
     /// Opens the session, and starts nothing.
     pub(super) fn open(self) -> Registry {
+        LazyLock::force(&EVERYBODY_LISTENS);
         let (sender, news) = unbounded_channel();
         let listener: Arc<dyn Listener> = Arc::new(Recorder(sender));
         let store = RedisStore::connect_lazy(&self.url).unwrap();
@@ -320,6 +320,16 @@ pub(super) fn queue(server: &RedisServer, lock: &str) -> Vec<(String, u64)> {
         "WITHSCORES",
     ])
 }
+
+/// Never asked for anything. An event that nobody listens to when it is met first is switched off
+/// for the whole process, and a collector that another test's thread makes just then misses it.
+static EVERYBODY_LISTENS: LazyLock<tracing::Dispatch> = LazyLock::new(|| {
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(std::io::sink)
+        .finish();
+    tracing::Dispatch::new(subscriber)
+});
 
 /// Collects what is logged meanwhile, warnings and all.
 #[derive(Clone, Default)]
