@@ -7,6 +7,7 @@
 //! | `memory.rs` | what is left on a memory store, at every poll and between polls? |
 //! | `leaving.rs` | the same for what is dropped while it gives back |
 //! | `stories.rs` | faults that were found, one test each |
+//! | `storm.rs` | and when several threads drop at moments that nobody chose? |
 //! | `redis.rs` | what is left on a server? |
 #![cfg(feature = "test-util")]
 
@@ -16,6 +17,7 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 mod stories;
+mod storm;
 #[cfg(feature = "redis")]
 #[path = "../support/mod.rs"]
 mod support;

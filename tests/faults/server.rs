@@ -3,7 +3,7 @@ use std::time::Instant;
 use lockstream::LockError;
 use tokio::time::{sleep, timeout};
 
-use crate::support::{RedisServer, wait_until};
+use crate::support::{Proxy, RedisServer, wait_until};
 use crate::{BOUND, Scene, builder, ms, nothing_left, served};
 
 const LONG: std::time::Duration = ms(30_000);
@@ -31,7 +31,7 @@ async fn connections_killed_while_the_lock_changes_hands() {
     let url = server.url();
     let (one, two) = (builder(&url).await.build(), builder(&url).await.build());
     let mut last = 0;
-    for round in 0..30 {
+    for round in 0..12 {
         let lease = one.obtain("k").lease().await.unwrap();
         assert!(lease.token() > last, "tokens grow");
         last = lease.token();
@@ -261,4 +261,70 @@ async fn stopped_amid_hand_overs() {
     all.dedup();
     assert_eq!((count, all.len()), (320, 320), "no token twice");
     nothing_left(&server, &[&one, &two]).await;
+}
+
+/// Demoted to a replica it refuses every write: the release is tried again, the waiter waits, and who asks once is told.
+#[tokio::test]
+async fn demoted_and_promoted_again() {
+    let server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    let nobody = Proxy::to(&server);
+    nobody.refuse();
+    server.cmd(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    let told = scene.waiting.obtain("other").acquire_once().await;
+    assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+    let token = scene.lease.token();
+    let release = tokio::spawn(scene.lease.release());
+    let patient = tokio::spawn(scene.waiting.obtain("patient").lease());
+    sleep(ms(500)).await;
+    assert!(!release.is_finished() && !scene.waiter.is_finished() && !patient.is_finished());
+    server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    let released = timeout(BOUND, release)
+        .await
+        .expect("a release ends")
+        .unwrap();
+    released.unwrap();
+    let next = served(scene.waiter, BOUND).await;
+    assert!(next.token() > token);
+    next.release().await.unwrap();
+    served(patient, BOUND).await.release().await.unwrap();
+    nothing_left(&server, &[&scene.holding, &scene.waiting]).await;
+}
+
+/// Somebody deletes the lock's key by hand. The next holder is another's from then on, and the first learns at its
+/// release that it was not alone, and does not take the lock from the other.
+#[tokio::test]
+async fn the_key_deleted_by_hand() {
+    let server = RedisServer::start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    let token = scene.lease.token();
+    server.del("lock:k");
+    let third = builder(&server.url()).await.build();
+    // Looks, finds it free, and serves the one who stands in line.
+    assert!(!third.obtain("k").acquire_once().await.unwrap());
+    let next = served(scene.waiter, BOUND).await;
+    assert!(next.token() > token);
+    let released = scene.lease.release().await;
+    assert!(
+        matches!(released, Err(LockError::Lost { .. })),
+        "{released:?}"
+    );
+    assert!(server.exists("lock:k") && next.is_valid());
+    next.release().await.unwrap();
+    nothing_left(&server, &[&scene.holding, &scene.waiting, &third]).await;
+}
+
+/// Full to the brim: nothing can be acquired, and what is held can be given back and handed over.
+#[tokio::test]
+async fn full() {
+    let server = RedisServer::builder()
+        .config("maxmemory-policy noeviction")
+        .start();
+    let scene = Scene::set(&server, &server.url(), LONG).await;
+    server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+    let told = scene.holding.obtain("other").acquire_once().await;
+    assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+    let told = scene.holding.obtain("other").lease_within(ms(300)).await;
+    assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
+    scene.ends_well(&server).await;
 }
