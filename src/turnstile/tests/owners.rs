@@ -315,7 +315,7 @@ fn o6_an_unknown_yield_is_settled_old_before_new() {
 #[test]
 fn o6_nothing_is_sent_after_lost() {
     let mut desk = Desk::new();
-    let (a, owner) = desk.hold("a", fixed(1000).renewed(), 5);
+    let (a, _) = desk.hold("a", fixed(1000).renewed(), 5);
     desk.up(true);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Lost);
@@ -325,7 +325,6 @@ fn o6_nothing_is_sent_after_lost() {
     desk.finish(a);
     desk.untold("a");
     desk.silent();
-    let _ = owner;
 }
 
 /// A release that is answered for the first time with "not yours" tells of a loss; sent twice, of
