@@ -119,8 +119,7 @@ impl<C: Clone> Tenure<C> {
     /// For how long the store should be asked to prolong the tenure: as long as the lease in it
     /// is meant to last from now on.
     pub(super) fn wanted(&self, now: Moment) -> Option<Duration> {
-        // W4: renewal starts when the waiter has taken the lease.
-        let seat = self.seat.as_ref().filter(|seat| seat.taken)?;
+        let seat = self.seat.as_ref()?;
         Some(match seat.own_end {
             Some(end) => (end + drift(seat.ttl)).saturating_sub(now),
             None => seat.ttl,

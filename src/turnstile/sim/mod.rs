@@ -22,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use self::world::{Trace, World};
 
 /// How many seeds run by default.
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 3_000;
 
 /// How many of the last steps are shown, unless `LOCKSTREAM_STEPS` says so.
 const SHOWN: usize = 120;

@@ -1,7 +1,7 @@
 //! D: how long a lease may be believed in, and F2 and S3 as seen from here.
 
-use super::desk::{Desk, asker, busy, deadline, fixed, ms};
-use crate::store::contract::{Op, Outcome};
+use super::desk::{Desk, asker, broken, busy, deadline, fixed};
+use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::Verdict;
 
 /// The reply took 300 ms, and nobody knows how much of that was the way there: the lease counts
@@ -87,10 +87,7 @@ fn d2_without_an_answer_a_grant_counts_from_the_first_sending() {
     desk.stop_until(1500);
     // O3: the grant waits for the reply, and that is a refusal which proves nothing.
     desk.grant(asker(&enter), 1000, 6);
-    desk.fail(
-        &again,
-        crate::store::contract::OpError::Refused(super::desk::broken()),
-    );
+    desk.fail(&again, OpError::Refused(broken()));
     assert_eq!(desk.seated("a").1, deadline(1000, 1000));
 }
 
@@ -153,10 +150,7 @@ fn d2_proofs_end_with_their_connection() {
     // By the old pair this would have begun at 1300.
     desk.ahead -= 200;
     desk.grant(asker(&enter), 1000, 6);
-    desk.fail(
-        &again,
-        crate::store::contract::OpError::Refused(super::desk::broken()),
-    );
+    desk.fail(&again, OpError::Refused(broken()));
     assert_eq!(desk.seated("a").1, deadline(1000, 1000));
 }
 
@@ -247,10 +241,15 @@ fn d6_late_renewals_change_nothing() {
         let release = desk.sent();
         desk.reply(&release, Outcome::Gone { held: true });
         let (b, _) = desk.hold("b", fixed(1000).renewed(), 6);
+        desk.stop_until(2100);
+        desk.up(true);
+        let second = desk.sent();
         desk.reply(&renew, outcome);
         desk.untold("a");
         desk.untold("b");
         desk.silent();
+        desk.reply(&second, Outcome::Renewed);
+        assert!(matches!(desk.told("b"), Verdict::Prolonged { .. }));
         desk.finish(b);
         assert!(matches!(desk.sent(), Op::Release { .. }));
     }
@@ -294,7 +293,6 @@ fn d2_a_grant_is_worth_the_ttl_it_names() {
     desk.reply(&enter, busy(5000, 1));
     desk.grant(asker(&enter), 500, 6);
     assert_eq!(desk.seated("a").1, deadline(1000, 500));
-    let _ = ms(0);
 }
 
 /// Found by the property test: the grant waited 300 ms for the reply before it (O3). By the

@@ -315,7 +315,7 @@ fn o6_an_unknown_yield_is_settled_old_before_new() {
 #[test]
 fn o6_nothing_is_sent_after_lost() {
     let mut desk = Desk::new();
-    let (a, owner) = desk.hold("a", fixed(1000).renewed(), 5);
+    let (a, _) = desk.hold("a", fixed(1000).renewed(), 5);
     desk.up(true);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Lost);
@@ -325,7 +325,6 @@ fn o6_nothing_is_sent_after_lost() {
     desk.finish(a);
     desk.untold("a");
     desk.silent();
-    let _ = owner;
 }
 
 /// A release that is answered for the first time with "not yours" tells of a loss; sent twice, of
@@ -403,4 +402,52 @@ fn o6_a_withdrawal_is_owed_as_long_as_its_ticket_may_stand() {
     desk.lose(&withdraw);
     desk.wait_until(90_000);
     assert!(desk.turnstile.is_idle());
+}
+
+/// A yield was done and its reply lost; sent again, it finds the lock another's, and its caller
+/// leaves at that moment. "Not old" does not say that the new ticket does not stand.
+#[test]
+fn o6_not_old_to_a_yield_sent_again_leaves_a_ticket_to_withdraw() {
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(1000), 5);
+    let b = desk.arrive("b", fixed(1000));
+    desk.wait_until(1100);
+    desk.finish(a);
+    let hand_on = desk.sent();
+    desk.lose(&hand_on);
+    desk.up(true);
+    assert_eq!(desk.sent(), hand_on);
+    desk.leave(b);
+    desk.reply(&hand_on, Outcome::NotOld);
+    assert_eq!(
+        desk.sent(),
+        Op::Withdraw {
+            owner: asker(&hand_on)
+        }
+    );
+}
+
+/// The same where the second sending is refused: the first may have been done.
+#[test]
+fn o6_a_refusal_of_a_yield_sent_again_leaves_a_ticket_to_withdraw() {
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(1000), 5);
+    let b = desk.arrive("b", fixed(1000));
+    desk.wait_until(1100);
+    desk.finish(a);
+    let hand_on = desk.sent();
+    desk.lose(&hand_on);
+    desk.up(true);
+    assert_eq!(desk.sent(), hand_on);
+    desk.fail(&hand_on, OpError::Refused(broken()));
+    let release = desk.sent();
+    assert_eq!(release, Op::Release { owner });
+    desk.leave(b);
+    desk.reply(&release, Outcome::Gone { held: false });
+    assert_eq!(
+        desk.sent(),
+        Op::Withdraw {
+            owner: asker(&hand_on)
+        }
+    );
 }

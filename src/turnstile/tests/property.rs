@@ -242,7 +242,7 @@ impl Bench {
         if let Some(error) = error {
             return Err(error);
         }
-        let left = (how % 5 != 0).then(|| ms(left));
+        let left = (!how.is_multiple_of(5)).then(|| ms(left));
         let score = Some(u64::from(how));
         Ok(match *op {
             Op::Attempt { owner, ttl }
@@ -258,9 +258,11 @@ impl Bench {
                 1 if matches!(op, Op::Yield { .. }) => Outcome::NotOld,
                 _ => Outcome::Busy { left, score },
             },
-            Op::Withdraw { .. } | Op::Release { .. } => Outcome::Gone { held: how % 3 != 0 },
+            Op::Withdraw { .. } | Op::Release { .. } => Outcome::Gone {
+                held: !how.is_multiple_of(3),
+            },
             Op::Renew { owner, ttl } => {
-                if how % 4 == 0 {
+                if how.is_multiple_of(4) {
                     Outcome::Lost
                 } else {
                     self.prove(owner, end_of(sent, ttl));
@@ -474,7 +476,7 @@ impl Bench {
 /// How many; `LOCKSTREAM_CASES` says otherwise.
 fn cases() -> u32 {
     let cases = std::env::var("LOCKSTREAM_CASES").ok();
-    cases.map_or(1500, |cases| cases.parse().expect("a number of cases"))
+    cases.map_or(600, |cases| cases.parse().expect("a number of cases"))
 }
 
 proptest! {
