@@ -4,7 +4,7 @@ use super::time::{Moment, drift};
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
 /// K3: how much longer than its lock the store keeps a queue.
-const QUEUE_MARGIN: Duration = Duration::from_secs(60);
+pub(super) const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 
 /// What the store may have under an owner of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::claim::{Belief, Claim, Exposure};
+use super::claim::{Belief, Claim, Exposure, QUEUE_MARGIN};
 use super::errand::{Errand, Errands};
 use super::line::{Line, Patience, Waiter, WaiterId};
 use super::supply::Cx;
@@ -475,7 +475,8 @@ impl<C: Clone> Turnstile<C> {
                 // Nobody is left to yield for: give back instead, the old one first (O6).
                 if errand.resent {
                     let withdraw = Op::Withdraw { owner: new };
-                    let settle = Errand::new(withdraw, None, errand.until);
+                    let until = errand.until + QUEUE_MARGIN;
+                    let settle = Errand::new(withdraw, None, until);
                     self.owed.push_front(settle);
                 }
                 errand.op = Op::Release { owner: old };

@@ -5,6 +5,9 @@ use super::machine::Rules;
 use super::time::{Moment, deadline, drift};
 use crate::store::contract::Owner;
 
+/// F2: a token has six bits for the passes.
+const MOST_PASSES: u32 = 63;
+
 /// A finished lease whose end the store has not confirmed yet.
 #[derive(Debug)]
 pub(super) struct Ending<C> {
@@ -78,14 +81,14 @@ impl<C: Clone> Tenure<C> {
         } else {
             next.ttl / 100 * 95
         };
-        self.turns <= rules.local_passes
+        self.turns <= rules.local_passes.min(MOST_PASSES)
             && now < self.began + rules.local_span
             && self.deadline.saturating_sub(now) >= needed
     }
 
     /// Seats a waiter; returns its token (F2) and its deadline.
     pub(super) fn seat(&mut self, id: WaiterId, waiter: Waiter<C>, now: Moment) -> (u64, Moment) {
-        let token = self.draw * 64 + u64::from(self.turns);
+        let token = self.draw * u64::from(MOST_PASSES + 1) + u64::from(self.turns);
         let passed = self.turns > 0;
         self.turns += 1;
         let own_end = (!waiter.renewed).then(|| {
@@ -116,7 +119,8 @@ impl<C: Clone> Tenure<C> {
     /// For how long the store should be asked to prolong the tenure: as long as the lease in it
     /// is meant to last from now on.
     pub(super) fn wanted(&self, now: Moment) -> Option<Duration> {
-        let seat = self.seat.as_ref()?;
+        // W4: renewal starts when the waiter has taken the lease.
+        let seat = self.seat.as_ref().filter(|seat| seat.taken)?;
         Some(match seat.own_end {
             Some(end) => (end + drift(seat.ttl)).saturating_sub(now),
             None => seat.ttl,

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use lockstream::FutureLockExt;
 use tokio::task::yield_now;
 
-use crate::world::{BOUND, World, eventually, ms, ok};
+use crate::world::{BOUND, World, idle, ms, ok};
 
 /// What a race would break: between the look and the change anybody may come.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ pub(crate) async fn a_hundred_tasks_in_eight_processes_never_meet<W: World>(w: &
     join_all(tasks).await.into_iter().for_each(ok);
     assert_eq!(counter.0.load(Ordering::SeqCst), 100 * TURNS);
     for registry in &registries {
-        eventually("the registry is idle", async || registry.in_use() == 0).await;
+        idle(registry).await;
     }
 }
 
@@ -80,7 +80,7 @@ pub(crate) async fn comings_and_goings_break_nothing<W: World>(w: &W) {
     });
     join_all(tasks).await.into_iter().for_each(ok);
     for registry in &registries {
-        eventually("the registry is idle", async || registry.in_use() == 0).await;
+        idle(registry).await;
     }
 }
 
@@ -106,13 +106,14 @@ pub(crate) async fn tokens_grow_through_passes<W: World>(w: &W) {
     let newest = AtomicU64::new(0);
     let first = registry.obtain("k").lease().await.unwrap();
     newest.store(first.token(), Ordering::SeqCst);
-    let ((), _) = tokio::join!(
-        async { first.release().await.unwrap() },
+    tokio::join!(
         join_all((0..200).map(async |_| {
             let lease = registry.obtain("k").lease().await.unwrap();
             let before = newest.swap(lease.token(), Ordering::SeqCst);
             assert!(before < lease.token());
             lease.release().await.unwrap();
-        }))
+        })),
+        // When all stand in line.
+        async { first.release().await.unwrap() },
     );
 }

@@ -42,8 +42,9 @@ fn bare_keys_ask_the_installed_registry() {
                 .with_lock(std::sync::Arc::<str>::from("k"))
                 .await
                 .unwrap();
-            let key = String::from("k");
-            async {}.with_lock(&key).await.unwrap();
+            let name = String::from("k");
+            async {}.with_lock(&name).await.unwrap();
+            async {}.with_lock(name).await.unwrap();
             assert_eq!(LOCKS.in_use(), 0);
         });
     }

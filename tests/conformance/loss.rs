@@ -70,25 +70,39 @@ pub(crate) async fn a_lost_stream_is_dropped_at_once<W: World>(w: &W) {
     assert_eq!(polled.get(), 1);
 }
 
-/// A value that is ready only when the lease is over is no value.
+/// A value that is ready only when the lease is over is no value, also if the poll that made it began in time.
 pub(crate) async fn work_done_too_late_has_lost<W: World>(w: &W) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(500));
-    // Blocks its thread over the end of its lease, as far as tokio's clock can tell.
     let work = async {
-        let end = Instant::now() + ms(550);
-        block_until::<W>(end).await;
+        block_for::<W>(ms(550)).await;
         "too late"
     };
     assert_err!(work.with_lock(&lock).await, Lost, "k");
+    let work =
+        async { block_for::<W>(ms(550)).await }.with_lock(lock.clone().on_lost(OnLost::RunOn));
+    work.await.unwrap();
+
+    // A stream's end is as late as a value.
+    let rows = stream::once(block_for::<W>(ms(0))).chain(stream::once(async {
+        block_for::<W>(ms(550)).await;
+    }));
+    let mut rows = Box::pin(
+        rows.take(2)
+            .filter(|_| std::future::ready(false))
+            .with_lock(&lock),
+    );
+    assert_err!(rows.next().await.unwrap(), Lost, "k");
+    assert!(rows.next().await.is_none());
 }
 
-/// Under paused time nothing moves the clock but `advance`, which does not yield to timers first.
-async fn block_until<W: World>(end: Instant) {
+/// Takes its time within one poll, so that no timer can come in between.
+async fn block_for<W: World>(time: std::time::Duration) {
     if W::PAUSED {
-        tokio::time::advance(end - Instant::now()).await;
+        // Its first poll moves the clock, and the rest would let the others look at it.
+        let _ = poll_once(&mut Box::pin(tokio::time::advance(time))).await;
     } else {
-        std::thread::sleep(end - Instant::now());
+        std::thread::sleep(time);
     }
 }
 

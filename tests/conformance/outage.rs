@@ -15,7 +15,7 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
     let polled = Cell::new(false);
     let work = || async { polled.set(true) };
     w.set_offline(true);
-    let lock = registry.obtain("k").wait(ms(300));
+    let lock = registry.obtain("k").wait(ms(600));
     let begin = Instant::now();
     assert_err!(lock.acquire_once().await, Store, "k");
     assert_err!(lock.lease_once().await, Store, "k");
@@ -23,13 +23,13 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
     // The others try until their time is over.
     let begin = Instant::now();
     assert_err!(lock.acquire().await, Store, "k");
-    assert_took(begin, ms(300), W::LATE);
+    assert_took(begin, ms(600), W::LATE);
     let begin = Instant::now();
-    assert_err!(lock.lease_within(ms(100)).await, Store, "k");
-    assert_took(begin, ms(100), W::LATE);
+    assert_err!(lock.lease_within(ms(400)).await, Store, "k");
+    assert_took(begin, ms(400), W::LATE);
     let begin = Instant::now();
     assert_err!(work().with_lock(&lock).await, Store, "k");
-    assert_took(begin, ms(300), W::LATE);
+    assert_took(begin, ms(600), W::LATE);
     // Not "busy", so not skipped.
     assert_err!(work().with_lock(&lock).or_skip().await, Store, "k");
     let mut rows = Box::pin(stream::iter([1]).with_lock(&lock).or_skip());
@@ -45,15 +45,16 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
 /// store was back: an outage left an entry for every key, and whoever asked for such a key next was told nothing before
 /// the response time-out.
 pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
-    let registry = w.registry().await;
     w.set_offline(true);
+    // On a connection that had stood an op might have got through, and then it is owed.
+    let registry = w.lazy_builder().build();
     for _ in 0..3 {
         let begin = Instant::now();
         let lock = registry.obtain("k");
         assert_err!(lock.acquire_once().await, Store, "k");
-        assert_err!(lock.acquire_within(ms(100)).await, Store, "k");
-        assert_took(begin, ms(100), SOON);
-        assert_eq!(registry.in_use(), 0, "nothing is owed");
+        assert_err!(lock.acquire_within(ms(400)).await, Store, "k");
+        assert_took(begin, ms(400), SOON);
+        idle(&registry).await;
     }
 }
 
@@ -217,7 +218,7 @@ pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
     assert_took(begin, ms(300), W::LATE);
     w.set_latency(ms(0));
     // What the store did about it meanwhile is undone.
-    eventually("nothing is owed", async || registry.in_use() == 0).await;
+    idle(&registry).await;
     free(&lock).await;
 }
 

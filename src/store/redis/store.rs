@@ -20,7 +20,7 @@ use crate::store::{LockStore, sealed};
 /// `response_timeout`, which it does not know.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Leases on a Redis or Valkey server, from version 6 on.
+/// Leases on a Redis server, from version 7.0 on, or on Valkey.
 ///
 /// Each registry that is built on a store has a connection of its own, which carries everything:
 /// ops, renewals and the grants that the server pushes. It is made at the registry's first use,

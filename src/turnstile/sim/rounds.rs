@@ -64,10 +64,12 @@ impl World {
         if self.profile.theme == Theme::Calm {
             return Some(net + 60 * MILLI);
         }
-        // A grant of before may have to run out, or the 10 s of W2.
+        // A grant of before may have to run out, or the 10 s of W2, and a connection may turn out
+        // to be dead only then.
         let longest = self.profile.longest_ttl() + self.referee.stepped;
+        let silence = self.profile.response_timeout + 2 * SECOND;
         self.calm
-            .then_some(longest.max(10 * SECOND) + 2 * SECOND + net)
+            .then_some(longest.max(10 * SECOND) + silence + net)
     }
 
     /// Whose tickets stand, as the server has them.

@@ -384,3 +384,23 @@ fn o6_a_closed_turnstile_gives_everything_back() {
     assert!(desk.turnstile.is_idle());
     desk.silent();
 }
+
+/// Found by simulation (seed 23 of its time): a ticket of 60 ms is withdrawn as the connection
+/// breaks, and it takes a second to make another. The lock that the ticket might have been
+/// granted has long run out; the ticket has not, and would be served before those who wait.
+#[test]
+fn o6_a_withdrawal_is_owed_as_long_as_its_ticket_may_stand() {
+    let mut desk = Desk::new();
+    let a = desk.arrive("a", fixed(60));
+    let enter = desk.sent();
+    desk.reply(&enter, busy(5000, 1));
+    desk.leave(a);
+    let withdraw = desk.sent();
+    desk.lose(&withdraw);
+    desk.wait_until(3000);
+    desk.up(true);
+    assert_eq!(desk.sent(), withdraw);
+    desk.lose(&withdraw);
+    desk.wait_until(90_000);
+    assert!(desk.turnstile.is_idle());
+}

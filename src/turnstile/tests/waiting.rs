@@ -257,3 +257,19 @@ fn w1_a_full_line_takes_nobody() {
     assert!(matches!(desk.told("c"), Verdict::QueueFull));
     desk.untold("a");
 }
+
+/// Renewal starts when the lease is taken, also where a reconnect renews: a waiter that does not
+/// look must not keep the key by it.
+#[test]
+fn w4_what_is_not_taken_is_not_renewed() {
+    let mut desk = Desk::new();
+    let a = desk.arrive("a", fixed(900).renewed());
+    let enter = desk.sent();
+    desk.reply(&enter, Outcome::Won { draw: 5 });
+    desk.seated("a");
+    desk.up(true);
+    desk.silent();
+    assert!(desk.take(a));
+    desk.up(true);
+    assert!(matches!(desk.sent(), Op::Renew { .. }));
+}
