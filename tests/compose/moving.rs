@@ -24,9 +24,9 @@ async fn poll_in_another_task<F: Future<Output: Send> + Send + Unpin + 'static>(
 ) -> F {
     let polled = tokio::spawn(async move {
         assert!((&mut future).now_or_never().is_none());
-        future
+        (future,)
     });
-    polled.await.unwrap()
+    polled.await.unwrap().0
 }
 
 #[tokio::test(start_paused = true)]

@@ -240,9 +240,18 @@ async fn a_policy_that_panics() {
     let victim = tokio::spawn(timeout(ms(500), lock.lease()));
     let _ = victim.await;
     let other = timeout(BOUND, two.obtain("other").lease()).await;
-    other.expect("other keys go on").unwrap().release().await.unwrap();
+    other
+        .expect("other keys go on")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     held.release().await.unwrap();
     let next = timeout(BOUND, two.obtain("k").lease()).await;
-    next.expect("the key goes on").unwrap().release().await.unwrap();
+    next.expect("the key goes on")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     nothing_left(&server, &[&one, &two]).await;
 }
