@@ -6,6 +6,7 @@
 //! | `nesting.rs` | do locks work inside locks? whose error is whose? |
 //! | `endings.rs` | what if the work panics, errs, outlives its lease, or the store is away at the end? |
 //! | `looking.rs` | what if nobody polls the one whose turn it is? |
+//! | `moving.rs` | is a future woken where it is polled, and not where it was? |
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
 //! | `into_lock.rs` | what can be locked? |
 #![cfg(feature = "test-util")]
@@ -14,6 +15,7 @@ mod endings;
 mod futures;
 mod into_lock;
 mod looking;
+mod moving;
 mod nesting;
 mod streams;
 

@@ -226,3 +226,32 @@ async fn keys_of_a_wrong_type() {
     server.del("lock:foreign");
     nothing_left(&server, &[&locks]).await;
 }
+
+/// A user's own policy that panics is that user's fault, and takes no other down.
+#[tokio::test]
+async fn a_policy_that_panics() {
+    let user = "user x on >p ~* resetchannels +@all";
+    let server = RedisServer::builder().config(user).start();
+    let url = server.url_with("x", "p", 0);
+    let (one, two) = (builder(&url).await.build(), builder(&url).await.build());
+    let held = one.obtain("k").lease().await.unwrap();
+    let broken = lockstream::Repeat::from_fn(|| || panic!("a user's fault"));
+    let lock = two.obtain("k").repeat(broken);
+    let victim = tokio::spawn(timeout(ms(500), lock.lease()));
+    let _ = victim.await;
+    let other = timeout(BOUND, two.obtain("other").lease()).await;
+    other
+        .expect("other keys go on")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    held.release().await.unwrap();
+    let next = timeout(BOUND, two.obtain("k").lease()).await;
+    next.expect("the key goes on")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    nothing_left(&server, &[&one, &two]).await;
+}
