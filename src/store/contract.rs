@@ -118,7 +118,8 @@ pub enum News {
     /// are renewed and tickets entered again (O4). `queue`: whether grants can reach us on it;
     /// without that nobody must stand in the queue (W5).
     Up { queue: bool },
-    /// The connection is gone, or could not be made. Told after the ops that it took along.
+    /// The connection is gone, or could not be made. Told after the ops that it took along, as
+    /// all of them are before the `Up` that follows.
     Down(StoreError),
 }
 

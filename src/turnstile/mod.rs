@@ -14,8 +14,11 @@
 //!
 //! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
 
+mod advance;
 mod claim;
 mod errand;
+mod grants;
+mod lapse;
 mod line;
 mod machine;
 mod replies;

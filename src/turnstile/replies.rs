@@ -283,4 +283,27 @@ impl<C: Clone> Turnstile<C> {
             _ => {}
         }
     }
+
+    pub(super) fn on_down(&mut self, error: &StoreError) {
+        self.down = true;
+        if let Standing::Seeking { claim, .. } = &mut self.standing {
+            claim.forget_proof();
+        }
+        self.trouble = Some(error.clone());
+        self.fail_waiters(error);
+    }
+
+    /// Those who will not wait are told what the store said; all are, if waiting will not mend it.
+    pub(super) fn fail_waiters(&mut self, error: &StoreError) {
+        let failed = if error.is_retryable() {
+            self.line.take_once(WaiterId(u64::MAX))
+        } else {
+            std::iter::from_fn(|| self.line.pop_first())
+                .map(|(_, waiter)| waiter)
+                .collect()
+        };
+        for waiter in failed {
+            self.wake(waiter.who, Verdict::Failed(error.clone()));
+        }
+    }
 }

@@ -43,6 +43,16 @@ impl Line {
         }
     }
 
+    fn reply(&self, key: Arc<str>, op: Op, result: Result<Answer, OpError>) {
+        let failed = result.is_err();
+        self.tell(News::Replied { key, op, result });
+        // The store may have come back, and said so, between the op's failure and the telling of
+        // it: said once more, or the registry would take it for gone for ever.
+        if failed && !self.is_offline() {
+            self.tell(News::Up { queue: true });
+        }
+    }
+
     /// Does the op; the reply is the caller's to deliver, a grant is delivered here.
     fn apply(&self, key: &Arc<str>, op: &Op) -> Result<Answer, OpError> {
         let (answer, delivery) = {
@@ -108,8 +118,7 @@ impl Drop for Call {
         if result.is_ok() && self.line.is_offline() {
             result = Err(OpError::Unknown(offline()));
         }
-        let (key, op) = (self.key.clone(), self.op.clone());
-        self.line.tell(News::Replied { key, op, result });
+        self.line.reply(self.key.clone(), self.op.clone(), result);
     }
 }
 
@@ -121,7 +130,7 @@ impl Session for MemorySession {
         let runtime = (!latency.is_zero()).then(Handle::try_current);
         let Some(Ok(runtime)) = runtime else {
             let result = self.line.apply(&key, &op);
-            return self.line.tell(News::Replied { key, op, result });
+            return self.line.reply(key, op, result);
         };
         let mut call = Call {
             line: self.line.clone(),

@@ -48,7 +48,6 @@ pub(super) struct Counts {
 pub(super) struct Seen {
     pub(super) process: ProcessId,
     pub(super) caller: CallerId,
-    pub(super) token: u64,
     pub(super) deadline: Moment,
 }
 
@@ -93,7 +92,6 @@ impl World {
         let lease = Seen {
             process,
             caller,
-            token,
             deadline,
         };
         self.referee.counts.begun += 1;

@@ -1,0 +1,179 @@
+//! What the state asks for next: a turn, an errand, a question to the store.
+
+use super::claim::{Claim, Exposure, QUEUE_MARGIN};
+use super::errand::Errand;
+use super::line::WaiterId;
+use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
+use super::supply::Cx;
+use super::time::Moment;
+use crate::store::contract::Op;
+
+impl<C: Clone> Turnstile<C> {
+    /// Does whatever the state now asks for.
+    pub(super) fn advance(&mut self, cx: &mut Cx<'_>) {
+        loop {
+            if let Standing::Inside(tenure) = &self.standing
+                && tenure.seat.is_none()
+            {
+                self.next_turn(cx);
+            }
+            if self.flight.is_some() {
+                return;
+            }
+            if self.down {
+                self.abandon_unsent(cx.now);
+                return;
+            }
+            if let Some(errand) = self.owed.front() {
+                if errand.not_before > cx.now {
+                    return;
+                }
+                self.run_errand(cx);
+            } else if !self.seek(cx) {
+                return;
+            }
+        }
+    }
+
+    /// The seat of our tenure is empty: the next local waiter's, another registry's, or nobody's.
+    fn next_turn(&mut self, cx: &mut Cx<'_>) {
+        let now = cx.now;
+        let Standing::Inside(tenure) = &mut self.standing else {
+            unreachable!("the caller looked")
+        };
+        let next = self.line.first();
+        if let Some(next) = next
+            && tenure.may_seat(&self.rules, next, now)
+        {
+            let ending = tenure.ending.take();
+            let (id, waiter) = self.line.pop_first().expect("first() has seen it");
+            let who = waiter.who.clone();
+            let (token, deadline) = tenure.seat(id, waiter, now);
+            if let Some(ending) = ending {
+                self.wake(ending.who, Verdict::Released);
+            }
+            self.wake(who, Verdict::Seated { token, deadline });
+            self.refuse_once(WaiterId(u64::MAX));
+            return;
+        }
+        let ending = tenure.ending.take();
+        let old = tenure.owner;
+        let until = tenure.runs_out(now);
+        let head_ttl = self.line.first().map(|head| head.ttl);
+        match head_ttl {
+            Some(ttl) if self.queue && self.line.has_standing() => {
+                let claim = Claim::new(cx.supply.owner(), ttl);
+                let new = claim.owner;
+                let op = Op::Yield { old, new, ttl };
+                self.owed.push_back(Errand::new(op, ending, until));
+                self.standing = Standing::Seeking { claim, ask_at: now };
+            }
+            _ => {
+                let op = Op::Release { owner: old };
+                self.owed.push_back(Errand::new(op, ending, until));
+                self.standing = Standing::Out;
+            }
+        }
+    }
+
+    /// Sends the first errand.
+    fn run_errand(&mut self, cx: &mut Cx<'_>) {
+        let mut errand = self.owed.pop_front().expect("the caller has seen it");
+        if let Op::Yield { old, new, .. } = errand.op {
+            if self.line.is_empty() || !self.queue {
+                // Nobody is left to yield for: give back instead, the old one first (O6).
+                if errand.resent {
+                    let withdraw = Op::Withdraw { owner: new };
+                    let until = errand.until + QUEUE_MARGIN;
+                    let settle = Errand::new(withdraw, None, until);
+                    self.owed.push_front(settle);
+                }
+                errand.op = Op::Release { owner: old };
+                self.standing = Standing::Out;
+            } else if let Standing::Seeking { claim, .. } = &mut self.standing {
+                claim.sent(cx.now);
+                claim.exposure = Exposure::Ticket;
+            }
+        }
+        let op = errand.op.clone();
+        self.fly(cx.now, op, Sent::Errand(errand));
+    }
+
+    /// Asks the store for the key, if that is due; false if there is nothing to send.
+    fn seek(&mut self, cx: &mut Cx<'_>) -> bool {
+        let now = cx.now;
+        match &mut self.standing {
+            Standing::Inside(_) => false,
+            Standing::Out => {
+                let Some(ttl) = self.line.first().map(|head| head.ttl) else {
+                    return false;
+                };
+                let claim = Claim::new(cx.supply.owner(), ttl);
+                self.standing = Standing::Seeking { claim, ask_at: now };
+                true
+            }
+            Standing::Seeking { claim, ask_at } => {
+                let stands = self.queue && self.line.has_standing();
+                let misplaced = claim.exposure == Exposure::Ticket && !stands;
+                if self.line.is_empty() || misplaced {
+                    self.abandon(now);
+                    return true;
+                }
+                if *ask_at > now {
+                    return false;
+                }
+                let (owner, ttl) = (claim.owner, claim.ttl);
+                let op = if stands {
+                    let score = claim.score;
+                    Op::Enter { owner, ttl, score }
+                } else {
+                    Op::Attempt { owner, ttl }
+                };
+                claim.sent(now);
+                self.fly(now, op.clone(), Sent::Ask(op));
+                true
+            }
+        }
+    }
+
+    /// Nobody wants the key any more while the connection is gone, perhaps for good: the claim does
+    /// not wait for the next one. (A yield that is owed needs its claim, and goes by its own time.)
+    fn abandon_unsent(&mut self, now: Moment) {
+        let yields = |errand: &Errand<C>| matches!(errand.op, Op::Yield { .. });
+        if self.line.is_empty()
+            && matches!(self.standing, Standing::Seeking { .. })
+            && !self.owed.any(yields)
+        {
+            self.abandon(now);
+        }
+    }
+
+    /// Nobody wants the key any more, or not by way of this claim.
+    fn abandon(&mut self, now: Moment) {
+        let Standing::Seeking { claim, .. } = std::mem::replace(&mut self.standing, Standing::Out)
+        else {
+            unreachable!("only a claim is abandoned")
+        };
+        if let Some(op) = claim.settlement() {
+            let until = now + claim.outlasted_by();
+            self.owed.push_back(Errand::new(op, None, until));
+        }
+    }
+
+    fn fly(&mut self, now: Moment, op: Op, what: Sent<C>) {
+        self.flight = Some(Flight {
+            sent: now,
+            upto: self.line.last_id(),
+            what,
+            grant: None,
+        });
+        self.send(op);
+    }
+
+    /// Tells those who will not stand in line, and whom the answer speaks to, that it is busy.
+    pub(super) fn refuse_once(&mut self, upto: WaiterId) {
+        for waiter in self.line.take_once(upto) {
+            self.wake(waiter.who, Verdict::Busy);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! How a tenure begins, and what becomes of a grant.
+
+use std::time::Duration;
+
+use super::claim::{Belief, Exposure};
+use super::errand::Errand;
+use super::machine::{Flight, Sent, Standing, Turnstile};
+use super::supply::Cx;
+use super::tenure::Tenure;
+use super::time::{Moment, deadline, drift};
+use crate::store::contract::{Grant, Op};
+
+impl<C: Clone> Turnstile<C> {
+    /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
+    pub(super) fn enter_tenure(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draw: u64,
+        start: Moment,
+        ttl: Duration,
+    ) {
+        let now = cx.now;
+        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
+            unreachable!("a claim comes before a tenure")
+        };
+        if deadline(start, ttl) <= now && !self.line.is_empty() {
+            // D4: proved, but over. The same owner asks again, and the answer proves anew (S3).
+            *ask_at = now;
+            return;
+        }
+        let tenure = Tenure::new(claim.owner, ttl, draw, start, now);
+        self.standing = Standing::Inside(tenure);
+        self.pass_time(cx);
+    }
+
+    /// A grant that came at `received`, now or before a reply that it had to wait for.
+    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Moment, grant: Grant) {
+        match &mut self.standing {
+            Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
+                if self.down {
+                    // O3: it came by a connection that is not up yet, or no longer. What is owed
+                    // goes first, a yield to this owner perhaps; entering it makes the grant good.
+                    return;
+                }
+                if let Some(flight) = &mut self.flight {
+                    // O3: the reply that is on its way may be older or newer.
+                    flight.grant = Some((received, grant));
+                    return;
+                }
+                match claim.believe(&grant, received) {
+                    Belief::From(start) => {
+                        claim.exposure = Exposure::Ticket;
+                        self.enter_tenure(cx, grant.draw, start, grant.ttl);
+                    }
+                    Belief::Over => {}
+                    Belief::Stepped => *ask_at = cx.now,
+                }
+            }
+            Standing::Inside(tenure) if tenure.owner == grant.owner => {}
+            _ => self.give_back(cx.now, &grant),
+        }
+    }
+
+    /// O1: a grant for an owner that is no longer, or never was.
+    fn give_back(&mut self, now: Moment, grant: &Grant) {
+        let settled_in_flight = matches!(
+            &self.flight,
+            Some(Flight { what: Sent::Errand(errand), .. }) if errand.settles(grant.owner)
+        );
+        if !settled_in_flight && !self.owed.settles(grant.owner) {
+            let op = Op::Release { owner: grant.owner };
+            let until = now + grant.ttl + drift(grant.ttl);
+            self.owed.push_back(Errand::new(op, None, until));
+        }
+    }
+}

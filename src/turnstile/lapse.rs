@@ -1,0 +1,104 @@
+//! What time ends: waits, seats, leases, tenures, and what is owed.
+
+use super::errand::Errand;
+use super::line::Patience;
+use super::machine::{Flight, Sent, Standing, Turnstile, Verdict, no_answer};
+use super::supply::Cx;
+use super::tenure::Ending;
+use super::time::Moment;
+use crate::store::contract::Op;
+
+impl<C: Clone> Turnstile<C> {
+    /// Tells everybody whose time is over. Comes first at every event, so that an event that is
+    /// handled late does not see a lease that is over.
+    pub(super) fn pass_time(&mut self, cx: &mut Cx<'_>) {
+        let now = cx.now;
+        while let Some(waiter) = self.line.pop_ended(now) {
+            let verdict = match (&self.trouble, waiter.patience) {
+                (Some(trouble), _) => Verdict::Failed(trouble.clone()),
+                (None, Patience::Once) => Verdict::Failed(no_answer()),
+                (None, Patience::Stand) => Verdict::Busy,
+            };
+            self.wake(waiter.who, verdict);
+        }
+        self.end_endings(now);
+        self.owed.forget_past(now);
+        let Standing::Inside(tenure) = &mut self.standing else {
+            return;
+        };
+        if now >= tenure.deadline {
+            self.expire(now);
+        } else if let Some(seat) = &tenure.seat {
+            let (who, taken) = (seat.who.clone(), seat.taken);
+            if now >= seat.deadline || (!taken && now >= seat.take_by) {
+                tenure.seat = None;
+                self.wake(
+                    who,
+                    if taken {
+                        Verdict::Lost
+                    } else {
+                        Verdict::TurnLost
+                    },
+                );
+            }
+        }
+    }
+
+    /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
+    /// for that is told.
+    pub(crate) fn hang_up(&mut self) {
+        for ending in self.take_endings(|_| true) {
+            self.wake(ending.who, Verdict::Closed);
+        }
+    }
+
+    /// Finished leases whose deadline passes before the store has confirmed their end.
+    fn end_endings(&mut self, now: Moment) {
+        for ending in self.take_endings(|ending| now >= ending.deadline) {
+            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            self.wake(ending.who, Verdict::Failed(trouble));
+        }
+    }
+
+    /// Takes out the finished leases whose end the store has not confirmed, as far as they are
+    /// `over`.
+    fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
+        let mut ended = Vec::new();
+        if let Some(Flight {
+            what: Sent::Errand(errand),
+            ..
+        }) = &mut self.flight
+        {
+            ended.extend(errand.ending.take_if(&over));
+        }
+        for errand in self.owed.iter_mut() {
+            ended.extend(errand.ending.take_if(&over));
+        }
+        if let Standing::Inside(tenure) = &mut self.standing {
+            ended.extend(tenure.ending.take_if(&over));
+        }
+        ended
+    }
+
+    /// D5: the tenure is over by our clock.
+    fn expire(&mut self, now: Moment) {
+        let Standing::Inside(mut tenure) = std::mem::replace(&mut self.standing, Standing::Out)
+        else {
+            unreachable!("only a tenure expires")
+        };
+        if let Some(seat) = tenure.seat.take() {
+            let verdict = if seat.taken {
+                Verdict::Lost
+            } else {
+                Verdict::TurnLost
+            };
+            self.wake(seat.who, verdict);
+        }
+        // The store may hold the key a little longer than we dare to.
+        let release = Op::Release {
+            owner: tenure.owner,
+        };
+        let until = tenure.runs_out(now);
+        self.owed.push_back(Errand::new(release, None, until));
+    }
+}
