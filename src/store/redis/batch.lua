@@ -2,21 +2,21 @@
 --
 -- KEYS  the fence, then the lock and the queue of each op
 -- ARGV  the call's number, the last server time at which attempts and enters are of use (O5), the
---       prefix, then four words an op:
---         A owner ttl _      E owner ttl score|''   W owner _ _
---         R owner _ _        Y old   ttl new
+--       prefix, then the words of each op:
+--         A owner ttl        E owner ttl score|''    Y old ttl new
+--         R owner            W owner
 -- ->    the call's number, the server's time, then one answer an op:
 --         {'won', draw}  {'busy', ms left or -1, score or nil}  {'not-old'}  {'gone', 1 or 0}
 --         {'stale'}      {'error', text}
 --
 -- An op that errs has done nothing, or has left a lock whose owner knows (S1): what can fail by
--- type or rights comes before the lock is set, or is caught and undone. Times are in µs, ttls in ms.
+-- type or rights comes before the lock is set, or is caught and undone. Times are in µs, ttls in
+-- ms.
 
-local call, pcall, max = redis.call, pcall, math.max
+local call, try, pcall, max = redis.call, redis.pcall, pcall, math.max
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local of_use, prefix = tonumber(ARGV[2]), ARGV[3]
-local channels = prefix .. ':~grant:'
 local ops = (#KEYS - 1) / 2
 
 -- F3: `n .. ''` would lose the last digits of a number of 16.
@@ -37,226 +37,276 @@ local function know_fence()
   end
 end
 
-local function draw()
+local function reserve()
   know_fence()
   if not drawn then
     local first = max(fence + 1, now)
     call('SET', KEYS[1], text(first + ops - 1))
     drawn = first - 1
   end
+end
+
+local function draw()
+  reserve()
   drawn = drawn + 1
   return drawn
 end
 
--- K3: taking the last ticket deletes the queue and its expiry with it, so this follows every ZADD.
--- Never shorter; 60 s more than the lock, since waiters enter again every 10 s at the latest (W2).
-local function keep(queue, left)
-  local expiry = max(left, 0) + 60000
-  if call('PTTL', queue) < expiry then
-    call('PEXPIRE', queue, text(expiry))
-  end
-end
-
--- Puts a ticket into the queue, or leaves it where it stands (K1). A place that was named before is
--- kept, unless the clock has been set back behind it (K2).
-local function stand(queue, ticket, left)
-  local place = tonumber(call('ZSCORE', queue, ticket.member) or nil)
-  if not place then
-    place = ticket.score
-    if not place or place > now then
-      local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')
-      place = max(now, (tonumber(last[2]) or 0) + 1)
+-- What most ops meet: nobody waits. Whatever is not quite so, an error too, is left undone, for the
+-- functions below to do in full; they are not even made before an op needs them.
+local function plainly(op, lock, queue, owner, ttl)
+  if op == 'R' then
+    if try('GET', lock) == owner and try('EXISTS', queue) == 0 and try('DEL', lock) == 1 then
+      return { 'gone', 1 }
     end
-    ticket.is_new = true
-    call('ZADD', queue, text(place), ticket.member)
-  end
-  ticket.score = place
-  keep(queue, left)
-end
-
--- S2: a registry is there if its channel has a subscriber. (PUBLISH's own count says nothing:
--- replicas pass a message on, and patterns make the dead look alive.)
-local subscribers = {}
-
-local function is_there(instance)
-  if subscribers[instance] == nil then
-    subscribers[instance] = call('PUBSUB', 'NUMSUB', channels .. instance)[2] > 0
-  end
-  return subscribers[instance]
-end
-
--- The first ticket whose registry is there; those before it are dropped, and not published to.
-local function first_live(queue)
-  while true do
-    local head = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-    local member = head[1]
-    if not member then
-      return nil
+  elseif (op == 'A' or op == 'E') and now <= of_use and try('EXISTS', queue) == 0
+    and (drawn or (try('GET', lock) == false and pcall(reserve))) then
+    local set = try('SET', lock, owner, 'NX', 'PX', ttl)
+    if set and set.ok then
+      return { 'won', draw() }
     end
-    local owner, ttl = member:match('^(%S+) (%d+)$')
-    local instance = owner and owner:match('^(.+):%d+$')
-    if instance and is_there(instance) then
-      return { member = member, score = tonumber(head[2]), owner = owner, ttl = tonumber(ttl), instance = instance }
-    end
-    call('ZREM', queue, member)
   end
 end
 
--- Gives the lock to an owner whose ticket, if any, has left the queue: state first, publish last.
-local function set_lock(lock, queue, ticket, newcomer)
-  local number = draw()
-  if newcomer then
-    stand(queue, newcomer, ticket.ttl)
+local function in_full()
+  local channels = prefix .. ':~grant:'
+
+  -- K3: taking the last ticket deletes the queue and its expiry with it, so this follows every
+  -- ZADD. Never shorter; 60 s more than the lock, since waiters enter again every 10 s at the
+  -- latest (W2).
+  local function keep(queue, left)
+    local expiry = max(left, 0) + 60000
+    if call('PTTL', queue) < expiry then
+      call('PEXPIRE', queue, text(expiry))
+    end
   end
-  call('SET', lock, ticket.owner, 'PX', text(ticket.ttl))
-  if ticket.instance then
-    local grant = table.concat({ '1', ticket.owner, text(ticket.ttl), text(number), text(now), lock:sub(#prefix + 2) }, ' ')
-    local ok, err = pcall(call, 'PUBLISH', channels .. ticket.instance, grant)
+
+  -- Puts a ticket into the queue, or leaves it where it stands (K1). A place that was named before
+  -- is kept, unless the clock has been set back behind it (K2).
+  local function stand(queue, ticket, left)
+    local place = tonumber(call('ZSCORE', queue, ticket.member) or nil)
+    if not place then
+      place = ticket.score
+      if not place or place > now then
+        local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')
+        place = max(now, (tonumber(last[2]) or 0) + 1)
+      end
+      ticket.is_new = true
+      call('ZADD', queue, text(place), ticket.member)
+    end
+    ticket.score = place
+    keep(queue, left)
+  end
+
+  -- S2: a registry is there if its channel has a subscriber. (PUBLISH's own count says nothing:
+  -- replicas pass a message on, and patterns make the dead look alive.)
+  local subscribers = {}
+
+  local function is_there(instance)
+    if subscribers[instance] == nil then
+      subscribers[instance] = call('PUBSUB', 'NUMSUB', channels .. instance)[2] > 0
+    end
+    return subscribers[instance]
+  end
+
+  -- The first ticket whose registry is there; those before it are dropped, and not published to.
+  local function first_live(queue)
+    while true do
+      local head = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+      local member = head[1]
+      if not member then
+        return nil
+      end
+      local owner, ttl = member:match('^(%S+) (%d+)$')
+      local instance = owner and owner:match('^(.+):%d+$')
+      if instance and is_there(instance) then
+        return {
+          member = member,
+          score = tonumber(head[2]),
+          owner = owner,
+          ttl = tonumber(ttl),
+          instance = instance,
+        }
+      end
+      call('ZREM', queue, member)
+    end
+  end
+
+  -- Gives the lock to an owner whose ticket, if any, has left the queue: state first, publish last.
+  local function set_lock(lock, queue, ticket, newcomer)
+    local number = draw()
+    if newcomer then
+      stand(queue, newcomer, ticket.ttl)
+    end
+    call('SET', lock, ticket.owner, 'PX', text(ticket.ttl))
+    if ticket.instance then
+      local name = lock:sub(#prefix + 2)
+      local fields = { '1', ticket.owner, text(ticket.ttl), text(number), text(now), name }
+      local grant = table.concat(fields, ' ')
+      local ok, err = pcall(call, 'PUBLISH', channels .. ticket.instance, grant)
+      if not ok then
+        call('DEL', lock) -- S1: its owner would not know
+        error(err, 0)
+      end
+    end
+    return number
+  end
+
+  -- The same for a ticket that stands. It leaves first, since that frees memory: a script whose
+  -- first write takes memory is refused on a full server. If the rest fails, it stands again (S1).
+  local function give(lock, queue, ticket, newcomer)
+    know_fence()
+    local stood = call('ZREM', queue, ticket.member) == 1
+    local ok, result = pcall(set_lock, lock, queue, ticket, newcomer)
+    if ok then
+      return result
+    end
+    if newcomer and newcomer.is_new then
+      pcall(call, 'ZREM', queue, newcomer.member)
+    end
+    if stood then
+      pcall(call, 'ZADD', queue, text(ticket.score), ticket.member)
+      pcall(keep, queue, 0)
+    end
+    error(result, 0)
+  end
+
+  local function hand_over(lock, queue)
+    local head = first_live(queue)
+    if head then
+      give(lock, queue, head)
+    end
+    return head ~= nil
+  end
+
+  -- Serves the next ticket, or else frees the lock if it was held. What hinders a hand-over neither
+  -- keeps the lock locked nor fails the op: waiters find it free by themselves (W2).
+  local function let_go(lock, queue, held)
+    local ok, given = pcall(hand_over, lock, queue)
+    if held and not (ok and given) then
+      call('DEL', lock)
+    end
+  end
+
+  local function busy(left, ticket)
+    return { 'busy', left, ticket and ticket.score or false }
+  end
+
+  -- Attempt, or enter if there is a ticket to stand in the queue with.
+  local function take(lock, queue, owner, ttl, ticket)
+    if now > of_use then
+      return { 'stale' } -- O5: whoever sent this has given it up
+    end
+    local value = call('GET', lock)
+    if value == owner then
+      -- S3: a win is proved by the very command that reports it; the ttl is never made shorter.
+      know_fence()
+      if ticket then
+        call('ZREM', queue, ticket.member)
+      end
+      if call('PTTL', lock) < ttl then
+        call('PEXPIRE', lock, text(ttl))
+      end
+      return { 'won', draw() }
+    end
+    if value then
+      local left = call('PTTL', lock)
+      if ticket then
+        stand(queue, ticket, left)
+      end
+      return busy(left, ticket)
+    end
+    local head = first_live(queue)
+    if not head then
+      return { 'won', set_lock(lock, queue, { owner = owner, ttl = ttl }) }
+    end
+    local place = ticket and ticket.score
+    if head.owner == owner then
+      head.instance, head.ttl = nil, ttl -- not to be told: this very answer does
+      return { 'won', give(lock, queue, head) }
+    elseif place and place <= now and place < head.score then
+      -- K2: before the connection broke, ours stood in front of all that stand now.
+      local ours = { member = ticket.member, score = place, owner = owner, ttl = ttl }
+      return { 'won', give(lock, queue, ours) }
+    end
+    give(lock, queue, head, ticket)
+    return busy(head.ttl, ticket)
+  end
+
+  local run = {}
+
+  function run.A(lock, queue, owner, ttl)
+    return take(lock, queue, owner, tonumber(ttl))
+  end
+
+  function run.E(lock, queue, owner, ttl, score)
+    local ticket = { member = owner .. ' ' .. ttl, score = tonumber(score) }
+    return take(lock, queue, owner, tonumber(ttl), ticket)
+  end
+
+  function run.R(lock, queue, owner)
+    local value = call('GET', lock)
+    local held = value == owner
+    if held or not value then
+      let_go(lock, queue, held)
+    end
+    return { 'gone', held and 1 or 0 }
+  end
+
+  -- The op does not name the ttl with which its ticket's text ends; ZSCAN finds it in one step.
+  local function leave(queue, owner)
+    local found = call('ZSCAN', queue, 0, 'MATCH', owner .. ' *', 'COUNT', 1000000)[2]
+    for i = 1, #found, 2 do
+      call('ZREM', queue, found[i])
+    end
+  end
+
+  function run.W(lock, queue, owner)
+    local ok, err = pcall(leave, queue, owner)
+    local value = call('GET', lock)
+    local held = value == owner
+    if held or not value then
+      let_go(lock, queue, held)
+    end
     if not ok then
-      call('DEL', lock) -- S1: its owner would not know
       error(err, 0)
     end
+    return { 'gone', held and 1 or 0 }
   end
-  return number
-end
 
--- The same for a ticket that stands. It leaves first, since that frees memory: a script whose first
--- write takes memory is refused on a full server. If the rest fails, it stands again (S1).
-local function give(lock, queue, ticket, newcomer)
-  know_fence()
-  local stood = call('ZREM', queue, ticket.member) == 1
-  local ok, result = pcall(set_lock, lock, queue, ticket, newcomer)
-  if ok then
-    return result
-  end
-  if newcomer and newcomer.is_new then
-    pcall(call, 'ZREM', queue, newcomer.member)
-  end
-  if stood then
-    pcall(call, 'ZADD', queue, text(ticket.score), ticket.member)
-    pcall(keep, queue, 0)
-  end
-  error(result, 0)
-end
-
-local function hand_over(lock, queue)
-  local head = first_live(queue)
-  if head then
-    give(lock, queue, head)
-  end
-  return head ~= nil
-end
-
--- Serves the next ticket, or else frees the lock if it was held. What hinders a hand-over neither
--- keeps the lock locked nor fails the op: waiters find it free by themselves (W2).
-local function let_go(lock, queue, held)
-  local ok, given = pcall(hand_over, lock, queue)
-  if held and not (ok and given) then
-    call('DEL', lock)
-  end
-end
-
-local function busy(left, ticket)
-  return { 'busy', left, ticket and ticket.score or false }
-end
-
--- Attempt, or enter if there is a ticket to stand in the queue with.
-local function take(lock, queue, owner, ttl, ticket)
-  if now > of_use then
-    return { 'stale' } -- O5: whoever sent this has given it up
-  end
-  local value = call('GET', lock)
-  if value == owner then
-    -- S3: a win is proved by the very command that reports it; the ttl is never made shorter.
-    know_fence()
-    if ticket then
-      call('ZREM', queue, ticket.member)
+  function run.Y(lock, queue, old, ttl, new)
+    if call('GET', lock) ~= old then
+      return { 'not-old' }
     end
-    if call('PTTL', lock) < ttl then
-      call('PEXPIRE', lock, text(ttl))
+    local head = first_live(queue)
+    if not head then
+      return { 'won', set_lock(lock, queue, { owner = new, ttl = tonumber(ttl) }) }
     end
-    return { 'won', draw() }
+    local ticket = { member = new .. ' ' .. ttl }
+    give(lock, queue, head, ticket)
+    return busy(head.ttl, ticket)
   end
-  if value then
-    local left = call('PTTL', lock)
-    if ticket then
-      stand(queue, ticket, left)
-    end
-    return busy(left, ticket)
-  end
-  local head = first_live(queue)
-  if not head then
-    return { 'won', set_lock(lock, queue, { owner = owner, ttl = ttl }) }
-  end
-  local place = ticket and ticket.score
-  if head.owner == owner or (place and place <= now and place < head.score) then
-    return { 'won', give(lock, queue, { member = ticket and ticket.member or head.member, score = place or head.score, owner = owner, ttl = ttl }) }
-  end
-  give(lock, queue, head, ticket)
-  return busy(head.ttl, ticket)
-end
 
-local run = {}
-
-function run.A(lock, queue, owner, ttl)
-  return take(lock, queue, owner, tonumber(ttl))
-end
-
-function run.E(lock, queue, owner, ttl, score)
-  return take(lock, queue, owner, tonumber(ttl), { member = owner .. ' ' .. ttl, score = tonumber(score) })
-end
-
-function run.R(lock, queue, owner)
-  local value = call('GET', lock)
-  local held = value == owner
-  if held or not value then
-    let_go(lock, queue, held)
-  end
-  return { 'gone', held and 1 or 0 }
-end
-
--- The op does not say the ttl that its ticket's text ends with; ZSCAN finds it without a Lua loop.
-local function leave(queue, owner)
-  local found = call('ZSCAN', queue, 0, 'MATCH', owner .. ' *', 'COUNT', 1000000)[2]
-  for i = 1, #found, 2 do
-    call('ZREM', queue, found[i])
-  end
-end
-
-function run.W(lock, queue, owner)
-  local ok, err = pcall(leave, queue, owner)
-  local value = call('GET', lock)
-  local held = value == owner
-  if held or not value then
-    let_go(lock, queue, held)
-  end
-  if not ok then
-    error(err, 0)
-  end
-  return { 'gone', held and 1 or 0 }
-end
-
-function run.Y(lock, queue, old, ttl, new)
-  if call('GET', lock) ~= old then
-    return { 'not-old' }
-  end
-  local head = first_live(queue)
-  if not head then
-    return { 'won', set_lock(lock, queue, { owner = new, ttl = tonumber(ttl) }) }
-  end
-  local ticket = { member = new .. ' ' .. ttl }
-  give(lock, queue, head, ticket)
-  return busy(head.ttl, ticket)
+  return run
 end
 
 local answers = { tonumber(ARGV[1]), now }
+local run
+local word = 4
 for i = 1, ops do
-  local word = 4 * i
-  local ok, answer = pcall(run[ARGV[word]], KEYS[2 * i], KEYS[2 * i + 1], ARGV[word + 1], ARGV[word + 2], ARGV[word + 3])
-  if not ok then
+  local op, lock, queue = ARGV[word], KEYS[2 * i], KEYS[2 * i + 1]
+  local owner, second, third = ARGV[word + 1], ARGV[word + 2], ARGV[word + 3]
+  local answer = plainly(op, lock, queue, owner, second)
+  if not answer then
+    run = run or in_full()
+    local ok, result = pcall(run[op], lock, queue, owner, second, third)
     -- Some servers raise a table, some a text.
-    answer = { 'error', type(answer) == 'table' and answer.err or tostring(answer) }
+    if not ok then
+      result = { 'error', type(result) == 'table' and result.err or tostring(result) }
+    end
+    answer = result
   end
   answers[i + 2] = answer
+  word = word + ((op == 'R' or op == 'W') and 2 or op == 'A' and 3 or 4)
 end
 return answers

@@ -107,7 +107,7 @@ fn add_words(command: &mut Cmd, names: &Names, op: &Op) {
     };
     match op {
         Op::Attempt { owner: of, ttl } => {
-            command.arg("A").arg(owner(of)).arg(millis(*ttl)).arg("");
+            command.arg("A").arg(owner(of)).arg(millis(*ttl));
         }
         Op::Enter {
             owner: of,
@@ -121,10 +121,10 @@ fn add_words(command: &mut Cmd, names: &Names, op: &Op) {
             };
         }
         Op::Withdraw { owner: of } => {
-            command.arg("W").arg(owner(of)).arg("").arg("");
+            command.arg("W").arg(owner(of));
         }
         Op::Release { owner: of } => {
-            command.arg("R").arg(owner(of)).arg("").arg("");
+            command.arg("R").arg(owner(of));
         }
         Op::Yield { old, new, ttl } => {
             command
@@ -332,7 +332,7 @@ mod tests {
             },
         ];
         let keys = "|lock:k|{lock:k}:~queue1".repeat(6);
-        let ops = "A|ab:1|30000||E|ab:2|30000||E|ab:3|30000|7|W|ab:4|||R|ab:5|||Y|ab:6|30000|ab:7";
+        let ops = "A|ab:1|30000|E|ab:2|30000||E|ab:3|30000|7|W|ab:4|R|ab:5|Y|ab:6|30000|ab:7";
         assert_eq!(
             words(Lane::Batch, &batch.map(job)),
             format!("13|lock:~fence{keys}|5|1000|lock|{ops}")

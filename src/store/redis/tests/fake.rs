@@ -103,9 +103,9 @@ impl Request {
         self.arguments()[0].parse().unwrap()
     }
 
-    /// How many ops a batch call is about; a probe counts as one.
+    /// How many attempts a call is about; a probe counts as one.
     fn ops(&self) -> usize {
-        (self.arguments().len() - 3).div_ceil(4).max(1)
+        ((self.arguments().len() - 3) / 3).max(1)
     }
 
     /// The reply to a call that answers the same to each op, told at that time.
