@@ -52,6 +52,7 @@ impl Lock {
     /// How long a caller is ready to wait for the lock, if it is not
     /// [`acquire_within`](Self::acquire_within) that says so. Default: the registry's, 30 s.
     /// [`Duration::ZERO`] asks once; [`Duration::MAX`] waits for ever.
+    /// Any other wait that is shorter than the way to the store and back is over before its answer.
     pub fn wait(self, wait: Duration) -> Self {
         self.set(|plan| plan.wait = Some(wait))
     }

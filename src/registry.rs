@@ -24,7 +24,9 @@ static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 /// connection closes and its tasks end.
 ///
 /// Making one needs no runtime (it may stand in a `static`). Its tasks start at the first poll, on
-/// the runtime that polls, and again when that runtime has gone.
+/// the runtime that polls, and again when that runtime has gone. A runtime that is kept but not
+/// driven (a current-thread one between two `block_on`) keeps its tasks from working: drop it, or
+/// use the registry on one that runs.
 ///
 /// # Examples
 ///

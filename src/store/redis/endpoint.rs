@@ -12,6 +12,10 @@ use redis::{
 
 use super::fault::{Fault, Refusal};
 
+/// What a url looks like, for those who wrote another.
+const EXPECTED: &str =
+    "redis://[[user:]password@]host[:port][/db] or unix:///path[?db=&user=&pass=]";
+
 /// Where a server is and who we are there. Shows neither user nor password.
 #[derive(Clone)]
 pub(super) struct Endpoint {
@@ -38,7 +42,9 @@ impl Endpoint {
                 invalid("rediss:// needs lockstream's feature `tls-rustls`")
             } else {
                 // The client's errors about urls show a part of it at most, and never the password.
-                invalid(&error.to_string())
+                let text = error.to_string();
+                let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
+                invalid(&format!("{text}; expected {EXPECTED}"))
             }
         })?;
         Ok(Self::of(&client))
