@@ -26,6 +26,8 @@ pub(super) struct Referee {
     /// How far the server's clock was stepped in all.
     pub(super) stepped: u64,
     pub(super) fence_lost: bool,
+    /// Whether a lock was deleted by hand.
+    pub(super) deleted: bool,
     pub(super) longest_gap: u64,
     /// The server refused something for good, and may keep what it would not undo.
     pub(super) refused_for_good: bool,
@@ -63,6 +65,7 @@ impl Referee {
             counts: Counts::default(),
             stepped: 0,
             fence_lost: false,
+            deleted: false,
             longest_gap: 0,
             refused_for_good: false,
             quiet: vec![None; keys],
