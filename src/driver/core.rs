@@ -8,7 +8,7 @@ use event_listener::EventListener;
 use tokio::time::Instant;
 
 use super::contender::Contender;
-use super::timer::Timer;
+use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::settings::Settings;
 use crate::store::LockStore;
@@ -123,7 +123,7 @@ impl Driver {
     /// that acquired it.
     pub(crate) fn attend(&self) {
         self.timer.attend();
-        self.timer.ensure(&self.me);
+        self.timer.ensure(|| self.me.clone());
     }
 
     /// How many keys are in use.
@@ -213,33 +213,6 @@ impl Driver {
         (!state.entries.is_empty()).then(|| self.idle.listen())
     }
 
-    /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
-    /// come back.
-    pub(super) fn run_due(&self) -> Option<Instant> {
-        let mut outbox = Outbox::default();
-        let (next, session) = {
-            let mut state = self.lock();
-            let now = self.clock.now();
-            while let Some((moment, key)) = state.timeouts.first().cloned()
-                && moment <= now
-            {
-                state.feed(&key, now, &mut outbox, Turnstile::tick);
-            }
-            let first = state.timeouts.first().map(|(moment, _)| *moment);
-            // D3: who waits for a deadline looks up once a second for suspended time.
-            let next = first.map(|first| first.min(now + SUSPENSION_TICK));
-            state.armed = next;
-            self.seal(&mut state, &mut outbox);
-            outbox.earlier = false;
-            (next, next.and(state.session.clone()))
-        };
-        self.deliver(outbox);
-        if let Some(session) = session {
-            session.revive();
-        }
-        next.map(|moment| self.clock.instant(moment))
-    }
-
     /// Feeds the turnstile of a key; makes one if `make`, else `None` if there is none.
     fn feed<R>(
         &self,
@@ -302,7 +275,7 @@ impl Driver {
 
     fn deliver(&self, outbox: Outbox) {
         if outbox.waits {
-            self.timer.ensure(&self.me);
+            self.timer.ensure(|| self.me.clone());
         }
         if outbox.earlier {
             self.timer.ring();
@@ -377,6 +350,35 @@ impl State {
             self.entries.remove(key);
         }
         Some(result)
+    }
+}
+
+impl Due for Driver {
+    /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
+    /// come back.
+    fn run_due(&self) -> Option<Instant> {
+        let mut outbox = Outbox::default();
+        let (next, session) = {
+            let mut state = self.lock();
+            let now = self.clock.now();
+            while let Some((moment, key)) = state.timeouts.first().cloned()
+                && moment <= now
+            {
+                state.feed(&key, now, &mut outbox, Turnstile::tick);
+            }
+            let first = state.timeouts.first().map(|(moment, _)| *moment);
+            // D3: who waits for a deadline looks up once a second for suspended time.
+            let next = first.map(|first| first.min(now + SUSPENSION_TICK));
+            state.armed = next;
+            self.seal(&mut state, &mut outbox);
+            outbox.earlier = false;
+            (next, next.and(state.session.clone()))
+        };
+        self.deliver(outbox);
+        if let Some(session) = session {
+            session.revive();
+        }
+        next.map(|moment| self.clock.instant(moment))
     }
 }
 

@@ -7,8 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures::future::{self, Either};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
-use super::core::Driver;
+/// What the task serves.
+pub(super) trait Due: Send + Sync {
+    /// Does what is due; returns when to come back.
+    fn run_due(&self) -> Option<Instant>;
+}
 
 /// Starts the task, starts it again when the runtime that it ran on has gone, and rings when an
 /// earlier deadline came up.
@@ -29,15 +34,15 @@ impl Timer {
     }
 
     /// Sees to it that the task runs.
-    pub(super) fn ensure(&self, driver: &Weak<Driver>) {
+    pub(super) fn ensure(&self, due: impl FnOnce() -> Weak<dyn Due>) {
         if self.running.swap(true, Ordering::AcqRel) {
             return;
         }
         self.attend();
         let runtimes = self.runtimes.clone();
-        let (driver, bell, running) = (driver.clone(), self.bell.clone(), self.running.clone());
+        let (due, bell, running) = (due(), self.bell.clone(), self.running.clone());
         Task {
-            driver,
+            due,
             bell,
             running,
             runtimes,
@@ -91,7 +96,7 @@ fn lock(runtimes: &Mutex<Runtimes>) -> MutexGuard<'_, Runtimes> {
 /// The task's own. When its runtime ends under it, it moves to another on which somebody has
 /// waited: those there may have nothing else that would wake them.
 struct Task {
-    driver: Weak<Driver>,
+    due: Weak<dyn Due>,
     bell: Arc<Notify>,
     running: Arc<AtomicBool>,
     runtimes: Arc<Mutex<Runtimes>>,
@@ -119,8 +124,8 @@ impl Task {
 
     async fn run(mut self) {
         loop {
-            let next = match self.driver.upgrade() {
-                Some(driver) => driver.run_due(),
+            let next = match self.due.upgrade() {
+                Some(due) => due.run_due(),
                 None => return self.end(),
             };
             let rung = pin!(self.bell.notified());
@@ -141,14 +146,14 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        if self.ended || self.driver.strong_count() == 0 {
+        if self.ended || self.due.strong_count() == 0 {
             return;
         }
         if let Some(gone) = self.runs_on.take() {
             lock(&self.runtimes).forget(&gone);
         }
         Task {
-            driver: std::mem::take(&mut self.driver),
+            due: self.due.clone(),
             bell: self.bell.clone(),
             running: self.running.clone(),
             runtimes: self.runtimes.clone(),

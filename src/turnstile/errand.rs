@@ -1,8 +1,15 @@
 use std::collections::VecDeque;
 
-use super::tenure::Ending;
 use super::time::Moment;
 use crate::store::contract::{Op, Owner};
+
+/// A finished lease whose end the store has not confirmed yet.
+#[derive(Debug)]
+pub(super) struct Ending<C> {
+    pub(super) who: C,
+    /// Until then it is worth trying.
+    pub(super) deadline: Moment,
+}
 
 /// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a
 /// yield. It is sent again until it is answered, or not worth it any more.

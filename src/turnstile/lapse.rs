@@ -1,10 +1,9 @@
 //! What time ends: waits, seats, leases, tenures, and what is owed.
 
-use super::errand::Errand;
+use super::errand::{Ending, Errand};
 use super::line::Patience;
 use super::machine::{Flight, Sent, Standing, Turnstile, Verdict, no_answer};
 use super::supply::Cx;
-use super::tenure::Ending;
 use super::time::Moment;
 use crate::store::contract::Op;
 

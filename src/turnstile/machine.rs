@@ -1,22 +1,14 @@
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use super::claim::Claim;
-use super::errand::{Errand, Errands};
+use super::errand::{Ending, Errand, Errands};
 use super::line::{Line, Patience, Waiter, WaiterId};
+use super::rules::Rules;
 use super::supply::Cx;
-use super::tenure::{Ending, Tenure};
+use super::tenure::Tenure;
 use super::time::Moment;
 use crate::StoreError;
 use crate::store::contract::{Grant, Op};
-
-/// What a registry has settled for all its keys.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) local_passes: u32,
-    pub(crate) local_span: Duration,
-    pub(crate) max_waiters: usize,
-}
 
 /// What a waiter, or the lease that it became, is told.
 #[derive(Clone, Debug)]

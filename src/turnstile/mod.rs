@@ -22,6 +22,7 @@ mod lapse;
 mod line;
 mod machine;
 mod replies;
+mod rules;
 #[cfg(test)]
 mod sim;
 mod supply;
@@ -31,6 +32,7 @@ mod tests;
 mod time;
 
 pub(crate) use self::line::{Patience, Repeats, Waiter, WaiterId};
-pub(crate) use self::machine::{Effect, Rules, Turnstile, Verdict};
+pub(crate) use self::machine::{Effect, Turnstile, Verdict};
+pub(crate) use self::rules::Rules;
 pub(crate) use self::supply::{Cx, Supply};
 pub(crate) use self::time::{FOREVER, Moment};

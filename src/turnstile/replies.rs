@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::claim::Exposure;
-use super::errand::Errand;
+use super::errand::{Ending, Errand};
 use super::line::{Patience, WaiterId};
 use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
-use super::tenure::{Ending, Tenure};
+use super::tenure::Tenure;
 use super::time::{Moment, deadline};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome};

@@ -1,20 +1,13 @@
 use std::time::Duration;
 
+use super::errand::Ending;
 use super::line::{Waiter, WaiterId};
-use super::machine::Rules;
+use super::rules::Rules;
 use super::time::{Moment, deadline, drift};
 use crate::store::contract::Owner;
 
 /// F2: a token has six bits for the passes.
 const MOST_PASSES: u32 = 63;
-
-/// A finished lease whose end the store has not confirmed yet.
-#[derive(Debug)]
-pub(super) struct Ending<C> {
-    pub(super) who: C,
-    /// Until then it is worth trying.
-    pub(super) deadline: Moment,
-}
 
 /// The span in which this registry holds the key in the store.
 #[derive(Debug)]

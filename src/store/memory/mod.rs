@@ -2,6 +2,7 @@
 
 mod keyspace;
 mod session;
+mod shared;
 mod store;
 
 #[cfg(test)]

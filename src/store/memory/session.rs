@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
 use super::keyspace::Asking;
-use super::store::Shared;
+use super::shared::Shared;
 use crate::StoreError;
 use crate::store::contract::{Answer, News, Op, OpError, Opening, Session, Sight};
 

@@ -1,17 +1,17 @@
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+#[cfg(feature = "test-util")]
+use std::sync::Weak;
+#[cfg(feature = "test-util")]
+use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::keyspace::Keyspace;
 use super::session::MemorySession;
+use super::shared::Shared;
 #[cfg(feature = "test-util")]
 use crate::StoreError;
 #[cfg(feature = "test-util")]
 use crate::store::contract::News;
-use crate::store::contract::{Listener, Opening, ServerTime, Session};
+use crate::store::contract::{Opening, Session};
 use crate::store::{LockStore, sealed};
 
 /// Leases in this process, on tokio's clock.
@@ -38,46 +38,6 @@ use crate::store::{LockStore, sealed};
 #[derive(Clone, Default)]
 pub struct MemoryStore {
     pub(super) shared: Arc<Shared>,
-}
-
-pub(super) struct Shared {
-    state: Mutex<State>,
-    began: Instant,
-    /// Microseconds since the Unix epoch at `began`.
-    epoch: u64,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) keyspace: Keyspace,
-    pub(super) listeners: HashMap<Arc<str>, Weak<dyn Listener>>,
-    pub(super) offline: bool,
-    pub(super) latency: Duration,
-}
-
-impl Default for Shared {
-    fn default() -> Self {
-        let epoch = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        Self {
-            state: Mutex::default(),
-            began: Instant::now(),
-            epoch: u64::try_from(epoch.as_micros()).unwrap_or(u64::MAX / 2),
-        }
-    }
-}
-
-impl Shared {
-    pub(super) fn now(&self) -> ServerTime {
-        let since = Instant::now().saturating_duration_since(self.began);
-        self.epoch + u64::try_from(since.as_micros()).unwrap_or(0)
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl MemoryStore {

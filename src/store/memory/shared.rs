@@ -1,0 +1,49 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use super::keyspace::Keyspace;
+use crate::store::contract::{Listener, ServerTime};
+
+/// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    began: Instant,
+    /// Microseconds since the Unix epoch at `began`.
+    epoch: u64,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) keyspace: Keyspace,
+    pub(super) listeners: HashMap<Arc<str>, Weak<dyn Listener>>,
+    pub(super) offline: bool,
+    pub(super) latency: Duration,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let epoch = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            state: Mutex::default(),
+            began: Instant::now(),
+            epoch: u64::try_from(epoch.as_micros()).unwrap_or(u64::MAX / 2),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn now(&self) -> ServerTime {
+        let since = Instant::now().saturating_duration_since(self.began);
+        self.epoch + u64::try_from(since.as_micros()).unwrap_or(0)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
