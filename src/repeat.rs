@@ -34,7 +34,9 @@ pub struct Repeat {
 impl Repeat {
     /// The same pause each time, and up to a tenth more, so that callers do not march in step.
     pub fn fixed(pause: Duration) -> Self {
-        Self::named("fixed", move || move || Some(pause + spread(pause / 10)))
+        Self::named("fixed", move || {
+            move || Some(pause.saturating_add(spread(pause / 10)))
+        })
     }
 
     /// A pause that doubles from `first` up to `longest`; each time, between half of it and all

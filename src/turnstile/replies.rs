@@ -113,7 +113,8 @@ impl<C: Clone> Turnstile<C> {
             self.next_repeat()
         };
         if let Standing::Seeking { ask_at, .. } = &mut self.standing {
-            *ask_at = cx.now + next;
+            // A policy of the user's own may name any pause.
+            *ask_at = cx.now.saturating_add(next);
         }
     }
 
