@@ -304,3 +304,16 @@ fn a_pause_without_end_is_no_fault() {
     desk.silent();
     assert!(matches!(desk.told("a"), Verdict::Busy));
 }
+
+/// The store was away, and somebody stood in line for when it would be back. Whoever asked once heard "busy", as if
+/// the lock were known to be another's, and not that the store had failed.
+#[test]
+fn one_who_asks_once_of_a_store_that_is_away_is_told_so_whoever_stands() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000));
+    let enter = desk.sent();
+    desk.lose(&enter);
+    desk.arrive("b", fixed(1000).once());
+    assert!(matches!(desk.told("b"), Verdict::Failed(_)));
+    desk.untold("a");
+}
