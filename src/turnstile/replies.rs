@@ -232,6 +232,9 @@ impl<C: Clone> Turnstile<C> {
                     {
                         claim.exposure = Exposure::Nothing;
                     }
+                    // S1: it may have let the lock go, when it could not tell the next owner. That the
+                    // release does not find it is no loss then.
+                    errand.resent = true;
                     self.owed.push_front(errand);
                 } else if error.is_retryable() {
                     errand.not_before = cx.now + pause;
