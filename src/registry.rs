@@ -121,6 +121,11 @@ impl LockRegistry {
         Shutdown(Some(down.boxed()))
     }
 
+    #[cfg(test)]
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
     /// How many keys are in use: waited for, held, or being given back.
     #[cfg(feature = "test-util")]
     #[doc(hidden)]

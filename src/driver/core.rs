@@ -227,6 +227,9 @@ impl Driver {
                 state.make(key, self.settings.rules());
             }
             let result = state.feed(key, self.clock.now(), &mut outbox, event);
+            if state.session.is_none() {
+                state.forget(key);
+            }
             self.seal(&mut state, &mut outbox);
             result
         };
@@ -314,6 +317,17 @@ impl State {
             let timeout = None;
             self.entries
                 .insert(key.clone(), Entry { turnstile, timeout });
+        }
+    }
+
+    /// After hanging up: nobody would answer what a key still owes.
+    fn forget(&mut self, key: &Arc<str>) {
+        if let Some(Entry {
+            timeout: Some(timeout),
+            ..
+        }) = self.entries.remove(key)
+        {
+            self.timeouts.remove(&(timeout, key.clone()));
         }
     }
 
