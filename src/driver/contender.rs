@@ -1,8 +1,7 @@
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-
-use event_listener::Event;
 
 use crate::StoreError;
 use crate::turnstile::{Moment, Verdict, WaiterId};
@@ -11,16 +10,26 @@ use crate::turnstile::{Moment, Verdict, WaiterId};
 pub(crate) struct Contender {
     key: Arc<str>,
     state: Mutex<State>,
-    /// Told when a held lease ends before its holder released it.
-    ended: Event,
 }
 
 struct State {
     progress: Progress,
     /// Who waits for the next verdict: the caller, or later its release.
     waker: Option<Waker>,
+    /// Who watches for the end of a held lease before its holder releases it.
+    watchers: BTreeMap<u64, Waker>,
+    /// How many have watched so far.
+    watched: u64,
     id: Option<WaiterId>,
     deadline: Moment,
+}
+
+/// What is done about verdicts once no lock is held: wakers and the log run other people's code.
+#[derive(Default)]
+pub(super) struct Aftermath {
+    wakers: Vec<Waker>,
+    /// Keys and tokens of lost leases.
+    lost: Vec<(Arc<str>, u64)>,
 }
 
 /// How far a caller has come.
@@ -60,10 +69,11 @@ impl Contender {
             state: Mutex::new(State {
                 progress: Progress::Waiting,
                 waker: None,
+                watchers: BTreeMap::new(),
+                watched: 0,
                 id: None,
                 deadline: Moment::ZERO,
             }),
-            ended: Event::new(),
         }
     }
 
@@ -95,9 +105,28 @@ impl Contender {
         self.lock().deadline
     }
 
-    /// Tells when the lease ends under its holder.
-    pub(crate) fn ended(&self) -> &Event {
-        &self.ended
+    /// The waker is told when the lease ends under its holder, in place of the one that was given
+    /// for this `watch` before. Whoever watches looks again after this, or it may have ended
+    /// between the look and the watching; and [unwatches](Self::unwatch).
+    pub(crate) fn watch(&self, watch: &mut Option<u64>, waker: &Waker) {
+        let mut state = self.lock();
+        let watch = *watch.get_or_insert_with(|| {
+            state.watched += 1;
+            state.watched
+        });
+        let known = state.watchers.get(&watch);
+        let before = if known.is_some_and(|known| known.will_wake(waker)) {
+            None
+        } else {
+            state.watchers.insert(watch, waker.clone())
+        };
+        drop(state);
+        drop(before);
+    }
+
+    pub(crate) fn unwatch(&self, watch: u64) {
+        let waker = self.lock().watchers.remove(&watch);
+        drop(waker);
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
@@ -137,8 +166,8 @@ impl Contender {
         true
     }
 
-    /// Takes a verdict of the turnstile; returns whom to wake once no lock is held.
-    pub(super) fn tell(&self, verdict: Verdict) -> Option<Waker> {
+    /// Takes a verdict of the turnstile.
+    pub(super) fn tell(&self, verdict: Verdict, aftermath: &mut Aftermath) {
         let mut state = self.lock();
         let progress = match (&state.progress, verdict) {
             (Progress::Waiting, Verdict::Seated { token, deadline }) => {
@@ -147,7 +176,7 @@ impl Contender {
             }
             (_, Verdict::Prolonged { deadline }) => {
                 state.deadline = deadline;
-                return None;
+                return;
             }
             (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
             (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
@@ -162,33 +191,38 @@ impl Contender {
             // It had its last word; the turnstile gives none after that.
             (other, verdict) => {
                 debug_assert!(false, "{verdict:?} after {other:?}");
-                return None;
+                return;
             }
         };
-        let lost = matches!(progress, Progress::Ended { .. });
-        if let Progress::Ended {
-            token,
-            end: End::Lost,
-        } = &progress
-        {
-            tracing::warn!(
-                key = &*self.key,
-                token,
-                "lease lost: its ttl was over before its work"
-            );
+        if let Progress::Ended { token, end } = &progress {
+            if let End::Lost = end {
+                aftermath.lost.push((self.key.clone(), *token));
+            }
+            let watchers = std::mem::take(&mut state.watchers);
+            aftermath.wakers.extend(watchers.into_values());
         }
         state.progress = progress;
-        let waker = state.waker.take();
-        drop(state);
-        if lost {
-            self.ended.notify(usize::MAX);
-        }
-        waker
+        aftermath.wakers.extend(state.waker.take());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Aftermath {
+    pub(super) fn come(self) {
+        for (key, token) in self.lost {
+            tracing::warn!(
+                key = &*key,
+                token,
+                "lease lost: its ttl was over before its work"
+            );
+        }
+        for waker in self.wakers {
+            waker.wake();
+        }
     }
 }
 

@@ -1,13 +1,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Waker;
 use std::time::Duration;
 
 use event_listener::EventListener;
 use tokio::time::Instant;
 
-use super::contender::Contender;
+use super::contender::{Aftermath, Contender};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::settings::Settings;
@@ -64,7 +63,7 @@ type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>);
 #[derive(Default)]
 struct Outbox {
     sends: Vec<(Arc<str>, Op)>,
-    wakers: Vec<Waker>,
+    aftermath: Aftermath,
     session: Option<Arc<dyn Session>>,
     earlier: bool,
     waits: bool,
@@ -283,9 +282,7 @@ impl Driver {
         if outbox.earlier {
             self.timer.ring();
         }
-        for waker in outbox.wakers {
-            waker.wake();
-        }
+        outbox.aftermath.come();
         if let Some(session) = outbox.session {
             for (key, op) in outbox.sends {
                 session.submit(key, op);
@@ -346,7 +343,7 @@ impl State {
             match effect {
                 Effect::Send(op) => outbox.sends.push((key.clone(), op)),
                 Effect::Wake(contender, verdict) => {
-                    outbox.wakers.extend(contender.tell(verdict));
+                    contender.tell(verdict, &mut outbox.aftermath);
                 }
             }
         }
