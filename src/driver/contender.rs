@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -221,7 +222,8 @@ impl Aftermath {
             );
         }
         for waker in self.wakers {
-            waker.wake();
+            // One that panics has told so by the panic hook; the others are to be woken all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 }

@@ -282,7 +282,6 @@ impl Driver {
         if outbox.earlier {
             self.timer.ring();
         }
-        outbox.aftermath.come();
         if let Some(session) = outbox.session {
             for (key, op) in outbox.sends {
                 session.submit(key, op);
@@ -291,6 +290,8 @@ impl Driver {
         if outbox.idle {
             self.idle.notify(usize::MAX);
         }
+        // Last: it is other people's code, and what it does must not hold up a release.
+        outbox.aftermath.come();
         drop(outbox.kept);
     }
 

@@ -390,3 +390,41 @@ fn a_log_that_is_told_of_a_loss_may_use_the_registry() {
         });
     });
 }
+
+/// A waker of the user's own, with a fault in it.
+struct Faulty;
+
+impl std::task::Wake for Faulty {
+    fn wake(self: Arc<Self>) {
+        panic!("a user's fault");
+    }
+}
+
+/// A waker panicked when it was told of a loss. The release that was to follow was never sent, and the key could not be
+/// locked by this registry again, for good; and the timer took the runtime for gone, so that nobody's wait ended.
+#[tokio::test(start_paused = true)]
+async fn a_waker_that_panics_harms_no_other() {
+    let locks = LockRegistry::in_memory();
+    let held = locks.obtain("held").lease().await.unwrap();
+    let lease = locks
+        .obtain("k")
+        .ttl(Duration::from_secs(1))
+        .lease()
+        .await
+        .unwrap();
+    let waker = Waker::from(Arc::new(Faulty));
+    let mut lost = lease.lost();
+    let told = lost.poll_unpin(&mut std::task::Context::from_waker(&waker));
+    assert!(told.is_pending());
+    let waiting = tokio::spawn(locks.obtain("held").lease_within(Duration::from_secs(3)));
+    let told = timeout(Duration::from_secs(5), waiting).await;
+    let told = told.expect("its wait ends").unwrap();
+    assert!(
+        matches!(told, Err(LockError::NotAcquired { .. })),
+        "{told:?}"
+    );
+    let next = timeout(Duration::from_secs(5), locks.obtain("k").lease()).await;
+    let next = next.expect("the key is not stuck").unwrap();
+    next.release().await.unwrap();
+    held.release().await.unwrap();
+}
