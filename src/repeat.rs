@@ -68,8 +68,8 @@ impl Repeat {
     }
 
     /// Any policy: `start` is called for each wait and makes the pauses of that wait; `None` ends
-    /// it, and the caller sees "busy". The pauses are asked for while the registry is locked: they
-    /// must not use it, nor block.
+    /// it, and the caller sees "busy". The pauses are asked for while the registry is locked, and may
+    /// be dropped then: neither they nor what they own must use it, or block.
     ///
     /// ```
     /// use std::time::Duration;
