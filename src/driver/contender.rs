@@ -1,4 +1,3 @@
-use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,8 +16,9 @@ struct State {
     progress: Progress,
     /// Who waits for the next verdict: the caller, or later its release.
     waker: Option<Waker>,
-    /// Who watches for the end of a held lease before its holder releases it.
-    watchers: BTreeMap<u64, Waker>,
+    /// Who watches for the end of a held lease before its holder releases it, first come first: few,
+    /// as a rule one, and there may be very many leases.
+    watchers: Vec<(u64, Waker)>,
     /// How many have watched so far.
     watched: u64,
     id: Option<WaiterId>,
@@ -70,7 +70,7 @@ impl Contender {
             state: Mutex::new(State {
                 progress: Progress::Waiting,
                 waker: None,
-                watchers: BTreeMap::new(),
+                watchers: Vec::new(),
                 watched: 0,
                 id: None,
                 deadline: Moment::ZERO,
@@ -115,19 +115,24 @@ impl Contender {
             state.watched += 1;
             state.watched
         });
-        let known = state.watchers.get(&watch);
-        let before = if known.is_some_and(|known| known.will_wake(waker)) {
-            None
-        } else {
-            state.watchers.insert(watch, waker.clone())
+        let before = match state.place_of(watch) {
+            Ok(at) if state.watchers[at].1.will_wake(waker) => None,
+            Ok(at) => Some(std::mem::replace(&mut state.watchers[at].1, waker.clone())),
+            Err(at) => {
+                state.watchers.insert(at, (watch, waker.clone()));
+                None
+            }
         };
         drop(state);
         drop(before);
     }
 
     pub(crate) fn unwatch(&self, watch: u64) {
-        let waker = self.lock().watchers.remove(&watch);
-        drop(waker);
+        let mut state = self.lock();
+        let place = state.place_of(watch).ok();
+        let watcher = place.map(|at| state.watchers.remove(at));
+        drop(state);
+        drop(watcher);
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
@@ -200,7 +205,8 @@ impl Contender {
                 aftermath.lost.push((self.key.clone(), *token));
             }
             let watchers = std::mem::take(&mut state.watchers);
-            aftermath.wakers.extend(watchers.into_values());
+            let wakers = watchers.into_iter().map(|(_, waker)| waker);
+            aftermath.wakers.extend(wakers);
         }
         state.progress = progress;
         aftermath.wakers.extend(state.waker.take());
@@ -209,6 +215,13 @@ impl Contender {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn place_of(&self, watch: u64) -> Result<usize, usize> {
+        self.watchers
+            .binary_search_by_key(&watch, |(known, _)| *known)
     }
 }
 
