@@ -3,7 +3,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use event_listener::EventListener;
 use futures::future::FusedFuture;
 use tokio::time::Instant;
 
@@ -162,7 +161,7 @@ impl LeaseView {
     pub fn lost(&self) -> Lost {
         Lost {
             view: self.clone(),
-            listener: None,
+            watch: None,
         }
     }
 
@@ -209,31 +208,36 @@ impl LeaseView {
 #[must_use = "futures do nothing unless polled"]
 pub struct Lost {
     view: LeaseView,
-    listener: Option<EventListener>,
+    watch: Option<u64>,
 }
 
 impl Future for Lost {
     type Output = LockError;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
-        loop {
-            if let Some(loss) = self.view.loss() {
-                return Poll::Ready(loss);
-            }
-            // Listen first, look again, and only then wait: else a loss between the look and the
-            // listening would wake nobody.
-            match &mut self.listener {
-                None => {
-                    if let Some(driver) = self.view.driver.upgrade() {
-                        driver.attend();
-                    }
-                    self.listener = Some(self.view.contender.ended().listen());
-                }
-                Some(listener) => {
-                    std::task::ready!(Pin::new(listener).poll(cx));
-                    self.listener = None;
-                }
-            }
+        let this = &mut *self;
+        if let Some(loss) = this.view.loss() {
+            return Poll::Ready(loss);
+        }
+        if this.watch.is_none()
+            && let Some(driver) = this.view.driver.upgrade()
+        {
+            driver.attend();
+        }
+        // Watch first, look again, and only then wait: else a loss between the look and the
+        // watching would wake nobody.
+        this.view.contender.watch(&mut this.watch, cx.waker());
+        match this.view.loss() {
+            Some(loss) => Poll::Ready(loss),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch {
+            self.view.contender.unwatch(watch);
         }
     }
 }

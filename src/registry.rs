@@ -121,6 +121,11 @@ impl LockRegistry {
         Shutdown(Some(down.boxed()))
     }
 
+    #[cfg(test)]
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
     /// How many keys are in use: waited for, held, or being given back.
     #[cfg(feature = "test-util")]
     #[doc(hidden)]
@@ -208,8 +213,8 @@ impl LockRegistryBuilder {
         self
     }
 
-    /// How long the store may take to answer before its connection is given up and made anew; at
-    /// least 1 ms. Default: 1 s.
+    /// How long the store may take to answer before its connection is given up and made anew: from
+    /// 1 ms to 24 h. Default: 1 s.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.settings.response_timeout = response_timeout;
         self

@@ -34,7 +34,9 @@ pub struct Repeat {
 impl Repeat {
     /// The same pause each time, and up to a tenth more, so that callers do not march in step.
     pub fn fixed(pause: Duration) -> Self {
-        Self::named("fixed", move || move || Some(pause + spread(pause / 10)))
+        Self::named("fixed", move || {
+            move || Some(pause.saturating_add(spread(pause / 10)))
+        })
     }
 
     /// A pause that doubles from `first` up to `longest`; each time, between half of it and all
@@ -66,8 +68,8 @@ impl Repeat {
     }
 
     /// Any policy: `start` is called for each wait and makes the pauses of that wait; `None` ends
-    /// it, and the caller sees "busy". The pauses are asked for while the registry is locked: they
-    /// must not use it, nor block.
+    /// it, and the caller sees "busy". The pauses are asked for while the registry is locked, and may
+    /// be dropped then: neither they nor what they own must use it, or block.
     ///
     /// ```
     /// use std::time::Duration;

@@ -9,6 +9,11 @@ use crate::turnstile::Rules;
 pub(crate) const TTL: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 
+/// The shortest and the longest response time-out. A connection that nobody ever gives up would keep
+/// every lock of a server that has gone, and its end is a point in time that must exist.
+pub(crate) const RESPONSE_TIMEOUT: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(24 * 60 * 60);
+
 /// What happens to work whose lease is lost while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -69,8 +74,8 @@ impl Settings {
             Some(("max_waiters", "it is 0, so that nobody could ever wait"))
         } else if self.local_passes > 63 {
             Some(("local_passes", "it is over 63, the tokens in one tenure"))
-        } else if self.response_timeout < Duration::from_millis(1) {
-            Some(("response_timeout", "it is under 1 ms"))
+        } else if !RESPONSE_TIMEOUT.contains(&self.response_timeout) {
+            Some(("response_timeout", "it goes from 1 ms to 24 h"))
         } else {
             None
         }

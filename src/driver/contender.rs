@@ -1,8 +1,7 @@
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-
-use event_listener::Event;
 
 use crate::StoreError;
 use crate::turnstile::{Moment, Verdict, WaiterId};
@@ -11,16 +10,27 @@ use crate::turnstile::{Moment, Verdict, WaiterId};
 pub(crate) struct Contender {
     key: Arc<str>,
     state: Mutex<State>,
-    /// Told when a held lease ends before its holder released it.
-    ended: Event,
 }
 
 struct State {
     progress: Progress,
     /// Who waits for the next verdict: the caller, or later its release.
     waker: Option<Waker>,
+    /// Who watches for the end of a held lease before its holder releases it, first come first: few,
+    /// as a rule one, and there may be very many leases.
+    watchers: Vec<(u64, Waker)>,
+    /// How many have watched so far.
+    watched: u64,
     id: Option<WaiterId>,
     deadline: Moment,
+}
+
+/// What is done about verdicts once no lock is held: wakers and the log run other people's code.
+#[derive(Default)]
+pub(super) struct Aftermath {
+    wakers: Vec<Waker>,
+    /// Keys and tokens of lost leases.
+    lost: Vec<(Arc<str>, u64)>,
 }
 
 /// How far a caller has come.
@@ -60,10 +70,11 @@ impl Contender {
             state: Mutex::new(State {
                 progress: Progress::Waiting,
                 waker: None,
+                watchers: Vec::new(),
+                watched: 0,
                 id: None,
                 deadline: Moment::ZERO,
             }),
-            ended: Event::new(),
         }
     }
 
@@ -95,9 +106,33 @@ impl Contender {
         self.lock().deadline
     }
 
-    /// Tells when the lease ends under its holder.
-    pub(crate) fn ended(&self) -> &Event {
-        &self.ended
+    /// The waker is told when the lease ends under its holder, in place of the one that was given
+    /// for this `watch` before. Whoever watches looks again after this, or it may have ended
+    /// between the look and the watching; and [unwatches](Self::unwatch).
+    pub(crate) fn watch(&self, watch: &mut Option<u64>, waker: &Waker) {
+        let mut state = self.lock();
+        let watch = *watch.get_or_insert_with(|| {
+            state.watched += 1;
+            state.watched
+        });
+        let before = match state.place_of(watch) {
+            Ok(at) if state.watchers[at].1.will_wake(waker) => None,
+            Ok(at) => Some(std::mem::replace(&mut state.watchers[at].1, waker.clone())),
+            Err(at) => {
+                state.watchers.insert(at, (watch, waker.clone()));
+                None
+            }
+        };
+        drop(state);
+        drop(before);
+    }
+
+    pub(crate) fn unwatch(&self, watch: u64) {
+        let mut state = self.lock();
+        let place = state.place_of(watch).ok();
+        let watcher = place.map(|at| state.watchers.remove(at));
+        drop(state);
+        drop(watcher);
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
@@ -137,8 +172,8 @@ impl Contender {
         true
     }
 
-    /// Takes a verdict of the turnstile; returns whom to wake once no lock is held.
-    pub(super) fn tell(&self, verdict: Verdict) -> Option<Waker> {
+    /// Takes a verdict of the turnstile.
+    pub(super) fn tell(&self, verdict: Verdict, aftermath: &mut Aftermath) {
         let mut state = self.lock();
         let progress = match (&state.progress, verdict) {
             (Progress::Waiting, Verdict::Seated { token, deadline }) => {
@@ -147,7 +182,7 @@ impl Contender {
             }
             (_, Verdict::Prolonged { deadline }) => {
                 state.deadline = deadline;
-                return None;
+                return;
             }
             (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
             (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
@@ -162,33 +197,47 @@ impl Contender {
             // It had its last word; the turnstile gives none after that.
             (other, verdict) => {
                 debug_assert!(false, "{verdict:?} after {other:?}");
-                return None;
+                return;
             }
         };
-        let lost = matches!(progress, Progress::Ended { .. });
-        if let Progress::Ended {
-            token,
-            end: End::Lost,
-        } = &progress
-        {
-            tracing::warn!(
-                key = &*self.key,
-                token,
-                "lease lost: its ttl was over before its work"
-            );
+        if let Progress::Ended { token, end } = &progress {
+            if let End::Lost = end {
+                aftermath.lost.push((self.key.clone(), *token));
+            }
+            let watchers = std::mem::take(&mut state.watchers);
+            let wakers = watchers.into_iter().map(|(_, waker)| waker);
+            aftermath.wakers.extend(wakers);
         }
         state.progress = progress;
-        let waker = state.waker.take();
-        drop(state);
-        if lost {
-            self.ended.notify(usize::MAX);
-        }
-        waker
+        aftermath.wakers.extend(state.waker.take());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn place_of(&self, watch: u64) -> Result<usize, usize> {
+        self.watchers
+            .binary_search_by_key(&watch, |(known, _)| *known)
+    }
+}
+
+impl Aftermath {
+    pub(super) fn come(self) {
+        for (key, token) in self.lost {
+            tracing::warn!(
+                key = &*key,
+                token,
+                "lease lost: its ttl was over before its work"
+            );
+        }
+        for waker in self.wakers {
+            // One that panics has told so by the panic hook; the others are to be woken all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 }
 

@@ -1,13 +1,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Waker;
 use std::time::Duration;
 
 use event_listener::EventListener;
 use tokio::time::Instant;
 
-use super::contender::Contender;
+use super::contender::{Aftermath, Contender};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::settings::Settings;
@@ -64,7 +63,7 @@ type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>);
 #[derive(Default)]
 struct Outbox {
     sends: Vec<(Arc<str>, Op)>,
-    wakers: Vec<Waker>,
+    aftermath: Aftermath,
     session: Option<Arc<dyn Session>>,
     earlier: bool,
     waits: bool,
@@ -227,6 +226,9 @@ impl Driver {
                 state.make(key, self.settings.rules());
             }
             let result = state.feed(key, self.clock.now(), &mut outbox, event);
+            if state.session.is_none() {
+                state.forget(key);
+            }
             self.seal(&mut state, &mut outbox);
             result
         };
@@ -280,9 +282,6 @@ impl Driver {
         if outbox.earlier {
             self.timer.ring();
         }
-        for waker in outbox.wakers {
-            waker.wake();
-        }
         if let Some(session) = outbox.session {
             for (key, op) in outbox.sends {
                 session.submit(key, op);
@@ -291,6 +290,8 @@ impl Driver {
         if outbox.idle {
             self.idle.notify(usize::MAX);
         }
+        // Last: it is other people's code, and what it does must not hold up a release.
+        outbox.aftermath.come();
         drop(outbox.kept);
     }
 
@@ -317,6 +318,17 @@ impl State {
         }
     }
 
+    /// After hanging up: nobody would answer what a key still owes.
+    fn forget(&mut self, key: &Arc<str>) {
+        if let Some(Entry {
+            timeout: Some(timeout),
+            ..
+        }) = self.entries.remove(key)
+        {
+            self.timeouts.remove(&(timeout, key.clone()));
+        }
+    }
+
     /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle.
     fn feed<R>(
         &mut self,
@@ -332,7 +344,7 @@ impl State {
             match effect {
                 Effect::Send(op) => outbox.sends.push((key.clone(), op)),
                 Effect::Wake(contender, verdict) => {
-                    outbox.wakers.extend(contender.tell(verdict));
+                    contender.tell(verdict, &mut outbox.aftermath);
                 }
             }
         }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::clock::{Clock, Suspension};
 use crate::store::MemoryStore;
+use crate::store::contract::{Grant, Listener, News, Owner};
 use crate::{FutureLockExt, LockError, LockRegistry};
 
 /// A machine that can be told that it was suspended.
@@ -105,4 +106,25 @@ async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends()
         .metrics()
         .num_alive_tasks();
     assert_eq!(tasks, 0);
+}
+
+/// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is
+/// still heard. It was to be given back over a line that was no more: the key stayed in use, and kept the registry
+/// for good.
+#[tokio::test(start_paused = true)]
+async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
+    let locks = LockRegistry::in_memory();
+    locks.shutdown().await;
+    let driver = locks.driver().clone();
+    drop(locks);
+    let grant = Grant {
+        owner: Owner(7),
+        ttl: Duration::from_secs(30),
+        draw: 1,
+        at: 1,
+    };
+    let key = "k".into();
+    driver.news(News::Granted { key, grant });
+    assert_eq!(driver.in_use(), 0);
+    assert_eq!(Arc::strong_count(&driver), 1);
 }

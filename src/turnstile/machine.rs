@@ -162,7 +162,12 @@ impl<C: Clone> Turnstile<C> {
         if self.closed {
             self.wake(waiter.who, Verdict::Closed);
         } else if waiter.patience == Patience::Once && (held || self.line.has_standing()) {
-            self.wake(waiter.who, Verdict::Busy);
+            let verdict = match &self.trouble {
+                // Nobody is known to have it.
+                Some(trouble) if !held => Verdict::Failed(trouble.clone()),
+                _ => Verdict::Busy,
+            };
+            self.wake(waiter.who, verdict);
         } else if self.line.len() >= self.rules.max_waiters {
             self.wake(waiter.who, Verdict::QueueFull);
         } else {

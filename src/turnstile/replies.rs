@@ -113,7 +113,8 @@ impl<C: Clone> Turnstile<C> {
             self.next_repeat()
         };
         if let Standing::Seeking { ask_at, .. } = &mut self.standing {
-            *ask_at = cx.now + next;
+            // A policy of the user's own may name any pause.
+            *ask_at = cx.now.saturating_add(next);
         }
     }
 
@@ -231,6 +232,9 @@ impl<C: Clone> Turnstile<C> {
                     {
                         claim.exposure = Exposure::Nothing;
                     }
+                    // S1: it may have let the lock go, when it could not tell the next owner. That the
+                    // release does not find it is no loss then.
+                    errand.resent = true;
                     self.owed.push_front(errand);
                 } else if error.is_retryable() {
                     errand.not_before = cx.now + pause;

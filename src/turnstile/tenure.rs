@@ -75,7 +75,7 @@ impl<C: Clone> Tenure<C> {
             next.ttl / 100 * 95
         };
         self.turns <= rules.local_passes.min(MOST_PASSES)
-            && now < self.began + rules.local_span
+            && now.saturating_sub(self.began) < rules.local_span
             && self.deadline.saturating_sub(now) >= needed
     }
 

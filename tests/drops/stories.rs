@@ -292,3 +292,139 @@ async fn an_outage_amid_a_queue_leaves_nothing_in_use() {
     lease.release().await.unwrap();
     assert_eq!(store.keys(), 0);
 }
+
+/// Runs what might hang on a thread of its own.
+fn does_not_hang(what: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        what();
+        done.send(()).unwrap();
+    });
+    let told = is_done.recv_timeout(Duration::from_secs(10));
+    if told != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        thread.join().unwrap();
+    }
+    told.expect("it hangs");
+}
+
+/// A runtime whose time is its own.
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap()
+}
+
+/// What it holds is dropped by whoever wakes it, as where an executor is gone whose task this was.
+struct DropsWhenWoken<T>(std::sync::Mutex<Option<T>>);
+
+impl<T: Send> std::task::Wake for DropsWhenWoken<T> {
+    fn wake(self: Arc<Self>) {
+        let held = self.0.lock().unwrap().take();
+        drop(held);
+    }
+}
+
+/// Who watched a lease was woken with the registry locked, and under the lock of the list of those who watch. A waker
+/// may run its task, or drop it; that task may hold leases of the same registry, and watch the same lease: deadlock.
+#[test]
+fn a_waker_that_is_told_of_a_loss_may_use_the_registry() {
+    does_not_hang(|| {
+        runtime().block_on(async {
+            let locks = LockRegistry::in_memory();
+            let other = locks.obtain("other").lease().await.unwrap();
+            let lock = locks.obtain("k").ttl(Duration::from_secs(1));
+            let lease = lock.lease().await.unwrap();
+            let beside = lease.lost();
+            let waking = Arc::new(DropsWhenWoken(Some((other, beside)).into()));
+            let waker = Waker::from(waking.clone());
+            let mut cx = std::task::Context::from_waker(&waker);
+            let mut lost = lease.lost();
+            assert!(lost.poll_unpin(&mut cx).is_pending());
+            if let Some((_, beside)) = waking.0.lock().unwrap().as_mut() {
+                let mut nobody = std::task::Context::from_waker(Waker::noop());
+                assert!(beside.poll_unpin(&mut nobody).is_pending());
+            }
+            sleep(Duration::from_secs(2)).await;
+            assert!(waking.0.lock().unwrap().is_none(), "it was woken");
+            assert!(lost.await.is_lost());
+            let free = locks.obtain("other").lease_once().await.unwrap();
+            drop(free.expect("the other lease went with the task"));
+        });
+    });
+}
+
+/// A log that looks at the registry at every line.
+struct Curious(LockRegistry);
+
+impl tracing::Subscriber for Curious {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        let _ = self.0.in_use();
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A loss was logged with the registry locked. A subscriber is the user's: it may take its time, and look at whatever
+/// it likes.
+#[test]
+fn a_log_that_is_told_of_a_loss_may_use_the_registry() {
+    does_not_hang(|| {
+        let locks = LockRegistry::in_memory();
+        let curious = Curious(locks.clone());
+        tracing::subscriber::with_default(curious, || {
+            runtime().block_on(async {
+                let lock = locks.obtain("k").ttl(Duration::from_secs(1));
+                let lease = lock.lease().await.unwrap();
+                assert!(lease.lost().await.is_lost());
+            });
+        });
+    });
+}
+
+/// A waker of the user's own, with a fault in it.
+struct Faulty;
+
+impl std::task::Wake for Faulty {
+    fn wake(self: Arc<Self>) {
+        panic!("a user's fault");
+    }
+}
+
+/// A waker panicked when it was told of a loss. The release that was to follow was never sent, and the key could not be
+/// locked by this registry again, for good; and the timer took the runtime for gone, so that nobody's wait ended.
+#[tokio::test(start_paused = true)]
+async fn a_waker_that_panics_harms_no_other() {
+    let locks = LockRegistry::in_memory();
+    let held = locks.obtain("held").lease().await.unwrap();
+    let lease = locks
+        .obtain("k")
+        .ttl(Duration::from_secs(1))
+        .lease()
+        .await
+        .unwrap();
+    let waker = Waker::from(Arc::new(Faulty));
+    let mut lost = lease.lost();
+    let told = lost.poll_unpin(&mut std::task::Context::from_waker(&waker));
+    assert!(told.is_pending());
+    let waiting = tokio::spawn(locks.obtain("held").lease_within(Duration::from_secs(3)));
+    let told = timeout(Duration::from_secs(5), waiting).await;
+    let told = told.expect("its wait ends").unwrap();
+    assert!(
+        matches!(told, Err(LockError::NotAcquired { .. })),
+        "{told:?}"
+    );
+    let next = timeout(Duration::from_secs(5), locks.obtain("k").lease()).await;
+    let next = next.expect("the key is not stuck").unwrap();
+    next.release().await.unwrap();
+    held.release().await.unwrap();
+}

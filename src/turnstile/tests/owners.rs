@@ -1,8 +1,8 @@
 //! O: owners, and the order of what is sent.
 
-use super::desk::{Desk, asker, broken, busy, fixed, ms};
+use super::desk::{Desk, asker, broken, busy, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::Verdict;
+use crate::turnstile::{Rules, Verdict};
 
 /// A stands in the queue and is dropped; its withdrawal and the grant cross. B has come meanwhile
 /// with an owner of its own. If the grant of A's owner served B, B would hold a lock that the
@@ -450,4 +450,26 @@ fn o6_a_refusal_of_a_yield_sent_again_leaves_a_ticket_to_withdraw() {
             owner: asker(&hand_on)
         }
     );
+}
+
+/// The right to publish was taken away while a turn was to be yielded: the script had made the next ticket the owner,
+/// could not tell it, and let the lock go (S1). The release that follows finds it gone, but that is the yield's
+/// doing: the lease was ours to its end, and work that had gone well was told that it had lost the lock.
+#[test]
+fn s1_a_release_after_a_refused_yield_that_finds_the_lock_gone_tells_no_loss() {
+    let rules = Rules {
+        local_passes: 0,
+        ..rules()
+    };
+    let mut desk = Desk::with(rules, true);
+    let (a, owner) = desk.hold("a", fixed(1000), 5);
+    desk.arrive("b", fixed(1000));
+    desk.finish(a);
+    let hand_on = desk.sent();
+    assert!(matches!(hand_on, Op::Yield { .. }));
+    desk.fail(&hand_on, OpError::Refused(broken()));
+    let release = desk.sent();
+    assert_eq!(release, Op::Release { owner });
+    desk.reply(&release, Outcome::Gone { held: false });
+    assert!(matches!(desk.told("a"), Verdict::Released));
 }

@@ -168,3 +168,16 @@ fn w6_within_a_registry_turns_go_in_order_of_arrival() {
         id = next;
     }
 }
+
+/// "Pass as long as `local_passes` allows": a span without end. The sum of the tenure's beginning and the span was
+/// too much for a `Duration`, and the panic came with the registry locked.
+#[test]
+fn a_span_without_end_is_no_fault() {
+    let rules = Rules {
+        local_span: std::time::Duration::MAX,
+        ..rules()
+    };
+    let mut desk = after_one(rules, 1000, fixed(1000), 1030);
+    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert_eq!(desk.seated("b").0, 5 * 64 + 1);
+}

@@ -1,8 +1,10 @@
 //! W: who waits how, and who loses its turn.
 
+use std::time::Duration;
+
 use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{Patience, Repeats, Rules, Verdict, Waiter};
 
 /// A thousand callers on one busy key cost the store one call.
 #[test]
@@ -276,4 +278,42 @@ fn w4_a_renewed_turn_ends_if_nobody_looks() {
     desk.wait_until(1300);
     assert!(matches!(desk.told("a"), Verdict::TurnLost));
     assert!(matches!(desk.sent(), Op::Release { .. }));
+}
+
+/// A policy of the user's own says "not again", with the longest pause there is: the sum of that and the time was too
+/// much for a `Duration`, and the panic came with the registry locked.
+#[test]
+fn a_pause_without_end_is_no_fault() {
+    let mut desk = Desk::with(rules(), false);
+    let waiter = Waiter {
+        who: "a",
+        ttl: ms(1000),
+        renewed: false,
+        patience: Patience::Stand,
+        until: ms(5000),
+        repeats: Repeats(Box::new(|| Some(Duration::MAX))),
+    };
+    desk.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
+    let attempt = desk.sent();
+    let busy = Outcome::Busy {
+        left: None,
+        score: None,
+    };
+    desk.reply(&attempt, busy);
+    desk.wait_until(6000);
+    desk.silent();
+    assert!(matches!(desk.told("a"), Verdict::Busy));
+}
+
+/// The store was away, and somebody stood in line for when it would be back. Whoever asked once heard "busy", as if
+/// the lock were known to be another's, and not that the store had failed.
+#[test]
+fn one_who_asks_once_of_a_store_that_is_away_is_told_so_whoever_stands() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000));
+    let enter = desk.sent();
+    desk.lose(&enter);
+    desk.arrive("b", fixed(1000).once());
+    assert!(matches!(desk.told("b"), Verdict::Failed(_)));
+    desk.untold("a");
 }
