@@ -10,6 +10,7 @@ use crate::handle::{Handle, Release};
 use crate::inspect::Inspect;
 use crate::lease::LeaseView;
 use crate::plan::Plan;
+use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::OnLost;
 use crate::{LockError, future, stream};
@@ -57,12 +58,20 @@ impl Lock {
         self.set(|plan| plan.wait = Some(wait))
     }
 
-    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
+    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s, renewed for as
+    /// long as it is held. **A ttl that is set here is not renewed** unless
+    /// [`renewal`](Self::renewal) says so: work that runs longer loses the lock.
     ///
-    /// Work that runs longer loses the lock. The usable part is 1 % and 2 ms shorter, for clocks
-    /// that do not run alike. A server keeps whole milliseconds.
+    /// The usable part is 1 % and 2 ms shorter, for clocks that do not run alike. A server keeps
+    /// whole milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|plan| plan.ttl = Some(ttl))
+    }
+
+    /// Whether the lease is prolonged while it is held. Default: the registry's,
+    /// [`Renewal::watchdog`]; off if [`ttl`](Self::ttl) was set.
+    pub fn renewal(self, renewal: Renewal) -> Self {
+        self.set(|plan| plan.renewal = Some(renewal))
     }
 
     /// How to try again on a store that cannot tell who is next; see [`Repeat`].

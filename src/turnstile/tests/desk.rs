@@ -143,7 +143,7 @@ impl Desk {
         let waiter = Waiter {
             who,
             ttl: ms(wish.ttl),
-            renewed: wish.renewed,
+            renewals: if wish.renewed { u32::MAX } else { 0 },
             patience: wish.patience,
             until: wish.until,
             repeats: Repeats(Box::new(|| Some(ms(30)))),
