@@ -259,7 +259,9 @@ impl World {
         if taken {
             self.callers[id].stage = Stage::Holding(waiter);
             let slept = self.now - self.callers[id].seated_at;
-            if slept > self.profile.longest_ttl() / 3 + MILLI {
+            let third = self.profile.longest_ttl() / 3;
+            // By its own clock, which may run 0.1 % slow.
+            if slept > third + third / 1000 + MILLI {
                 self.breach(format!(
                     "W4: c{id} did not look for {slept} us, and has its turn"
                 ));
