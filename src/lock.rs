@@ -58,18 +58,18 @@ impl Lock {
         self.set(|plan| plan.wait = Some(wait))
     }
 
-    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s, renewed for as
-    /// long as it is held. **A ttl that is set here is not renewed** unless
-    /// [`renewal`](Self::renewal) says so: work that runs longer loses the lock.
+    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
     ///
-    /// The usable part is 1 % and 2 ms shorter, for clocks that do not run alike. A server keeps
-    /// whole milliseconds.
+    /// Work that runs longer loses the lock, unless the lease is renewed: a ttl that is set here is
+    /// not, unless [`renewal`](Self::renewal) says so, whatever the registry does with others. The
+    /// usable part is 1 % and 2 ms shorter, for clocks that do not run alike. A server keeps whole
+    /// milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|plan| plan.ttl = Some(ttl))
     }
 
-    /// Whether the lease is prolonged while it is held. Default: the registry's,
-    /// [`Renewal::watchdog`]; off if [`ttl`](Self::ttl) was set.
+    /// Whether the lease is prolonged while it is held. Default: the registry's; off if
+    /// [`ttl`](Self::ttl) was set.
     pub fn renewal(self, renewal: Renewal) -> Self {
         self.set(|plan| plan.renewal = Some(renewal))
     }

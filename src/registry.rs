@@ -189,7 +189,7 @@ impl LockRegistryBuilder {
     }
 
     /// Whether the leases of locks that set no [`ttl`](Lock::ttl) of their own are prolonged while
-    /// they are held. Default: [`Renewal::watchdog`].
+    /// they are held. Default: [`Renewal::off`].
     pub fn renewal(mut self, renewal: Renewal) -> Self {
         self.settings.renewal = renewal;
         self

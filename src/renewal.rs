@@ -6,9 +6,9 @@ use std::fmt;
 /// dropped or lost. A renewal that finds the key in other hands loses the lease at once; one that
 /// gets no answer changes nothing and is tried again until the deadline, which alone decides.
 ///
-/// By default locks are renewed, without end, unless their own
-/// [`ttl`](crate::Lock::ttl) was set: that asks for a lease of just that length, and
-/// [`renewal`](crate::Lock::renewal) says otherwise.
+/// Leases are not renewed unless this is asked for, by
+/// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) for the locks that set no
+/// [`ttl`](crate::Lock::ttl) of their own, or by [`Lock::renewal`](crate::Lock::renewal) for one.
 ///
 /// A lease leaked by [`std::mem::forget`] is renewed for as long as its runtime lives, as a
 /// forgotten `MutexGuard` is locked, unless [`max_renewals`](Self::max_renewals) bounds it. One
@@ -56,12 +56,6 @@ impl Renewal {
 
     pub(crate) const fn times(self) -> u32 {
         self.times
-    }
-}
-
-impl Default for Renewal {
-    fn default() -> Self {
-        Self::watchdog()
     }
 }
 
