@@ -39,7 +39,7 @@
 //! | registry | where locks come from: [`LockRegistry`], on a [store] |
 //! | lock | a handle to a key: [`Lock`]. It does nothing until it is acquired |
 //! | lease | the time-limited right to a key: a guard, [`Lease`], or what only sees it, [`LeaseView`] |
-//! | ttl | how long a lease lasts. Leases are not renewed yet: choose one longer than the work |
+//! | ttl | how long a lease lasts, unless its [`Renewal`] prolongs it: choose one longer than the work |
 //! | wait | how long a caller is ready to wait for a lock |
 //! | fencing token | a `u64`, strictly greater for every later lease of a key |
 //!
