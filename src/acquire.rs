@@ -150,6 +150,7 @@ impl Acquiring {
         {
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
+                renewals: self.plan.renewal().times(),
                 patience: self.patience,
                 until: self.until(driver, *arrived),
                 repeats: self.plan.repeat().start(),

@@ -39,7 +39,7 @@
 //! | registry | where locks come from: [`LockRegistry`], on a [store] |
 //! | lock | a handle to a key: [`Lock`]. It does nothing until it is acquired |
 //! | lease | the time-limited right to a key: a guard, [`Lease`], or what only sees it, [`LeaseView`] |
-//! | ttl | how long a lease lasts. Leases are not renewed yet: choose one longer than the work |
+//! | ttl | how long a lease lasts, unless its [`Renewal`] prolongs it: choose one longer than the work |
 //! | wait | how long a caller is ready to wait for a lock |
 //! | fencing token | a `u64`, strictly greater for every later lease of a key |
 //!
@@ -76,6 +76,7 @@ mod lease;
 mod lock;
 mod plan;
 mod registry;
+mod renewal;
 mod repeat;
 mod settings;
 pub mod store;
@@ -90,6 +91,7 @@ pub use self::into_lock::IntoLock;
 pub use self::lease::{Lease, LeaseView};
 pub use self::lock::Lock;
 pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
+pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
 pub use self::settings::OnLost;
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};

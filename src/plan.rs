@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::Driver;
+use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnLost, TTL};
 use crate::{LockError, key};
@@ -14,6 +15,7 @@ pub(crate) struct Plan {
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) repeat: Option<Repeat>,
+    pub(crate) renewal: Option<Renewal>,
     pub(crate) on_lost: OnLost,
 }
 
@@ -25,6 +27,7 @@ impl Plan {
             ttl: None,
             wait: None,
             repeat: None,
+            renewal: None,
             on_lost: OnLost::default(),
         }
     }
@@ -80,6 +83,15 @@ impl Plan {
             .clone()
             .or_else(|| Some(self.driver.as_ref()?.settings().repeat.clone()))
             .unwrap_or_default()
+    }
+
+    /// A ttl that was set asks for a lease of just that length, unless the lock says otherwise.
+    pub(crate) fn renewal(&self) -> Renewal {
+        match (self.renewal, self.ttl, &self.driver) {
+            (Some(renewal), _, _) => renewal,
+            (None, None, Some(driver)) => driver.settings().renewal,
+            (None, _, _) => Renewal::off(),
+        }
     }
 
     pub(crate) fn max_waiters(&self) -> usize {

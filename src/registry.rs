@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::lock::Lock;
+use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::Settings;
 use crate::store::{LockStore, MemoryStore};
@@ -174,7 +175,7 @@ impl LockRegistryBuilder {
         self
     }
 
-    /// How long a lease lasts: from 10 ms to 24 h. Default: 30 s.
+    /// How long a lease lasts unless it is renewed: from 10 ms to 24 h. Default: 30 s.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
@@ -189,6 +190,13 @@ impl LockRegistryBuilder {
     /// How to try again on a store that cannot tell who is next.
     pub fn repeat(mut self, repeat: Repeat) -> Self {
         self.settings.repeat = repeat;
+        self
+    }
+
+    /// Whether the leases of locks that set no [`ttl`](Lock::ttl) of their own are prolonged while
+    /// they are held. Default: [`Renewal::off`].
+    pub fn renewal(mut self, renewal: Renewal) -> Self {
+        self.settings.renewal = renewal;
         self
     }
 

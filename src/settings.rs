@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::key;
+use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::turnstile::Rules;
 
@@ -34,6 +35,7 @@ pub(crate) struct Settings {
     pub(crate) ttl: Duration,
     pub(crate) wait: Duration,
     pub(crate) repeat: Repeat,
+    pub(crate) renewal: Renewal,
     pub(crate) max_waiters: usize,
     pub(crate) local_passes: u32,
     pub(crate) local_span: Duration,
@@ -47,6 +49,7 @@ impl Default for Settings {
             ttl: Duration::from_secs(30),
             wait: Duration::from_secs(30),
             repeat: Repeat::default(),
+            renewal: Renewal::off(),
             max_waiters: usize::MAX,
             local_passes: 16,
             local_span: Duration::from_millis(20),

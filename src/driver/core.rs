@@ -51,6 +51,7 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
+    pub(crate) renewals: u32,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
@@ -138,7 +139,7 @@ impl Driver {
         let waiter = Waiter {
             who: contender.clone(),
             ttl: arrival.ttl,
-            renewed: false,
+            renewals: arrival.renewals,
             patience: arrival.patience,
             until: arrival.until,
             repeats: arrival.repeats,

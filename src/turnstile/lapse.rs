@@ -8,7 +8,7 @@ use super::time::Moment;
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
-    /// Tells everybody whose time is over. Comes first at every event, so that an event that is
+    /// Tells everybody whose time is over, and prolongs what is due. Comes first at every event, so that an event that is
     /// handled late does not see a lease that is over.
     pub(super) fn pass_time(&mut self, cx: &mut Cx<'_>) {
         let now = cx.now;
@@ -39,6 +39,8 @@ impl<C: Clone> Turnstile<C> {
                         Verdict::TurnLost
                     },
                 );
+            } else if !self.down && tenure.is_renewal_due(now) {
+                self.renew(now);
             }
         }
     }

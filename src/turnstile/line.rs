@@ -31,11 +31,18 @@ impl fmt::Debug for Repeats {
 pub(crate) struct Waiter<C> {
     pub(crate) who: C,
     pub(crate) ttl: Duration,
-    /// Whether its lease is prolonged while it is held, or ends `ttl` after it began.
-    pub(crate) renewed: bool,
+    /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
+    pub(crate) renewals: u32,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
+}
+
+impl<C> Waiter<C> {
+    /// Whether the watchdog prolongs its lease.
+    pub(super) fn is_renewed(&self) -> bool {
+        self.renewals > 0
+    }
 }
 
 /// The waiters of one key in order of arrival.

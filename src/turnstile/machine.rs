@@ -149,7 +149,7 @@ impl<C: Clone> Turnstile<C> {
                     consider(Some(*ask_at));
                 }
             }
-            Standing::Inside(tenure) => consider(Some(tenure.next_timeout())),
+            Standing::Inside(tenure) => consider(Some(tenure.next_timeout(self.down))),
         }
         next
     }
@@ -196,9 +196,8 @@ impl<C: Clone> Turnstile<C> {
         let mut taken = false;
         let mut wants_more = false;
         if let Standing::Inside(tenure) = &mut self.standing
-            && let Some(seat) = tenure.seat.as_mut().filter(|seat| seat.id == id)
+            && tenure.take(id, cx.now)
         {
-            seat.taken = true;
             taken = true;
             wants_more = tenure.wants_more();
         }

@@ -21,7 +21,7 @@ impl<C: Clone> Turnstile<C> {
         self.pass_time(cx);
         if let Op::Renew { owner, ttl } = *op {
             if matches!(&self.standing, Standing::Inside(tenure) if tenure.owner == owner) {
-                self.on_renewal(cx.now, ttl, result);
+                self.on_renewal(cx, ttl, result);
             }
         } else if let Some(flight) = self.flight.take() {
             if result.is_ok() {
@@ -246,7 +246,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    fn on_renewal(&mut self, now: Moment, ttl: Duration, result: Result<Answer, OpError>) {
+    fn on_renewal(&mut self, cx: &mut Cx<'_>, ttl: Duration, result: Result<Answer, OpError>) {
+        let now = cx.now;
+        let again = now + Duration::from_millis(50).min(ttl / 9) + cx.supply.jitter(0, 5);
         let Standing::Inside(tenure) = &mut self.standing else {
             unreachable!("the caller looked")
         };
@@ -255,7 +257,7 @@ impl<C: Clone> Turnstile<C> {
         };
         match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {
-                if let Some((who, deadline)) = tenure.prolong(deadline(sent, ttl)) {
+                if let Some((who, deadline)) = tenure.prolong(sent, deadline(sent, ttl)) {
                     self.wake(who, Verdict::Prolonged { deadline });
                 }
                 if let Standing::Inside(Tenure {
@@ -283,7 +285,9 @@ impl<C: Clone> Turnstile<C> {
                     self.wake(ending.who, Verdict::Lost);
                 }
             }
-            // Unknown changes nothing: the deadline decides.
+            // Tried again until the deadline.
+            Err(OpError::Refused(_)) => tenure.renew_after(again),
+            // Unknown changes nothing: the deadline decides. A new connection renews at once (O4).
             _ => {}
         }
     }

@@ -45,6 +45,10 @@ pub(super) struct Seat<C> {
     /// When a fixed lease ends, however long the tenure lasts.
     own_end: Option<Moment>,
     passed: bool,
+    /// How often the watchdog may still prolong it.
+    renewals: u32,
+    /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
+    renew_at: Option<Moment>,
 }
 
 impl<C: Clone> Tenure<C> {
@@ -69,7 +73,7 @@ impl<C: Clone> Tenure<C> {
         if self.turns == 0 {
             return true;
         }
-        let needed = if next.renewed {
+        let needed = if next.is_renewed() {
             next.ttl / 2
         } else {
             next.ttl / 100 * 95
@@ -84,7 +88,7 @@ impl<C: Clone> Tenure<C> {
         let token = self.draw * u64::from(MOST_PASSES + 1) + u64::from(self.turns);
         let passed = self.turns > 0;
         self.turns += 1;
-        let own_end = (!waiter.renewed).then(|| {
+        let own_end = (!waiter.is_renewed()).then(|| {
             let end = deadline(now, waiter.ttl);
             // W3: only one who wants longer than the ticket brought is worth a renewal. The
             // others have nearly all they want, and no more than the tenure has.
@@ -103,6 +107,8 @@ impl<C: Clone> Tenure<C> {
             ttl: waiter.ttl,
             own_end,
             passed,
+            renewals: waiter.renewals,
+            renew_at: None,
         };
         let until = seat.deadline;
         self.seat = Some(seat);
@@ -127,6 +133,38 @@ impl<C: Clone> Tenure<C> {
         })
     }
 
+    /// The waiter has seen its lease, and holds it from here on.
+    pub(super) fn take(&mut self, id: WaiterId, now: Moment) -> bool {
+        let seat = self.seat.as_mut().filter(|seat| seat.id == id);
+        let Some(seat) = seat else {
+            return false;
+        };
+        seat.taken = true;
+        seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
+        true
+    }
+
+    /// Whether the watchdog is due; if so it comes again after another third of the ttl.
+    pub(super) fn is_renewal_due(&mut self, now: Moment) -> bool {
+        let Some(seat) = &mut self.seat else {
+            return false;
+        };
+        if self.renewing.is_some() || seat.renew_at.is_none_or(|at| now < at) {
+            return false;
+        }
+        seat.renewals -= 1;
+        seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
+        true
+    }
+
+    /// The store refused a renewal: the watchdog tries again, on the same count.
+    pub(super) fn renew_after(&mut self, again: Moment) {
+        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.is_renewed()) {
+            seat.renewals = seat.renewals.saturating_add(1);
+            seat.renew_at = Some(again);
+        }
+    }
+
     /// A renewal is sent; it may be done even if nobody ever hears of it.
     pub(super) fn asked(&mut self, now: Moment, ttl: Duration) {
         self.renewing = Some(now);
@@ -139,26 +177,38 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The store prolonged the tenure; returns the lease's new deadline, if that moved.
-    pub(super) fn prolong(&mut self, until: Moment) -> Option<(C, Moment)> {
+    pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Moment)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
+        // Whoever wished for it, the next is a third of the ttl away.
+        seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
         let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
         let moved = deadline > seat.deadline;
         seat.deadline = deadline;
         moved.then(|| (seat.who.clone(), deadline))
     }
 
-    pub(super) fn next_timeout(&self) -> Moment {
+    /// `down`: the watchdog rests until the connection is back, which renews at once.
+    pub(super) fn next_timeout(&self, down: bool) -> Moment {
         let mut next = self.deadline;
         if let Some(seat) = &self.seat {
             next = next.min(seat.deadline);
             if !seat.taken {
                 next = next.min(seat.take_by);
             }
+            if self.renewing.is_none() && !down {
+                next = next.min(seat.renew_at.unwrap_or(next));
+            }
         }
         if let Some(ending) = &self.ending {
             next = next.min(ending.deadline);
         }
         next
+    }
+}
+
+impl<C> Seat<C> {
+    fn is_renewed(&self) -> bool {
+        self.own_end.is_none()
     }
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `waiting.rs` | what do `acquire*` and `lease*` say of a lock that is free, or busy? |
 //! | `work.rs`, `streams.rs` | what becomes of a future or a stream under a lock? |
+//! | `renewal.rs` | who keeps a lease for longer than its ttl? |
 //! | `loss.rs` | who learns that a lease is over, and when? |
 //! | `outage.rs` | what if the store is away, or slow? |
 //! | `turns.rs` | who is next? |
@@ -31,6 +32,7 @@ mod outage;
 mod redis;
 #[cfg(feature = "redis")]
 mod redis_alone;
+mod renewal;
 mod runtimes;
 mod scenarios;
 mod shutdown;
@@ -45,7 +47,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 96;
+const CASES: usize = 101;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -92,6 +94,13 @@ suite! {
         back_pressure_is_the_streams_own,
         a_stream_that_is_slow_is_waited_for_under_the_lease,
         done_streams_say_so,
+    }
+    renewal: in_runtime {
+        a_renewed_lease_is_held_for_three_ttls_and_still_ours,
+        work_longer_than_its_ttl_keeps_its_lock,
+        at_most_so_many_renewals,
+        a_renewal_finds_the_loss,
+        released_leases_are_not_renewed,
     }
     loss: in_runtime {
         lost_work_is_dropped_at_once,

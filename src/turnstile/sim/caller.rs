@@ -30,7 +30,8 @@ pub(super) struct Caller {
     pub(super) ttl: u64,
     pub(super) stage: Stage,
     pub(super) patience: Patience,
-    pub(super) renewed: bool,
+    /// How often its lease is prolonged at most; 0: fixed.
+    pub(super) renewals: u32,
     /// When its wait is over.
     pub(super) until: True,
     /// When it was last seated.
@@ -48,7 +49,7 @@ impl Caller {
             ttl,
             stage: Stage::Out,
             patience: Patience::Stand,
-            renewed: false,
+            renewals: 0,
             until: 0,
             seated_at: 0,
             visit: 0,
@@ -78,7 +79,11 @@ impl World {
             } else {
                 Patience::Stand
             },
-            renewed: rng.chance(600),
+            renewals: if rng.chance(600) {
+                rng.pick(&[1, 3, u32::MAX])
+            } else {
+                0
+            },
             until: 0,
             seated_at: 0,
             visit: 0,
@@ -114,7 +119,7 @@ impl World {
         let waiter = Waiter {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
-            renewed: caller.renewed,
+            renewals: caller.renewals,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
             repeats: Repeats(Box::new(move || {

@@ -42,7 +42,7 @@ pub(super) struct Desk {
 #[derive(Clone, Copy)]
 pub(super) struct Wish {
     ttl: u64,
-    renewed: bool,
+    renewals: u32,
     patience: Patience,
     until: Moment,
 }
@@ -51,7 +51,7 @@ pub(super) struct Wish {
 pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
-        renewed: false,
+        renewals: 0,
         patience: Patience::Stand,
         until: FOREVER,
     }
@@ -59,10 +59,11 @@ pub(super) fn fixed(ttl: u64) -> Wish {
 
 impl Wish {
     pub(super) fn renewed(self) -> Self {
-        Self {
-            renewed: true,
-            ..self
-        }
+        self.renewed_at_most(u32::MAX)
+    }
+
+    pub(super) fn renewed_at_most(self, renewals: u32) -> Self {
+        Self { renewals, ..self }
     }
 
     pub(super) fn once(self) -> Self {
@@ -143,7 +144,7 @@ impl Desk {
         let waiter = Waiter {
             who,
             ttl: ms(wish.ttl),
-            renewed: wish.renewed,
+            renewals: wish.renewals,
             patience: wish.patience,
             until: wish.until,
             repeats: Repeats(Box::new(|| Some(ms(30)))),

@@ -8,3 +8,4 @@ mod passes;
 mod property;
 mod purity;
 mod waiting;
+mod watchdog;

@@ -375,7 +375,7 @@ impl Bench {
                 let waiter = Waiter {
                     who,
                     ttl: ms(ttl),
-                    renewed,
+                    renewals: if renewed { 3 } else { 0 },
                     patience: if once {
                         Patience::Once
                     } else {

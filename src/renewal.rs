@@ -1,0 +1,70 @@
+use std::fmt;
+
+/// Whether a lease is prolonged while it is held, and how often.
+///
+/// The watchdog prolongs a lease at every third of its ttl, to its whole ttl, until it is released,
+/// dropped or lost. A renewal that finds the key in other hands loses the lease at once; one that
+/// gets no answer changes nothing and is tried again until the deadline, which alone decides.
+///
+/// Leases are not renewed unless this is asked for, by
+/// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) for the locks that set no
+/// [`ttl`](crate::Lock::ttl) of their own, or by [`Lock::renewal`](crate::Lock::renewal) for one.
+///
+/// A lease leaked by [`std::mem::forget`] is renewed for as long as its runtime lives, as a
+/// forgotten `MutexGuard` is locked, unless [`max_renewals`](Self::max_renewals) bounds it. One
+/// whose runtime has gone is not renewed.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use lockstream::{LockRegistry, Renewal};
+///
+/// let locks = LockRegistry::in_memory();
+/// // an hour at most: 360 times 10 s
+/// let hour = Renewal::watchdog().max_renewals(360);
+/// let lock = locks.obtain("import").ttl(Duration::from_secs(30)).renewal(hour);
+/// # let _ = lock;
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Renewal {
+    times: u32,
+}
+
+impl Renewal {
+    /// At every third of the ttl, for as long as the lease is held.
+    pub const fn watchdog() -> Self {
+        Self { times: u32::MAX }
+    }
+
+    /// Not at all: the lease ends its ttl after it began.
+    pub const fn off() -> Self {
+        Self { times: 0 }
+    }
+
+    /// At most so many times; then the lease ends its ttl after the last. 0 is [`off`](Self::off).
+    #[must_use]
+    pub const fn max_renewals(self, times: u32) -> Self {
+        Self { times }
+    }
+
+    /// Without end, as [`watchdog`](Self::watchdog) comes.
+    #[must_use]
+    pub const fn unlimited(self) -> Self {
+        Self::watchdog()
+    }
+
+    pub(crate) const fn times(self) -> u32 {
+        self.times
+    }
+}
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.times {
+            0 => f.write_str("Renewal::off()"),
+            u32::MAX => f.write_str("Renewal::watchdog()"),
+            times => write!(f, "Renewal::watchdog().max_renewals({times})"),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Leases that are prolonged while they are held.
+
+use std::future::pending;
+
+use lockstream::{FutureLockExt, LockError, Renewal};
+use tokio::time::{Instant, sleep};
+
+use crate::assert_err;
+use crate::world::{World, assert_took, free, idle, is_held, ms};
+
+pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").ttl(ms(500)).renewal(Renewal::watchdog());
+    let lease = lock.lease().await.unwrap();
+    let other = there.obtain("k");
+    assert!(!other.acquire_within(ms(1500)).await.unwrap());
+    assert!(lease.is_valid());
+    lease.release().await.unwrap();
+    assert!(other.acquire_within(ms(500)).await.unwrap());
+}
+
+pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock<W: World>(w: &W) {
+    let builder = w.builder().await.ttl(ms(500));
+    let registry = builder.renewal(Renewal::watchdog()).build();
+    let slow = async {
+        sleep(ms(1200)).await;
+        7
+    };
+    assert_eq!(slow.with_lock((&registry, "k")).await.unwrap(), 7);
+    // A ttl of its own is not renewed, whatever the registry does.
+    let fixed = registry.obtain("k").ttl(ms(500));
+    let begin = Instant::now();
+    assert_err!(pending::<()>().with_lock(fixed).await, Lost, "k");
+    assert_took(begin, ms(493), W::LATE);
+}
+
+pub(crate) async fn at_most_so_many_renewals<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let twice = Renewal::watchdog().max_renewals(2);
+    let lock = registry.obtain("k").ttl(ms(600)).renewal(twice);
+    let begin = Instant::now();
+    let lease = lock.lease().await.unwrap();
+    assert!(matches!(lease.lost().await, LockError::Lost { .. }));
+    // Renewed at 200 and 400 ms, and over a whole ttl later.
+    assert_took(begin, ms(400 + 592), W::LATE);
+}
+
+/// The key is gone, or another's: the holder knows at the next renewal, long before its deadline.
+pub(crate) async fn a_renewal_finds_the_loss<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(6000));
+    let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+    let begin = Instant::now();
+    w.expire("k");
+    assert!(lease.lost().await.is_lost());
+    assert!(begin.elapsed() <= ms(2000) + W::LATE);
+    assert_err!(lease.release().await, Lost, "k");
+}
+
+/// Nothing is prolonged after its release, however the two cross.
+pub(crate) async fn released_leases_are_not_renewed<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(450));
+    let lock = lock.renewal(Renewal::watchdog());
+    for round in 0..14 {
+        let lease = lock.lease().await.unwrap();
+        // The first renewal goes out at 150 ms.
+        sleep(ms(143 + round)).await;
+        if round % 2 == 0 {
+            drop(lease);
+        } else {
+            lease.release().await.unwrap();
+        }
+    }
+    free(&lock).await;
+    idle(&registry).await;
+    sleep(ms(200)).await;
+    assert!(!is_held(&lock).await);
+}
