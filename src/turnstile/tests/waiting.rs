@@ -288,7 +288,7 @@ fn a_pause_without_end_is_no_fault() {
     let waiter = Waiter {
         who: "a",
         ttl: ms(1000),
-        renewed: false,
+        renewals: 0,
         patience: Patience::Stand,
         until: ms(5000),
         repeats: Repeats(Box::new(|| Some(Duration::MAX))),
