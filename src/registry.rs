@@ -201,7 +201,8 @@ impl LockRegistryBuilder {
     }
 
     /// How many callers may wait for one key in this registry; one more gets
-    /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default: no limit.
+    /// [`LockError::QueueFull`](crate::LockError::QueueFull). A caller whose first question to the
+    /// store is under way waits, too. Default: no limit.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.settings.max_waiters = max_waiters;
         self

@@ -204,6 +204,8 @@ impl Driver {
         state.timeouts.clear();
         let (session, kept) = (state.session.take(), state.keep.take());
         drop(state);
+        // Whoever else waits for the end of a shutdown.
+        self.idle.notify(usize::MAX);
         drop((entries, session, kept));
     }
 

@@ -85,7 +85,9 @@ impl<C: Clone> Tenure<C> {
 
     /// Seats a waiter; returns its token (F2) and its deadline.
     pub(super) fn seat(&mut self, id: WaiterId, waiter: Waiter<C>, now: Moment) -> (u64, Moment) {
-        let token = self.draw * u64::from(MOST_PASSES + 1) + u64::from(self.turns);
+        // A fence that was set by hand to what no clock shows is no reason to panic.
+        let first = self.draw.saturating_mul(u64::from(MOST_PASSES + 1));
+        let token = first.saturating_add(u64::from(self.turns));
         let passed = self.turns > 0;
         self.turns += 1;
         let own_end = (!waiter.is_renewed()).then(|| {
