@@ -47,6 +47,8 @@ pub(super) struct Seat<C> {
     passed: bool,
     /// How often the watchdog may still prolong it.
     renewals: u32,
+    /// Whether the renewal in flight is one of those.
+    counted: bool,
     /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Moment>,
 }
@@ -110,6 +112,7 @@ impl<C: Clone> Tenure<C> {
             own_end,
             passed,
             renewals: waiter.renewals,
+            counted: false,
             renew_at: None,
         };
         let until = seat.deadline;
@@ -154,16 +157,21 @@ impl<C: Clone> Tenure<C> {
         if self.renewing.is_some() || seat.renew_at.is_none_or(|at| now < at) {
             return false;
         }
-        seat.renewals -= 1;
+        if seat.renewals < u32::MAX {
+            seat.renewals -= 1;
+        }
+        seat.counted = true;
         seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
         true
     }
 
     /// The store refused a renewal: the watchdog tries again, on the same count.
     pub(super) fn renew_after(&mut self, again: Moment) {
-        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.is_renewed()) {
-            seat.renewals = seat.renewals.saturating_add(1);
-            seat.renew_at = Some(again);
+        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.taken) {
+            if std::mem::take(&mut seat.counted) {
+                seat.renewals = seat.renewals.saturating_add(1);
+            }
+            seat.renew_at = (seat.renewals > 0).then_some(again);
         }
     }
 
@@ -182,6 +190,7 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Moment)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
+        seat.counted = false;
         // Whoever wished for it, the next is a third of the ttl away.
         seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
         let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
@@ -206,11 +215,5 @@ impl<C: Clone> Tenure<C> {
             next = next.min(ending.deadline);
         }
         next
-    }
-}
-
-impl<C> Seat<C> {
-    fn is_renewed(&self) -> bool {
-        self.own_end.is_none()
     }
 }

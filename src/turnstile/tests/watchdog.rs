@@ -111,6 +111,35 @@ fn at_most_so_many_renewals() {
     assert!(matches!(desk.told("a"), Verdict::Lost));
 }
 
+/// The renewal of a new connection (O4) was refused, and that gave the watchdog one more than it was
+/// allowed, and started it for a lease that nobody had taken yet (W4).
+#[test]
+fn a_refusal_gives_back_no_more_than_was_counted() {
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed_at_most(1), 5);
+    desk.wait_until(1100);
+    desk.up(true);
+    let renew = desk.sent();
+    desk.fail(&renew, OpError::Refused(broken()));
+    desk.wait_until(1200);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Renewed);
+    prolonged(&mut desk, "a");
+    desk.wait_until(1900);
+    desk.silent();
+
+    let mut desk = Desk::new();
+    desk.arrive("b", fixed(900).renewed());
+    let enter = desk.sent();
+    desk.reply(&enter, Outcome::Won { draw: 5 });
+    desk.seated("b");
+    desk.up(true);
+    let renew = desk.sent();
+    desk.fail(&renew, OpError::Refused(broken()));
+    desk.wait_until(1299);
+    desk.silent();
+}
+
 /// Somebody else has the key: the holder is told at once, not at its deadline.
 #[test]
 fn a_renewal_that_finds_another_loses_the_lease() {
