@@ -180,10 +180,11 @@ impl Contender {
                 state.deadline = deadline;
                 Progress::Seated { token }
             }
-            (_, Verdict::Prolonged { deadline }) => {
+            (_, Verdict::Prolonged { deadline, .. }) => {
                 state.deadline = deadline;
                 return;
             }
+            (_, Verdict::Unrenewed(_)) => return,
             (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
             (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
             (Progress::Held { token }, verdict) => Progress::Ended {

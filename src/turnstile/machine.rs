@@ -15,8 +15,11 @@ use crate::store::contract::{Grant, Op};
 pub(crate) enum Verdict {
     /// The key is the waiter's, if it takes it in time (W4).
     Seated { token: u64, deadline: Moment },
-    /// The lease lasts longer than was said.
-    Prolonged { deadline: Moment },
+    /// A renewal was confirmed. `last`: the watchdog will not come again.
+    Prolonged { deadline: Moment, last: bool },
+    /// A renewal got no answer, or a refusal: it changes nothing, and is tried again until the
+    /// deadline.
+    Unrenewed(StoreError),
     /// Seated, but it did not look: the turn is another's (W4). It may arrive again.
     TurnLost,
     /// Others have the key.

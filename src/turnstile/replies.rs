@@ -257,8 +257,8 @@ impl<C: Clone> Turnstile<C> {
         };
         match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {
-                if let Some((who, deadline)) = tenure.prolong(sent, deadline(sent, ttl)) {
-                    self.wake(who, Verdict::Prolonged { deadline });
+                if let Some((who, verdict)) = tenure.prolong(sent, deadline(sent, ttl)) {
+                    self.wake(who, verdict);
                 }
                 if let Standing::Inside(Tenure {
                     renew_again: true, ..
@@ -285,10 +285,18 @@ impl<C: Clone> Turnstile<C> {
                     self.wake(ending.who, Verdict::Lost);
                 }
             }
-            // Tried again until the deadline.
-            Err(OpError::Refused(_)) => tenure.renew_after(again),
-            // Unknown changes nothing: the deadline decides. A new connection renews at once (O4).
-            _ => {}
+            Ok(outcome) => debug_assert!(false, "{outcome:?} to a renewal"),
+            // Unknown changes nothing: it is tried again until the deadline, which decides. A new
+            // connection renews at once (O4).
+            Err(error) => {
+                if let OpError::Refused(_) = error {
+                    tenure.renew_after(again);
+                }
+                if let Some(seat) = tenure.seat.as_ref().filter(|seat| seat.taken) {
+                    let who = seat.who.clone();
+                    self.wake(who, Verdict::Unrenewed(error.store_error().clone()));
+                }
+            }
         }
     }
 

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::errand::Ending;
 use super::line::{Waiter, WaiterId};
+use super::machine::Verdict;
 use super::rules::Rules;
 use super::time::{Moment, deadline, drift};
 use crate::store::contract::Owner;
@@ -186,17 +187,18 @@ impl<C: Clone> Tenure<C> {
         now + self.longest + drift(self.longest)
     }
 
-    /// The store prolonged the tenure; returns the lease's new deadline, if that moved.
-    pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Moment)> {
+    /// The store prolonged the tenure; returns what its lease is to be told, if its deadline moved.
+    pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
+        let last = seat.own_end.is_none() && seat.renewals == 0;
         seat.counted = false;
         // Whoever wished for it, the next is a third of the ttl away.
         seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
         let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
         let moved = deadline > seat.deadline;
         seat.deadline = deadline;
-        moved.then(|| (seat.who.clone(), deadline))
+        moved.then(|| (seat.who.clone(), Verdict::Prolonged { deadline, last }))
     }
 
     /// `down`: the watchdog rests until the connection is back, which renews at once.

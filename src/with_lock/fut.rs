@@ -51,6 +51,7 @@ where
             match ready!(this.hold.poll_acquire(cx)) {
                 Ok(view) => {
                     if let Some(begin) = this.begin.take() {
+                        let _scope = this.hold.scope();
                         this.work.set(Some(begin(view)));
                     }
                 }
@@ -62,8 +63,11 @@ where
             }
         }
         if !this.hold.is_releasing() {
-            if let Some(loss) = this.hold.poll_loss(cx) {
+            let loss = this.hold.poll_loss(cx);
+            let scope = this.hold.scope();
+            if let Some(loss) = loss {
                 this.work.set(None);
+                drop(scope);
                 this.hold.end();
                 return Poll::Ready(Err(loss));
             }
@@ -71,6 +75,7 @@ where
             let work = work.expect("work begins with the lease and ends with the release");
             let value = ready!(work.poll(cx));
             this.work.set(None);
+            drop(scope);
             // A lease that ran out during the last poll was no lease for what that poll did.
             if let Some(loss) = this.hold.poll_loss(cx) {
                 this.hold.end();

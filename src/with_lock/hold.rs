@@ -3,6 +3,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::time::Sleep;
+use tracing::Span;
+use tracing::span::Entered;
 
 use crate::LockError;
 use crate::acquire::{Acquired, Acquiring};
@@ -20,11 +22,17 @@ pub(crate) struct Hold {
     state: State,
 }
 
+/// In it, work runs under the lock: its logs carry the key and the token.
+pub(crate) struct Scope<'a> {
+    _entered: Option<Entered<'a>>,
+}
+
 enum State {
     Acquiring(Acquiring),
     Holding {
         lease: Lease,
         lost: Option<Lost>,
+        span: Span,
     },
     Releasing {
         release: LeaseRelease,
@@ -69,7 +77,8 @@ impl Hold {
             Ok(Acquired::Lease(lease)) => {
                 let view = lease.view();
                 let lost = Some(lease.lost());
-                self.state = State::Holding { lease, lost };
+                let span = tracing::info_span!("lock", key = lease.key(), token = lease.token());
+                self.state = State::Holding { lease, lost, span };
                 return Poll::Ready(Ok(view));
             }
             Ok(Acquired::Busy { waited }) => LockError::NotAcquired {
@@ -97,6 +106,16 @@ impl Hold {
             return None;
         }
         Some(loss)
+    }
+
+    /// What the work finds around it: to be kept while it is polled.
+    pub(crate) fn scope(&self) -> Scope<'_> {
+        match &self.state {
+            State::Holding { span, .. } => Scope {
+                _entered: Some(span.enter()),
+            },
+            _ => Scope { _entered: None },
+        }
     }
 
     /// Whatever is held is given back in the background, and nothing follows.

@@ -50,6 +50,7 @@ where
             match ready!(this.hold.poll_acquire(cx)) {
                 Ok(view) => {
                     if let Some(begin) = this.begin.take() {
+                        let _scope = this.hold.scope();
                         this.work.set(Some(begin(view)));
                     }
                 }
@@ -61,8 +62,11 @@ where
             }
         }
         if !this.hold.is_releasing() {
-            if let Some(loss) = this.hold.poll_loss(cx) {
+            let loss = this.hold.poll_loss(cx);
+            let scope = this.hold.scope();
+            if let Some(loss) = loss {
                 this.work.set(None);
+                drop(scope);
                 this.hold.end();
                 return Poll::Ready(Some(Err(loss)));
             }
@@ -72,6 +76,7 @@ where
                 return Poll::Ready(Some(Ok(item)));
             }
             this.work.set(None);
+            drop(scope);
             // A lease that ran out during the last poll was no lease for what that poll did.
             if let Some(loss) = this.hold.poll_loss(cx) {
                 this.hold.end();

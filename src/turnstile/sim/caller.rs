@@ -170,9 +170,10 @@ impl World {
                     self.plan(delay, Event::Look(id, visit));
                 }
             }
-            (Verdict::Prolonged { deadline }, Stage::Seated(_) | Stage::Holding(_)) => {
+            (Verdict::Prolonged { deadline, .. }, Stage::Seated(_) | Stage::Holding(_)) => {
                 self.lease_prolonged(process, key, id, *deadline);
             }
+            (Verdict::Unrenewed(_), Stage::Holding(_)) => {}
             (Verdict::TurnLost, Stage::Seated(_)) => {
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;

@@ -199,10 +199,11 @@ impl Bench {
                 assert_eq!(first, Some(who), "it is the turn of the first");
                 Stage::Seated
             }
-            (Verdict::Prolonged { deadline }, Stage::Seated | Stage::Holding) => {
+            (Verdict::Prolonged { deadline, .. }, Stage::Seated | Stage::Holding) => {
                 self.check_deadline(*deadline);
                 stage
             }
+            (Verdict::Unrenewed(_), Stage::Holding) => stage,
             (Verdict::TurnLost, Stage::Seated)
             | (Verdict::Lost, Stage::Holding | Stage::Finishing)
             | (Verdict::Closed, Stage::Waiting | Stage::Seated | Stage::Holding)

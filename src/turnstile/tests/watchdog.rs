@@ -5,7 +5,7 @@ use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::Verdict;
 
 fn prolonged(desk: &mut Desk, who: &'static str) -> u64 {
-    let Verdict::Prolonged { deadline } = desk.told(who) else {
+    let Verdict::Prolonged { deadline, .. } = desk.told(who) else {
         panic!("not prolonged")
     };
     deadline.as_micros() as u64
@@ -52,6 +52,7 @@ fn unknown_neither_loses_nor_prolongs() {
     let renew = desk.sent();
     desk.lose(&renew);
     desk.down();
+    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
     desk.wait_until(1888);
     desk.silent();
     desk.untold("a");
@@ -68,6 +69,7 @@ fn o4_a_new_connection_renews_at_once_and_the_watchdog_goes_on() {
     let renew = desk.sent();
     desk.lose(&renew);
     desk.down();
+    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
     desk.wait_until(1700);
     desk.up(true);
     let renew = desk.sent();
@@ -87,6 +89,7 @@ fn a_refused_renewal_is_tried_again() {
     desk.wait_until(1300);
     let renew = desk.sent();
     desk.fail(&renew, OpError::Refused(broken()));
+    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
     desk.wait_until(1360);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
@@ -102,7 +105,8 @@ fn at_most_so_many_renewals() {
         desk.wait_until(1000 + third * 300);
         let renew = desk.sent();
         desk.reply(&renew, Outcome::Renewed);
-        prolonged(&mut desk, "a");
+        let told = desk.told("a");
+        assert!(matches!(told, Verdict::Prolonged { last, .. } if last == (third == 2)));
     }
     desk.wait_until(2488);
     desk.silent();
@@ -121,6 +125,7 @@ fn a_refusal_gives_back_no_more_than_was_counted() {
     desk.up(true);
     let renew = desk.sent();
     desk.fail(&renew, OpError::Refused(broken()));
+    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
     desk.wait_until(1200);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
