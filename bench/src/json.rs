@@ -1,0 +1,65 @@
+//! The whole run as JSON, every round of it.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::figures::{median, spread};
+use crate::libs::Outcome;
+use crate::ratios;
+use crate::report::{Entry, Report};
+
+pub(crate) fn write(path: &Path, report: &Report) -> Outcome<()> {
+    let ratios = ratios::of(report).into_iter();
+    let ratios: serde_json::Map<String, Value> = ratios
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
+    let entries: Vec<Value> = report.entries.iter().map(entry).collect();
+    let all = json!({
+        "machine": machine(report),
+        "secs": report.secs,
+        "rounds": report.rounds,
+        "results": entries,
+        "ratios": ratios,
+    });
+    let text = serde_json::to_string_pretty(&all).expect("plain data");
+    fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn entry(entry: &Entry) -> Value {
+    let figures = entry.names().into_iter().map(|(name, unit)| {
+        let values = entry.values(name);
+        json!({
+            "figure": name,
+            "unit": unit,
+            "median": median(&values),
+            "spread_percent": spread(&values),
+            "rounds": values,
+        })
+    });
+    json!({
+        "scenario": entry.scenario.name(),
+        "lib": entry.lib.name(),
+        "figures": figures.collect::<Vec<_>>(),
+        "failures": entry.failures(),
+    })
+}
+
+/// What the figures were taken on, as far as the system tells.
+fn machine(report: &Report) -> Value {
+    let read = |path| fs::read_to_string(path).ok();
+    let info = read("/proc/cpuinfo").unwrap_or_default();
+    let processor = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map(|(_, name)| name.trim().to_owned());
+    let kernel = read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned());
+    json!({
+        "processor": processor,
+        "cores": std::thread::available_parallelism().ok().map(usize::from),
+        "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        "kernel": kernel,
+        "server": format!("redis {}", report.server),
+    })
+}

@@ -1,0 +1,83 @@
+//! Measures lockstream beside its peers, on the machine at hand:
+//! `cargo bench -p lockstream-bench --bench scenarios`, with `-- --help` for what can be said.
+//!
+//! It starts a Redis server of its own. Each round of each library runs in processes of its own, the
+//! libraries taking turns in every round, so that a noisy minute hits all of them; a library that
+//! errs or hangs is reported as such, and the run goes on.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | `options` | what the command line says |
+//! | `server`, `monitor` | the server, and how commands are counted on it |
+//! | `libs` | the libraries, behind one trait |
+//! | `worker` | the processes that do the work, and the talk with them |
+//! | `scenarios` | what they do, a file a scenario or group |
+//! | `clock`, `journal`, `tally`, `figures` | from points in time to figures |
+//! | `run`, `report`, `ratios`, `json`, `plot` | from figures to what is printed, written and drawn |
+
+mod clock;
+mod figures;
+mod journal;
+mod json;
+mod libs;
+mod monitor;
+mod options;
+mod plot;
+mod ratios;
+mod report;
+mod run;
+mod scenarios;
+mod server;
+mod tally;
+mod worker;
+
+use std::process::ExitCode;
+
+use options::Wish;
+
+/// The whole program: the bench, or one of its workers.
+///
+/// It fails if the arguments are not understood, the server cannot be had, a file cannot be
+/// written, or lockstream itself failed at a scenario.
+pub fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == worker::FLAG) {
+        return be_a_worker();
+    }
+    let done = match options::parse(args) {
+        Ok(Wish::Run(options)) => run::run(&options),
+        Ok(Wish::Help) => {
+            println!("{}", options::HELP);
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => Err(format!("{error}\n\n{}", options::HELP)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn be_a_worker() -> ExitCode {
+    let done = worker::Boss::meet().and_then(|(boss, job)| {
+        // As a service has it by `#[tokio::main]`.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(libs::told("a runtime"))?;
+        let done = runtime.block_on(scenarios::work(job, boss));
+        // What still waits for a lock is not waited for.
+        runtime.shutdown_background();
+        done
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            worker::fail(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

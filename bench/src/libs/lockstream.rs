@@ -1,0 +1,39 @@
+//! This crate, with the settings that it comes with.
+
+use std::time::Duration;
+
+use lockstream::store::RedisStore;
+use lockstream::{Lease, Lock, LockRegistry};
+
+use super::{Library, Outcome, Passes, told};
+
+pub(crate) struct Lockstream {
+    registry: LockRegistry,
+}
+
+impl Library for Lockstream {
+    type Lock = Lock;
+    type Held = Lease;
+
+    async fn connect(url: &str, passes: Passes) -> Outcome<Self> {
+        let store = RedisStore::connect(url).await.map_err(told("connect"))?;
+        let builder = LockRegistry::builder(store);
+        let registry = match passes {
+            Passes::Default => builder.build(),
+            Passes::None => builder.local_passes(0).build(),
+        };
+        Ok(Self { registry })
+    }
+
+    fn lock(&self, key: &str) -> Lock {
+        self.registry.obtain(key).wait(Duration::MAX)
+    }
+
+    async fn acquire(&self, lock: &Lock) -> Outcome<Lease> {
+        lock.lease().await.map_err(told("lease"))
+    }
+
+    async fn release(&self, held: Lease) -> Outcome<()> {
+        held.release().await.map_err(told("release"))
+    }
+}

@@ -1,0 +1,87 @@
+//! The libraries that are measured, each behind the same few calls.
+
+mod async_redis_lock;
+mod bare;
+mod lockstream;
+mod rslock;
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::async_redis_lock::AsyncRedisLock;
+pub(crate) use self::bare::Bare;
+pub(crate) use self::lockstream::Lockstream;
+pub(crate) use self::rslock::Rslock;
+
+/// How long a lock lasts where a library asks for it: what lockstream takes by itself.
+const TTL: Duration = Duration::from_secs(30);
+
+/// What went wrong, in words for the one who reads the report.
+pub(crate) type Outcome<T> = Result<T, String>;
+
+/// Puts into words what a library said when it failed at something.
+pub(crate) fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String {
+    move |error| format!("{what}: {error}")
+}
+
+/// A library, by the name that it has in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Lib {
+    Lockstream,
+    Bare,
+    Rslock,
+    AsyncRedisLock,
+}
+
+impl Lib {
+    /// In the order in which each round runs them.
+    pub(crate) const ALL: [Self; 4] = [
+        Self::Lockstream,
+        Self::Bare,
+        Self::Rslock,
+        Self::AsyncRedisLock,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Lockstream => "lockstream",
+            Self::Bare => "bare",
+            Self::Rslock => "rslock",
+            Self::AsyncRedisLock => "async-redis-lock",
+        }
+    }
+}
+
+/// Whether a process may hand the lock on to the next of its own waiters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passes {
+    /// As the library does it by itself.
+    Default,
+    /// Never; the same as the default for those who have no such thing.
+    None,
+}
+
+/// What every scenario does with a library.
+///
+/// The scenarios are generic over it, so that nothing stands between them and the library's own
+/// futures.
+pub(crate) trait Library: Sized + Send + Sync + 'static {
+    /// What a task keeps to take one key again and again.
+    type Lock: Send + Sync + 'static;
+    /// What stands for the lock while it is held.
+    type Held: Send + 'static;
+
+    /// Connects, as a process does once.
+    fn connect(url: &str, passes: Passes) -> impl Future<Output = Outcome<Self>> + Send;
+
+    fn lock(&self, key: &str) -> Self::Lock;
+
+    /// Waits for the lock for as long as it takes.
+    fn acquire(&self, lock: &Self::Lock) -> impl Future<Output = Outcome<Self::Held>> + Send;
+
+    /// Gives it back, and waits until the server has confirmed that.
+    fn release(&self, held: Self::Held) -> impl Future<Output = Outcome<()>> + Send;
+}

@@ -1,0 +1,179 @@
+//! What the command line says.
+
+use std::path::PathBuf;
+
+use crate::libs::Lib;
+use crate::scenarios::Scenario;
+
+pub(crate) const HELP: &str = "\
+Measures lockstream beside its peers, on a Redis server of its own.
+
+usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTION…]
+
+  SCENARIO…     those to run; all, if none is named
+  --secs N      how long each round of each library is measured, in seconds (2; 0.1 to 60)
+  --rounds N    how many rounds, the libraries taking turns in each (3; 1 to 100)
+  --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock)
+  --json FILE   writes everything there, every round of it
+  --plot DIR    draws charts there, as SVG
+  --help        says this
+
+It prints `SCENARIO LIB FIGURE VALUE UNIT`, VALUE being the median of the rounds, and FIGURE-spread
+how far the rounds were apart, in percent of it; and at the end `ratio NAME VALUE`.";
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Options {
+    pub(crate) scenarios: Vec<Scenario>,
+    pub(crate) libs: Vec<Lib>,
+    pub(crate) secs: f64,
+    pub(crate) rounds: usize,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wish {
+    Run(Options),
+    Help,
+}
+
+pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, String> {
+    let mut args = args.into_iter();
+    let mut options = Options {
+        scenarios: Vec::new(),
+        libs: Lib::ALL.to_vec(),
+        secs: 2.0,
+        rounds: 3,
+        json: None,
+        plot: None,
+    };
+    while let Some(arg) = args.next() {
+        let (name, joined) = match arg.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
+            _ => (arg.as_str(), None),
+        };
+        let mut value = || {
+            let value = joined.clone().or_else(|| args.next());
+            value.ok_or_else(|| format!("{name} wants a value"))
+        };
+        match name {
+            // Cargo says this to every bench.
+            "--bench" => {}
+            "--help" | "-h" => return Ok(Wish::Help),
+            "--secs" => options.secs = number(name, &value()?, 0.1..=60.0)?,
+            "--rounds" => options.rounds = whole(name, &value()?, 1..=100)?,
+            "--libs" => options.libs = libs(&value()?)?,
+            "--json" => options.json = Some(PathBuf::from(value()?)),
+            "--plot" => options.plot = Some(PathBuf::from(value()?)),
+            _ if name.starts_with('-') => return Err(format!("there is no option {name}")),
+            _ => {
+                let known = Scenario::ALL.map(Scenario::name);
+                let found = one_of("scenario", name, &known)?;
+                push_new(&mut options.scenarios, Scenario::ALL[found]);
+            }
+        }
+    }
+    if options.scenarios.is_empty() {
+        options.scenarios = Scenario::ALL.to_vec();
+    }
+    Ok(Wish::Run(options))
+}
+
+fn libs(names: &str) -> Result<Vec<Lib>, String> {
+    let known = Lib::ALL.map(Lib::name);
+    let mut libs = Vec::new();
+    for name in names.split(',') {
+        push_new(&mut libs, Lib::ALL[one_of("library", name.trim(), &known)?]);
+    }
+    Ok(libs)
+}
+
+fn one_of(what: &str, name: &str, known: &[&str]) -> Result<usize, String> {
+    let found = known.iter().position(|one| *one == name);
+    found.ok_or_else(|| {
+        let known = known.join(", ");
+        format!("there is no {what} {name:?}; there are: {known}")
+    })
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, one: T) {
+    if !list.contains(&one) {
+        list.push(one);
+    }
+}
+
+fn number(name: &str, text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
+    let number: f64 = text.parse().unwrap_or(f64::NAN);
+    let (least, most) = (range.start(), range.end());
+    if range.contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("{name} is {text}, and goes from {least} to {most}"))
+    }
+}
+
+fn whole(name: &str, text: &str, range: std::ops::RangeInclusive<usize>) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => {
+            let (least, most) = (range.start(), range.end());
+            Err(format!(
+                "{name} is {text}, and is a whole number from {least} to {most}"
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn say(line: &str) -> Result<Wish, String> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    fn options(line: &str) -> Options {
+        match say(line) {
+            Ok(Wish::Run(options)) => options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn nothing_said_is_everything() {
+        let all = options("--bench");
+        assert_eq!(all.scenarios, Scenario::ALL);
+        assert_eq!(all.libs, Lib::ALL);
+        assert_eq!((all.secs, all.rounds), (2.0, 3));
+    }
+
+    #[test]
+    fn what_is_said_is_taken() {
+        let some = options(
+            "hot-local free-8 hot-local --secs 0.5 --rounds=1 --libs bare,lockstream --json f --plot=d",
+        );
+        assert_eq!(some.scenarios, [Scenario::HotLocal, Scenario::Free8]);
+        assert_eq!(some.libs, [Lib::Bare, Lib::Lockstream]);
+        assert_eq!((some.secs, some.rounds), (0.5, 1));
+        assert_eq!(some.json, Some(PathBuf::from("f")));
+        assert_eq!(some.plot, Some(PathBuf::from("d")));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (line, names) in [
+            ("free-2", "free-2"),
+            ("--libs bare,redlock", "redlock"),
+            ("--libs", "--libs"),
+            ("--secs 0", "--secs"),
+            ("--secs NaN", "--secs"),
+            ("--secs 1e9", "--secs"),
+            ("--rounds 0", "--rounds"),
+            ("--rounds 1.5", "--rounds"),
+            ("--round 1", "--round"),
+        ] {
+            let error = say(line).expect_err(line);
+            assert!(error.contains(names), "{line}: {error}");
+        }
+    }
+}

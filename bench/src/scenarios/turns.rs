@@ -1,0 +1,204 @@
+//! `free-*` and `hot-*`: tasks that take a lock and give it back, again and again.
+//!
+//! Nothing is done under the lock, and nothing between two turns: what is measured is the lock.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::{Round, Scenario, connect};
+use crate::clock::{self, MILLISECOND, Nanos};
+use crate::figures::Figure;
+use crate::journal::{self, Diary, Turn};
+use crate::libs::{Library, Outcome, Passes};
+use crate::monitor::Monitor;
+use crate::tally::{Tally, Window};
+use crate::worker::{Boss, Job, Worker, go, say};
+
+/// How long it runs before the window that is measured: until connections have grown their buffers.
+const LEAD: Nanos = 100 * MILLISECOND;
+
+/// Beyond the time that a round is to take: then it hangs.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The stretch in which calls are counted, and rates are not taken.
+const COUNTED_SECS: f64 = 0.4;
+
+/// How many processes of how many tasks.
+struct Shape {
+    processes: usize,
+    tasks: usize,
+    /// All on one key, or each on its own.
+    one_key: bool,
+    passes: Passes,
+}
+
+impl Shape {
+    fn of(scenario: Scenario) -> Self {
+        let (processes, tasks, one_key) = match scenario {
+            Scenario::Free1 => (1, 1, false),
+            Scenario::Free8 => (1, 8, false),
+            Scenario::Free64 => (1, 64, false),
+            Scenario::Free256 => (1, 256, false),
+            Scenario::HotLocal => (1, 16, true),
+            Scenario::HotProcesses | Scenario::HotProcessesNopass => (4, 4, true),
+            other => unreachable!("{} is in another file", other.name()),
+        };
+        let passes = match scenario {
+            Scenario::HotProcessesNopass => Passes::None,
+            _ => Passes::Default,
+        };
+        Self {
+            processes,
+            tasks,
+            one_key,
+            passes,
+        }
+    }
+}
+
+// ---- the bench's half
+
+pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
+    let shape = Shape::of(round.scenario);
+    let mut workers = hire(round, &shape, round.secs)?;
+    let begin = go(&mut workers)?;
+    let diaries = collect(round, workers, round.secs)?;
+    let window = Window {
+        from: begin + LEAD,
+        to: begin + LEAD + clock::nanos(round.secs),
+    };
+    let tally = Tally::of(&diaries, window);
+    let mut figures = if shape.one_key {
+        tally.of_one_key()
+    } else {
+        tally.of_free_keys()
+    };
+    if round.scenario == Scenario::HotProcessesNopass {
+        figures.push(calls(round, &shape)?);
+    }
+    Ok(figures)
+}
+
+/// The calls that clients send for one acquisition.
+fn calls(round: &mut Round<'_>, shape: &Shape) -> Outcome<Figure> {
+    let mut workers = hire(round, shape, COUNTED_SECS)?;
+    let monitor = Monitor::begin(round.server)?;
+    go(&mut workers)?;
+    let diaries = collect(round, workers, COUNTED_SECS)?;
+    let calls = monitor.end(round.server)?;
+    let turns: usize = diaries.iter().map(|diary| diary.turns.len()).sum();
+    if turns == 0 {
+        return Err("nobody ever got the lock".to_owned());
+    }
+    let each = calls as f64 / turns as f64;
+    Ok(Figure::new("calls", each, "calls/acquisition"))
+}
+
+fn hire(round: &Round<'_>, shape: &Shape, secs: f64) -> Outcome<Vec<Worker>> {
+    (0..shape.processes)
+        .map(|role| round.hire(role, secs))
+        .collect()
+}
+
+/// The diaries of all tasks, once all processes have written theirs.
+fn collect(round: &Round<'_>, mut workers: Vec<Worker>, secs: f64) -> Outcome<Vec<Diary>> {
+    let within = Duration::from_secs_f64(secs) + Duration::from_nanos(LEAD) + GRACE;
+    let mut diaries = Vec::new();
+    for (role, worker) in workers.iter_mut().enumerate() {
+        worker.expect("done", within)?;
+        let path = path(round.server.folder(), role);
+        diaries.append(&mut journal::read(&path)?);
+    }
+    Ok(diaries)
+}
+
+fn path(folder: PathBuf, role: usize) -> PathBuf {
+    folder.join(format!("journal-{role}"))
+}
+
+// ---- a process's half
+
+pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
+    let shape = Shape::of(job.scenario);
+    let lib: Arc<L> = Arc::new(connect(job, shape.passes).await?);
+    // As much as the quickest of tasks could fill; a list that grows is a wait for its task, and
+    // for all others on its key.
+    let room = (job.secs * 3e6 / shape.tasks as f64) as usize + 10_000;
+    let (sender, written) = mpsc::channel();
+    let begin = boss.ready().await?;
+    let end = begin + LEAD + clock::nanos(job.secs);
+    clock::sleep_until(begin).await;
+
+    let mut tasks = JoinSet::new();
+    for task in 0..shape.tasks {
+        let lock = if shape.one_key {
+            lib.lock("hot")
+        } else {
+            lib.lock(&format!("free-{task}"))
+        };
+        let diary = Diary {
+            turns: Vec::with_capacity(room),
+            waiting_since: None,
+        };
+        let keeper = Keeper {
+            diary,
+            sender: sender.clone(),
+        };
+        tasks.spawn(take_turns(Arc::clone(&lib), lock, end, keeper));
+    }
+    drop(sender);
+
+    // Whoever holds the lock at the end sees for himself that it is over, and gives it back; those
+    // who wait are stopped where they are.
+    clock::sleep_until(end + 5 * MILLISECOND).await;
+    tasks.abort_all();
+    while let Some(task) = tasks.join_next().await {
+        match task {
+            Ok(outcome) => outcome?,
+            Err(stopped) if stopped.is_cancelled() => {}
+            Err(panic) => return Err(panic.to_string()),
+        }
+    }
+    let diaries: Vec<Diary> = written.iter().collect();
+    journal::write(&path(job.folder.clone(), job.role), &diaries)?;
+    say("done", &());
+    Ok(())
+}
+
+async fn take_turns<L: Library>(
+    lib: Arc<L>,
+    lock: L::Lock,
+    end: Nanos,
+    mut keeper: Keeper,
+) -> Outcome<()> {
+    let diary = &mut keeper.diary;
+    loop {
+        let asked = clock::now();
+        if asked >= end {
+            return Ok(());
+        }
+        diary.waiting_since = Some(asked);
+        let lease = lib.acquire(&lock).await?;
+        let held = clock::now();
+        diary.waiting_since = None;
+        diary.turns.push(Turn { asked, held });
+        lib.release(lease).await?;
+    }
+}
+
+/// Hands a task's diary in when the task is over, also when it is stopped half-way.
+struct Keeper {
+    diary: Diary,
+    sender: Sender<Diary>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Nobody reads it when the process has failed already.
+        let _ = self.sender.send(std::mem::take(&mut self.diary));
+    }
+}

@@ -1,0 +1,238 @@
+//! A Redis server of the run's own: on a free port, in a folder that goes with it.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::{Connection, FromRedisValue};
+use tempfile::TempDir;
+
+use crate::libs::{Outcome, told};
+
+/// How long the server may take to start, or to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs the server `$1` with the configuration `$2`, says its pid, and ends it by that pid when it
+/// is told to, or when the bench is gone in whatever way: the kernel closes the pipe then. In the
+/// latter case nobody else removes the folder `$3`.
+///
+/// The shell keeps the dead server as its child until then, so the pid cannot become another's.
+const KEEPER: &str = r#"
+trap '' HUP INT QUIT TERM
+"$1" "$2" </dev/null >"$3/log" 2>&1 &
+server=$!
+echo "$server"
+exec >/dev/null
+read -r parting || parting=
+kill -9 "$server"
+wait "$server"
+[ -n "$parting" ] || /bin/rm -rf "$3"
+"#;
+
+/// A running server; it ends when this is dropped, in a panic too.
+pub(crate) struct Server {
+    port: u16,
+    version: String,
+    connection: Connection,
+    /// Ends the server, before its folder goes.
+    _keeper: Keeper,
+    folder: TempDir,
+}
+
+struct Keeper {
+    shell: Child,
+    leash: ChildStdin,
+    pid: String,
+}
+
+impl Server {
+    /// Starts the program that `LOCKSTREAM_REDIS_SERVER` names, else the first server on the path.
+    pub(crate) fn start() -> Outcome<Self> {
+        let program = find()?;
+        let begin = Instant::now();
+        loop {
+            match Self::launch(&program) {
+                // Someone else was faster to bind the port that had been free.
+                Err(error) if error.contains("in use") && begin.elapsed() < PATIENCE => {}
+                started => return started,
+            }
+        }
+    }
+
+    fn launch(program: &PathBuf) -> Outcome<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("lockstream-bench-")
+            .tempdir()
+            .map_err(told("a folder"))?;
+        let port = free_port()?;
+        let path = folder.path().join("conf");
+        let config = format!(
+            "bind 127.0.0.1\nport {port}\ndir {}\ndaemonize no\nsave \"\"\nappendonly no\n",
+            folder.path().display()
+        );
+        fs::write(&path, config).map_err(told("the server's configuration"))?;
+        let mut keeper = Keeper::spawn(program, &[&path, &folder.path().to_path_buf()])?;
+        let url = format!("redis://127.0.0.1:{port}/");
+        let begin = Instant::now();
+        let connection = loop {
+            match connect(&url, &keeper.pid) {
+                Ok(found) => break found,
+                Err(error) => {
+                    let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+                    if log.contains("in use") || begin.elapsed() > PATIENCE {
+                        return Err(format!(
+                            "{} did not start: {error}\n{log}",
+                            program.display()
+                        ));
+                    }
+                    if let Ok(Some(status)) = keeper.shell.try_wait() {
+                        return Err(format!("the server's keeper ended: {status}\n{log}"));
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+        };
+        let mut server = Self {
+            port,
+            version: String::new(),
+            connection,
+            _keeper: keeper,
+            folder,
+        };
+        server.version = server.info("server", "redis_version")?;
+        Ok(server)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Where the processes of a run put what they have to say at length.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.folder.path().to_path_buf()
+    }
+
+    /// Sends one command and gives its reply.
+    pub(crate) fn ask<T: FromRedisValue>(&mut self, words: &[&str]) -> Outcome<T> {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        command
+            .query(&mut self.connection)
+            .map_err(told(&words.join(" ")))
+    }
+
+    /// The processor time that the server has used so far, in seconds.
+    pub(crate) fn processor_secs(&mut self) -> Outcome<f64> {
+        let mut sum = 0.0;
+        for name in ["used_cpu_user", "used_cpu_sys"] {
+            let value = self.info("cpu", name)?;
+            sum += value.parse::<f64>().map_err(told(name))?;
+        }
+        Ok(sum)
+    }
+
+    fn info(&mut self, section: &str, name: &str) -> Outcome<String> {
+        let info: String = self.ask(&["INFO", section])?;
+        field(&info, name)
+            .map(str::to_owned)
+            .ok_or_else(|| format!("INFO {section} has no {name}"))
+    }
+}
+
+impl Keeper {
+    fn spawn(program: &PathBuf, rest: &[&PathBuf]) -> Outcome<Self> {
+        let mut shell = Command::new("/bin/sh")
+            .args(["-c", KEEPER, "keeper"])
+            .arg(program)
+            .args(rest)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // A Ctrl-C meant for the bench must not end the keeper before the server.
+            .process_group(0)
+            .spawn()
+            .map_err(told("/bin/sh"))?;
+        let leash = shell.stdin.take().expect("piped");
+        let mut said = BufReader::new(shell.stdout.take().expect("piped"));
+        let mut pid = String::new();
+        said.read_line(&mut pid).map_err(told("the keeper"))?;
+        let pid = pid.trim().to_owned();
+        Ok(Self { shell, leash, pid })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // A keeper that is gone already has nothing left to end.
+        let _ = self.leash.write_all(b"end\n");
+        let _ = self.shell.wait();
+    }
+}
+
+/// A connection to the server with that pid, and to no other that may listen on the port.
+fn connect(url: &str, pid: &str) -> Outcome<Connection> {
+    let client = redis::Client::open(url).map_err(told("open"))?;
+    let mut connection = client
+        .get_connection_with_timeout(PATIENCE)
+        .map_err(told("connect"))?;
+    let patience = Some(PATIENCE);
+    connection
+        .set_read_timeout(patience)
+        .map_err(told("set a time-out"))?;
+    let info: String = redis::cmd("INFO")
+        .arg("server")
+        .query(&mut connection)
+        .map_err(told("INFO"))?;
+    match field(&info, "process_id") {
+        Some(found) if found == pid => Ok(connection),
+        _ => Err(format!("another server than ours is on {url}")),
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
+}
+
+fn free_port() -> Outcome<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(told("a free port"))?;
+    let address = listener.local_addr().map_err(told("a free port"))?;
+    Ok(address.port())
+}
+
+fn find() -> Outcome<PathBuf> {
+    const VARIABLE: &str = "LOCKSTREAM_REDIS_SERVER";
+    if let Some(named) = env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+        let named = PathBuf::from(named);
+        return match File::open(&named) {
+            Ok(_) => Ok(named),
+            Err(error) => Err(format!("{VARIABLE} is {}: {error}", named.display())),
+        };
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    ["redis-server", "valkey-server"]
+        .into_iter()
+        .flat_map(|name| env::split_paths(&path).map(move |folder| folder.join(name)))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| {
+            format!(
+                "no redis-server (7.0 or newer) or valkey-server on the path: install one, or name \
+                 it in {VARIABLE}"
+            )
+        })
+}

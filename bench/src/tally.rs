@@ -1,0 +1,162 @@
+//! What the diaries of a round's tasks come to.
+
+use crate::clock::{Nanos, SECOND};
+use crate::figures::{Figure, percentile};
+use crate::journal::Diary;
+
+/// The time that is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) from: Nanos,
+    pub(crate) to: Nanos,
+}
+
+/// Sums over a window. A turn belongs to it if it began in it.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    secs: f64,
+    acquisitions: usize,
+    /// Acquisitions by another task than the one before.
+    changes: usize,
+    most_turns: usize,
+    fewest_turns: usize,
+    /// In µs; of those who got the lock.
+    waits: Vec<f64>,
+    /// In µs; also of those who were still waiting at the end.
+    longest_wait: f64,
+}
+
+impl Tally {
+    /// `diaries` has one for each task, of whatever process.
+    pub(crate) fn of(diaries: &[Diary], window: Window) -> Self {
+        let inside = window.from..window.to;
+        let turns = |diary: &Diary| {
+            let turns = diary.turns.iter();
+            turns.filter(|turn| inside.contains(&turn.held)).count()
+        };
+        let each: Vec<usize> = diaries.iter().map(turns).collect();
+        let mut order: Vec<(Nanos, usize)> = Vec::with_capacity(each.iter().sum());
+        let mut waits = Vec::with_capacity(order.capacity());
+        for (task, diary) in diaries.iter().enumerate() {
+            for turn in &diary.turns {
+                if inside.contains(&turn.held) {
+                    order.push((turn.held, task));
+                    waits.push((turn.held - turn.asked) as f64 / 1e3);
+                }
+            }
+        }
+        // Under one lock no two tasks hold it at one moment, so this is the order of their turns.
+        order.sort_unstable();
+        let changes = order.windows(2).filter(|pair| pair[0].1 != pair[1].1);
+        let unserved = diaries.iter().filter_map(|diary| diary.waiting_since);
+        let unserved = unserved.map(|since| window.to.saturating_sub(since) as f64 / 1e3);
+        Self {
+            secs: (window.to - window.from) as f64 / SECOND as f64,
+            acquisitions: order.len(),
+            changes: changes.count(),
+            most_turns: each.iter().copied().max().unwrap_or(0),
+            fewest_turns: each.iter().copied().min().unwrap_or(0),
+            longest_wait: waits.iter().copied().chain(unserved).fold(0.0, f64::max),
+            waits,
+        }
+    }
+
+    pub(crate) fn of_free_keys(&self) -> Vec<Figure> {
+        let mut figures = vec![Figure::new(
+            "pairs",
+            self.rate(self.acquisitions),
+            "pairs/s",
+        )];
+        figures.extend(self.wait("acquire-p50", 50.0));
+        figures.extend(self.wait("acquire-p99", 99.0));
+        figures
+    }
+
+    pub(crate) fn of_one_key(&self) -> Vec<Figure> {
+        let (most, fewest) = (self.most_turns as f64, self.fewest_turns as f64);
+        let mut figures = vec![
+            Figure::new("acquisitions", self.rate(self.acquisitions), "acq/s"),
+            Figure::new("changes", self.rate(self.changes), "changes/s"),
+            Figure::new("turns-most", most, "turns"),
+            Figure::new("turns-fewest", fewest, "turns"),
+            // Who never had a turn counts as one who had one: the ratio stays a number.
+            Figure::new("turns", most / fewest.max(1.0), "most/fewest"),
+        ];
+        figures.extend(self.wait("wait-p50", 50.0));
+        figures.extend(self.wait("wait-p99", 99.0));
+        figures.push(Figure::new("maxwait", self.longest_wait / 1e3, "ms"));
+        figures
+    }
+
+    fn rate(&self, count: usize) -> f64 {
+        count as f64 / self.secs
+    }
+
+    fn wait(&self, name: &'static str, percent: f64) -> Option<Figure> {
+        percentile(&self.waits, percent).map(|wait| Figure::new(name, wait, "us"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::MILLISECOND;
+    use crate::journal::Turn;
+
+    const WINDOW: Window = Window {
+        from: 1_000 * MILLISECOND,
+        to: 1_500 * MILLISECOND,
+    };
+
+    /// A diary of turns, each asked for and had at so many ms.
+    fn diary(turns: &[(u64, u64)], waiting_since: Option<u64>) -> Diary {
+        let turns = turns.iter().map(|(asked, held)| Turn {
+            asked: asked * MILLISECOND,
+            held: held * MILLISECOND,
+        });
+        Diary {
+            turns: turns.collect(),
+            waiting_since: waiting_since.map(|since| since * MILLISECOND),
+        }
+    }
+
+    fn value(figures: &[Figure], name: &str) -> f64 {
+        let figure = figures.iter().find(|figure| figure.name == name);
+        figure.unwrap_or_else(|| panic!("no {name}")).value
+    }
+
+    #[test]
+    fn only_the_window_counts() {
+        let diaries = [diary(&[(900, 990), (995, 1_000), (1_499, 1_500)], None)];
+        let figures = Tally::of(&diaries, WINDOW).of_free_keys();
+        assert_eq!(value(&figures, "pairs"), 2.0);
+        assert_eq!(value(&figures, "acquire-p99"), 5_000.0);
+    }
+
+    #[test]
+    fn a_change_is_a_turn_after_another_tasks() {
+        // In order: 0 0 1 0 0 1
+        let one = diary(
+            &[(0, 1_000), (0, 1_001), (1_001, 1_003), (1_003, 1_004)],
+            None,
+        );
+        let other = diary(&[(1_000, 1_002), (1_002, 1_005)], None);
+        let figures = Tally::of(&[one, other], WINDOW).of_one_key();
+        assert_eq!(value(&figures, "acquisitions"), 12.0);
+        assert_eq!(value(&figures, "changes"), 6.0);
+        assert_eq!(value(&figures, "turns"), 2.0);
+        assert_eq!(value(&figures, "maxwait"), 1_001.0);
+    }
+
+    #[test]
+    fn who_never_had_a_turn_has_waited_all_the_same() {
+        let diaries = [
+            diary(&[(1_000, 1_010), (1_010, 1_011)], None),
+            diary(&[], Some(1_100)),
+        ];
+        let figures = Tally::of(&diaries, WINDOW).of_one_key();
+        assert_eq!(value(&figures, "turns-fewest"), 0.0);
+        assert_eq!(value(&figures, "turns"), 2.0);
+        assert_eq!(value(&figures, "maxwait"), 400.0);
+    }
+}
