@@ -9,7 +9,8 @@ use crate::{json, plot, report};
 
 pub(crate) fn run(options: &Options) -> Outcome<()> {
     let mut server = Server::start()?;
-    eprintln!("redis {} at {}", server.version(), server.url());
+    let (version, url, pid) = (server.version(), server.url(), server.pid());
+    eprintln!("redis {version} at {url}, process {pid}");
     let mut all = Report {
         secs: options.secs,
         rounds: options.rounds,

@@ -27,7 +27,7 @@ trap '' HUP INT QUIT TERM
 "$1" "$2" </dev/null >"$3/log" 2>&1 &
 server=$!
 echo "$server"
-exec >/dev/null
+exec >/dev/null 2>&1
 read -r parting || parting=
 kill -9 "$server"
 wait "$server"
@@ -39,8 +39,8 @@ pub(crate) struct Server {
     port: u16,
     version: String,
     connection: Connection,
-    /// Ends the server, before its folder goes.
-    _keeper: Keeper,
+    /// Ends the server, and goes before its folder does.
+    keeper: Keeper,
     folder: TempDir,
 }
 
@@ -101,7 +101,7 @@ impl Server {
             port,
             version: String::new(),
             connection,
-            _keeper: keeper,
+            keeper,
             folder,
         };
         server.version = server.info("server", "redis_version")?;
@@ -114,6 +114,10 @@ impl Server {
 
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    pub(crate) fn pid(&self) -> &str {
+        &self.keeper.pid
     }
 
     pub(crate) fn version(&self) -> &str {
@@ -235,4 +239,38 @@ fn find() -> Outcome<PathBuf> {
                  it in {VARIABLE}"
             )
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::path::Path;
+
+    use super::*;
+    use crate::monitor::Monitor;
+
+    #[test]
+    fn a_panic_ends_the_server() {
+        let (mut place, mut pid) = (PathBuf::new(), String::new());
+        let end = catch_unwind(AssertUnwindSafe(|| {
+            let server = Server::start().unwrap();
+            place = server.folder();
+            server.pid().clone_into(&mut pid);
+            assert!(Path::new("/proc").join(&pid).exists() || !cfg!(target_os = "linux"));
+            panic!("a bug");
+        }));
+        assert!(end.is_err());
+        assert!(!place.exists() && !place.as_os_str().is_empty());
+        assert!(!Path::new("/proc").join(&pid).exists(), "{pid} lives");
+    }
+
+    #[test]
+    fn calls_inside_scripts_are_not_counted() {
+        let mut server = Server::start().unwrap();
+        let monitor = Monitor::begin(&server).unwrap();
+        let script = "for i = 1, 100 do redis.call('SET', KEYS[1], i) end return 1";
+        let _: u64 = server.ask(&["EVAL", script, "1", "k"]).unwrap();
+        let _: String = server.ask(&["SET", "k", "[0 lua]"]).unwrap();
+        assert_eq!(monitor.end(&mut server), Ok(2));
+    }
 }

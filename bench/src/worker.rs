@@ -50,12 +50,19 @@ impl Worker {
     /// Starts a process, and waits until it is ready.
     pub(crate) fn hire(job: &Job) -> Outcome<Self> {
         let program = std::env::current_exe().map_err(told("this program's path"))?;
-        let mut child = Command::new(program)
-            .arg(FLAG)
+        let mut worker = Self::spawn(Command::new(program).arg(FLAG))?;
+        worker.tell(&serde_json::to_string(job).map_err(told("a job"))?)?;
+        worker.expect("ready", START)?;
+        Ok(worker)
+    }
+
+    fn spawn(command: &mut Command) -> Outcome<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(told("a worker"))?;
+        let stdin = child.stdin.take().expect("piped");
         let said = BufReader::new(child.stdout.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
         // Ends with the process.
@@ -66,15 +73,11 @@ impl Worker {
                 }
             }
         });
-        let stdin = child.stdin.take().expect("piped");
-        let mut worker = Self {
+        Ok(Self {
             child,
             stdin,
             lines,
-        };
-        worker.tell(&serde_json::to_string(job).map_err(told("a job"))?)?;
-        worker.expect("ready", START)?;
-        Ok(worker)
+        })
     }
 
     /// Waits for a line that begins with that word, and gives the rest of it.
@@ -186,4 +189,50 @@ pub(crate) fn fail(reason: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "failed {}", reason.replace('\n', "; "));
     let _ = out.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Worker {
+        Worker::spawn(Command::new("/bin/sh").args(["-c", script])).expect("there is a shell")
+    }
+
+    #[test]
+    fn what_is_said_on_the_way_is_passed_over() {
+        let mut worker = shell("echo ready null; echo held 7; read -r _; echo done '[1, 2]'");
+        worker.tell("end").unwrap();
+        assert_eq!(
+            worker.result::<Vec<u8>>("done", START),
+            Ok(vec![1, 2]),
+            "the value after the word"
+        );
+    }
+
+    #[test]
+    fn one_that_hangs_is_given_up_and_ended() {
+        let mut worker = shell("echo ready; exec sleep 600");
+        worker.expect("ready", START).unwrap();
+        let error = worker.expect("done", Duration::from_millis(20));
+        assert!(error.unwrap_err().starts_with("hung"));
+        let begin = Instant::now();
+        drop(worker);
+        assert!(begin.elapsed() < START, "its end was waited for");
+    }
+
+    #[test]
+    fn why_it_failed_is_told() {
+        let mut worker = shell("echo failed SET: out of memory");
+        let error = worker.expect("done", START);
+        assert_eq!(error, Err("SET: out of memory".to_owned()));
+    }
+
+    #[test]
+    fn one_that_ends_early_is_not_waited_for() {
+        let begin = Instant::now();
+        let error = shell("exit 101").expect("done", Duration::from_secs(60));
+        assert!(error.unwrap_err().contains("ended"));
+        assert!(begin.elapsed() < START);
+    }
 }

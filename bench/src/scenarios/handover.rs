@@ -19,9 +19,13 @@ use crate::worker::{Boss, Job, go, say};
 /// From one hand-over to the next.
 const SPACING: Nanos = 10 * MILLISECOND;
 
-/// When the waiter asks, and when the holder releases, after the holder has asked.
+/// When the waiter asks, and when the holder releases at the earliest, after the holder has asked.
 const ASK: Nanos = 30 * MILLISECOND;
 const RELEASE: Nanos = 350 * MILLISECOND;
+
+/// Releases are spread over so much more: else one who looks every 100 ms would always do so at the
+/// same moment after the release.
+const SPREAD: Nanos = 200 * MILLISECOND;
 
 const LONG: Nanos = 300 * MILLISECOND;
 
@@ -37,6 +41,12 @@ struct Seen {
     second: Nanos,
 }
 
+/// When the holder of that number releases, after it has asked: by the golden ratio, so that any few
+/// of them in a row are spread evenly.
+fn release_after(number: usize) -> Nanos {
+    RELEASE + number as Nanos * 123_606_798 % SPREAD
+}
+
 fn count(secs: f64) -> usize {
     (clock::nanos(secs) / SPACING).max(1) as usize
 }
@@ -44,7 +54,7 @@ fn count(secs: f64) -> usize {
 pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     let mut pair = [round.hire(0, round.secs)?, round.hire(1, round.secs)?];
     go(&mut pair)?;
-    let within = Duration::from_nanos(clock::nanos(round.secs) + RELEASE + LATE);
+    let within = Duration::from_nanos(clock::nanos(round.secs) + RELEASE + SPREAD + LATE);
     let within = within + Duration::from_secs(10);
     let [mut holder, mut waiter] = pair;
     let released: Vec<Seen> = holder.result("done", within)?;
@@ -70,7 +80,7 @@ fn times(released: &[Seen], taken: &[Seen]) -> Outcome<Vec<f64>> {
             continue;
         }
         if waiter.second == 0 {
-            let late = (RELEASE + LATE - RELEASE) / MILLISECOND;
+            let late = LATE / MILLISECOND;
             return Err(format!("a waiter had no lock {late} ms after its release"));
         }
         if waiter.second < holder.second {
@@ -97,14 +107,14 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
         tasks.spawn(async move {
             let lock = lib.lock(&format!("handover-{number}"));
             let seen = if is_holder {
-                hold(&*lib, &lock, at).await
+                hold(&*lib, &lock, at, at + release_after(number)).await
             } else {
                 wait(&*lib, &lock, at).await
             };
             seen.map(|seen| (number, seen))
         });
     }
-    let end = begin + all as Nanos * SPACING + RELEASE + LATE;
+    let end = begin + all as Nanos * SPACING + RELEASE + SPREAD + LATE;
     let mut seen = vec![Seen::default(); all];
     loop {
         tokio::select! {
@@ -123,11 +133,11 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     Ok(())
 }
 
-async fn hold<L: Library>(lib: &L, lock: &L::Lock, at: Nanos) -> Outcome<Seen> {
+async fn hold<L: Library>(lib: &L, lock: &L::Lock, at: Nanos, until: Nanos) -> Outcome<Seen> {
     clock::sleep_until(at).await;
     let held = lib.acquire(lock).await?;
     let first = clock::now();
-    clock::sleep_until(at + RELEASE).await;
+    clock::sleep_until(until).await;
     let second = clock::now();
     lib.release(held).await?;
     Ok(Seen { first, second })
