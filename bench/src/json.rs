@@ -10,6 +10,13 @@ use crate::libs::Outcome;
 use crate::ratios;
 use crate::report::{Entry, Report};
 
+/// Whether the file can be written, before the run and not after it.
+pub(crate) fn prepare(path: &Path) -> Outcome<()> {
+    let file = fs::OpenOptions::new().append(true).create(true).open(path);
+    file.map(drop)
+        .map_err(|error| format!("{}: {error}", path.display()))
+}
+
 pub(crate) fn write(path: &Path, report: &Report) -> Outcome<()> {
     let ratios = ratios::of(report).into_iter();
     let ratios: serde_json::Map<String, Value> = ratios
@@ -60,6 +67,6 @@ fn machine(report: &Report) -> Value {
         "cores": std::thread::available_parallelism().ok().map(usize::from),
         "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         "kernel": kernel,
-        "server": format!("redis {}", report.server),
+        "server": report.server,
     })
 }

@@ -86,9 +86,13 @@ fn charts() -> [Chart; 4] {
     ]
 }
 
+/// Whether there is, or can be, a folder for them, before the run and not after it.
+pub(crate) fn prepare(folder: &Path) -> Outcome<()> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
 /// Draws those charts that the run has figures for.
 pub(crate) fn draw(folder: &Path, report: &Report) -> Outcome<()> {
-    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     for chart in charts() {
         let bars = chart.bars(report);
         if bars.iter().all(|(_, _, value)| value.is_none()) {
@@ -102,6 +106,16 @@ pub(crate) fn draw(folder: &Path, report: &Report) -> Outcome<()> {
             .map_err(told(chart.file))?;
     }
     Ok(())
+}
+
+/// A number short enough to stand over a bar.
+fn brief(value: f64) -> String {
+    match value.abs() {
+        1e6.. => format!("{} M", shown((value / 1e5).round() / 10.0)),
+        1e4.. => format!("{} k", shown((value / 1e2).round() / 10.0)),
+        10.0.. => shown(value.round()),
+        _ => shown((value * 100.0).round() / 100.0),
+    }
 }
 
 type Bar = (usize, Lib, Option<f64>);
@@ -135,8 +149,8 @@ impl Chart {
 
     fn axis(&self, height: f64) -> String {
         match self.scale {
-            Scale::ToBare => shown(height),
-            Scale::Tens(least) => shown(least * 10f64.powf(height)),
+            Scale::ToBare => brief(height),
+            Scale::Tens(least) => brief(least * 10f64.powf(height)),
         }
     }
 
@@ -147,8 +161,8 @@ impl Chart {
             Scale::ToBare => top * 1.12,
             Scale::Tens(_) => top.floor() + 1.0,
         };
-        let title = (FONT, 18).into_font().color(&TEXT);
-        let small = (FONT, 12).into_font().color(&TEXT);
+        let title = (FONT, 21).into_font().color(&TEXT);
+        let small = (FONT, 15).into_font().color(&TEXT);
         let (legend, plot) = area.titled(self.title, title)?.split_vertically(26);
         self.draw_legend(&legend, bars)?;
 
@@ -183,18 +197,13 @@ impl Chart {
                 [(left + 0.01, 0.0), (left + width - 0.01, height)],
                 colour(*lib).filled(),
             )])?;
-            let digits = if value < 10.0 {
-                shown((value * 100.0).round() / 100.0)
-            } else {
-                shown(value.round())
-            };
             chart.draw_series([Text::new(
-                digits,
+                brief(value),
                 (left + width / 2.0, height),
                 over.clone(),
             )])?;
         }
-        let under = (FONT, 13).into_font().color(&TEXT);
+        let under = (FONT, 16).into_font().color(&TEXT);
         let under = under.pos(Pos::new(HPos::Center, VPos::Top));
         for (group, (name, ..)) in self.groups.iter().enumerate() {
             let (x, y) = chart.backend_coord(&(group as f64 + 0.5, 0.0));
@@ -206,7 +215,7 @@ impl Chart {
 
     /// The names of the libraries, each after its colour.
     fn draw_legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, bars: &[Bar]) -> Drawn {
-        let style = (FONT, 13).into_font().color(&TEXT);
+        let style = (FONT, 16).into_font().color(&TEXT);
         let style = style.pos(Pos::new(HPos::Left, VPos::Center));
         let mut left = 74;
         for lib in Lib::ALL {
@@ -219,8 +228,68 @@ impl Chart {
             let square = [(left, 8), (left + 12, 20)];
             area.draw(&Rectangle::new(square, colour(lib).filled()))?;
             area.draw(&Text::new(lib.name(), (left + 18, 14), style.clone()))?;
-            left += 44 + 8 * lib.name().len() as i32;
+            left += 46 + 8 * lib.name().len() as i32;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::Figure;
+    use crate::report::Entry;
+
+    fn report(scenario: Scenario, figure: &'static str, value: f64) -> Report {
+        let entry = |lib| Entry {
+            scenario,
+            lib,
+            rounds: vec![Ok(vec![Figure::new(figure, value, "")])],
+        };
+        Report {
+            secs: 1.0,
+            rounds: 1,
+            server: String::new(),
+            entries: vec![entry(Lib::Lockstream), entry(Lib::Bare)],
+        }
+    }
+
+    #[test]
+    fn numbers_over_bars_are_brief() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.1, "0.1"),
+            (1.234, "1.23"),
+            (313.5, "314"),
+            (9_999.0, "9999"),
+            (143_219.0, "143.2 k"),
+            (1e6, "1 M"),
+        ] {
+            assert_eq!(brief(value), text);
+        }
+    }
+
+    #[test]
+    fn only_what_was_measured_is_drawn() {
+        let folder = tempfile::tempdir().unwrap();
+        draw(folder.path(), &report(Scenario::Free8, "pairs", 1e5)).unwrap();
+        // None at all stands as a bar of no height, and its number.
+        draw(
+            folder.path(),
+            &report(Scenario::Waiting1000, "commands", 0.0),
+        )
+        .unwrap();
+        let mut files: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        files.sort();
+        assert_eq!(files, ["free.svg", "waiting.svg"]);
+        let free = fs::read_to_string(folder.path().join("free.svg")).unwrap();
+        for text in ["lockstream", "bare", "8 tasks", "sans-serif"] {
+            assert!(free.contains(text), "{text} is missing");
+        }
+        assert!(!free.contains("rslock"), "a library that was not run");
+        assert!(free.ends_with("</svg>\n"));
     }
 }

@@ -11,7 +11,7 @@ use crate::scenarios::Scenario;
 pub(crate) struct Report {
     pub(crate) secs: f64,
     pub(crate) rounds: usize,
-    /// The server's version.
+    /// The server's kind and version.
     pub(crate) server: String,
     pub(crate) entries: Vec<Entry>,
 }

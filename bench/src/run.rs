@@ -8,9 +8,15 @@ use crate::server::Server;
 use crate::{json, plot, report};
 
 pub(crate) fn run(options: &Options) -> Outcome<()> {
+    if let Some(path) = &options.json {
+        json::prepare(path)?;
+    }
+    if let Some(folder) = &options.plot {
+        plot::prepare(folder)?;
+    }
     let mut server = Server::start()?;
     let (version, url, pid) = (server.version(), server.url(), server.pid());
-    eprintln!("redis {version} at {url}, process {pid}");
+    eprintln!("{version} at {url}, process {pid}");
     let mut all = Report {
         secs: options.secs,
         rounds: options.rounds,

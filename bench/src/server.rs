@@ -38,7 +38,7 @@ wait "$server"
 pub(crate) struct Server {
     port: u16,
     version: String,
-    connection: Connection,
+    connection: Option<Connection>,
     /// Ends the server, and goes before its folder does.
     keeper: Keeper,
     folder: TempDir,
@@ -100,11 +100,14 @@ impl Server {
         let mut server = Self {
             port,
             version: String::new(),
-            connection,
+            connection: Some(connection),
             keeper,
             folder,
         };
-        server.version = server.info("server", "redis_version")?;
+        server.version = match server.info("server", "valkey_version") {
+            Ok(version) => format!("valkey {version}"),
+            Err(_) => format!("redis {}", server.info("server", "redis_version")?),
+        };
         Ok(server)
     }
 
@@ -120,6 +123,7 @@ impl Server {
         &self.keeper.pid
     }
 
+    /// Its kind and its version.
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
@@ -131,13 +135,18 @@ impl Server {
 
     /// Sends one command and gives its reply.
     pub(crate) fn ask<T: FromRedisValue>(&mut self, words: &[&str]) -> Outcome<T> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => connect(&self.url(), self.pid())?,
+        };
         let mut command = redis::Cmd::new();
         for word in words {
             command.arg(*word);
         }
-        command
-            .query(&mut self.connection)
-            .map_err(told(&words.join(" ")))
+        let reply = command.query(&mut connection);
+        // After an error a late reply may still be under way, for the next command to take as its own.
+        self.connection = reply.is_ok().then_some(connection);
+        reply.map_err(told(&words.join(" ")))
     }
 
     /// The processor time that the server has used so far, in seconds.

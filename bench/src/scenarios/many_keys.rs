@@ -20,7 +20,7 @@ const TASKS: usize = 256;
 /// After so many the process has all the memory that it works with; what it gains later is left over.
 const FIRST: usize = 100_000;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[derive(Serialize, Deserialize)]
 struct Over {
