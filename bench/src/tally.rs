@@ -24,6 +24,10 @@ pub(crate) struct Tally {
     waits: Vec<f64>,
     /// In µs; also of those who were still waiting at the end.
     longest_wait: f64,
+    /// In µs, from when the lock was had until it was given back.
+    releases: Vec<f64>,
+    /// From the last turn of all to the end.
+    idle_secs: f64,
 }
 
 impl Tally {
@@ -37,6 +41,7 @@ impl Tally {
         let each: Vec<usize> = diaries.iter().map(turns).collect();
         let mut order: Vec<(Nanos, usize)> = Vec::with_capacity(each.iter().sum());
         let mut waits = Vec::with_capacity(order.capacity());
+        let mut releases = Vec::with_capacity(order.capacity());
         for (task, diary) in diaries.iter().enumerate() {
             for turn in &diary.turns {
                 if inside.contains(&turn.held) {
@@ -44,9 +49,14 @@ impl Tally {
                     waits.push((turn.held - turn.asked) as f64 / 1e3);
                 }
             }
+            // Who has given the lock back asks for the next at once.
+            let pairs = diary.turns.windows(2).map(|pair| (pair[0], pair[1]));
+            let inside = pairs.filter(|(turn, _)| inside.contains(&turn.held));
+            releases.extend(inside.map(|(turn, next)| (next.asked - turn.held) as f64 / 1e3));
         }
         // Under one lock no two tasks hold it at one moment, so this is the order of their turns.
         order.sort_unstable();
+        let last = order.last().map_or(window.from, |(held, _)| *held);
         let changes = order.windows(2).filter(|pair| pair[0].1 != pair[1].1);
         let unserved = diaries.iter().filter_map(|diary| diary.waiting_since);
         let unserved = unserved.map(|since| window.to.saturating_sub(since) as f64 / 1e3);
@@ -58,7 +68,22 @@ impl Tally {
             fewest_turns: each.iter().copied().min().unwrap_or(0),
             longest_wait: waits.iter().copied().chain(unserved).fold(0.0, f64::max),
             waits,
+            releases,
+            idle_secs: (window.to - last) as f64 / SECOND as f64,
         }
+    }
+
+    /// In words, if it came to a halt: no rate would tell that from being slow.
+    ///
+    /// On keys of their own nobody has to wait for long; on one key somebody must always go on.
+    pub(crate) fn stall(&self, one_key: bool) -> Option<String> {
+        let (halt, what) = if one_key {
+            (self.idle_secs, "nobody got the lock")
+        } else {
+            (self.longest_wait / 1e6, "a task waited for a free lock")
+        };
+        let limit = (self.secs / 2.0).max(1.0).min(self.secs);
+        (halt >= limit).then(|| format!("stalled: {what} for {halt:.1} s"))
     }
 
     pub(crate) fn of_free_keys(&self) -> Vec<Figure> {
@@ -69,6 +94,8 @@ impl Tally {
         )];
         figures.extend(self.wait("acquire-p50", 50.0));
         figures.extend(self.wait("acquire-p99", 99.0));
+        let release = percentile(&self.releases, 50.0);
+        figures.extend(release.map(|us| Figure::new("release-p50", us, "us")));
         figures
     }
 
@@ -137,7 +164,7 @@ mod tests {
     fn a_change_is_a_turn_after_another_tasks() {
         // In order: 0 0 1 0 0 1
         let one = diary(
-            &[(0, 1_000), (0, 1_001), (1_001, 1_003), (1_003, 1_004)],
+            &[(0, 1_000), (1_000, 1_001), (1_001, 1_003), (1_003, 1_004)],
             None,
         );
         let other = diary(&[(1_000, 1_002), (1_002, 1_005)], None);
@@ -145,7 +172,30 @@ mod tests {
         assert_eq!(value(&figures, "acquisitions"), 12.0);
         assert_eq!(value(&figures, "changes"), 6.0);
         assert_eq!(value(&figures, "turns"), 2.0);
-        assert_eq!(value(&figures, "maxwait"), 1_001.0);
+        assert_eq!(value(&figures, "maxwait"), 1_000.0);
+    }
+
+    #[test]
+    fn a_release_lasts_until_the_next_is_asked_for() {
+        let turns = [(990, 999), (1_000, 1_001), (1_004, 1_010), (1_012, 1_499)];
+        let figures = Tally::of(&[diary(&turns, None)], WINDOW).of_free_keys();
+        // 3 ms, 2 ms, and the last one's end is not known.
+        assert_eq!(value(&figures, "release-p50"), 2_000.0);
+    }
+
+    #[test]
+    fn a_halt_is_told() {
+        let goes_on = diary(&[(1_000, 1_001), (1_490, 1_499)], None);
+        let stuck = diary(&[(900, 901)], Some(950));
+        assert_eq!(
+            Tally::of(std::slice::from_ref(&stuck), WINDOW)
+                .stall(true)
+                .as_deref(),
+            Some("stalled: nobody got the lock for 0.5 s")
+        );
+        let both = Tally::of(&[goes_on, stuck], WINDOW);
+        assert_eq!(both.stall(true), None, "starved, and not stalled");
+        assert!(both.stall(false).is_some(), "its key is free");
     }
 
     #[test]

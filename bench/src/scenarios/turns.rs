@@ -65,18 +65,31 @@ impl Shape {
 pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     let shape = Shape::of(round.scenario);
     let mut workers = hire(round, &shape, round.secs)?;
+    let server_before = round.server.processor_secs()?;
     let begin = go(&mut workers)?;
-    let diaries = collect(round, workers, round.secs)?;
+    let Work {
+        diaries,
+        processor_secs,
+    } = collect(round, workers, round.secs)?;
+    let server_secs = round.server.processor_secs()? - server_before;
     let window = Window {
         from: begin + LEAD,
         to: begin + LEAD + clock::nanos(round.secs),
     };
     let tally = Tally::of(&diaries, window);
+    if let Some(stall) = tally.stall(shape.one_key) {
+        return Err(stall);
+    }
     let mut figures = if shape.one_key {
         tally.of_one_key()
     } else {
         tally.of_free_keys()
     };
+    // Of all turns, those outside of the window too, and steadier than rates where others work on
+    // the same machine.
+    let each = 1e6 / turns(&diaries)?;
+    figures.push(Figure::new("clients-cpu", processor_secs * each, "us/acq"));
+    figures.push(Figure::new("server-cpu", server_secs * each, "us/acq"));
     if round.scenario == Scenario::HotProcessesNopass {
         figures.push(calls(round, &shape)?);
     }
@@ -88,14 +101,18 @@ fn calls(round: &mut Round<'_>, shape: &Shape) -> Outcome<Figure> {
     let mut workers = hire(round, shape, COUNTED_SECS)?;
     let monitor = Monitor::begin(round.server)?;
     go(&mut workers)?;
-    let diaries = collect(round, workers, COUNTED_SECS)?;
+    let Work { diaries, .. } = collect(round, workers, COUNTED_SECS)?;
     let calls = monitor.end(round.server)?;
-    let turns: usize = diaries.iter().map(|diary| diary.turns.len()).sum();
-    if turns == 0 {
-        return Err("nobody ever got the lock".to_owned());
+    let each = calls as f64 / turns(&diaries)?;
+    Ok(Figure::new("calls", each, "calls/acq"))
+}
+
+/// How many turns there were in all.
+fn turns(diaries: &[Diary]) -> Outcome<f64> {
+    match diaries.iter().map(|diary| diary.turns.len()).sum() {
+        0 => Err("stalled: nobody ever got the lock".to_owned()),
+        turns => Ok(turns as f64),
     }
-    let each = calls as f64 / turns as f64;
-    Ok(Figure::new("calls", each, "calls/acquisition"))
 }
 
 fn hire(round: &Round<'_>, shape: &Shape, secs: f64) -> Outcome<Vec<Worker>> {
@@ -104,16 +121,26 @@ fn hire(round: &Round<'_>, shape: &Shape, secs: f64) -> Outcome<Vec<Worker>> {
         .collect()
 }
 
-/// The diaries of all tasks, once all processes have written theirs.
-fn collect(round: &Round<'_>, mut workers: Vec<Worker>, secs: f64) -> Outcome<Vec<Diary>> {
+/// What all processes did.
+struct Work {
+    /// One for each task.
+    diaries: Vec<Diary>,
+    processor_secs: f64,
+}
+
+/// Waits until they have written it down.
+fn collect(round: &Round<'_>, mut workers: Vec<Worker>, secs: f64) -> Outcome<Work> {
     let within = Duration::from_secs_f64(secs) + Duration::from_nanos(LEAD) + GRACE;
-    let mut diaries = Vec::new();
+    let (mut diaries, mut processor_secs) = (Vec::new(), 0.0);
     for (role, worker) in workers.iter_mut().enumerate() {
-        worker.expect("done", within)?;
+        processor_secs += worker.result::<f64>("done", within)?;
         let path = path(round.server.folder(), role);
         diaries.append(&mut journal::read(&path)?);
     }
-    Ok(diaries)
+    Ok(Work {
+        diaries,
+        processor_secs,
+    })
 }
 
 fn path(folder: PathBuf, role: usize) -> PathBuf {
@@ -132,6 +159,7 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     let begin = boss.ready().await?;
     let end = begin + LEAD + clock::nanos(job.secs);
     clock::sleep_until(begin).await;
+    let processor_before = clock::processor_time();
 
     let mut tasks = JoinSet::new();
     for task in 0..shape.tasks {
@@ -155,6 +183,7 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     // Whoever holds the lock at the end sees for himself that it is over, and gives it back; those
     // who wait are stopped where they are.
     clock::sleep_until(end + 5 * MILLISECOND).await;
+    let used = clock::processor_time() - processor_before;
     tasks.abort_all();
     while let Some(task) = tasks.join_next().await {
         match task {
@@ -165,7 +194,7 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     }
     let diaries: Vec<Diary> = written.iter().collect();
     journal::write(&path(job.folder.clone(), job.role), &diaries)?;
-    say("done", &());
+    say("done", &used.as_secs_f64());
     Ok(())
 }
 
