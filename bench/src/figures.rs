@@ -68,6 +68,7 @@ mod tests {
         assert_eq!(percentile(&values, 99.0), Some(99.0));
         assert_eq!(percentile(&values, 100.0), Some(100.0));
         assert_eq!(percentile(&[7.0], 1.0), Some(7.0));
+        assert_eq!(percentile(&[1.0, 2.0, 3.0], 50.0), Some(2.0));
         assert_eq!(percentile(&[], 50.0), None);
     }
 
