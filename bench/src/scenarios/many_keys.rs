@@ -15,7 +15,7 @@ use crate::libs::{Outcome, told};
 use crate::worker::{Boss, Job, go, say};
 
 const KEYS: usize = 1_000_000;
-const TASKS: usize = 256;
+const TASKS: usize = 1_024;
 
 /// After so many the process has all the memory that it works with; what it gains later is left over.
 const FIRST: usize = 100_000;
