@@ -159,7 +159,8 @@ impl Chart {
         let top = values.map(|value| self.height(value)).fold(1.0, f64::max);
         let top = match self.scale {
             Scale::ToBare => top * 1.12,
-            Scale::Tens(_) => top.floor() + 1.0,
+            // Room for a number over the highest bar.
+            Scale::Tens(_) => top.ceil() + 0.25,
         };
         let title = (FONT, 21).into_font().color(&TEXT);
         let small = (FONT, 15).into_font().color(&TEXT);
