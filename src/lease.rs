@@ -72,8 +72,8 @@ impl Lease {
         self.view.token()
     }
 
-    /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
-    /// move to an earlier instant.
+    /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
+    /// instant; suspended time counts, so that may move it to an earlier one.
     pub fn deadline(&self) -> Instant {
         self.view.deadline()
     }

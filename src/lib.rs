@@ -39,7 +39,8 @@
 //! | registry | where locks come from: [`LockRegistry`], on a [store] |
 //! | lock | a handle to a key: [`Lock`]. It does nothing until it is acquired |
 //! | lease | the time-limited right to a key: a guard, [`Lease`], or what only sees it, [`LeaseView`] |
-//! | ttl | how long a lease lasts, unless its [`Renewal`] prolongs it: choose one longer than the work |
+//! | ttl | how long a lease lasts unless it is renewed, and for how long a crashed holder keeps others out |
+//! | renewal | the watchdog prolonging a lease at every third of its ttl while it is held: [`Renewal`]. A lock whose ttl was set is not renewed unless asked |
 //! | wait | how long a caller is ready to wait for a lock |
 //! | fencing token | a `u64`, strictly greater for every later lease of a key |
 //!

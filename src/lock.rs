@@ -60,16 +60,16 @@ impl Lock {
 
     /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
     ///
-    /// Work that runs longer loses the lock, unless the lease is renewed: a ttl that is set here is
-    /// not, unless [`renewal`](Self::renewal) says so, whatever the registry does with others. The
+    /// A ttl that is set here is the whole length of the lease: it is not renewed, as others are,
+    /// unless [`renewal`](Self::renewal) says so, and work that runs longer loses the lock. The
     /// usable part is 1 % and 2 ms shorter, for clocks that do not run alike. A server keeps whole
     /// milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|plan| plan.ttl = Some(ttl))
     }
 
-    /// Whether the lease is prolonged while it is held. Default: the registry's; off if
-    /// [`ttl`](Self::ttl) was set.
+    /// Whether the lease is prolonged while it is held. Default: the registry's, which is
+    /// [`Renewal::watchdog`]; [`Renewal::off`] if [`ttl`](Self::ttl) was set.
     pub fn renewal(self, renewal: Renewal) -> Self {
         self.set(|plan| plan.renewal = Some(renewal))
     }

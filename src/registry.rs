@@ -175,7 +175,10 @@ impl LockRegistryBuilder {
         self
     }
 
-    /// How long a lease lasts unless it is renewed: from 10 ms to 24 h. Default: 30 s.
+    /// How long a lease lasts unless it is renewed, as it is at every third of this if
+    /// [`renewal`](Self::renewal) is not off: from 10 ms to 24 h. Default: 30 s.
+    ///
+    /// It is also for how long others wait when a holder has crashed.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
@@ -194,7 +197,7 @@ impl LockRegistryBuilder {
     }
 
     /// Whether the leases of locks that set no [`ttl`](Lock::ttl) of their own are prolonged while
-    /// they are held. Default: [`Renewal::off`].
+    /// they are held. Default: [`Renewal::watchdog`], at every third of the ttl, without end.
     pub fn renewal(mut self, renewal: Renewal) -> Self {
         self.settings.renewal = renewal;
         self

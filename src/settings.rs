@@ -49,7 +49,7 @@ impl Default for Settings {
             ttl: Duration::from_secs(30),
             wait: Duration::from_secs(30),
             repeat: Repeat::default(),
-            renewal: Renewal::off(),
+            renewal: Renewal::watchdog(),
             max_waiters: usize::MAX,
             local_passes: 16,
             local_span: Duration::from_millis(20),
