@@ -50,6 +50,8 @@ pub(super) struct Seat<C> {
     renewals: u32,
     /// Whether the renewal in flight is one of those.
     counted: bool,
+    /// Until when it was meant to last when it was taken, or when the watchdog came last.
+    meant: Moment,
     /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Moment>,
 }
@@ -114,6 +116,7 @@ impl<C: Clone> Tenure<C> {
             passed,
             renewals: waiter.renewals,
             counted: false,
+            meant: deadline(now, waiter.ttl),
             renew_at: None,
         };
         let until = seat.deadline;
@@ -127,7 +130,12 @@ impl<C: Clone> Tenure<C> {
         let seat = self.seat.as_ref()?;
         Some(match seat.own_end {
             Some(end) => (end + drift(seat.ttl)).saturating_sub(now),
-            None => seat.ttl,
+            None if seat.renewals == u32::MAX => seat.ttl,
+            // A new connection asks as well (O4), and those are not counted: they make good what the
+            // watchdog asked for last, or only look, lest a wire that breaks often prolong for ever
+            // what is to end.
+            None if seat.meant > now => seat.meant + drift(seat.ttl) - now,
+            None => self.deadline.saturating_sub(now),
         })
     }
 
@@ -146,6 +154,7 @@ impl<C: Clone> Tenure<C> {
             return false;
         };
         seat.taken = true;
+        seat.meant = deadline(now, seat.ttl);
         seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
         true
     }
@@ -158,21 +167,26 @@ impl<C: Clone> Tenure<C> {
         if self.renewing.is_some() || seat.renew_at.is_none_or(|at| now < at) {
             return false;
         }
+        // A fixed lease has none to count, and comes here to be given what it was promised (W3).
+        seat.counted = seat.renewals > 0;
         if seat.renewals < u32::MAX {
-            seat.renewals -= 1;
+            seat.renewals = seat.renewals.saturating_sub(1);
         }
-        seat.counted = true;
+        seat.meant = deadline(now, seat.ttl);
         seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
         true
     }
 
-    /// The store refused a renewal: the watchdog tries again, on the same count.
+    /// The store refused a renewal: the watchdog tries again, on the same count. So it does for a
+    /// fixed lease that has less than it was promised (W3).
     pub(super) fn renew_after(&mut self, again: Moment) {
+        let tenure_ends = self.deadline;
         if let Some(seat) = self.seat.as_mut().filter(|seat| seat.taken) {
             if std::mem::take(&mut seat.counted) {
                 seat.renewals = seat.renewals.saturating_add(1);
             }
-            seat.renew_at = (seat.renewals > 0).then_some(again);
+            let owed = seat.own_end.is_some_and(|end| end > tenure_ends);
+            seat.renew_at = (seat.renewals > 0 || owed).then_some(again);
         }
     }
 
@@ -193,8 +207,12 @@ impl<C: Clone> Tenure<C> {
         let seat = self.seat.as_mut()?;
         let last = seat.own_end.is_none() && seat.renewals == 0;
         seat.counted = false;
-        // Whoever wished for it, the next is a third of the ttl away.
-        seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
+        if seat.own_end.is_some() {
+            seat.renew_at = None;
+        } else if seat.renewals == u32::MAX {
+            // Whoever wished for it, the next is a third of the ttl away.
+            seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
+        }
         let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
         let moved = deadline > seat.deadline;
         seat.deadline = deadline;
