@@ -213,7 +213,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// A lease is given back. It is told what became of it.
     pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, id: WaiterId) {
-        self.pass_time(cx);
+        self.lapse(cx);
         if let Standing::Inside(tenure) = &mut self.standing
             && let Some(seat) = tenure.seat.take_if(|seat| seat.id == id)
         {
@@ -270,7 +270,7 @@ impl<C: Clone> Turnstile<C> {
     /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
     /// back.
     pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
-        self.pass_time(cx);
+        self.lapse(cx);
         self.closed = true;
         while let Some((_, waiter)) = self.line.pop_first() {
             self.wake(waiter.who, Verdict::Closed);

@@ -116,6 +116,7 @@ impl World {
                     if !matches!(op, Op::Renew { .. }) && !self.processes[id].flying.insert(key) {
                         self.breach(format!("O2: r{id} k{key} sends {op:?} beside another op"));
                     }
+                    self.check_watchdog(id, key, &op);
                     self.submit(id, key, op);
                 }
                 Effect::Wake(caller, verdict) => self.verdict(id, key, caller, verdict),

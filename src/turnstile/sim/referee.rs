@@ -1,12 +1,12 @@
 //! Sees everything, on a common clock, and says what is broken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::caller::{CallerId, Stage};
 use super::clock::{MILLI, True};
 use super::process::ProcessId;
 use super::world::{KeyId, World};
-use crate::store::contract::{Answer, Outcome};
+use crate::store::contract::{Answer, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
 use crate::turnstile::{Moment, WaiterId};
 
@@ -35,6 +35,8 @@ pub(super) struct Referee {
     pub(super) quiet: Vec<Option<True>>,
     /// By process and key: since when somebody stands there without a ticket, lock or op.
     pub(super) unqueued: BTreeMap<(ProcessId, KeyId), True>,
+    /// Whose end the server has seen.
+    ended: BTreeSet<(ProcessId, Owner)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +45,9 @@ pub(super) struct Counts {
     pub(super) taken: u64,
     pub(super) prolonged: u64,
     pub(super) passed: u64,
+    /// Renewals that the server has seen, and those of them for an owner whose end it had seen.
+    pub(super) renewals: u64,
+    pub(super) crossed: u64,
 }
 
 /// A lease that was given and has not ended.
@@ -70,6 +75,7 @@ impl Referee {
             refused_for_good: false,
             quiet: vec![None; keys],
             unqueued: BTreeMap::new(),
+            ended: BTreeSet::new(),
         }
     }
 }
@@ -241,6 +247,36 @@ impl World {
             if draw <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {
                 self.breach(format!("F1: draw {draw} after {last}"));
             }
+        }
+    }
+
+    /// A renewal is for a lease that somebody has: none is sent after it was given back or lost.
+    pub(super) fn check_watchdog(&mut self, process: ProcessId, key: KeyId, op: &Op) {
+        let leases = &self.referee.leases[key];
+        let held = leases.iter().any(|lease| lease.process == process);
+        if matches!(op, Op::Renew { .. }) && !held {
+            self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
+        }
+    }
+
+    /// Nothing is prolonged after its release, however the two crossed on their way.
+    pub(super) fn check_renewal(&mut self, process: ProcessId, op: &Op, outcome: &Outcome) {
+        match *op {
+            Op::Release { owner } | Op::Withdraw { owner } => {
+                self.referee.ended.insert((process, owner));
+            }
+            Op::Yield { old, .. } if !matches!(outcome, Outcome::NotOld) => {
+                self.referee.ended.insert((process, old));
+            }
+            Op::Renew { owner, .. } => {
+                let ended = self.referee.ended.contains(&(process, owner));
+                self.referee.counts.renewals += 1;
+                self.referee.counts.crossed += u64::from(ended);
+                if ended && matches!(outcome, Outcome::Renewed) {
+                    self.breach(format!("r{process} {op:?}: renewed after its end"));
+                }
+            }
+            _ => {}
         }
     }
 

@@ -163,6 +163,7 @@ impl World {
             )
         });
         self.check_draw(&answer, delivery.as_ref());
+        self.check_renewal(process, &item.op, &answer.outcome);
         self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
         if let Some(delivery) = delivery {
             let to = self
