@@ -106,3 +106,8 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// So do those of the page for those who come from other libraries.
+#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
+#[doc = include_str!("../docs/from-other-libraries.md")]
+pub struct FromOtherLibraries;
