@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::driver::{Arrival, Contender, Driver, Progress};
 use crate::handle::Handle;
 use crate::lease::Lease;
+use crate::nesting;
 use crate::plan::Plan;
 use crate::turnstile::{Moment, Patience, Verdict};
 
@@ -89,6 +90,10 @@ impl Acquiring {
                             return Poll::Ready(Err(fault));
                         }
                     };
+                    if let Some(lease) = self.nested(&driver) {
+                        self.stage = Stage::Done;
+                        return Poll::Ready(Ok(Acquired::Lease(lease)));
+                    }
                     self.stage = Stage::InLine {
                         contender: Arc::new(Contender::new(self.plan.key().clone())),
                         arrived: driver.clock().now(),
@@ -128,6 +133,27 @@ impl Acquiring {
                 },
             }
         }
+    }
+
+    /// The lease that this is asked for inside of, if it may be shared. Else who waits for it does
+    /// so in vain, which is said where it may be mended.
+    fn nested(&self, driver: &Arc<Driver>) -> Option<Lease> {
+        let waits = self.patience == Patience::Stand;
+        if !self.plan.reentrant && !(cfg!(debug_assertions) && waits) {
+            return None;
+        }
+        let around = nesting::around(driver, self.plan.key())?;
+        if self.plan.reentrant {
+            return Some(Lease::share(driver.clone(), around.contender));
+        }
+        tracing::warn!(
+            key = &**self.plan.key(),
+            outer = %around.place,
+            inner = %self.plan.place(),
+            "a lock is waited for inside the work that holds it, which is in vain: nothing frees \
+             it before that work goes on. Take it once, or ask for the inner one with `reentrant()`"
+        );
+        None
     }
 
     /// When the turnstile gives it up: at the end of the wait, or for one who does not wait, of

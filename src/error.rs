@@ -27,7 +27,7 @@ pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
     #[error(
         "lock {key:?} was not to be had: others {}; try again later, wait longer, or see whether \
-         this very work holds it, since locks are not reentrant",
+         this very work holds it, since a lock is not reentrant unless asked",
         held_for(*waited)
     )]
     #[non_exhaustive]

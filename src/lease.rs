@@ -33,6 +33,8 @@ use crate::driver::{Contender, Driver, End, Progress};
 pub struct Lease {
     driver: Arc<Driver>,
     view: LeaseView,
+    /// Whether it has left the lease already, which others may share.
+    parted: bool,
 }
 
 /// Sees a lease, and cannot release it: for work that wants the fencing token, or wants to know
@@ -50,7 +52,7 @@ impl Lease {
     pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
         let token = match contender.progress() {
             Progress::Held { token } | Progress::Ended { token, .. } => token,
-            progress => unreachable!("{progress:?} right after it was taken"),
+            progress => unreachable!("{progress:?} while somebody is to hold it"),
         };
         let view = LeaseView {
             clock: driver.clock().clone(),
@@ -58,7 +60,17 @@ impl Lease {
             driver: Arc::downgrade(&driver),
             token,
         };
-        Self { driver, view }
+        Self {
+            driver,
+            view,
+            parted: false,
+        }
+    }
+
+    /// One more guard of a lease that the caller is inside of.
+    pub(crate) fn share(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
+        contender.join();
+        Self::new(driver, contender)
     }
 
     /// The name of what is locked.
@@ -115,15 +127,31 @@ impl Lease {
         &self.driver
     }
 
-    /// Begins to give it back; false if it is over already.
-    fn finish(&self) -> bool {
-        self.driver.finish(&self.view.contender)
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
+        &self.view.contender
+    }
+
+    /// Whether the lock stays held when this guard goes, because others share its lease.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.view.contender.is_shared()
+    }
+
+    /// Leaves the lease, once. Whoever leaves last begins to give it back, and is told so.
+    fn part(&mut self) -> bool {
+        if std::mem::replace(&mut self.parted, true) {
+            return false;
+        }
+        let last = self.view.contender.part();
+        if last {
+            self.driver.finish(&self.view.contender);
+        }
+        last
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.finish();
+        self.part();
     }
 }
 
@@ -262,12 +290,17 @@ impl Future for LeaseRelease {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let Some(lease) = &this.lease else {
+        let Some(lease) = &mut this.lease else {
             panic!("`LeaseRelease` polled after it was done");
         };
         if !this.started {
             this.started = true;
-            lease.finish();
+            // Looked for before it leaves: after that the others may end the lease at any moment.
+            let loss = lease.is_shared().then(|| lease.view.loss()).flatten();
+            if !lease.part() {
+                this.lease = None;
+                return Poll::Ready(loss.map_or(Ok(()), Err));
+            }
         }
         let contender = &lease.view.contender;
         let (token, end) = match contender.progress_or_wake(cx.waker()) {

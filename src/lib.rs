@@ -75,6 +75,7 @@ mod into_lock;
 mod key;
 mod lease;
 mod lock;
+mod nesting;
 mod plan;
 mod registry;
 mod renewal;

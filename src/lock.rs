@@ -22,7 +22,7 @@ use crate::{LockError, future, stream};
 ///
 /// **A clone is a contender of its own**, with an empty slot: what one clone acquired, another
 /// neither holds nor releases. So is the handle that a setter returns. To share one handle, share
-/// it visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant.
+/// it visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant, unless [asked](Self::reentrant).
 ///
 /// Most work needs none of the methods here, but [`with_lock`](crate::FutureLockExt::with_lock).
 #[must_use = "a Lock does nothing until it is acquired"]
@@ -85,6 +85,78 @@ impl Lock {
         self.set(|plan| plan.on_lost = on_lost)
     }
 
+    /// Asks for this lock to be had at once inside work that holds it already: nested in the work
+    /// of a [`with_lock`](crate::FutureLockExt::with_lock) or a [`with_lease`](Self::with_lease)
+    /// on the same key through the same registry, it shares that lease, and the outermost frees
+    /// the lock. Default: it waits like anybody else, which is in vain there (builds with debug
+    /// assertions log a warning with both places).
+    ///
+    /// It is the *inner* lock that asks; the outer one needs nothing. Inside is what is polled
+    /// for the first time while the work, or the stream, under the lock is polled in the same
+    /// task: also in `join!`, `select!`, boxed futures, `FuturesUnordered`, streams in streams,
+    /// and wherever the task moves. Everywhere else, and if the lease around is over, it
+    /// queues as ever. Not inside are
+    ///
+    /// - what is given to `tokio::spawn`, and the tasks of a runtime or a `LocalSet` in the work;
+    /// - what is done with a stream's items between two polls of it: put that into the stream,
+    ///   `rows.then(…).with_lock(lock)`;
+    /// - what stands beside a guard ([`lease`](Self::lease)) or a handle that holds
+    ///   ([`acquire`](Self::acquire)): what they cover has no bounds to be inside of, so only
+    ///   combinators can be nested in;
+    /// - another process, another registry, another key.
+    ///
+    /// **Who shares a lease is not excluded**: two branches of a `join!` inside, each under
+    /// the nested lock, run side by side. All see one token, one deadline and one
+    /// [`lost()`](LeaseView::lost). Its ttl, its renewal and its end are those of the
+    /// outermost lock, whatever the nested one was set to; it needs no wait, and no call to the store. On a
+    /// loss each combinator stops its own work, or not, as its own [`on_lost`](Self::on_lost) says.
+    ///
+    /// Nobody ever holds a guard that does not hold: the lock is freed when the last that shares
+    /// the lease is gone. As a rule that is the outermost; a guard, or a handle, that was carried
+    /// out of the work keeps the lock until it is dropped, too. A release by one that is not the
+    /// last resolves at once, and says whether the lease is still valid. A handle has one slot,
+    /// and does not count: what it acquired twice, one [`release`](Self::release) gives back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockError, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// async fn book(locks: &LockRegistry, sum: i64) -> Result<i64, LockError> {
+    ///     // Alone, or as a part of something greater on the same account.
+    ///     let account = locks.obtain("account:7").reentrant();
+    ///     async { sum }.with_lock(account).await
+    /// }
+    ///
+    /// let locks = LockRegistry::in_memory();
+    /// book(&locks, 10).await?;
+    /// let both = async { tokio::try_join!(book(&locks, 10), book(&locks, -10)) };
+    /// let booked = both.try_with_lock(locks.obtain("account:7")).await?;
+    /// assert_eq!(booked, (10, -10));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A guard that shares the lease sees what the outermost sees:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("row:7");
+    /// let nested = lock.clone().reentrant();
+    /// lock.try_with_lease(async |outer| {
+    ///     let inner = nested.lease().await?;
+    ///     assert_eq!(inner.token(), outer.token());
+    ///     inner.release().await?; // not the last, so the lock is held on
+    ///     assert!(outer.is_valid());
+    ///     Ok::<_, lockstream::LockError>(())
+    /// })
+    /// .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn reentrant(self) -> Self {
+        self.set(|plan| plan.reentrant = true)
+    }
+
     /// The name of what is locked.
     pub fn key(&self) -> &str {
         self.plan.key()
@@ -134,8 +206,9 @@ impl Lock {
     ///
     /// Dropped before it is done, it has taken nothing: what the store granted on the way is given
     /// back in the background.
+    #[track_caller]
     pub fn acquire_once(&self) -> Acquire {
-        self.acquire_by(Acquiring::once(self.plan.clone()))
+        self.acquire_by(Acquiring::once(self.plan.asked_here()))
     }
 
     /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: true if this
@@ -156,8 +229,9 @@ impl Lock {
     /// place up, and what was granted on the way is given back in the background. If it is granted
     /// the lock but not polled for a third of the ttl, the turn goes to the next, and it queues
     /// anew when it is polled.
+    #[track_caller]
     pub fn acquire(&self) -> Acquire {
-        self.acquire_by(Acquiring::patient(self.plan.clone()))
+        self.acquire_by(Acquiring::patient(self.plan.asked_here()))
     }
 
     /// [`acquire`](Self::acquire) with a wait of its own.
@@ -169,8 +243,9 @@ impl Lock {
     /// # Cancel safety
     ///
     /// That of [`acquire`](Self::acquire).
+    #[track_caller]
     pub fn acquire_within(&self, wait: Duration) -> Acquire {
-        self.acquire_by(Acquiring::within(self.plan.clone(), wait))
+        self.acquire_by(Acquiring::within(self.plan.asked_here(), wait))
     }
 
     fn acquire_by(&self, acquiring: Acquiring) -> Acquire {
@@ -209,8 +284,9 @@ impl Lock {
     /// # Cancel safety
     ///
     /// That of [`acquire`](Self::acquire).
+    #[track_caller]
     pub fn lease(&self) -> AcquireLease {
-        AcquireLease::new(Acquiring::patient(self.plan.clone()))
+        AcquireLease::new(Acquiring::patient(self.plan.asked_here()))
     }
 
     /// [`lease`](Self::lease) with a wait of its own.
@@ -222,8 +298,9 @@ impl Lock {
     /// # Cancel safety
     ///
     /// That of [`acquire`](Self::acquire).
+    #[track_caller]
     pub fn lease_within(&self, wait: Duration) -> AcquireLease {
-        AcquireLease::new(Acquiring::within(self.plan.clone(), wait))
+        AcquireLease::new(Acquiring::within(self.plan.asked_here(), wait))
     }
 
     /// Acquires the lock as a guard if that can be done now; `None` if others have it.
@@ -235,8 +312,9 @@ impl Lock {
     /// # Cancel safety
     ///
     /// That of [`acquire_once`](Self::acquire_once).
+    #[track_caller]
     pub fn lease_once(&self) -> TryLease {
-        TryLease::new(Acquiring::once(self.plan.clone()))
+        TryLease::new(Acquiring::once(self.plan.asked_here()))
     }
 
     /// Runs work under the lock that wants to see its lease: the fencing token, the loss.
@@ -255,16 +333,18 @@ impl Lock {
     /// # assert_eq!(sum, 2);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
     where
         F: FnOnce(LeaseView) -> Fut,
         Fut: Future,
     {
-        future::WithLease::new(self.plan.clone(), work)
+        future::WithLease::new(self.plan.asked_here(), work)
     }
 
     /// [`with_lease`](Self::with_lease) for work that yields a `Result`: lock errors become the
     /// work's own by `From<LockError>`.
+    #[track_caller]
     pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
     where
         F: FnOnce(LeaseView) -> Fut,
@@ -276,16 +356,18 @@ impl Lock {
 
     /// Runs a stream under the lock that wants to see its lease; see
     /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
+    #[track_caller]
     pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
     where
         F: FnOnce(LeaseView) -> S,
         S: Stream,
     {
-        stream::WithLease::new(self.plan.clone(), work)
+        stream::WithLease::new(self.plan.asked_here(), work)
     }
 
     /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: lock errors
     /// become the stream's own by `From<LockError>`.
+    #[track_caller]
     pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
     where
         F: FnOnce(LeaseView) -> S,

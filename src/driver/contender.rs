@@ -1,5 +1,6 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -9,6 +10,8 @@ use crate::turnstile::{Moment, Verdict, WaiterId};
 /// One caller from its arrival to the end of its lease: what its future and the driver share.
 pub(crate) struct Contender {
     key: Arc<str>,
+    /// How many share its lease: whoever leaves last gives it back.
+    shares: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -67,6 +70,7 @@ impl Contender {
     pub(crate) fn new(key: Arc<str>) -> Self {
         Self {
             key,
+            shares: AtomicUsize::new(1),
             state: Mutex::new(State {
                 progress: Progress::Waiting,
                 waker: None,
@@ -104,6 +108,29 @@ impl Contender {
     /// The deadline of the lease it holds.
     pub(crate) fn deadline(&self) -> Moment {
         self.lock().deadline
+    }
+
+    /// Whether it holds its lease, and the deadline is still to come.
+    pub(crate) fn is_held(&self, now: Moment) -> bool {
+        let state = self.lock();
+        matches!(state.progress, Progress::Held { .. }) && now < state.deadline
+    }
+
+    /// One more shares the lease. Only for who is inside of it: the lease around, which has not
+    /// left yet, keeps the count from having been down to nothing before.
+    pub(crate) fn join(&self) {
+        let before = self.shares.fetch_add(1, Ordering::Relaxed);
+        debug_assert_ne!(before, 0, "a lease that was given back is not to be shared");
+    }
+
+    /// One leaves the lease; true for the last, alone, who gives it back.
+    pub(crate) fn part(&self) -> bool {
+        self.shares.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether the lease stays if one leaves now.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shares.load(Ordering::Acquire) > 1
     }
 
     /// The waker is told when the lease ends under its holder, in place of the one that was given
