@@ -354,3 +354,31 @@ impl<F, Fut: Future> fmt::Debug for Lead<F, Fut> {
         f.debug_tuple("Lead").field(&self.campaign).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+    use crate::Lock;
+
+    #[test]
+    fn without_a_registry_there_is_nothing_to_campaign_for() {
+        let mut campaign = Lock::new(None, "k").leadership();
+        let told = campaign.next().now_or_never();
+        assert!(
+            matches!(
+                told,
+                Some(Some(Leadership::Ended(LockError::NoRegistry { .. })))
+            ),
+            "{told:?}"
+        );
+        assert!(
+            campaign
+                .next()
+                .now_or_never()
+                .expect("it is over")
+                .is_none()
+        );
+    }
+}
