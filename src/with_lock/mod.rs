@@ -16,6 +16,7 @@ pub mod future {
     pub use crate::acquire::{Acquire, AcquireLease, TryLease};
     pub use crate::handle::Release;
     pub use crate::inspect::Inspect;
+    pub use crate::leadership::{Lead, Resign};
     pub use crate::lease::{LeaseRelease, Lost};
     #[cfg(feature = "redis")]
     pub use crate::registry::Connect;
@@ -26,4 +27,5 @@ pub mod future {
 pub mod stream {
     pub use super::or_skip::OrSkipStream as OrSkip;
     pub use super::strm::{TryWithLease, TryWithLock, WithLease, WithLock};
+    pub use crate::leadership::Campaign;
 }

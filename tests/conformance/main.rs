@@ -6,6 +6,7 @@
 //! | `waiting.rs` | what do `acquire*` and `lease*` say of a lock that is free, or busy? |
 //! | `work.rs`, `streams.rs` | what becomes of a future or a stream under a lock? |
 //! | `renewal.rs` | who keeps a lease for longer than its ttl? |
+//! | `leadership.rs` | who leads, and what runs only while leading? |
 //! | `loss.rs` | who learns that a lease is over, and when? |
 //! | `outage.rs` | what if the store is away, or slow? |
 //! | `turns.rs` | who is next? |
@@ -24,6 +25,7 @@ mod exclusion;
 mod handles;
 mod installed;
 mod invalid;
+mod leadership;
 mod leftovers;
 mod loss;
 mod memory;
@@ -47,11 +49,11 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 101;
+const CASES: usize = 117;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
-const CASES_OF_REDIS_ALONE: usize = 13;
+const CASES_OF_REDIS_ALONE: usize = 14;
 
 suite! {
     waiting: in_runtime {
@@ -111,6 +113,24 @@ suite! {
         a_handle_learns_of_the_end_by_itself,
         a_lease_tells_its_end,
         an_expired_lease_does_not_release_its_successor,
+    }
+    leadership: in_runtime {
+        a_free_lead_is_had_at_once,
+        a_follower_leads_when_the_leader_leaves,
+        a_lost_lead_is_followed_and_had_again,
+        a_lead_taken_away_comes_back,
+        one_of_three_leads,
+        a_campaign_that_ends_leaves_nothing,
+        who_resigns_does_not_wait_for_an_absent_store,
+        a_campaign_ends_with_its_registry,
+        what_waiting_cannot_mend_ends_a_campaign,
+        an_outage_is_waited_out,
+        a_full_queue_is_waited_out,
+        a_campaign_that_is_not_polled,
+        work_runs_only_while_leading,
+        work_done_when_the_lead_is_over_begins_anew,
+        work_dropped_under_the_lead_resigns,
+        a_shutdown_ends_what_leads,
     }
     outage: in_runtime {
         acquiring_from_an_absent_store_errs,
@@ -199,5 +219,6 @@ redis_alone! {
     connections_that_are_killed_lose_nothing,
     a_server_that_is_stopped_is_told_of_in_time,
     a_server_that_lost_its_data_tells_the_holders,
+    a_lead_that_the_server_refuses_is_had_when_it_relents,
     connecting_tells_what_is_wrong,
 }

@@ -2,10 +2,11 @@
 
 use std::future::pending;
 
+use futures::StreamExt;
 use futures::future::join_all;
 use lockstream::store::RedisStore;
-use lockstream::{FutureLockExt, LockRegistry};
-use tokio::time::{Instant, sleep};
+use lockstream::{FutureLockExt, Leadership, LockRegistry};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
 use crate::redis::Redis;
@@ -285,6 +286,26 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut Redis)
     assert!(acquired.unwrap());
     assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
     assert!(other.release().await.unwrap());
+}
+
+/// What the server refuses for good fails a wait at once, and a campaign not at all: rights are granted, and wrong
+/// keys deleted.
+pub(crate) async fn a_lead_that_the_server_refuses_is_had_when_it_relents(w: &Redis) {
+    let lock = w.registry().await.obtain("k");
+    let queue = "{lock:k}:~queue1";
+    w.server().cmd(&["RPUSH", queue, "x"]);
+    let error = assert_err!(lock.acquire().await, Store, "k");
+    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    let mut campaign = lock.leadership();
+    let told = campaign.next().await;
+    assert!(matches!(told, Some(Leadership::Follower)), "{told:?}");
+    let before = w.commands();
+    assert!(timeout(ms(1500), campaign.next()).await.is_err());
+    let sent = w.commands() - before;
+    assert!((2..60).contains(&sent), "{sent} commands in 1.5 s");
+    assert!(w.server().del(queue));
+    let told = timeout(BOUND, campaign.next()).await.unwrap();
+    assert!(matches!(told, Some(Leadership::Leader(_))), "{told:?}");
 }
 
 pub(crate) async fn connecting_tells_what_is_wrong(w: &Redis) {
