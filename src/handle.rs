@@ -43,6 +43,7 @@ impl Drop for Handle {
         if let Some(lease) = self.take()
             && lease.is_valid()
             && !lease.is_shared()
+            && !lease.is_kept()
         {
             tracing::warn!(
                 key = lease.key(),

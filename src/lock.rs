@@ -12,7 +12,7 @@ use crate::lease::LeaseView;
 use crate::plan::Plan;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::OnLost;
+use crate::settings::{OnFinish, OnLost};
 use crate::{LockError, future, stream};
 
 /// A handle to a named lock. It does nothing until it is acquired.
@@ -157,6 +157,30 @@ impl Lock {
         self.set(|plan| plan.reentrant = true)
     }
 
+    /// What becomes of the key when a lease of this lock ends. Default: [`OnFinish::Release`].
+    ///
+    /// At most once a minute, on however many machines:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry, OnFinish};
+    /// # async fn send_report() -> u32 { 1 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let minute = locks
+    ///     .obtain("report")
+    ///     .ttl(Duration::from_secs(60))
+    ///     .wait(Duration::ZERO)
+    ///     .on_finish(OnFinish::LetExpire);
+    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, Some(1));
+    /// // Done already, in this minute.
+    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn on_finish(self, on_finish: OnFinish) -> Self {
+        self.set(|plan| plan.on_finish = on_finish)
+    }
+
     /// The name of what is locked.
     pub fn key(&self) -> &str {
         self.plan.key()
@@ -253,7 +277,8 @@ impl Lock {
     }
 
     /// Releases what this handle's `acquire` brought: `Ok(true)` when it is released, `Ok(false)`
-    /// if this handle did not hold the lock.
+    /// if this handle did not hold the lock. It frees the key whatever
+    /// [`on_finish`](Self::on_finish) says.
     ///
     /// # Errors
     ///

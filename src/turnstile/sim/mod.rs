@@ -6,6 +6,7 @@
 
 mod caller;
 mod clock;
+mod ends;
 mod faults;
 mod link;
 mod process;
@@ -65,7 +66,7 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 6];
+    let mut counts = [0; 9];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
@@ -78,6 +79,9 @@ fn simulation() {
                     c.renewals,
                     c.prolonged,
                     c.crossed,
+                    c.kept,
+                    c.extended,
+                    c.adopted,
                 ];
                 for (sum, count) in counts.iter_mut().zip(seen) {
                     *sum += count;
@@ -86,10 +90,21 @@ fn simulation() {
             Err(broken) => panic!("{}", show(seed, &broken)),
         }
     }
-    let [begun, taken, passed, renewals, prolonged, crossed] = counts;
+    let [
+        begun,
+        taken,
+        passed,
+        renewals,
+        prolonged,
+        crossed,
+        kept,
+        extended,
+        adopted,
+    ] = counts;
     println!(
         "{seeds} seeds, {steps} steps; leases begun {begun}, taken {taken}, passed {passed}; renewals \
-         {renewals}, {prolonged} told, {crossed} crossed by the end of their lease"
+         {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
+         extended {extended}, adopted {adopted}"
     );
     // A run without them would prove nothing about renewal.
     let few = seeds / 2;

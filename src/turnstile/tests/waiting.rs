@@ -292,6 +292,7 @@ fn a_pause_without_end_is_no_fault() {
         who: "a",
         ttl: ms(1000),
         renewals: 0,
+        keeps: false,
         patience: Patience::Stand,
         until: ms(5000),
         repeats: Repeats(Box::new(|| Some(Duration::MAX))),
