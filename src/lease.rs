@@ -115,6 +115,11 @@ impl Lease {
         &self.driver
     }
 
+    /// The last handle of the lock that holds it is dropped.
+    pub(crate) fn dropped_while_held(&self) {
+        self.driver.dropped_while_held(&self.view.contender);
+    }
+
     /// Begins to give it back; false if it is over already.
     fn finish(&self) -> bool {
         self.driver.finish(&self.view.contender)

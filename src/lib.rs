@@ -59,6 +59,7 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
+//! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
@@ -68,17 +69,21 @@ mod acquire;
 mod clock;
 mod driver;
 mod error;
+mod events;
 mod handle;
 mod inspect;
 mod into_lock;
 mod key;
 mod lease;
 mod lock;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod plan;
 mod registry;
 mod renewal;
 mod repeat;
 mod settings;
+mod snapshot;
 pub mod store;
 mod turnstile;
 #[cfg(feature = "test-util")]
@@ -86,6 +91,7 @@ pub mod verify;
 mod with_lock;
 
 pub use self::error::{LockError, StoreError};
+pub use self::events::LockEvent;
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;
 pub use self::lease::{Lease, LeaseView};
@@ -94,6 +100,7 @@ pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
 pub use self::settings::OnLost;
+pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.

@@ -2,8 +2,12 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use std::time::Duration;
 
+use super::journal::Journal;
 use crate::StoreError;
+use crate::events::LockEvent;
+use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{Moment, Verdict, WaiterId};
 
 /// One caller from its arrival to the end of its lease: what its future and the driver share.
@@ -22,6 +26,12 @@ struct State {
     /// How many have watched so far.
     watched: u64,
     id: Option<WaiterId>,
+    /// The first of its ids: by this others know it.
+    waiter: u64,
+    /// When it was first in line; once it has a lease, when it took that.
+    since: Moment,
+    /// How long it had its lease when it gave that back.
+    held: Duration,
     deadline: Moment,
 }
 
@@ -44,6 +54,8 @@ pub(crate) enum Progress {
     TurnLost,
     /// It does not get the key: busy, queue full, failed, or closed.
     Refused(Verdict),
+    /// It gave up, whatever the turnstile still says.
+    Left,
     /// It holds a lease.
     Held { token: u64 },
     /// Its lease ended under it: lost, or closed.
@@ -73,6 +85,9 @@ impl Contender {
                 watchers: Vec::new(),
                 watched: 0,
                 id: None,
+                waiter: 0,
+                since: Moment::ZERO,
+                held: Duration::ZERO,
                 deadline: Moment::ZERO,
             }),
         }
@@ -146,35 +161,111 @@ impl Contender {
         state.id = None;
     }
 
-    pub(super) fn arrived(&self, id: WaiterId) {
-        self.lock().id = Some(id);
+    pub(super) fn arrived(&self, id: WaiterId, now: Moment, journal: &Journal) {
+        let mut state = self.lock();
+        state.id = Some(id);
+        // One that lost its turn is waiting still.
+        if state.waiter == 0 {
+            state.waiter = id.0;
+            state.since = now;
+            journal.tell(|| LockEvent::Waiting {
+                key: self.key.clone(),
+                waiter: id.0,
+            });
+        }
+    }
+
+    /// Gives up, unless its wait is over already.
+    pub(super) fn leaves(&self, now: Moment, journal: &Journal) {
+        let mut state = self.lock();
+        if let Progress::Waiting | Progress::Seated { .. } | Progress::TurnLost = state.progress {
+            state.progress = Progress::Left;
+            journal.tell(|| state.gave_up(&self.key, now));
+        }
     }
 
     /// The lease is seen, and held from here on. Its holder need not be the task that acquired
     /// it, whose waker is given back: it may be the last that keeps that task alive, so it is to be
     /// dropped where no lock is held.
-    pub(super) fn takes(&self) -> Option<(u64, Option<Waker>)> {
+    pub(super) fn takes(&self, now: Moment, journal: &Journal) -> Option<(u64, Option<Waker>)> {
         let mut state = self.lock();
         let Progress::Seated { token } = state.progress else {
             return None;
         };
+        let waited = now.saturating_sub(state.since);
         state.progress = Progress::Held { token };
+        state.since = now;
+        if is_passed(token) {
+            journal.tell(|| LockEvent::Passed {
+                key: self.key.clone(),
+                token,
+            });
+        }
+        journal.tell(|| LockEvent::Acquired {
+            key: self.key.clone(),
+            waiter: state.waiter,
+            token,
+            waited,
+        });
         Some((token, state.waker.take()))
     }
 
     /// The lease is given back; false if it is not held any more.
-    pub(super) fn finishes(&self) -> bool {
+    pub(super) fn finishes(&self, now: Moment) -> bool {
         let mut state = self.lock();
         let Progress::Held { token } = state.progress else {
             return false;
         };
         state.progress = Progress::Finishing { token };
+        state.held = now.saturating_sub(state.since);
         true
     }
 
+    /// The last handle of its lock is dropped while it holds.
+    pub(super) fn is_dropped(&self, journal: &Journal) {
+        if let Progress::Held { token } = self.progress() {
+            journal.tell(|| LockEvent::DroppedWhileHeld {
+                key: self.key.clone(),
+                token,
+            });
+        }
+    }
+
+    /// The lease that it holds.
+    pub(super) fn lease(&self, journal: &Journal) -> Option<LeaseSnapshot> {
+        let state = self.lock();
+        let Progress::Held { token } = state.progress else {
+            return None;
+        };
+        Some(LeaseSnapshot {
+            waiter: state.waiter,
+            token,
+            since: journal.instant(state.since),
+            deadline: journal.instant(state.deadline),
+        })
+    }
+
+    /// Its wait.
+    pub(super) fn wait(&self, journal: &Journal) -> WaiterSnapshot {
+        let state = self.lock();
+        WaiterSnapshot {
+            waiter: state.waiter,
+            since: journal.instant(state.since),
+        }
+    }
+
     /// Takes a verdict of the turnstile.
-    pub(super) fn tell(&self, verdict: Verdict, aftermath: &mut Aftermath) {
+    pub(super) fn tell(
+        &self,
+        verdict: Verdict,
+        now: Moment,
+        journal: &Journal,
+        aftermath: &mut Aftermath,
+    ) {
         let mut state = self.lock();
+        if journal.is_heard() {
+            state.report(&self.key, &verdict, now, journal);
+        }
         let progress = match (&state.progress, verdict) {
             (Progress::Waiting, Verdict::Seated { token, deadline }) => {
                 state.deadline = deadline;
@@ -195,6 +286,7 @@ impl Contender {
                 token: *token,
                 end: End::from(verdict),
             },
+            (Progress::Left, _) => return,
             // It had its last word; the turnstile gives none after that.
             (other, verdict) => {
                 debug_assert!(false, "{verdict:?} after {other:?}");
@@ -219,7 +311,68 @@ impl Contender {
     }
 }
 
+/// F2: the first lease of a tenure has none of the six bits that count the passes.
+fn is_passed(token: u64) -> bool {
+    !token.is_multiple_of(64)
+}
+
 impl State {
+    /// Tells what a verdict means to those who read of it.
+    fn report(&self, key: &Arc<str>, verdict: &Verdict, now: Moment, journal: &Journal) {
+        let key = key.clone();
+        let event = match (&self.progress, verdict) {
+            (Progress::Waiting, Verdict::QueueFull) => LockEvent::QueueFull {
+                key,
+                waiter: self.waiter,
+                limit: journal.max_waiters(),
+            },
+            // It waits on: as one who may look now, or as one who may come again.
+            (Progress::Waiting, Verdict::Seated { .. })
+            | (Progress::Seated { .. }, Verdict::TurnLost | Verdict::Prolonged { .. }) => return,
+            (Progress::Waiting | Progress::Seated { .. }, _) => self.gave_up(&key, now),
+            (Progress::Held { token }, Verdict::Prolonged { deadline, last }) => {
+                let (token, deadline) = (*token, journal.instant(*deadline));
+                let renewed = LockEvent::Renewed {
+                    key: key.clone(),
+                    token,
+                    deadline,
+                };
+                if *last {
+                    journal.tell(|| renewed);
+                    LockEvent::LastRenewal {
+                        key,
+                        token,
+                        deadline,
+                    }
+                } else {
+                    renewed
+                }
+            }
+            (Progress::Held { token }, Verdict::Unrenewed(error)) => LockEvent::RenewalUnknown {
+                key,
+                token: *token,
+                error: error.clone(),
+            },
+            (Progress::Held { token }, verdict) => {
+                let held = now.saturating_sub(self.since);
+                End::from(verdict.clone()).event(key, *token, held)
+            }
+            (Progress::Finishing { token }, verdict) => {
+                End::from(verdict.clone()).event(key, *token, self.held)
+            }
+            _ => return,
+        };
+        journal.tell(|| event);
+    }
+
+    fn gave_up(&self, key: &Arc<str>, now: Moment) -> LockEvent {
+        LockEvent::GaveUp {
+            key: key.clone(),
+            waiter: self.waiter,
+            waited: now.saturating_sub(self.since),
+        }
+    }
+
     fn place_of(&self, watch: u64) -> Result<usize, usize> {
         self.watchers
             .binary_search_by_key(&watch, |(known, _)| *known)
@@ -238,6 +391,17 @@ impl Aftermath {
         for waker in self.wakers {
             // One that panics has told so by the panic hook; the others are to be woken all the same.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+}
+
+impl End {
+    fn event(&self, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
+        match self {
+            Self::Released => LockEvent::Released { key, token, held },
+            Self::Lost => LockEvent::Lost { key, token, held },
+            Self::Closed => LockEvent::Closed { key, token, held },
+            Self::Failed(_) => LockEvent::Unreleased { key, token, held },
         }
     }
 }

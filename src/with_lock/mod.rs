@@ -26,4 +26,5 @@ pub mod future {
 pub mod stream {
     pub use super::or_skip::OrSkipStream as OrSkip;
     pub use super::strm::{TryWithLease, TryWithLock, WithLease, WithLock};
+    pub use crate::events::Events;
 }

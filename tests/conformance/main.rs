@@ -43,6 +43,7 @@ mod suite;
 mod support;
 mod turns;
 mod waiting;
+mod watch;
 mod work;
 mod world;
 

@@ -5,7 +5,8 @@ use crate::world::{World, empty, ms};
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
 const HANGS: std::time::Duration = ms(60_000);
 
-/// Runs a case on a store of its own. When all of it is gone nothing may be left in the store.
+/// Runs a case on a store of its own. When all of it is gone nothing may be left in the store, and its registries must
+/// have told of everything, in order.
 pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&mut W)) {
     let mut world = W::new();
     let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
@@ -28,6 +29,7 @@ async fn assert_nothing_left<W: World>(world: &W) {
     world.set_offline(false);
     world.set_latency(ms(0));
     empty(world).await;
+    world.watch().all().await;
 }
 
 /// Makes a test of every case on every store, by the name `store::module::case`.
