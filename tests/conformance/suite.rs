@@ -12,6 +12,7 @@ pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&mut W)) {
     let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
     ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
     assert_nothing_left(&world).await;
+    world.watch().all().await;
 }
 
 /// [`run`] for cases that make runtimes of their own.
@@ -22,14 +23,16 @@ pub(crate) fn run_outside<W: World>(case: impl FnOnce(&W)) {
         .enable_all()
         .build()
         .unwrap()
-        .block_on(assert_nothing_left(&world));
+        .block_on(async {
+            assert_nothing_left(&world).await;
+            world.watch().all_without_runtime().await;
+        });
 }
 
 async fn assert_nothing_left<W: World>(world: &W) {
     world.set_offline(false);
     world.set_latency(ms(0));
     empty(world).await;
-    world.watch().all().await;
 }
 
 /// Makes a test of every case on every store, by the name `store::module::case`.
