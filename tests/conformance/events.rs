@@ -340,6 +340,26 @@ pub(crate) async fn a_shutdown_is_told_and_ends_it<W: World>(w: &W) {
     assert!(here.events().next().await.is_none());
 }
 
+/// A shutdown that was begun goes on when nobody awaits it, and so the stream ends, too.
+pub(crate) async fn a_shutdown_that_nobody_awaits_ends_it<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let mut events = registry.events();
+    let lease = registry.obtain("k").lease().await.unwrap();
+    w.set_latency(ms(20));
+    assert!(poll_once(&mut registry.shutdown()).await.is_none());
+    assert_names(
+        &told_so_far(&mut events).await,
+        &["waiting", "acquired", "closed"],
+    );
+    // What it still owes is not yet settled.
+    assert!(!events.is_terminated());
+    let end = tokio::time::timeout(ms(5000), events.next()).await;
+    assert!(end.expect("it does not end").is_none());
+    assert_eq!(registry.in_use(), 0);
+    assert!(!lease.is_valid());
+    w.set_latency(ms(0));
+}
+
 /// A reader keeps no registry at work: when the last handle has gone it hears the end of what is under way, and then
 /// that it was all.
 pub(crate) async fn events_end_with_their_registry<W: World>(w: &W) {

@@ -50,7 +50,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 119;
+const CASES: usize = 120;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -164,6 +164,7 @@ suite! {
         a_handle_dropped_while_it_holds_is_told,
         an_outage_is_told_once,
         a_shutdown_is_told_and_ends_it,
+        a_shutdown_that_nobody_awaits_ends_it,
         events_end_with_their_registry,
         a_slow_reader_is_told_how_many_it_missed,
         a_reader_is_woken_for_everything_in_order,
