@@ -119,6 +119,7 @@ impl Acquiring {
                         let now = driver.clock().now();
                         let waited = now.saturating_sub(*arrived);
                         if waited >= self.wait && self.patience == Patience::Stand {
+                            driver.leave(contender);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Busy { waited }));
                         }

@@ -195,6 +195,11 @@ impl Lease {
         &self.driver
     }
 
+    /// The last handle of the lock that holds it is dropped.
+    pub(crate) fn dropped_while_held(&self) {
+        self.driver.dropped_while_held(&self.view.contender);
+    }
+
     pub(crate) fn contender(&self) -> &Arc<Contender> {
         &self.view.contender
     }

@@ -61,6 +61,7 @@
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
+//! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
@@ -71,6 +72,7 @@ mod clock;
 mod detached;
 mod driver;
 mod error;
+mod events;
 mod extend;
 mod handle;
 mod inspect;
@@ -79,12 +81,15 @@ mod key;
 mod leadership;
 mod lease;
 mod lock;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod nesting;
 mod plan;
 mod registry;
 mod renewal;
 mod repeat;
 mod settings;
+mod snapshot;
 pub mod store;
 mod turnstile;
 #[cfg(feature = "test-util")]
@@ -93,6 +98,7 @@ mod with_lock;
 
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{LockError, StoreError};
+pub use self::events::LockEvent;
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;
 pub use self::leadership::Leadership;
@@ -102,6 +108,7 @@ pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
 pub use self::settings::{OnFinish, OnLost};
+pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.

@@ -144,6 +144,88 @@ impl LockRegistry {
         Adopt::new(self.driver.clone(), detached)
     }
 
+    /// What happens in this registry from now on: who waits, who has a lock, how each lease ends,
+    /// and whether the store is there.
+    ///
+    /// A stream of [`LockEvent`](crate::LockEvent), in the order in which things came about; each
+    /// reader has its own. The last 1,024 events are kept for a reader that does not come: a slower
+    /// one is told by [`LockEvent::Missed`](crate::LockEvent::Missed) how many it did not get, and
+    /// goes on with the oldest that is left. Where nobody reads, nothing is kept, and next to
+    /// nothing is spent.
+    ///
+    /// It keeps no registry at work, and ends after the last event of one that was shut down, or is
+    /// gone. What happens in other registries is not told, be they on the same store.
+    ///
+    /// With the feature `metrics` the same is counted for the recorder of the `metrics` facade, by
+    /// prefix and not by key, since there may be any number of keys: the gauges
+    /// `lockstream_waiting` and `lockstream_held`; the counters `lockstream_acquired_total`,
+    /// `lockstream_passed_total`, `lockstream_renewed_total`,
+    /// `lockstream_renewal_unknown_total`, `lockstream_lost_total`, `lockstream_given_up_total`,
+    /// `lockstream_queue_full_total` and `lockstream_store_down_total`; the histograms
+    /// `lockstream_wait_seconds` and `lockstream_hold_seconds`. Install the recorder before the first
+    /// registry is made, or it does not get their descriptions.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it, or a `next()` on it, loses nothing for other readers; the next event stays the
+    /// next.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{FutureLockExt, LockEvent, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut events = locks.events();
+    /// async {}.with_lock(locks.obtain("till")).await?;
+    /// locks.shutdown().await;
+    /// while let Some(event) = events.next().await {
+    ///     match event {
+    ///         LockEvent::Acquired { key, token, waited, .. } => println!("{key} #{token} after {waited:?}"),
+    ///         LockEvent::Lost { key, token, .. } => eprintln!("{key} #{token} was lost"),
+    ///         LockEvent::Missed { count, .. } => eprintln!("{count} events were missed"),
+    ///         other => println!("{other:?}"),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn events(&self) -> crate::stream::Events {
+        self.driver.events(false)
+    }
+
+    /// [`events`](Self::events) without a bound: a test's reader that looks at the end misses
+    /// nothing.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn every_event(&self) -> crate::stream::Events {
+        self.driver.events(true)
+    }
+
+    /// What this registry holds and waits for at this moment, and since when.
+    ///
+    /// Asks nobody: what other processes hold is not in it. It is gone through under the registry's
+    /// own lock, so it costs as much as there are keys in use and callers waiting.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("till").lease().await?;
+    /// for key in locks.snapshot().keys {
+    ///     let held = key.held.expect("nobody waits");
+    ///     assert_eq!((&*key.key, held.token), ("till", lease.token()));
+    ///     println!("{} is held for {:?}", key.key, held.since.elapsed());
+    /// }
+    /// # lease.release().await
+    /// # }
+    /// ```
+    pub fn snapshot(&self) -> crate::Snapshot {
+        self.driver.snapshot()
+    }
+
     /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
     /// a lock ends with [`LockError::Closed`](crate::LockError::Closed), every lease is released
     /// (unless it is to [run out](crate::OnFinish::LetExpire)) and every place in a queue given up. Resolves when the store has confirmed that, after

@@ -14,8 +14,8 @@ use futures::future::FusedFuture;
 use futures::stream::{FusedStream, Pending};
 use lockstream::store::MemoryStore;
 use lockstream::{
-    Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockRegistry, LockRegistryBuilder,
-    OnLost, Repeat, StoreError, future, stream,
+    Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockEvent, LockRegistry,
+    LockRegistryBuilder, OnLost, Repeat, Snapshot, StoreError, future, stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -85,6 +85,9 @@ lasting! {
     Repeat: Send, Sync, Unpin, Clone;
     OnLost: Send, Sync, Unpin, Copy;
     Inspection: Send, Sync, Unpin, Clone, PartialEq;
+    LockEvent: Send, Sync, Unpin, Clone;
+    Snapshot: Send, Sync, Unpin, Clone;
+    stream::Events: Send, Sync, Unpin, FusedStream;
 }
 // A guard that could be cloned would release twice.
 assert_not_impl_any!(Lease: Clone, Copy);

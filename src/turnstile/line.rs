@@ -103,6 +103,10 @@ impl<C> Line<C> {
         Some(waiter)
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
+        self.waiters.values()
+    }
+
     pub(super) fn first(&mut self) -> Option<&mut Waiter<C>> {
         self.waiters.values_mut().next()
     }

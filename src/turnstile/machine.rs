@@ -134,6 +134,26 @@ impl<C: Clone> Turnstile<C> {
             && self.owed.is_empty()
     }
 
+    /// Who holds a lease.
+    pub(crate) fn holder(&self) -> Option<&C> {
+        self.seated(true)
+    }
+
+    /// Who waits, the first first: one who is seated and has not looked yet comes before the line.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
+        let seated = self.seated(false).into_iter();
+        seated.chain(self.line.iter().map(|waiter| &waiter.who))
+    }
+
+    fn seated(&self, taken: bool) -> Option<&C> {
+        let Standing::Inside(tenure) = &self.standing else {
+            return None;
+        };
+        let seat = tenure.seat.as_ref();
+        seat.filter(|seat| seat.taken == taken)
+            .map(|seat| &seat.who)
+    }
+
     /// When to call [`tick`](Self::tick) at the latest.
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
         let mut next = self.line.next_end();

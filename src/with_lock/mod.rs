@@ -29,5 +29,6 @@ pub mod future {
 pub mod stream {
     pub use super::or_skip::OrSkipStream as OrSkip;
     pub use super::strm::{TryWithLease, TryWithLock, WithLease, WithLock};
+    pub use crate::events::Events;
     pub use crate::leadership::Campaign;
 }

@@ -13,6 +13,7 @@
 //! | `shutdown.rs` | what does the end of a registry leave? |
 //! | `invalid.rs` | what is refused before anything is sent? |
 //! | `scenarios.rs` | does it do what its model does? |
+//! | `events.rs` | what does a registry tell of itself? |
 //! | `exclusion.rs` | is there one holder at a time, and do tokens grow? |
 //! | `leftovers.rs` | what is left when nobody wants anything? |
 //! | `handles.rs` | whose is a lock? |
@@ -21,6 +22,7 @@
 //! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
+mod events;
 mod exclusion;
 mod handles;
 mod installed;
@@ -45,15 +47,16 @@ mod suite;
 mod support;
 mod turns;
 mod waiting;
+mod watch;
 mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 117;
+const CASES: usize = 136;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
-const CASES_OF_REDIS_ALONE: usize = 14;
+const CASES_OF_REDIS_ALONE: usize = 15;
 
 suite! {
     waiting: in_runtime {
@@ -169,6 +172,27 @@ suite! {
         three_that_wait_take_turns,
         of_three_that_wait_too_short_one_is_refused,
     }
+    events: in_runtime {
+        a_lease_is_told_from_its_wait_to_its_end,
+        waits_that_end_with_nothing_are_told,
+        a_turn_lost_does_not_end_a_wait,
+        passes_are_told,
+        renewals_are_told_and_the_last_is,
+        a_renewal_without_an_answer_is_told,
+        the_ways_to_lose_a_lease_are_told_apart,
+        a_full_queue_is_told,
+        a_handle_dropped_while_it_holds_is_told,
+        an_outage_is_told_once,
+        a_shutdown_is_told_and_ends_it,
+        a_shutdown_that_nobody_awaits_ends_it,
+        events_end_with_their_registry,
+        a_slow_reader_is_told_how_many_it_missed,
+        a_reader_is_woken_for_everything_in_order,
+        a_snapshot_shows_what_is_held_and_waited_for,
+        of_five_that_ask_once,
+        three_that_wait,
+        three_of_which_one_waits_too_short,
+    }
     exclusion: in_runtime {
         a_hundred_tasks_in_eight_processes_never_meet,
         comings_and_goings_break_nothing,
@@ -221,4 +245,5 @@ redis_alone! {
     a_server_that_lost_its_data_tells_the_holders,
     a_lead_that_the_server_refuses_is_had_when_it_relents,
     connecting_tells_what_is_wrong,
+    a_restart_is_told_once,
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::assert_err;
 use crate::redis::Redis;
 use crate::support::RedisServer;
+use crate::watch::{assert_names, told_so_far, told_until};
 use crate::world::{
     BOUND, SOON, World, assert_took, empty, eventually, free, idle, is_held, ms, poll_once, waiting,
 };
@@ -330,4 +331,18 @@ pub(crate) async fn connecting_tells_what_is_wrong(w: &Redis) {
     assert_eq!(async { 1 }.with_lock((&registry, "k")).await.unwrap(), 1);
     let over_unix = LockRegistry::connect(w.server().unix_url()).await.unwrap();
     assert_eq!(async { 2 }.with_lock((&over_unix, "k")).await.unwrap(), 2);
+}
+
+/// A restart is an outage like any other: its beginning is told, and its end.
+pub(crate) async fn a_restart_is_told_once(w: &mut Redis) {
+    let registry = w.registry().await;
+    let mut events = registry.events();
+    w.server_mut().restart();
+    told_until(&mut events, "store down").await;
+    told_until(&mut events, "store up").await;
+    let lock = registry.obtain("k");
+    assert!(lock.acquire_within(SOON).await.unwrap());
+    assert!(lock.release().await.unwrap());
+    let told = told_so_far(&mut events).await;
+    assert_names(&told, &["waiting", "acquired", "released"]);
 }
