@@ -224,7 +224,8 @@ impl Lock {
     /// # Errors
     ///
     /// [`LockError::Store`] if nothing listens, or no answer came within the registry's response
-    /// time-out; [`LockError::Closed`]; what is wrong with the key, the ttl or the settings.
+    /// time-out; [`LockError::QueueFull`] if the registry's `max_waiters` have their first question
+    /// under way; [`LockError::Closed`]; what is wrong with the key, the ttl or the settings.
     ///
     /// # Cancel safety
     ///

@@ -138,7 +138,7 @@ impl Repeat {
     /// have been in this wait, 0 before the first; true ends it, and the caller sees "busy".
     ///
     /// So `until(|n| n >= 9)` makes ten attempts in all. What ended by itself stays ended. A caller
-    /// that [lost its turn](crate::Lock::acquire#cancel-safety) begins a new wait. `over` is called
+    /// that [lost its turn](crate::Lock::acquire) begins a new wait. `over` is called
     /// while the registry is locked: it must neither use it nor block. It is asked only where the
     /// policy is, and on behalf of the first in line: a caller in the store's queue waits its `wait`.
     ///

@@ -161,6 +161,37 @@ async fn bounded_queue() {
     nothing_left(&server, &[&holder, &bounded]).await;
 }
 
+/// Questions that are under way count as well, also of those who would not wait: a server that is slow to answer is not
+/// asked by any number of callers. Once the lock is known to be held, who asks is told so, however many wait.
+#[tokio::test(start_paused = true)]
+async fn a_bounded_queue_at_a_slow_server() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).max_waiters(2).build();
+    let lock = locks.obtain("k").ttl(secs(60));
+    store.set_latency(ms(100));
+    let handles: Vec<_> = (0..4).map(|_| lock.clone()).collect();
+    let told = join_all(handles.iter().map(|lock| lock.acquire_once())).await;
+    assert!(matches!(told[0], Ok(true)), "{told:?}");
+    assert!(matches!(told[1], Ok(false)), "{told:?}");
+    for told in &told[2..] {
+        assert!(
+            matches!(told, Err(LockError::QueueFull { limit: 2, .. })),
+            "{told:?}"
+        );
+    }
+    // Held: two may wait, and any number may ask.
+    let mut in_line = [lock.lease(), lock.lease()];
+    for waiter in &mut in_line {
+        assert!(poll_once(waiter).await.is_none());
+    }
+    let told = join_all(handles[1..].iter().map(|lock| lock.acquire_once())).await;
+    assert!(told.into_iter().all(|told| !told.unwrap()));
+    assert!(handles[0].release().await.unwrap());
+    for waiter in in_line {
+        waiter.await.unwrap().release().await.unwrap();
+    }
+}
+
 /// Without a limit nobody is turned away.
 #[tokio::test(start_paused = true)]
 async fn a_queue_without_bounds() {
