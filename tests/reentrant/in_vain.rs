@@ -94,7 +94,7 @@ async fn both_places_are_named() {
     let one = || stream::iter([Ok::<_, LockError>(())]);
     macro_rules! waiters {
         ($($waiter:expr;)+) => {[$({
-            let (waiter, place) = here($waiter);
+            let (waiter, place) = $waiter;
             let waited = async {
                 let begin = Instant::now();
                 waiter.await;
@@ -106,19 +106,19 @@ async fn both_places_are_named() {
     use futures::FutureExt;
     let waiters = || {
         waiters! {
-            async {}.with_lock(plain).map(|told| assert_waited_in_vain!(told));
-            ok().try_with_lock(plain).map(|told| assert_waited_in_vain!(told));
-            async {}.with_lock(plain).or_skip().map(|told| assert!(told.unwrap().is_none()));
-            plain.with_lease(async |_| ()).map(|told| assert_waited_in_vain!(told));
-            plain.try_with_lease(async |_| ok().await).map(|told| assert_waited_in_vain!(told));
-            StreamLockExt::with_lock(one(), plain).count().map(|n| assert_eq!(n, 1));
-            StreamLockExt::try_with_lock(one(), plain).count().map(|n| assert_eq!(n, 1));
-            plain.with_lease_stream(|_| one()).count().map(|n| assert_eq!(n, 1));
-            plain.try_with_lease_stream(|_| one()).count().map(|n| assert_eq!(n, 1));
-            plain.acquire().map(|told| assert!(!told.unwrap()));
-            plain.acquire_within(BRIEF).map(|told| assert!(!told.unwrap()));
-            plain.lease().map(|told| assert_waited_in_vain!(told));
-            plain.lease_within(BRIEF).map(|told| assert_waited_in_vain!(told));
+            here(async {}.with_lock(plain).map(|told| assert_waited_in_vain!(told)));
+            here(ok().try_with_lock(plain).map(|told| assert_waited_in_vain!(told)));
+            here(async {}.with_lock(plain).or_skip().map(|told| assert!(told.unwrap().is_none())));
+            here(plain.with_lease(async |_| ()).map(|told| assert_waited_in_vain!(told)));
+            here(plain.try_with_lease(async |_| ok().await).map(|told| assert_waited_in_vain!(told)));
+            here(StreamLockExt::with_lock(one(), plain).count().map(|n| assert_eq!(n, 1)));
+            here(StreamLockExt::try_with_lock(one(), plain).count().map(|n| assert_eq!(n, 1)));
+            here(plain.with_lease_stream(|_| one()).count().map(|n| assert_eq!(n, 1)));
+            here(plain.try_with_lease_stream(|_| one()).count().map(|n| assert_eq!(n, 1)));
+            here(plain.acquire().map(|told| assert!(!told.unwrap())));
+            here(plain.acquire_within(BRIEF).map(|told| assert!(!told.unwrap())));
+            here(plain.lease().map(|told| assert_waited_in_vain!(told)));
+            here(plain.lease_within(BRIEF).map(|told| assert_waited_in_vain!(told)));
         }
     };
     for (waiter, inner) in waiters() {
@@ -130,20 +130,20 @@ async fn both_places_are_named() {
         ($waiter:ident: $($holder:expr;)+) => {$(
             let (waiter, inner) = here(plain.lease().map(|told| assert_waited_in_vain!(told)));
             let $waiter = waiter;
-            let (holder, outer) = here($holder);
+            let (holder, outer) = $holder;
             holder.await;
             assert_told(&log, outer, inner);
         )+};
     }
     holders! { w:
-        w.with_lock(&s.lock).map(Result::unwrap);
-        w.map(Ok::<_, LockError>).try_with_lock(&s.lock).map(Result::unwrap);
-        s.lock.with_lease(|_| w).map(Result::unwrap);
-        s.lock.try_with_lease(|_| w.map(Ok::<_, LockError>)).map(Result::unwrap);
-        StreamLockExt::with_lock(stream::once(w), &s.lock).count();
-        StreamLockExt::try_with_lock(stream::once(w).map(Ok::<_, LockError>), &s.lock).count();
-        s.lock.with_lease_stream(|_| stream::once(w)).count();
-        s.lock.try_with_lease_stream(|_| stream::once(w).map(Ok::<_, LockError>)).count();
+        here(w.with_lock(&s.lock).map(Result::unwrap));
+        here(w.map(Ok::<_, LockError>).try_with_lock(&s.lock).map(Result::unwrap));
+        here(s.lock.with_lease(|_| w).map(Result::unwrap));
+        here(s.lock.try_with_lease(|_| w.map(Ok::<_, LockError>)).map(Result::unwrap));
+        here(StreamLockExt::with_lock(stream::once(w), &s.lock).count());
+        here(StreamLockExt::try_with_lock(stream::once(w).map(Ok::<_, LockError>), &s.lock).count());
+        here(s.lock.with_lease_stream(|_| stream::once(w)).count());
+        here(s.lock.try_with_lease_stream(|_| stream::once(w).map(Ok::<_, LockError>)).count());
     }
     s.settles().await;
 }

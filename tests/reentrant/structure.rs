@@ -17,7 +17,12 @@ pub(crate) async fn three_deep_through_select<W: World>(s: &Scene<W>) {
         tokio::select! {
             biased;
             () = pending() => unreachable!(),
-            token = s.inmost() => token,
+            token = async {
+                for _ in 0..3 {
+                    yield_now().await;
+                }
+                s.inmost().await
+            } => token,
         }
     };
     let middle = async {
@@ -204,20 +209,17 @@ pub(crate) async fn every_form_shares<W: World>(s: &Scene<W>) {
             assert_eq!(guard.deadline(), lease.deadline());
             assert!(guard.is_valid());
         }
-        for acquired in [
-            nested.acquire().await,
-            nested.acquire_within(crate::scene::ms(1)).await,
-            nested.acquire_once().await,
-        ] {
-            assert!(acquired.unwrap() && nested.is_acquired());
+        let within = nested.acquire_within(crate::scene::ms(1));
+        for acquire in [nested.acquire(), within, nested.acquire_once()] {
+            assert!(acquire.await.unwrap() && nested.is_acquired());
             assert!(nested.release().await.unwrap());
         }
         assert!(s.is_busy().await, "one of them freed it");
         assert!(lease.is_valid());
-        // The work around it may be any of them, too.
     })
     .await
     .unwrap();
+    // The work around it may be any of them, too.
     let told = s.inmost().with_lock(nested).with_lock(lock).await;
     told.unwrap().unwrap();
     work()
