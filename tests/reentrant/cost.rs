@@ -103,8 +103,6 @@ pub(crate) async fn others_in_the_queue_are_not_in_the_way<W: World>(s: &Scene<W
 /// `max_waiters` counts who waits; who is inside does not.
 pub(crate) async fn who_shares_is_no_waiter<W: World>(s: &Scene<W>) {
     let narrow = Scene::with(Memory::default(), |builder| builder.max_waiters(1)).await;
-    let in_line = tokio::spawn(async {});
-    in_line.await.unwrap();
     let mut waiter = narrow.lock.lease();
     let outer = narrow.lock.with_lease(async |_| {
         assert!(futures::poll!(&mut waiter).is_pending());

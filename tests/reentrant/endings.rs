@@ -143,9 +143,9 @@ pub(crate) async fn the_inner_one_panics<W: World>(s: &Scene<W>) {
         let mut kept = Box::pin(broken().with_lock(&s.nested));
         let caught = AssertUnwindSafe(kept.as_mut()).catch_unwind().await;
         assert!(caught.is_err());
-        kept
+        (kept,)
     };
-    let kept = work.with_lock(&s.lock).await.unwrap();
+    let (kept,) = work.with_lock(&s.lock).await.unwrap();
     assert!(s.is_busy().await);
     drop(kept);
     s.settles().await;
@@ -182,9 +182,9 @@ pub(crate) async fn inner_work_carried_out_keeps_the_lock<W: World>(s: &Scene<W>
         };
         let mut inner = Box::pin(work.with_lock(&s.nested));
         assert!(futures::poll!(&mut inner).is_pending());
-        inner
+        (inner,)
     };
-    let inner = outer.with_lock(&s.lock).await.unwrap();
+    let (inner,) = outer.with_lock(&s.lock).await.unwrap();
     assert!(s.is_busy().await);
     go.send(()).unwrap();
     assert!(inner.await.unwrap());

@@ -100,8 +100,8 @@ pub(crate) async fn an_outer_lock_that_asks_does_not_help_an_inner_that_does_not
 }
 
 pub(crate) async fn nothing_is_inside_of_work_that_ended<W: World>(s: &Scene<W>) {
-    let waiter = async { s.nested.clone().wait(BOUND).lease() };
-    let waiter = waiter.with_lock(&s.lock).await.unwrap();
+    let waiter = async { (s.nested.clone().wait(BOUND).lease(),) };
+    let (waiter,) = waiter.with_lock(&s.lock).await.unwrap();
     let held = s.lock.lease().await.unwrap();
     let mut waiter = Box::pin(waiter);
     assert!((&mut waiter).now_or_never().is_none(), "it was made inside");

@@ -199,18 +199,20 @@ pub(crate) async fn every_form_shares<W: World>(s: &Scene<W>) {
         assert_eq!(told.try_collect::<Vec<_>>().await.unwrap(), [token]);
         let told = nested.try_with_lease_stream(|l| stream::iter([Ok::<_, LockError>(l.token())]));
         assert_eq!(told.try_collect::<Vec<_>>().await.unwrap(), [token]);
-        for guard in [
+        let guards = [
             nested.lease().await.unwrap(),
             nested.lease_within(crate::scene::ms(1)).await.unwrap(),
             nested.lease_once().await.unwrap().unwrap(),
             nested.lease().or_skip().await.unwrap().unwrap(),
-        ] {
+        ];
+        for guard in guards {
             assert_eq!(guard.token(), token);
             assert_eq!(guard.deadline(), lease.deadline());
             assert!(guard.is_valid());
         }
         let within = nested.acquire_within(crate::scene::ms(1));
-        for acquire in [nested.acquire(), within, nested.acquire_once()] {
+        let acquires = [nested.acquire(), within, nested.acquire_once()];
+        for acquire in acquires {
             assert!(acquire.await.unwrap() && nested.is_acquired());
             assert!(nested.release().await.unwrap());
         }
@@ -241,10 +243,7 @@ pub(crate) async fn every_form_shares<W: World>(s: &Scene<W>) {
 
 pub(crate) async fn a_clone_of_the_registry_is_the_registry<W: World>(s: &Scene<W>) {
     let clone = s.here.clone();
-    let nested = clone
-        .obtain(KEY.to_owned())
-        .wait(crate::scene::BRIEF)
-        .reentrant();
+    let nested = clone.obtain(KEY).wait(crate::scene::BRIEF).reentrant();
     let told = s.inmost().with_lock(nested).with_lock((&clone, KEY)).await;
     told.unwrap().unwrap();
 }
