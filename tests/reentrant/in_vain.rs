@@ -27,12 +27,17 @@ impl Log {
         (log, tracing::subscriber::set_default(subscriber))
     }
 
-    /// The warnings so far, each on a line, which are then forgotten.
+    /// The warnings so far of what is waited for in vain, each on a line; all are then forgotten.
     fn take(&self) -> Vec<String> {
+        let mut lines = self.take_all();
+        lines.retain(|line| line.contains("in vain"));
+        lines
+    }
+
+    fn take_all(&self) -> Vec<String> {
         let bytes = std::mem::take(&mut *self.0.lock().unwrap());
         let text = String::from_utf8(bytes).unwrap();
-        let lines = text.lines().filter(|line| line.contains("in vain"));
-        lines.map(str::to_owned).collect()
+        text.lines().map(str::to_owned).collect()
     }
 }
 
@@ -224,5 +229,29 @@ async fn the_innocent_are_not_warned_of() {
     });
     work.await.unwrap();
     assert_eq!(log.take(), [""; 0]);
+    s.settles().await;
+}
+
+/// A handle that is dropped while it holds is warned of if that frees the lock, and only then.
+#[tokio::test(start_paused = true)]
+async fn a_handle_dropped_inside_frees_nothing() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = Log::begin();
+    let carried = async {
+        assert!(s.nested.clone().acquire().await.unwrap());
+        assert!(s.is_busy().await);
+        assert_eq!(log.take_all(), [""; 0]);
+        let handle = s.nested.clone();
+        assert!(handle.acquire().await.unwrap());
+        handle
+    };
+    let handle = carried.with_lock(&s.lock).await.unwrap();
+    assert_eq!(log.take_all(), [""; 0]);
+    drop(handle);
+    let told = log.take_all();
+    assert!(
+        told.len() == 1 && told[0].contains("the last handle"),
+        "{told:#?}"
+    );
     s.settles().await;
 }

@@ -1,6 +1,7 @@
 //! Work that moves between threads, runtimes inside of work, and ends on several threads at once.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -199,6 +200,45 @@ async fn two_that_end_at_once() {
         });
         for end in ends {
             tokio::task::block_in_place(|| end.join().unwrap().unwrap());
+        }
+        let next = timeout(BOUND, there.obtain(KEY).lease()).await;
+        let next = next.unwrap_or_else(|_| panic!("round {round}: nobody gave it back"));
+        next.unwrap().release().await.unwrap();
+    }
+    settles(&here, &there).await;
+}
+
+/// Many leave at the same moment on two threads: nobody's leaving is overlooked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_that_end_at_once() {
+    let (here, there) = two();
+    let lock = here.obtain(KEY);
+    let nested = here.obtain(KEY).reentrant();
+    for round in 0..100 {
+        let carried = async {
+            let mut carried = [Vec::new(), Vec::new()];
+            for guards in &mut carried {
+                for _ in 0..200 {
+                    guards.push(nested.lease().await.unwrap());
+                }
+            }
+            carried
+        };
+        let carried = carried.with_lock(&lock).await.unwrap();
+        // Threads that spin start closer together than those that sleep.
+        let ready = Arc::new(AtomicUsize::new(0));
+        let ends = carried.map(|guards| {
+            let ready = ready.clone();
+            thread::spawn(move || {
+                ready.fetch_add(1, Ordering::SeqCst);
+                while ready.load(Ordering::SeqCst) < 2 {
+                    std::hint::spin_loop();
+                }
+                drop(guards);
+            })
+        });
+        for end in ends {
+            tokio::task::block_in_place(|| end.join().unwrap());
         }
         let next = timeout(BOUND, there.obtain(KEY).lease()).await;
         let next = next.unwrap_or_else(|_| panic!("round {round}: nobody gave it back"));
