@@ -109,7 +109,8 @@ impl Acquiring {
                     Progress::Waiting => return Poll::Pending,
                     Progress::Seated { .. } => {
                         if driver.take(contender).is_some() {
-                            let lease = Lease::new(driver.clone(), contender.clone());
+                            let on_finish = self.plan.on_finish;
+                            let lease = Lease::new(driver.clone(), contender.clone(), on_finish);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Lease(lease)));
                         }
@@ -118,6 +119,7 @@ impl Acquiring {
                         let now = driver.clock().now();
                         let waited = now.saturating_sub(*arrived);
                         if waited >= self.wait && self.patience == Patience::Stand {
+                            driver.leave(contender);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Busy { waited }));
                         }
@@ -144,7 +146,11 @@ impl Acquiring {
         }
         let around = nesting::around(driver, self.plan.key())?;
         if self.plan.reentrant {
-            return Some(Lease::share(driver.clone(), around.contender));
+            return Some(Lease::share(
+                driver.clone(),
+                around.contender,
+                around.on_finish,
+            ));
         }
         tracing::warn!(
             key = &**self.plan.key(),
@@ -177,6 +183,7 @@ impl Acquiring {
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
                 renewals: self.plan.renewal().times(),
+                on_finish: self.plan.on_finish,
                 patience: self.patience,
                 until: self.until(driver, *arrived),
                 repeats: self.plan.repeat().start(),

@@ -2,13 +2,17 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::FusedFuture;
 use tokio::time::Instant;
 
 use crate::LockError;
 use crate::clock::Clock;
+use crate::detached::DetachedLease;
 use crate::driver::{Contender, Driver, End, Progress};
+use crate::extend::Extend;
+use crate::settings::OnFinish;
 
 /// The time-limited right to a key, as a guard: dropping it releases the lock in the background.
 ///
@@ -35,6 +39,7 @@ pub struct Lease {
     view: LeaseView,
     /// Whether it has left the lease already, which others may share.
     parted: bool,
+    on_finish: OnFinish,
 }
 
 /// Sees a lease, and cannot release it: for work that wants the fencing token, or wants to know
@@ -49,7 +54,7 @@ pub struct LeaseView {
 }
 
 impl Lease {
-    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
+    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>, on_finish: OnFinish) -> Self {
         let token = match contender.progress() {
             Progress::Held { token } | Progress::Ended { token, .. } => token,
             progress => unreachable!("{progress:?} while somebody is to hold it"),
@@ -63,14 +68,19 @@ impl Lease {
         Self {
             driver,
             view,
+            on_finish,
             parted: false,
         }
     }
 
     /// One more guard of a lease that the caller is inside of.
-    pub(crate) fn share(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
+    pub(crate) fn share(
+        driver: Arc<Driver>,
+        contender: Arc<Contender>,
+        on_finish: OnFinish,
+    ) -> Self {
         contender.join();
-        Self::new(driver, contender)
+        Self::new(driver, contender, on_finish)
     }
 
     /// The name of what is locked.
@@ -84,8 +94,8 @@ impl Lease {
         self.view.token()
     }
 
-    /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
-    /// move to an earlier instant.
+    /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
+    /// instant; suspended time counts, so that may move it to an earlier one.
     pub fn deadline(&self) -> Instant {
         self.view.deadline()
     }
@@ -105,7 +115,59 @@ impl Lease {
         self.view.clone()
     }
 
-    /// Releases the lock, and waits until the store has confirmed it.
+    /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
+    /// was. Resolves to its new deadline.
+    ///
+    /// For fixed leases and renewed ones; a renewed one goes on being renewed to its own ttl.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidTtl`] before anything is sent. [`LockError::Lost`] if the lease is over
+    /// before the store has answered, [`LockError::Closed`] if its registry was shut down.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: the wish
+    /// stands all the same, and is tried again for as long as the lease lasts.
+    ///
+    /// # Cancel safety
+    ///
+    /// Unpolled it has asked for nothing; once polled, the wish stands when it is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("import").ttl(Duration::from_secs(10)).lease().await?;
+    /// // More rows than expected.
+    /// let deadline = lease.extend(Duration::from_secs(60)).await?;
+    /// assert_eq!(deadline, lease.deadline());
+    /// # Ok(()) }
+    /// ```
+    pub fn extend(&self, ttl: Duration) -> Extend {
+        Extend::new(self.driver.clone(), self.view.clone(), ttl)
+    }
+
+    /// Lets go of the lease without giving it back, so that another process may
+    /// [adopt](crate::LockRegistry::adopt) it: nothing is sent, renewal stops, and the key stays in
+    /// the store for what is left of its ttl.
+    ///
+    /// Whoever [shares](crate::Lock::reentrant) the lease has lost it then. A renewal that is
+    /// under way may lengthen the key's life once more. What comes of a lease that is over
+    /// already cannot be adopted: that is told as [`LockError::Lost`] there.
+    ///
+    /// # Examples
+    ///
+    /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
+    pub fn detach(self) -> DetachedLease {
+        let clock = self.driver.clock();
+        let left = self.view.contender.deadline().saturating_sub(clock.now());
+        let owner = self.driver.detach(&self.view.contender);
+        DetachedLease::new(self.view.contender.key().clone(), owner, self.token(), left)
+    }
+
+    /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
+    /// [`Lock::on_finish`](crate::Lock::on_finish) says.
     ///
     /// # Errors
     ///
@@ -116,7 +178,13 @@ impl Lease {
     /// # Cancel safety
     ///
     /// Dropped at any time, polled or not, the release goes on in the background.
-    pub fn release(self) -> LeaseRelease {
+    pub fn release(mut self) -> LeaseRelease {
+        self.on_finish = OnFinish::Release;
+        self.end()
+    }
+
+    /// Ends it as its lock has settled.
+    pub(crate) fn end(self) -> LeaseRelease {
         LeaseRelease {
             lease: Some(self),
             started: false,
@@ -127,8 +195,17 @@ impl Lease {
         &self.driver
     }
 
+    /// The last handle of the lock that holds it is dropped.
+    pub(crate) fn dropped_while_held(&self) {
+        self.driver.dropped_while_held(&self.view.contender);
+    }
+
     pub(crate) fn contender(&self) -> &Arc<Contender> {
         &self.view.contender
+    }
+
+    pub(crate) fn on_finish(&self) -> OnFinish {
+        self.on_finish
     }
 
     /// Whether the lock stays held when this guard goes, because others share its lease.
@@ -136,14 +213,19 @@ impl Lease {
         self.view.contender.is_shared()
     }
 
-    /// Leaves the lease, once. Whoever leaves last begins to give it back, and is told so.
+    /// Whether its key stays in the store when it ends.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.on_finish == OnFinish::LetExpire
+    }
+
+    /// Leaves the lease, once. Whoever leaves last ends it, and is told so.
     fn part(&mut self) -> bool {
         if std::mem::replace(&mut self.parted, true) {
             return false;
         }
         let last = self.view.contender.part();
         if last {
-            self.driver.finish(&self.view.contender);
+            self.driver.finish(&self.view.contender, self.on_finish);
         }
         last
     }
@@ -191,6 +273,10 @@ impl LeaseView {
             view: self.clone(),
             watch: None,
         }
+    }
+
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
+        &self.contender
     }
 
     /// How the lease ended under its holder, if it did.
@@ -254,7 +340,9 @@ impl Future for Lost {
         }
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.
-        this.view.contender.watch(&mut this.watch, cx.waker());
+        this.view
+            .contender
+            .watch(&mut this.watch, false, cx.waker());
         match this.view.loss() {
             Some(loss) => Poll::Ready(loss),
             None => Poll::Pending,

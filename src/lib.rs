@@ -39,7 +39,8 @@
 //! | registry | where locks come from: [`LockRegistry`], on a [store] |
 //! | lock | a handle to a key: [`Lock`]. It does nothing until it is acquired |
 //! | lease | the time-limited right to a key: a guard, [`Lease`], or what only sees it, [`LeaseView`] |
-//! | ttl | how long a lease lasts, unless its [`Renewal`] prolongs it: choose one longer than the work |
+//! | ttl | how long a lease lasts unless it is renewed, and for how long a crashed holder keeps others out |
+//! | renewal | the watchdog prolonging a lease at every third of its ttl while it is held: [`Renewal`]. A lock whose ttl was set is not renewed unless asked |
 //! | wait | how long a caller is ready to wait for a lock |
 //! | fencing token | a `u64`, strictly greater for every later lease of a key |
 //!
@@ -59,6 +60,8 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
+//! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
+//! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
@@ -66,35 +69,46 @@
 
 mod acquire;
 mod clock;
+mod detached;
 mod driver;
 mod error;
+mod events;
+mod extend;
 mod handle;
 mod inspect;
 mod into_lock;
 mod key;
+mod leadership;
 mod lease;
 mod lock;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod nesting;
 mod plan;
 mod registry;
 mod renewal;
 mod repeat;
 mod settings;
+mod snapshot;
 pub mod store;
 mod turnstile;
 #[cfg(feature = "test-util")]
 pub mod verify;
 mod with_lock;
 
+pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{LockError, StoreError};
+pub use self::events::LockEvent;
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;
+pub use self::leadership::Leadership;
 pub use self::lease::{Lease, LeaseView};
 pub use self::lock::Lock;
 pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
-pub use self::settings::OnLost;
+pub use self::settings::{OnFinish, OnLost};
+pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.
@@ -106,3 +120,8 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// So do those of the page for those who come from other libraries.
+#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
+#[doc = include_str!("../docs/from-other-libraries.md")]
+pub struct FromOtherLibraries;

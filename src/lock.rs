@@ -12,7 +12,7 @@ use crate::lease::LeaseView;
 use crate::plan::Plan;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::OnLost;
+use crate::settings::{OnFinish, OnLost};
 use crate::{LockError, future, stream};
 
 /// A handle to a named lock. It does nothing until it is acquired.
@@ -60,16 +60,16 @@ impl Lock {
 
     /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
     ///
-    /// Work that runs longer loses the lock, unless the lease is renewed: a ttl that is set here is
-    /// not, unless [`renewal`](Self::renewal) says so, whatever the registry does with others. The
+    /// A ttl that is set here is the whole length of the lease: it is not renewed, as others are,
+    /// unless [`renewal`](Self::renewal) says so, and work that runs longer loses the lock. The
     /// usable part is 1 % and 2 ms shorter, for clocks that do not run alike. A server keeps whole
     /// milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|plan| plan.ttl = Some(ttl))
     }
 
-    /// Whether the lease is prolonged while it is held. Default: the registry's; off if
-    /// [`ttl`](Self::ttl) was set.
+    /// Whether the lease is prolonged while it is held. Default: the registry's, which is
+    /// [`Renewal::watchdog`]; [`Renewal::off`] if [`ttl`](Self::ttl) was set.
     pub fn renewal(self, renewal: Renewal) -> Self {
         self.set(|plan| plan.renewal = Some(renewal))
     }
@@ -155,6 +155,30 @@ impl Lock {
     /// ```
     pub fn reentrant(self) -> Self {
         self.set(|plan| plan.reentrant = true)
+    }
+
+    /// What becomes of the key when a lease of this lock ends. Default: [`OnFinish::Release`].
+    ///
+    /// At most once a minute, on however many machines:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry, OnFinish};
+    /// # async fn send_report() -> u32 { 1 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let minute = locks
+    ///     .obtain("report")
+    ///     .ttl(Duration::from_secs(60))
+    ///     .wait(Duration::ZERO)
+    ///     .on_finish(OnFinish::LetExpire);
+    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, Some(1));
+    /// // Done already, in this minute.
+    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn on_finish(self, on_finish: OnFinish) -> Self {
+        self.set(|plan| plan.on_finish = on_finish)
     }
 
     /// The name of what is locked.
@@ -253,7 +277,8 @@ impl Lock {
     }
 
     /// Releases what this handle's `acquire` brought: `Ok(true)` when it is released, `Ok(false)`
-    /// if this handle did not hold the lock.
+    /// if this handle did not hold the lock. It frees the key whatever
+    /// [`on_finish`](Self::on_finish) says.
     ///
     /// # Errors
     ///
@@ -375,6 +400,107 @@ impl Lock {
         S::Error: From<LockError>,
     {
         stream::TryWithLease::new(self.with_lease_stream(work))
+    }
+
+    /// Campaigns for the lead: a stream of [`Leadership`](crate::Leadership) that tells when this
+    /// candidate leads and when it does not, for ever.
+    ///
+    /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
+    /// than any before. The first item is `Leader` if the lead is to be had at once, else
+    /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
+    /// begins anew. Neither [`wait`](Self::wait) nor [`on_lost`](Self::on_lost) matters here. The
+    /// lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
+    /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
+    /// leader when the one there is has crashed.
+    ///
+    /// While the store cannot be reached a leader leads until the end of its lease; then, and for a
+    /// candidate from the start, the answer is `Follower`. Whatever may mend, and be it much later, is tried
+    /// again for ever, after pauses that grow to 5 s where waiting in line will not do, each with a
+    /// warning in the log: a store that refuses (a wrong password, a missing right), a queue that
+    /// is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. What cannot mend
+    /// yields [`Ended`](crate::Leadership::Ended), and then the stream is over:
+    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), what is wrong with the
+    /// key, the ttl or the settings.
+    ///
+    /// A leader that does not poll the stream goes on leading; it learns of the loss by
+    /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
+    /// is granted the lead but does not look for a third of the ttl is passed over, and stands in
+    /// line anew when it is polled. For work that is to run only while leading, there is
+    /// [`lead`](Self::lead).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the stream resigns: what is held is released in the background, and the place in
+    /// line given up. [`resign`](crate::stream::Campaign::resign) waits for that. `next()` may be
+    /// dropped and called again in a `select!` loop; it loses nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{Leadership, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut campaign = locks.obtain("scheduler").leadership();
+    /// # let mut terms = 0;
+    /// while let Some(leadership) = campaign.next().await {
+    ///     match leadership {
+    ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
+    ///         Leadership::Follower => println!("following"),
+    ///         Leadership::Ended(why) => println!("no more of that: {why}"),
+    ///         _ => {}
+    ///     }
+    /// #   terms += 1;
+    /// #   if terms == 1 { locks.shutdown().await; }
+    /// }
+    /// # assert_eq!(terms, 2);
+    /// # }
+    /// ```
+    pub fn leadership(&self) -> stream::Campaign {
+        stream::Campaign::new(self.plan.clone())
+    }
+
+    /// Runs work only while leading: `work` is called with each term's lease, what it makes is
+    /// dropped at once when the lead is lost, and it is called anew when the lead comes back.
+    ///
+    /// When the work completes under the lead, the lock is released and its value yielded. A loss
+    /// that shows at the work's last poll or at the release counts as well: the value is dropped,
+    /// and the work begins anew. So work may run several times, half or whole, and what it writes
+    /// wants the token beside it. Campaigns are those of [`leadership`](Self::leadership).
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`], [`LockError::NoRegistry`], and what is wrong with the key, the ttl or
+    /// the settings. Trouble with the store is waited out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it drops the work and then resigns: what is held is released in the background,
+    /// and the place in line given up.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("scheduler");
+    /// let jobs = vec!["nightly", "weekly"];
+    /// let done = lock
+    ///     .lead(|lease| {
+    ///         // each term has work of its own
+    ///         let jobs = jobs.clone();
+    ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
+    ///     })
+    ///     .await?;
+    /// assert!(done.starts_with("2 jobs"));
+    /// # Ok(()) }
+    /// ```
+    pub fn lead<F, Fut>(&self, work: F) -> future::Lead<F, Fut>
+    where
+        F: FnMut(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        future::Lead::new(self.plan.clone(), work)
     }
 }
 

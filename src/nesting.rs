@@ -13,6 +13,8 @@ use std::sync::Arc;
 use tokio::task;
 
 use crate::driver::{Contender, Driver};
+use crate::lease::Lease;
+use crate::settings::OnFinish;
 
 thread_local! {
     /// It grows to the deepest nesting so far, and stays so: a poll allocates nothing.
@@ -23,6 +25,7 @@ struct Frame {
     /// Who it is, never looked into: the combinator that made the frame keeps it alive.
     driver: *const Driver,
     contender: Arc<Contender>,
+    on_finish: OnFinish,
     task: Option<task::Id>,
     place: &'static Location<'static>,
 }
@@ -37,19 +40,18 @@ pub(crate) struct Inside {
 /// A lease that the code that runs now is inside of.
 pub(crate) struct Around {
     pub(crate) contender: Arc<Contender>,
+    /// What it has settled for its end.
+    pub(crate) on_finish: OnFinish,
     /// Where it was asked for.
     pub(crate) place: &'static Location<'static>,
 }
 
 /// The code that runs now is inside the lease until what this returns is dropped.
-pub(crate) fn enter(
-    driver: &Arc<Driver>,
-    contender: &Arc<Contender>,
-    place: &'static Location<'static>,
-) -> Inside {
+pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside {
     let frame = Frame {
-        driver: Arc::as_ptr(driver),
-        contender: contender.clone(),
+        driver: Arc::as_ptr(lease.driver()),
+        contender: lease.contender().clone(),
+        on_finish: lease.on_finish(),
         task: task::try_id(),
         place,
     };
@@ -78,6 +80,7 @@ pub(crate) fn around(driver: &Arc<Driver>, key: &str) -> Option<Around> {
         })?;
         Some(Around {
             contender: frame.contender.clone(),
+            on_finish: frame.on_finish,
             place: frame.place,
         })
     });

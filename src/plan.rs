@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::driver::Driver;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::{OnLost, TTL};
+use crate::settings::{OnFinish, OnLost, TTL};
 use crate::{LockError, key};
 
 /// What a handle is told to lock, and how.
@@ -21,6 +21,7 @@ pub(crate) struct Plan {
     pub(crate) reentrant: bool,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
+    pub(crate) on_finish: OnFinish,
 }
 
 impl Plan {
@@ -36,6 +37,7 @@ impl Plan {
             on_lost: OnLost::default(),
             reentrant: false,
             place: Location::caller(),
+            on_finish: OnFinish::default(),
         }
     }
 

@@ -6,20 +6,29 @@ use std::time::Duration;
 use event_listener::EventListener;
 use tokio::time::Instant;
 
-use super::contender::{Aftermath, Contender};
+use super::contender::{Aftermath, Contender, Parting};
+use super::journal::Journal;
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
-use crate::settings::Settings;
+use crate::events::{Events, LockEvent};
+use crate::settings::{OnFinish, Settings};
+use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Op, Opening, Session};
-use crate::turnstile::{Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter};
+use crate::store::contract::{Listener, News, Op, Opening, Owner, Session};
+use crate::turnstile::{
+    Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId,
+};
 
 /// One registry at work.
 pub(crate) struct Driver {
     me: Weak<Driver>,
+    /// The registry's random id, with which its owners begin.
+    instance: Arc<str>,
     settings: Settings,
     clock: Arc<Clock>,
     state: Mutex<State>,
+    /// What happens, told under the state's lock.
+    journal: Arc<Journal>,
     timer: Timer,
     /// Told when nothing is in use any more.
     idle: event_listener::Event,
@@ -35,6 +44,8 @@ struct State {
     supply: Supply,
     /// Whether grants can reach us, as far as is known.
     queue: bool,
+    /// Whether the store was up when it was last heard of.
+    up: Option<bool>,
     closed: bool,
     session: Option<Arc<dyn Session>>,
     /// Keeps the registry at work while anything is in use: what its last handle left behind must
@@ -52,6 +63,7 @@ struct Entry {
 pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
     pub(crate) renewals: u32,
+    pub(crate) on_finish: OnFinish,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
@@ -78,20 +90,24 @@ impl Driver {
         Arc::new_cyclic(|me: &Weak<Driver>| {
             let session = store.open(Opening {
                 prefix: settings.prefix.clone(),
-                instance,
+                instance: instance.clone(),
                 response_timeout: settings.response_timeout,
                 listener: me.clone(),
             });
+            let clock = Arc::new(clock);
             Self {
                 me: me.clone(),
+                instance,
+                journal: Journal::new(&settings, clock.clone()),
                 settings,
-                clock: Arc::new(clock),
+                clock,
                 state: Mutex::new(State {
                     entries: HashMap::new(),
                     timeouts: BTreeSet::new(),
                     armed: None,
                     supply: Supply::new(rand::random()),
                     queue: true,
+                    up: None,
                     closed: false,
                     session: Some(session),
                     keep: None,
@@ -126,6 +142,38 @@ impl Driver {
         self.timer.ensure(|| self.me.clone());
     }
 
+    /// What happens from here on. `patient`: however far its reader falls behind, it misses
+    /// nothing.
+    pub(crate) fn events(&self, patient: bool) -> Events {
+        let state = self.lock();
+        let reader = self.journal.open(patient);
+        drop(state);
+        Events::new(self.journal.clone(), reader)
+    }
+
+    /// What is held and waited for now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let state = self.lock();
+        let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
+            key: key.clone(),
+            held: entry
+                .turnstile
+                .holder()
+                .and_then(|holder| holder.lease(&self.journal)),
+            waiting: entry
+                .turnstile
+                .waiters()
+                .map(|waiter| waiter.wait(&self.journal))
+                .collect(),
+        });
+        let mut keys: Vec<_> = keys
+            .filter(|key| key.held.is_some() || !key.waiting.is_empty())
+            .collect();
+        drop(state);
+        keys.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Snapshot { keys }
+    }
+
     /// How many keys are in use.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
@@ -133,6 +181,26 @@ impl Driver {
     }
 
     pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
+        self.bring(contender, arrival, Turnstile::arrive);
+    }
+
+    /// A caller wants the lease that `from` left in the store.
+    pub(crate) fn adopt(&self, contender: &Arc<Contender>, from: Arc<str>, arrival: Arrival) {
+        self.bring(contender, arrival, |turnstile, cx, waiter| {
+            turnstile.adopt(cx, from, waiter)
+        });
+    }
+
+    fn bring(
+        &self,
+        contender: &Arc<Contender>,
+        arrival: Arrival,
+        event: impl FnOnce(
+            &mut Turnstile<Arc<Contender>>,
+            &mut Cx<'_>,
+            Waiter<Arc<Contender>>,
+        ) -> WaiterId,
+    ) {
         contender.arrives();
         self.session();
         self.timer.attend();
@@ -140,20 +208,24 @@ impl Driver {
             who: contender.clone(),
             ttl: arrival.ttl,
             renewals: arrival.renewals,
+            keeps: arrival.on_finish == OnFinish::LetExpire,
             patience: arrival.patience,
             until: arrival.until,
             repeats: arrival.repeats,
         };
         self.feed(contender.key(), true, |turnstile, cx| {
-            let id = turnstile.arrive(cx, waiter);
-            contender.arrived(id);
+            let id = event(turnstile, cx, waiter);
+            // Before its verdict, which is told when this returns.
+            contender.arrived(id, cx.now, &self.journal);
         });
     }
 
     /// A caller gave up before it held anything.
     pub(crate) fn leave(&self, contender: &Contender) {
         if let Some(id) = contender.id() {
-            self.feed(contender.key(), false, |turnstile, cx| {
+            // Also if its key is not in use any more: it may have lost its turn there.
+            let leaves = |now| contender.leaves(now, &self.journal);
+            self.feed_after(leaves, contender.key(), false, |turnstile, cx| {
                 turnstile.leave(cx, id);
             });
         }
@@ -165,7 +237,7 @@ impl Driver {
         let taken = self.feed(contender.key(), false, |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
-                contender.takes()
+                contender.takes(cx.now, &self.journal)
             } else {
                 None
             }
@@ -173,19 +245,52 @@ impl Driver {
         taken.map(|(token, _waker)| token)
     }
 
-    /// A lease is given back; false if it was not held any more.
-    pub(crate) fn finish(&self, contender: &Contender) -> bool {
-        let Some(id) = contender.id() else {
-            return false;
+    /// A lease ends for its holder; false if it was not held any more.
+    pub(crate) fn finish(&self, contender: &Contender, on_finish: OnFinish) -> bool {
+        let parting = match on_finish {
+            OnFinish::Release => Parting::Release,
+            OnFinish::LetExpire => Parting::Keep,
         };
+        self.end(contender, parting).is_some()
+    }
+
+    /// A lease is left in the store: its owner, as the store has it. If it was not held any more,
+    /// one that never was.
+    pub(crate) fn detach(&self, contender: &Contender) -> String {
+        let shared = contender.is_shared();
+        let owner = self.end(contender, Parting::Detach).flatten();
+        if shared {
+            contender.forfeits();
+        }
+        // Sequences begin at 1.
+        let sequence = owner.map_or(0, |Owner(sequence)| sequence);
+        format!("{}:{sequence}", self.instance)
+    }
+
+    /// `None` if it was not held any more; else the owner that was left in the store, if one was.
+    fn end(&self, contender: &Contender, parting: Parting) -> Option<Option<Owner>> {
+        let id = contender.id()?;
+        let keep = parting != Parting::Release;
         self.feed(contender.key(), false, |turnstile, cx| {
-            let finishes = contender.finishes();
-            if finishes {
-                turnstile.finish(cx, id);
-            }
-            finishes
-        })
-        .unwrap_or(false)
+            let finishes = contender.finishes(cx.now, parting);
+            finishes.then(|| turnstile.finish(cx, id, keep))
+        })?
+    }
+
+    /// A lease is to last `ttl` from now at least: until when, if it is still held.
+    pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
+        let id = contender.id()?;
+        self.feed(contender.key(), false, |turnstile, cx| {
+            turnstile.extend(cx, id, ttl)
+        })?
+    }
+
+    /// The last handle of a held lock is dropped; what becomes of the lease follows.
+    pub(crate) fn dropped_while_held(&self, contender: &Contender) {
+        let state = self.lock();
+        contender.is_dropped(&self.journal);
+        drop(state);
+        self.journal.flush();
     }
 
     /// Shuts down: everybody is told, everything is given back. Returns until when it is worth
@@ -203,7 +308,9 @@ impl Driver {
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();
         let (session, kept) = (state.session.take(), state.keep.take());
+        self.journal.end();
         drop(state);
+        self.journal.flush();
         // Whoever else waits for the end of a shutdown.
         self.idle.notify(usize::MAX);
         drop((entries, session, kept));
@@ -222,13 +329,26 @@ impl Driver {
         make: bool,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
+        self.feed_after(|_| (), key, make, event)
+    }
+
+    /// Does something with the state locked, then feeds the turnstile of a key.
+    fn feed_after<R>(
+        &self,
+        first: impl FnOnce(Moment),
+        key: &Arc<str>,
+        make: bool,
+        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
         let mut outbox = Outbox::default();
         let result = {
             let mut state = self.lock();
+            let now = self.clock.now();
+            first(now);
             if make {
                 state.make(key, self.settings.rules());
             }
-            let result = state.feed(key, self.clock.now(), &mut outbox, event);
+            let result = state.feed(key, now, &self.journal, &mut outbox, event);
             if state.session.is_none() {
                 state.forget(key);
             }
@@ -249,7 +369,7 @@ impl Driver {
             let keys: Vec<_> = state.entries.keys().cloned().collect();
             for event in events {
                 for key in &keys {
-                    state.feed(key, now, &mut outbox, event);
+                    state.feed(key, now, &self.journal, &mut outbox, event);
                 }
             }
             self.seal(&mut state, &mut outbox);
@@ -273,6 +393,10 @@ impl Driver {
         if state.entries.is_empty() {
             outbox.idle = true;
             outbox.kept = state.keep.take();
+            if state.closed {
+                // Also where nobody saw the shutdown to its end.
+                self.journal.end();
+            }
         } else if state.keep.is_none() {
             state.keep = self.me.upgrade();
         }
@@ -295,6 +419,7 @@ impl Driver {
         }
         // Last: it is other people's code, and what it does must not hold up a release.
         outbox.aftermath.come();
+        self.journal.flush();
         drop(outbox.kept);
     }
 
@@ -337,6 +462,7 @@ impl State {
         &mut self,
         key: &Arc<str>,
         now: Moment,
+        journal: &Journal,
         outbox: &mut Outbox,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
@@ -347,7 +473,7 @@ impl State {
             match effect {
                 Effect::Send(op) => outbox.sends.push((key.clone(), op)),
                 Effect::Wake(contender, verdict) => {
-                    contender.tell(verdict, &mut outbox.aftermath);
+                    contender.tell(verdict, now, journal, &mut outbox.aftermath);
                 }
             }
         }
@@ -379,7 +505,7 @@ impl Due for Driver {
             while let Some((moment, key)) = state.timeouts.first().cloned()
                 && moment <= now
             {
-                state.feed(&key, now, &mut outbox, Turnstile::tick);
+                state.feed(&key, now, &self.journal, &mut outbox, Turnstile::tick);
             }
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
@@ -410,18 +536,38 @@ impl Listener for Driver {
                 self.feed(&key, true, |turnstile, cx| turnstile.granted(cx, grant));
             }
             News::Up { queue } => self.feed_all(
-                |state| state.queue = queue,
+                |state| {
+                    state.queue = queue;
+                    if state.up.replace(true) != Some(true) {
+                        self.journal.tell(|| LockEvent::StoreUp {});
+                    }
+                },
                 &[&Turnstile::up_renew, &|turnstile, cx| {
                     turnstile.up(cx, queue)
                 }],
             ),
             News::Down(error) => {
                 tracing::debug!(%error, "store down");
-                self.feed_all(|_| (), &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                let told = |state: &mut State| {
+                    // Once an outage, however often it is tried again.
+                    if state.up.replace(false) != Some(false) {
+                        self.journal.tell(|| LockEvent::StoreDown {
+                            error: error.clone(),
+                        });
+                    }
+                };
+                self.feed_all(told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();
             }
         }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.journal.end();
+        self.journal.flush();
     }
 }
 

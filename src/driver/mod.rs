@@ -7,9 +7,11 @@
 
 mod contender;
 mod core;
+mod journal;
 #[cfg(test)]
 mod tests;
 mod timer;
 
 pub(crate) use self::contender::{Contender, End, Progress};
 pub(crate) use self::core::{Arrival, Driver};
+pub(crate) use self::journal::Journal;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::clock::{Clock, Suspension};
+use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{Grant, Listener, News, Owner};
-use crate::{FutureLockExt, LockError, LockRegistry};
+use crate::{FutureLockExt, LockError, LockRegistry, Renewal};
 
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]
@@ -28,9 +28,13 @@ impl Suspension for Machine {
     }
 }
 
-fn suspendable() -> (LockRegistry, Machine) {
+/// Both kinds of leases: what D3 says holds for either.
+const KINDS: [Renewal; 2] = [Renewal::off(), Renewal::watchdog()];
+
+fn suspendable(renewal: Renewal) -> (LockRegistry, Machine) {
     let machine = Machine::default();
     let locks = LockRegistry::builder(MemoryStore::new())
+        .renewal(renewal)
         .clock(Clock::new(machine.clone()))
         .build();
     (locks, machine)
@@ -41,43 +45,53 @@ fn suspendable() -> (LockRegistry, Machine) {
 /// beside its successor for up to 30 s.
 #[tokio::test(start_paused = true)]
 async fn d3_a_lease_is_lost_within_a_second_of_waking_from_a_suspension() {
-    let (locks, machine) = suspendable();
-    let lease = locks.obtain("job").lease().await.expect("it is free");
-    let lost = lease.lost();
-    machine.suspend(Duration::from_secs(60));
-    assert!(!lease.is_valid(), "who looks knows at once");
-    let woken = Instant::now();
-    assert!(lost.await.is_lost());
-    assert!(woken.elapsed() <= Duration::from_secs(1));
+    for renewal in KINDS {
+        let (locks, machine) = suspendable(renewal);
+        let lease = locks.obtain("job").lease().await.expect("it is free");
+        let lost = lease.lost();
+        machine.suspend(Duration::from_secs(60));
+        assert!(!lease.is_valid(), "who looks knows at once");
+        let woken = Instant::now();
+        assert!(lost.await.is_lost());
+        assert!(woken.elapsed() <= Duration::from_secs(1));
+    }
 }
 
 /// D3: the work is not polled once more after the suspension, not even before the timer ticks.
 #[tokio::test(start_paused = true)]
 async fn d3_work_is_not_polled_after_a_suspension_past_its_deadline() {
-    let (locks, machine) = suspendable();
-    let polls = Arc::new(AtomicU64::new(0));
-    let work = std::future::poll_fn({
-        let polls = polls.clone();
-        move |_| {
-            polls.fetch_add(1, Ordering::Relaxed);
-            std::task::Poll::<()>::Pending
+    for renewal in KINDS {
+        let (locks, machine) = suspendable(renewal);
+        let polls = Arc::new(AtomicU64::new(0));
+        let work = std::future::poll_fn({
+            let polls = polls.clone();
+            move |_| {
+                polls.fetch_add(1, Ordering::Relaxed);
+                std::task::Poll::<()>::Pending
+            }
+        });
+        let mut work = std::pin::pin!(work.with_lock(locks.obtain("job")));
+        assert!(futures::poll!(&mut work).is_pending());
+        // Held for more than two ttls already, if it is renewed.
+        if renewal == Renewal::watchdog() {
+            tokio::time::sleep(Duration::from_secs(75)).await;
+            assert!(futures::poll!(&mut work).is_pending());
         }
-    });
-    let mut work = std::pin::pin!(work.with_lock(locks.obtain("job")));
-    assert!(futures::poll!(&mut work).is_pending());
-    machine.suspend(Duration::from_secs(60));
-    let outcome = futures::poll!(&mut work);
-    assert!(matches!(
-        outcome,
-        std::task::Poll::Ready(Err(LockError::Lost { .. }))
-    ));
-    assert_eq!(polls.load(Ordering::Relaxed), 1);
+        let before = polls.load(Ordering::Relaxed);
+        machine.suspend(Duration::from_secs(60));
+        let outcome = futures::poll!(&mut work);
+        assert!(matches!(
+            outcome,
+            std::task::Poll::Ready(Err(LockError::Lost { .. }))
+        ));
+        assert_eq!(polls.load(Ordering::Relaxed), before);
+    }
 }
 
 /// A suspension shorter than the lease moves its deadline earlier by as much, and no more.
 #[tokio::test(start_paused = true)]
 async fn d3_a_short_suspension_moves_the_deadline_earlier() {
-    let (locks, machine) = suspendable();
+    let (locks, machine) = suspendable(Renewal::off());
     let lease = locks.obtain("job").lease().await.expect("it is free");
     let before = lease.deadline();
     machine.suspend(Duration::from_secs(10));
@@ -86,6 +100,28 @@ async fn d3_a_short_suspension_moves_the_deadline_earlier() {
     let begin = Instant::now();
     lease.lost().await;
     assert_eq!(begin.elapsed().as_millis(), 30_000 - 302 - 10_000);
+}
+
+/// A suspension shorter than the ttl, but longer than its third: the watchdog is overdue when the machine wakes, and
+/// renews at the next tick, not a third of the ttl later. Then all is as if nothing had been.
+#[tokio::test(start_paused = true)]
+async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
+    let (locks, machine) = suspendable(Renewal::watchdog());
+    let lease = locks.obtain("job").lease().await.expect("it is free");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    machine.suspend(Duration::from_secs(28));
+    let woken = Instant::now();
+    assert!(lease.is_valid());
+    assert_eq!(
+        (lease.deadline() - woken).as_millis(),
+        30_000 - 302 - 28_500
+    );
+    tokio::time::sleep(SUSPENSION_TICK).await;
+    assert!(lease.deadline() - woken >= Duration::from_millis(30_000 - 302));
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    assert!(lease.is_valid());
+    lease.release().await.expect("it is ours");
+    assert_eq!(locks.in_use(), 0);
 }
 
 /// The last handle is gone, but its release is still on its way: it must reach the store, and

@@ -119,11 +119,7 @@ impl Hold {
     pub(crate) fn scope(&self) -> Scope<'_> {
         match &self.state {
             State::Holding { lease, span, .. } => Scope {
-                _inside: Some(nesting::enter(
-                    lease.driver(),
-                    lease.contender(),
-                    self.place,
-                )),
+                _inside: Some(nesting::enter(lease, self.place)),
                 _entered: Some(span.enter()),
             },
             _ => Scope {
@@ -145,7 +141,7 @@ impl Hold {
         };
         let driver = lease.driver().clone();
         self.state = State::Releasing {
-            release: lease.release(),
+            release: lease.end(),
             driver,
             patience: None,
         };
