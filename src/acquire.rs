@@ -140,8 +140,8 @@ impl Acquiring {
     /// The lease that this is asked for inside of, if it may be shared. Else who waits for it does
     /// so in vain, which is said where it may be mended.
     fn nested(&self, driver: &Arc<Driver>) -> Option<Lease> {
-        let waits = self.patience == Patience::Stand;
-        if !self.plan.reentrant && !(cfg!(debug_assertions) && waits) {
+        let in_vain = cfg!(debug_assertions) && self.patience == Patience::Stand;
+        if !(self.plan.reentrant || in_vain) {
             return None;
         }
         let around = nesting::around(driver, self.plan.key())?;
