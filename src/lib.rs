@@ -59,11 +59,16 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
+//! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+#[path = "macros.rs"]
+pub mod __macros;
 mod acquire;
 mod clock;
 mod driver;
@@ -95,6 +100,9 @@ pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
 pub use self::settings::OnLost;
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use lockstream_macros::with_lock;
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.
 pub mod prelude {
