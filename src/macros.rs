@@ -14,13 +14,15 @@ use crate::registry::obtain_installed;
 use crate::{Lock, LockError, LockRegistry};
 
 /// What has locks: found by method look-up, so that a `LazyLock`, an `Arc` and a field do, too.
+///
+/// Its method has a name of its own, so that the macro's import of it is never one too many.
 pub trait Obtain {
     /// [`LockRegistry::obtain`].
-    fn obtain(&self, key: impl AsRef<str>) -> Lock;
+    fn obtain_lock(&self, key: impl AsRef<str>) -> Lock;
 }
 
 impl<R: Borrow<LockRegistry> + ?Sized> Obtain for R {
-    fn obtain(&self, key: impl AsRef<str>) -> Lock {
+    fn obtain_lock(&self, key: impl AsRef<str>) -> Lock {
         self.borrow().obtain(key)
     }
 }

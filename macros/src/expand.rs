@@ -8,7 +8,7 @@ use syn::visit_mut::VisitMut;
 use syn::{Path, ReturnType, Type, parse_quote};
 
 use crate::function::Function;
-use crate::options::Options;
+use crate::options::{Options, operand};
 use crate::returns::{Lazy, Work, Wrap};
 
 /// `locks`: as the attributes stand, the first is taken first.
@@ -86,8 +86,8 @@ fn in_async(function: &Function, returned: &Type, locks: &[Options]) -> TokenStr
     // An async block knows what it returns as soon as something returns it, and `?` needs that.
     let mut run = quote! {
         async move {
-            if let ::std::option::Option::Some(never) = ::std::option::Option::<#outcome>::None {
-                return never;
+            if let ::std::option::Option::Some(__never) = ::std::option::Option::<#outcome>::None {
+                return __never;
             }
             #taken
             #work
@@ -163,18 +163,19 @@ fn make(locks: &[Options]) -> (Vec<Ident>, TokenStream) {
         let obtained = match registry {
             Some(registry) => {
                 let span = registry.span().resolved_at(Span::call_site());
-                let obtain = quote_spanned!(span => .obtain);
-                quote!((#registry) #obtain (#key))
+                let registry = operand(registry);
+                let obtain = quote_spanned!(span => .obtain_lock);
+                quote! {{
+                    use #home::__macros::Obtain as _;
+                    #registry #obtain (#key)
+                }}
             }
             None => quote!(#home::__macros::obtain(#key)),
         };
-        made.extend(quote! {
-            #[allow(unused_imports, unused_parens)]
-            let #name: #home::Lock = {
-                use #home::__macros::Obtain as _;
-                #obtained #setters
-            };
-        });
+        made.extend(quote!(let #name = #obtained;));
+        if !setters.is_empty() {
+            made.extend(quote!(let #name = #name #setters;));
+        }
         names.push(name);
     }
     (names, made)

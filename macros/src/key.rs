@@ -5,6 +5,8 @@ use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Expr, Ident, LitStr};
 
+use crate::options::operand;
+
 /// The longest key, in bytes.
 const MAX_KEY: usize = 512;
 
@@ -70,7 +72,8 @@ impl quote::ToTokens for Key {
             }
             Self::Expr(expr) => {
                 let span = expr.span().resolved_at(Span::call_site());
-                quote_spanned!(span => &(#expr))
+                let expr = operand(expr);
+                quote_spanned!(span => &#expr)
             }
         });
     }

@@ -5,7 +5,7 @@ use quote::{quote, quote_spanned};
 use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
-use syn::{Expr, ExprLit, Ident, Lit, Path, Token, parse_quote};
+use syn::{Expr, ExprLit, Ident, Lit, Path, Token, parse_quote, parse2};
 
 use crate::duration;
 use crate::key::Key;
@@ -214,8 +214,11 @@ impl Given {
             let say = "`max_renewals` is a whole number, as in `max_renewals = 360`";
             return Err(syn::Error::new(lit.span(), say));
         }
-        let renewal = renewal.unwrap_or_else(|| quote!(#home::Renewal::watchdog()));
-        Ok(Some(quote!((#renewal).max_renewals(#most))))
+        let renewal = match renewal {
+            Some(renewal) => operand(&parse2(renewal)?),
+            None => quote!(#home::Renewal::watchdog()),
+        };
+        Ok(Some(quote!(#renewal.max_renewals(#most))))
     }
 }
 
@@ -253,6 +256,21 @@ fn text(value: &Expr) -> Option<String> {
             ..
         }) => Some(text.value()),
         _ => None,
+    }
+}
+
+/// The expression as it may stand before a `.`: in brackets where it needs them, and only there, for
+/// brackets too many are a warning.
+pub(crate) fn operand(expr: &Expr) -> TokenStream {
+    match expr {
+        Expr::Path(_)
+        | Expr::Field(_)
+        | Expr::Call(_)
+        | Expr::MethodCall(_)
+        | Expr::Index(_)
+        | Expr::Macro(_)
+        | Expr::Paren(_) => quote!(#expr),
+        _ => quote!((#expr)),
     }
 }
 
