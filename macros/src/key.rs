@@ -240,3 +240,88 @@ fn ends_like_a_queue(text: &str) -> bool {
 fn error(literal: &LitStr, reason: &str) -> syn::Error {
     syn::Error::new(literal.span(), reason)
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use lockstream::{LockError, LockRegistry};
+
+    use super::*;
+
+    /// A text without holes is judged as the crate judges it when it is locked, and for the same
+    /// reason. The prefix is the default's: another may bring a hash tag along.
+    #[test]
+    fn a_key_is_refused_as_at_run_time() {
+        let long = "x".repeat(MAX_KEY + 1);
+        let longest = &long[1..];
+        let keys = [
+            "a",
+            "order:42",
+            "ключ",
+            "{a}b",
+            "a{b}c}",
+            "a{b",
+            longest,
+            "a~",
+            "~",
+            "~fence",
+            "",
+            "a\nb",
+            "a:~queue",
+            "a:~queue1",
+            "a:~queue42",
+            "a}",
+            "{}a",
+            "{}{a}",
+            "}{a}",
+            &long,
+        ];
+        let locks = LockRegistry::in_memory();
+        let mut refused = 0;
+        for key in keys {
+            let looked = locks.obtain(key).inspect().now_or_never();
+            let expected = match looked.expect("a memory store answers at once") {
+                Ok(_) => None,
+                Err(LockError::InvalidKey { reason, .. }) => Some(reason),
+                Err(other) => panic!("{other}"),
+            };
+            assert_eq!(fault(&[Part::Text(key.to_owned())]), expected, "{key}");
+            refused += usize::from(expected.is_some());
+        }
+        assert_eq!(refused, 10);
+    }
+
+    /// What a hole may bring is not known.
+    #[test]
+    fn a_key_that_may_be_right_is_let_through() {
+        for template in [
+            "{a}",
+            "{a}~b",
+            "{a}}}",
+            "a{{{a}}}",
+            "a}}{b}",
+            "{a}:~queue{b}",
+            ":~queue{b}",
+        ] {
+            let parts = split(template).unwrap();
+            assert_eq!(fault(&parts), None, "{template}");
+        }
+        for template in ["~{a}", "{a}\n{b}", "{{}}{a}", "{a}:~queue1"] {
+            let parts = split(template).unwrap();
+            assert!(fault(&parts).is_some(), "{template}");
+        }
+    }
+
+    #[test]
+    fn the_spec_begins_at_the_first_lone_colon() {
+        for (inside, shown) in [
+            ("a", "a"),
+            ("a:08", "a"),
+            ("A::B:?", "A::B"),
+            ("::a::b", "::a::b"),
+            ("a::<", "a::<"),
+        ] {
+            assert_eq!(&inside[..spec_of(inside)], shown);
+        }
+    }
+}
