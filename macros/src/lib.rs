@@ -152,6 +152,11 @@ use self::options::Options;
 /// That of `FutureLockExt::with_lock`: dropped while it waits, it gives up its place in line; dropped
 /// while the body runs, the body is dropped and the lock released in the background.
 ///
+/// # Threads
+///
+/// The future is `Send` if the body, the arguments and what is returned are: the value is kept while
+/// the lock is released.
+///
 /// # Recursion
 ///
 /// A function that comes to itself with the same key waits for itself, until `wait` is over, unless

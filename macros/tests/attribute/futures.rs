@@ -231,3 +231,22 @@ async fn the_future_can_be_spawned() {
     assert!(task.await.unwrap().unwrap());
     free(&locks, "spawned").await;
 }
+
+#[with_lock(key = "applied", registry = locks)]
+async fn applied<T>(
+    locks: &LockRegistry,
+    work: impl AsyncFnOnce(&LockRegistry) -> T,
+    all: &mut Vec<T>,
+) -> Result<usize, ShopError> {
+    all.push(work(locks).await);
+    Ok(all.len())
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_is_an_argument() {
+    let locks = LockRegistry::in_memory();
+    let mut all = vec![false];
+    let work = async |locks: &LockRegistry| held(locks, "applied").await;
+    assert_eq!(applied(&locks, work, &mut all).await.unwrap(), 2);
+    assert_eq!(all, [false, true]);
+}

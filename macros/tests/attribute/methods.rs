@@ -68,6 +68,22 @@ impl Shop {
         Ok(held(&shop.locks, "desk:3").await)
     }
 
+    #[with_lock(key = "{name}", registry = self.locks)]
+    async fn lent(&mut self, name: &str) -> Result<&mut u32, LockError> {
+        self.sold += u32::from(held(&self.locks, name).await);
+        Ok(&mut self.sold)
+    }
+
+    #[with_lock(key = "shard:{shard}", registry = locks)]
+    async fn made(
+        locks: &LockRegistry,
+        shard: u32,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync + '_>> {
+        let locks = locks.clone();
+        let sold = u32::from(held(&locks, "shard:3").await);
+        Ok(Self { locks, shard, sold })
+    }
+
     #[with_lock(key = "shard:{self.shard}", registry = self.locks)]
     fn seen(&self) -> impl Stream<Item = Result<bool, ShopError>> + '_ {
         futures::stream::once(async { Ok(self.is_held().await) })
@@ -95,6 +111,15 @@ async fn each_form_of_self() {
     assert_eq!((seen, shop.sold), (vec![true], 2));
     assert!(!shop.is_held().await);
     assert!(!held(&shop.locks, "desk:3").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_borrows_from_the_arguments() {
+    let mut shop = Shop::new();
+    *shop.lent("lent").await.unwrap() += 1;
+    assert_eq!(shop.sold, 2);
+    let made = Shop::made(&shop.locks, 3).await.unwrap();
+    assert_eq!(made.sold, 1);
 }
 
 trait Seller {
