@@ -79,10 +79,7 @@ fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
     };
     assert_eq!(ttl, ms(5000));
     desk.reply(&renew, Outcome::Renewed);
-    let Verdict::Prolonged {
-        deadline: until, ..
-    } = desk.told("b")
-    else {
+    let Verdict::Prolonged { deadline: until, .. } = desk.told("b") else {
         panic!("not prolonged")
     };
     assert_eq!(until.as_micros() as u64, deadline(1000, 5000));
