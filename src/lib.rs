@@ -60,6 +60,7 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
+//! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
@@ -67,6 +68,10 @@
 //! The README has what happens when, fairness, and when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+#[path = "macros.rs"]
+pub mod __macros;
 mod acquire;
 mod clock;
 mod detached;
@@ -110,6 +115,9 @@ pub use self::repeat::Repeat;
 pub use self::settings::{OnFinish, OnLost};
 pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use lockstream_macros::with_lock;
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.
 pub mod prelude {
