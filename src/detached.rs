@@ -326,3 +326,107 @@ impl fmt::Debug for Adopt {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease() -> DetachedLease {
+        DetachedLease::new(
+            "a key".into(),
+            "00ab:17".into(),
+            108_800_000_000_064,
+            Duration::from_secs(3),
+        )
+    }
+
+    #[test]
+    fn a_text_is_read_back() {
+        let lease = lease();
+        let line = lease.to_string();
+        assert!(!line.contains('\n'));
+        for line in [line.clone(), format!("{line}\n"), format!("{line}\r\n")] {
+            assert_eq!(line.parse::<DetachedLease>().unwrap(), lease);
+        }
+    }
+
+    /// What one version writes, all later ones read.
+    #[test]
+    fn the_format_stands() {
+        let lease: DetachedLease = "lockstream-lease-1 00ab:17 64 1700000000123 a key: {x}"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            (lease.key(), lease.owner(), lease.token()),
+            ("a key: {x}", "00ab:17", 64)
+        );
+        let since = lease.deadline().duration_since(SystemTime::UNIX_EPOCH);
+        assert_eq!(since.unwrap(), Duration::from_millis(1_700_000_000_123));
+    }
+
+    /// A key that only some prefixes allow is told when it is adopted, by a registry that has one.
+    #[test]
+    fn a_key_that_needs_its_prefix_is_read() {
+        let line = "lockstream-lease-1 00ab:17 64 1 a}b";
+        assert_eq!(line.parse::<DetachedLease>().unwrap().key(), "a}b");
+    }
+
+    #[test]
+    fn hostile_texts_are_refused() {
+        let long = "x".repeat(600);
+        for line in [
+            "",
+            " ",
+            "\n",
+            "rubbish",
+            "lockstream-lease-1",
+            "lockstream-lease-1 00ab:17 64 1",
+            "lockstream-lease-1 00ab:17 64 1 ",
+            "lockstream-lease-2 00ab:17 64 1 k",
+            "lockstream-lease-1  64 1 k",
+            "lockstream-lease-1 00ab 64 1 k",
+            "lockstream-lease-1 :17 64 1 k",
+            "lockstream-lease-1 00ab: 64 1 k",
+            "lockstream-lease-1 00ab:-1 64 1 k",
+            "lockstream-lease-1 00\tab:17 64 1 k",
+            "lockstream-lease-1 00\u{a0}ab:17 64 1 k",
+            "lockstream-lease-1 00\rab:17 64 1 k",
+            "lockstream-lease-1 00ab:17 -64 1 k",
+            "lockstream-lease-1 00ab:17 +64 1 k",
+            "lockstream-lease-1 00ab:17 99999999999999999999 1 k",
+            "lockstream-lease-1 00ab:17 64 soon k",
+            "lockstream-lease-1 00ab:17 64 1 k\nk",
+            "lockstream-lease-1 00ab:17 64 1 k\n\n",
+            "lockstream-lease-1 00ab:17 64 1 k\u{7}",
+            "lockstream-lease-1 00ab:17 64 1 ~fence",
+            &format!("lockstream-lease-1 00ab:17 64 1 {long}"),
+            &format!("lockstream-lease-1 {long}:17 64 1 k"),
+        ] {
+            let read = line.parse::<DetachedLease>();
+            assert!(read.is_err(), "{line:?}: {read:?}");
+        }
+        let whatever = format!("lockstream-lease-1 00ab:17 64 {} k", u64::MAX);
+        if let Ok(lease) = whatever.parse::<DetachedLease>() {
+            // It must not panic.
+            let _ = lease.deadline();
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn it_goes_through_serde_and_is_checked() {
+        let lease = lease();
+        let json = serde_json::to_string(&lease).unwrap();
+        assert_eq!(serde_json::from_str::<DetachedLease>(&json).unwrap(), lease);
+        let good = r#"{"key":"k","owner":"ab:1","token":64,"deadline_ms":1}"#;
+        assert!(serde_json::from_str::<DetachedLease>(good).is_ok());
+        for bad in [
+            r#"{"key":"k","owner":"ab 1","token":64,"deadline_ms":1}"#,
+            r#"{"key":"k\n","owner":"ab:1","token":64,"deadline_ms":1}"#,
+            r#"{"key":"k","owner":"ab:1","token":-1,"deadline_ms":1}"#,
+            r#"{"key":"k","owner":"ab:1","token":64}"#,
+        ] {
+            assert!(serde_json::from_str::<DetachedLease>(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -3,11 +3,13 @@
 //!
 //! | file | what breaks |
 //! |---|---|
+//! | `ends.rs` | wires and servers, while leases change hands |
 //! | `server.rs` | the server: restarted, flushed, stopped, its connections killed |
 //! | `wire.rs` | the wire: cut, silent, slow |
 //! | `rights.rs` | rights, passwords, no server at all |
 #![cfg(feature = "redis")]
 
+mod ends;
 mod rights;
 mod server;
 #[path = "../support/mod.rs"]

@@ -137,7 +137,14 @@ impl World {
             } else {
                 0
             };
+            // A grant that is long under way may come when it is over: its ticket has gone.
+            let underway = if self.profile.spikes > 0 {
+                self.profile.spike
+            } else {
+                self.profile.latency.1
+            };
             let longest = self.profile.response_timeout + 2500 * MILLI + stepped + deleted;
+            let longest = longest + underway;
             if now - since > longest {
                 self.breach(format!("r{id} k{key} waits without a ticket"));
             }

@@ -133,6 +133,13 @@ impl Desk {
         result
     }
 
+    /// An idle turnstile is forgotten; the next event makes another.
+    #[track_caller]
+    pub(super) fn forget(&mut self) {
+        assert!(self.turnstile.is_idle());
+        self.turnstile = Turnstile::new(rules(), true);
+    }
+
     /// Lets time go by, with the timer at every point that the turnstile names.
     pub(super) fn wait_until(&mut self, millis: u64) {
         let then = ms(millis);

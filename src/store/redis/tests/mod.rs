@@ -5,6 +5,7 @@
 mod attempts;
 mod breaking;
 mod connecting;
+mod ends;
 mod fake;
 mod fence;
 mod full_server;
