@@ -292,7 +292,12 @@ fn out_of_order(applied: &[u64]) -> usize {
 }
 
 /// One run on a stream of its own.
-async fn run(url: &str, prefix: &str, locks: bool) -> Result<Outcome, Error> {
+async fn run(
+    url: &str,
+    prefix: &str,
+    locks: bool,
+    stop: &mut (impl Future<Output = ()> + Unpin),
+) -> Result<Outcome, Error> {
     let client = redis::Client::open(url)?;
     let mut redis = client.get_multiplexed_async_connection().await?;
     let names = Names {
@@ -314,7 +319,7 @@ async fn run(url: &str, prefix: &str, locks: bool) -> Result<Outcome, Error> {
     let began = tokio::time::Instant::now();
     let ended = tokio::select! {
         ended = try_join_all(consumers.iter().map(Consumer::run)) => ended.map(drop),
-        () = interrupted() => Err(Error::Interrupted),
+        () = stop => Err(Error::Interrupted),
     };
     let time = began.elapsed();
     for locks in consumers
@@ -376,12 +381,13 @@ async fn compare() -> Result<ExitCode, Error> {
     // A server that is not there is told before anything begins.
     RedisStore::connect(&*url).await?;
     let prefix = format!("pipeline-{}", std::process::id());
+    let mut stop = std::pin::pin!(interrupted());
     let movements = ACCOUNTS * MOVEMENTS;
     println!(
         "{movements} movements of {ACCOUNTS} accounts, {CONSUMERS} consumers, {AT_ONCE} at once in each\n"
     );
-    let without = run(&url, &prefix, false).await?;
-    let with = run(&url, &prefix, true).await?;
+    let without = run(&url, &prefix, false, &mut stop).await?;
+    let with = run(&url, &prefix, true, &mut stop).await?;
     let row = |name: &str, without: String, with: String| {
         println!("  {name:<20}  {without:>13}  {with:>10}");
     };
@@ -412,17 +418,22 @@ async fn compare() -> Result<ExitCode, Error> {
     })
 }
 
-/// Resolves at a Ctrl-C or SIGTERM.
-async fn interrupted() {
+/// Resolves at a Ctrl-C or SIGTERM, and at one that came before it is polled.
+fn interrupted() -> impl Future<Output = ()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut term = signal(SignalKind::terminate()).expect("SIGTERM can be caught");
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = term.recv() => {}
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        let [mut int, mut term] = kinds.map(|kind| signal(kind).expect("it can be caught"));
+        async move {
+            tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
         }
     }
     #[cfg(not(unix))]
-    let _ = tokio::signal::ctrl_c().await;
+    async {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }
