@@ -104,7 +104,8 @@ impl Acquiring {
                     Progress::Waiting => return Poll::Pending,
                     Progress::Seated { .. } => {
                         if driver.take(contender).is_some() {
-                            let lease = Lease::new(driver.clone(), contender.clone());
+                            let on_finish = self.plan.on_finish;
+                            let lease = Lease::new(driver.clone(), contender.clone(), on_finish);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Lease(lease)));
                         }
@@ -151,6 +152,7 @@ impl Acquiring {
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
                 renewals: self.plan.renewal().times(),
+                on_finish: self.plan.on_finish,
                 patience: self.patience,
                 until: self.until(driver, *arrived),
                 repeats: self.plan.repeat().start(),

@@ -42,6 +42,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(lease) = self.take()
             && lease.is_valid()
+            && !lease.is_kept()
         {
             tracing::warn!(
                 key = lease.key(),

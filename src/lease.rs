@@ -2,13 +2,17 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::FusedFuture;
 use tokio::time::Instant;
 
 use crate::LockError;
 use crate::clock::Clock;
+use crate::detached::DetachedLease;
 use crate::driver::{Contender, Driver, End, Progress};
+use crate::extend::Extend;
+use crate::settings::OnFinish;
 
 /// The time-limited right to a key, as a guard: dropping it releases the lock in the background.
 ///
@@ -33,6 +37,7 @@ use crate::driver::{Contender, Driver, End, Progress};
 pub struct Lease {
     driver: Arc<Driver>,
     view: LeaseView,
+    on_finish: OnFinish,
 }
 
 /// Sees a lease, and cannot release it: for work that wants the fencing token, or wants to know
@@ -47,7 +52,7 @@ pub struct LeaseView {
 }
 
 impl Lease {
-    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
+    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>, on_finish: OnFinish) -> Self {
         let token = match contender.progress() {
             Progress::Held { token } | Progress::Ended { token, .. } => token,
             progress => unreachable!("{progress:?} right after it was taken"),
@@ -58,7 +63,11 @@ impl Lease {
             driver: Arc::downgrade(&driver),
             token,
         };
-        Self { driver, view }
+        Self {
+            driver,
+            view,
+            on_finish,
+        }
     }
 
     /// The name of what is locked.
@@ -93,7 +102,58 @@ impl Lease {
         self.view.clone()
     }
 
-    /// Releases the lock, and waits until the store has confirmed it.
+    /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
+    /// was. Resolves to its new deadline.
+    ///
+    /// For fixed leases and renewed ones; a renewed one goes on being renewed to its own ttl.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidTtl`] before anything is sent. [`LockError::Lost`] if the lease is over
+    /// before the store has answered, [`LockError::Closed`] if its registry was shut down.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: the wish
+    /// stands all the same, and is tried again for as long as the lease lasts.
+    ///
+    /// # Cancel safety
+    ///
+    /// Unpolled it has asked for nothing; once polled, the wish stands when it is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("import").ttl(Duration::from_secs(10)).lease().await?;
+    /// // More rows than expected.
+    /// let deadline = lease.extend(Duration::from_secs(60)).await?;
+    /// assert_eq!(deadline, lease.deadline());
+    /// # Ok(()) }
+    /// ```
+    pub fn extend(&self, ttl: Duration) -> Extend {
+        Extend::new(self.driver.clone(), self.view.clone(), ttl)
+    }
+
+    /// Lets go of the lease without giving it back, so that another process may
+    /// [adopt](crate::LockRegistry::adopt) it: nothing is sent, renewal stops, and the key stays in
+    /// the store for what is left of its ttl.
+    ///
+    /// A renewal that is under way may lengthen that once more. What comes of a lease that is over
+    /// already cannot be adopted: that is told as [`LockError::Lost`] there.
+    ///
+    /// # Examples
+    ///
+    /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
+    pub fn detach(self) -> DetachedLease {
+        let clock = self.driver.clock();
+        let left = self.view.contender.deadline().saturating_sub(clock.now());
+        let owner = self.driver.detach(&self.view.contender);
+        DetachedLease::new(self.view.contender.key().clone(), owner, self.token(), left)
+    }
+
+    /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
+    /// [`Lock::on_finish`](crate::Lock::on_finish) says.
     ///
     /// # Errors
     ///
@@ -104,7 +164,13 @@ impl Lease {
     /// # Cancel safety
     ///
     /// Dropped at any time, polled or not, the release goes on in the background.
-    pub fn release(self) -> LeaseRelease {
+    pub fn release(mut self) -> LeaseRelease {
+        self.on_finish = OnFinish::Release;
+        self.end()
+    }
+
+    /// Ends it as its lock has settled.
+    pub(crate) fn end(self) -> LeaseRelease {
         LeaseRelease {
             lease: Some(self),
             started: false,
@@ -117,7 +183,12 @@ impl Lease {
 
     /// Begins to give it back; false if it is over already.
     fn finish(&self) -> bool {
-        self.driver.finish(&self.view.contender)
+        self.driver.finish(&self.view.contender, self.on_finish)
+    }
+
+    /// Whether its key stays in the store when it ends.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.on_finish == OnFinish::LetExpire
     }
 }
 
@@ -163,6 +234,10 @@ impl LeaseView {
             view: self.clone(),
             watch: None,
         }
+    }
+
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
+        &self.contender
     }
 
     /// How the lease ended under its holder, if it did.
@@ -226,7 +301,9 @@ impl Future for Lost {
         }
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.
-        this.view.contender.watch(&mut this.watch, cx.waker());
+        this.view
+            .contender
+            .watch(&mut this.watch, false, cx.waker());
         match this.view.loss() {
             Some(loss) => Poll::Ready(loss),
             None => Poll::Pending,

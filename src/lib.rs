@@ -59,6 +59,7 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
+//! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
@@ -66,8 +67,10 @@
 
 mod acquire;
 mod clock;
+mod detached;
 mod driver;
 mod error;
+mod extend;
 mod handle;
 mod inspect;
 mod into_lock;
@@ -86,6 +89,7 @@ mod turnstile;
 pub mod verify;
 mod with_lock;
 
+pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{LockError, StoreError};
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;
@@ -95,7 +99,7 @@ pub use self::lock::Lock;
 pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
-pub use self::settings::OnLost;
+pub use self::settings::{OnFinish, OnLost};
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.

@@ -12,7 +12,7 @@ use crate::lease::LeaseView;
 use crate::plan::Plan;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::OnLost;
+use crate::settings::{OnFinish, OnLost};
 use crate::{LockError, future, stream};
 
 /// A handle to a named lock. It does nothing until it is acquired.
@@ -83,6 +83,30 @@ impl Lock {
     /// [`OnLost::Stop`].
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.set(|plan| plan.on_lost = on_lost)
+    }
+
+    /// What becomes of the key when a lease of this lock ends. Default: [`OnFinish::Release`].
+    ///
+    /// At most once a minute, on however many machines:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry, OnFinish};
+    /// # async fn send_report() -> u32 { 1 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let minute = locks
+    ///     .obtain("report")
+    ///     .ttl(Duration::from_secs(60))
+    ///     .wait(Duration::ZERO)
+    ///     .on_finish(OnFinish::LetExpire);
+    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, Some(1));
+    /// // Done already, in this minute.
+    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn on_finish(self, on_finish: OnFinish) -> Self {
+        self.set(|plan| plan.on_finish = on_finish)
     }
 
     /// The name of what is locked.
@@ -178,7 +202,8 @@ impl Lock {
     }
 
     /// Releases what this handle's `acquire` brought: `Ok(true)` when it is released, `Ok(false)`
-    /// if this handle did not hold the lock.
+    /// if this handle did not hold the lock. It frees the key whatever
+    /// [`on_finish`](Self::on_finish) says.
     ///
     /// # Errors
     ///
@@ -301,8 +326,8 @@ impl Lock {
     /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
     /// than any before. The first item is `Leader` if the lead is to be had at once, else
     /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
-    /// begins anew. Neither [`wait`](Self::wait) nor [`on_lost`](Self::on_lost) matters here. The
-    /// lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
+    /// begins anew. [`wait`](Self::wait), [`on_lost`](Self::on_lost) and
+    /// [`on_finish`](Self::on_finish) do not matter here. The lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
     /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
     /// leader when the one there is has crashed.
     ///

@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::driver::Driver;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::{OnLost, TTL};
+use crate::settings::{OnFinish, OnLost, TTL};
 use crate::{LockError, key};
 
 /// What a handle is told to lock, and how.
@@ -17,6 +17,7 @@ pub(crate) struct Plan {
     pub(crate) repeat: Option<Repeat>,
     pub(crate) renewal: Option<Renewal>,
     pub(crate) on_lost: OnLost,
+    pub(crate) on_finish: OnFinish,
 }
 
 impl Plan {
@@ -29,6 +30,7 @@ impl Plan {
             repeat: None,
             renewal: None,
             on_lost: OnLost::default(),
+            on_finish: OnFinish::default(),
         }
     }
 

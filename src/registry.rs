@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::clock::Clock;
+use crate::detached::{Adopt, DetachedLease};
 use crate::driver::Driver;
 use crate::lock::Lock;
 use crate::renewal::Renewal;
@@ -98,9 +99,54 @@ impl LockRegistry {
         Lock::new(Some(self.driver.clone()), key.as_ref())
     }
 
+    /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
+    ///
+    /// The new lease has this registry's ttl, counted from now, its [`Renewal`], and a token of its
+    /// own, greater than the detached one: what is still written under that one is refused where
+    /// tokens are checked. It does not stand in line: whoever waits for the key waits on, and a
+    /// process of which some wait may lose its place in the store's queue.
+    ///
+    /// A detached lease can be adopted once, by a registry with the same prefix on the same server.
+    /// Its text is all that is needed to take it, so keep it from whoever may not have the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`](crate::LockError::Lost) with the detached token if the lease is not there to be taken: it ran
+    /// out, or was adopted before, or lies under another prefix; also if the future was not polled
+    /// for a third of the ttl when it had it. [`LockError::Store`](crate::LockError::Store) if no answer came within the
+    /// registry's response time-out: it may lie there still, so try again.
+    /// [`LockError::Closed`](crate::LockError::Closed); what is wrong with the key or the settings.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before it is polled, it has done nothing. Dropped later, before it is done, it
+    /// leaves the detached lease as it was, or has taken it: then it is given back in the
+    /// background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{DetachedLease, LockRegistry, store::MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let here = LockRegistry::builder(store.clone()).build();
+    /// # let there = LockRegistry::builder(store).build();
+    /// let lease = here.obtain("upload:7").lease().await?;
+    /// let line = lease.detach().to_string();
+    /// // … sent to another process …
+    /// let detached: DetachedLease = line.parse()?;
+    /// let lease = there.adopt(detached.clone()).await?;
+    /// assert!(lease.token() > detached.token());
+    /// lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn adopt(&self, detached: DetachedLease) -> Adopt {
+        Adopt::new(self.driver.clone(), detached)
+    }
+
     /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
     /// a lock ends with [`LockError::Closed`](crate::LockError::Closed), every lease is released
-    /// and every place in a queue given up. Resolves when the store has confirmed that, after
+    /// (unless it is to [run out](crate::OnFinish::LetExpire)) and every place in a queue given up. Resolves when the store has confirmed that, after
     /// three response time-outs at the latest; what is left then runs out by itself.
     ///
     /// It begins at the first poll. A second shutdown is a no-op.

@@ -170,7 +170,7 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
     let mut server = RedisServer::start();
     let url = server.url();
     server.kill();
-    for name in ["quickstart", "service", "leader", "pipeline"] {
+    for name in ["quickstart", "service", "leader", "pipeline", "cron"] {
         for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
             let output = example(name).env("REDIS_URL", url).output().unwrap();
             assert_eq!(output.status.code(), Some(1), "{name} {url}: {output:?}");
@@ -373,6 +373,54 @@ fn the_pipeline_says_that_it_needs_a_server() {
         said.contains("it needs a server: start one (redis-server"),
         "{said}"
     );
+}
+
+/// It fails by itself when a run begins too early; here it must have run at all, and skipped.
+fn assert_at_most_once_a_period(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    let count = |before: &str| -> usize {
+        let (_, rest) = printed.split_once(before).expect("it counts");
+        let (count, _) = rest.split_once(" times").expect("it counts");
+        count.parse().unwrap()
+    };
+    let (done, skipped) = (count("done "), count("skipped "));
+    assert!((2..=4).contains(&done), "{printed}");
+    assert!(skipped > 8, "{printed}");
+    let lanes = printed
+        .lines()
+        .filter(|line| line.starts_with("  machine "));
+    let ran: usize = lanes.map(|lane| lane.matches('█').count()).sum();
+    assert_eq!(ran, done, "{printed}");
+}
+
+#[test]
+fn cron_on_a_memory_store() {
+    let output = example("cron").arg("0.5").output().unwrap();
+    assert_at_most_once_a_period(&output);
+    assert!(text(&output.stdout).contains("on a memory store"));
+}
+
+#[test]
+fn cron_on_a_server() {
+    let server = RedisServer::start();
+    let mut command = example("cron");
+    let output = command.arg("1").env("REDIS_URL", server.url()).output();
+    assert_at_most_once_a_period(&output.unwrap());
+    // The last run's key outlives the programs, and nothing else does.
+    wait_until_blocking("the period is over", Duration::from_secs(5), || {
+        !server.exists("cron:report")
+    });
+    assert_eq!(server.keys("*"), ["cron:~fence"]);
+}
+
+#[test]
+fn cron_refuses_what_is_no_period() {
+    for arguments in [&["0.4"][..], &["3601"], &["x"], &["1", "2"]] {
+        let output = example("cron").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains("usage: cron [SECONDS]"));
+    }
 }
 
 #[test]

@@ -14,8 +14,9 @@ use futures::future::FusedFuture;
 use futures::stream::{FusedStream, Pending};
 use lockstream::store::MemoryStore;
 use lockstream::{
-    Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockRegistry, LockRegistryBuilder,
-    OnLost, Repeat, StoreError, future, stream,
+    DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockRegistry,
+    LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError, Repeat, StoreError, future,
+    stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -84,6 +85,9 @@ lasting! {
     MemoryStore: Send, Sync, Unpin, Clone;
     Repeat: Send, Sync, Unpin, Clone;
     OnLost: Send, Sync, Unpin, Copy;
+    OnFinish: Send, Sync, Unpin, Copy;
+    DetachedLease: Send, Sync, Unpin, Clone, PartialEq;
+    ParseDetachedLeaseError: Send, Sync, Unpin, Clone, PartialEq, std::error::Error;
     Inspection: Send, Sync, Unpin, Clone, PartialEq;
 }
 // A guard that could be cloned would release twice.
@@ -99,6 +103,8 @@ lasting! {
     future::Release: Send, Sync, Unpin, FusedFuture;
     future::LeaseRelease: Send, Sync, Unpin, FusedFuture;
     future::Lost: Send, Sync, Unpin, Future;
+    future::Extend: Send, Sync, Unpin, FusedFuture;
+    future::Adopt: Send, Sync, Unpin, FusedFuture;
     future::Inspect: Send, Unpin, Future;
     future::Shutdown: Send, Unpin, Future;
     future::Resign: Send, Sync, Unpin, FusedFuture;

@@ -18,11 +18,18 @@ struct State {
     waker: Option<Waker>,
     /// Who watches for the end of a held lease before its holder releases it, first come first: few,
     /// as a rule one, and there may be very many leases.
-    watchers: Vec<(u64, Waker)>,
+    watchers: Vec<Watcher>,
     /// How many have watched so far.
     watched: u64,
     id: Option<WaiterId>,
     deadline: Moment,
+}
+
+struct Watcher {
+    number: u64,
+    /// Whether it is told of a new deadline, too.
+    of_deadlines: bool,
+    waker: Waker,
 }
 
 /// What is done about verdicts once no lock is held: wakers and the log run other people's code.
@@ -106,20 +113,29 @@ impl Contender {
         self.lock().deadline
     }
 
-    /// The waker is told when the lease ends under its holder, in place of the one that was given
+    /// The waker is told when the lease ends under its holder, or for good if it is `of_deadlines`,
+    /// which is also told of each new one; in place of the one that was given
     /// for this `watch` before. Whoever watches looks again after this, or it may have ended
     /// between the look and the watching; and [unwatches](Self::unwatch).
-    pub(crate) fn watch(&self, watch: &mut Option<u64>, waker: &Waker) {
+    pub(crate) fn watch(&self, watch: &mut Option<u64>, of_deadlines: bool, waker: &Waker) {
         let mut state = self.lock();
         let watch = *watch.get_or_insert_with(|| {
             state.watched += 1;
             state.watched
         });
         let before = match state.place_of(watch) {
-            Ok(at) if state.watchers[at].1.will_wake(waker) => None,
-            Ok(at) => Some(std::mem::replace(&mut state.watchers[at].1, waker.clone())),
+            Ok(at) if state.watchers[at].waker.will_wake(waker) => None,
+            Ok(at) => Some(std::mem::replace(
+                &mut state.watchers[at].waker,
+                waker.clone(),
+            )),
             Err(at) => {
-                state.watchers.insert(at, (watch, waker.clone()));
+                let watcher = Watcher {
+                    number: watch,
+                    of_deadlines,
+                    waker: waker.clone(),
+                };
+                state.watchers.insert(at, watcher);
                 None
             }
         };
@@ -182,6 +198,7 @@ impl Contender {
             }
             (_, Verdict::Prolonged { deadline, .. }) => {
                 state.deadline = deadline;
+                aftermath.wakers.extend(state.watchers_of_deadlines());
                 return;
             }
             (_, Verdict::Unrenewed(_)) => return,
@@ -206,8 +223,10 @@ impl Contender {
                 aftermath.lost.push((self.key.clone(), *token));
             }
             let watchers = std::mem::take(&mut state.watchers);
-            let wakers = watchers.into_iter().map(|(_, waker)| waker);
+            let wakers = watchers.into_iter().map(|watcher| watcher.waker);
             aftermath.wakers.extend(wakers);
+        } else if let Progress::Finished { .. } = &progress {
+            aftermath.wakers.extend(state.watchers_of_deadlines());
         }
         state.progress = progress;
         aftermath.wakers.extend(state.waker.take());
@@ -222,7 +241,14 @@ impl Contender {
 impl State {
     fn place_of(&self, watch: u64) -> Result<usize, usize> {
         self.watchers
-            .binary_search_by_key(&watch, |(known, _)| *known)
+            .binary_search_by_key(&watch, |watcher| watcher.number)
+    }
+
+    fn watchers_of_deadlines(&self) -> impl Iterator<Item = Waker> {
+        let watchers = self.watchers.iter();
+        watchers
+            .filter(|watcher| watcher.of_deadlines)
+            .map(|watcher| watcher.waker.clone())
     }
 }
 

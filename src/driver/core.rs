@@ -9,14 +9,18 @@ use tokio::time::Instant;
 use super::contender::{Aftermath, Contender};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
-use crate::settings::Settings;
+use crate::settings::{OnFinish, Settings};
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Op, Opening, Session};
-use crate::turnstile::{Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter};
+use crate::store::contract::{Listener, News, Op, Opening, Owner, Session};
+use crate::turnstile::{
+    Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId,
+};
 
 /// One registry at work.
 pub(crate) struct Driver {
     me: Weak<Driver>,
+    /// The registry's random id, with which its owners begin.
+    instance: Arc<str>,
     settings: Settings,
     clock: Arc<Clock>,
     state: Mutex<State>,
@@ -52,6 +56,7 @@ struct Entry {
 pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
     pub(crate) renewals: u32,
+    pub(crate) on_finish: OnFinish,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
@@ -78,12 +83,13 @@ impl Driver {
         Arc::new_cyclic(|me: &Weak<Driver>| {
             let session = store.open(Opening {
                 prefix: settings.prefix.clone(),
-                instance,
+                instance: instance.clone(),
                 response_timeout: settings.response_timeout,
                 listener: me.clone(),
             });
             Self {
                 me: me.clone(),
+                instance,
                 settings,
                 clock: Arc::new(clock),
                 state: Mutex::new(State {
@@ -133,6 +139,26 @@ impl Driver {
     }
 
     pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
+        self.bring(contender, arrival, Turnstile::arrive);
+    }
+
+    /// A caller wants the lease that `from` left in the store.
+    pub(crate) fn adopt(&self, contender: &Arc<Contender>, from: Arc<str>, arrival: Arrival) {
+        self.bring(contender, arrival, |turnstile, cx, waiter| {
+            turnstile.adopt(cx, from, waiter)
+        });
+    }
+
+    fn bring(
+        &self,
+        contender: &Arc<Contender>,
+        arrival: Arrival,
+        event: impl FnOnce(
+            &mut Turnstile<Arc<Contender>>,
+            &mut Cx<'_>,
+            Waiter<Arc<Contender>>,
+        ) -> WaiterId,
+    ) {
         contender.arrives();
         self.session();
         self.timer.attend();
@@ -140,12 +166,13 @@ impl Driver {
             who: contender.clone(),
             ttl: arrival.ttl,
             renewals: arrival.renewals,
+            keeps: arrival.on_finish == OnFinish::LetExpire,
             patience: arrival.patience,
             until: arrival.until,
             repeats: arrival.repeats,
         };
         self.feed(contender.key(), true, |turnstile, cx| {
-            let id = turnstile.arrive(cx, waiter);
+            let id = event(turnstile, cx, waiter);
             contender.arrived(id);
         });
     }
@@ -173,19 +200,36 @@ impl Driver {
         taken.map(|(token, _waker)| token)
     }
 
-    /// A lease is given back; false if it was not held any more.
-    pub(crate) fn finish(&self, contender: &Contender) -> bool {
-        let Some(id) = contender.id() else {
-            return false;
-        };
+    /// A lease ends for its holder; false if it was not held any more.
+    pub(crate) fn finish(&self, contender: &Contender, on_finish: OnFinish) -> bool {
+        let keep = on_finish == OnFinish::LetExpire;
+        self.end(contender, keep).is_some()
+    }
+
+    /// A lease is left in the store: its owner, as the store has it. If it was not held any more,
+    /// one that never was.
+    pub(crate) fn detach(&self, contender: &Contender) -> String {
+        let owner = self.end(contender, true).flatten();
+        // Sequences begin at 1.
+        let sequence = owner.map_or(0, |Owner(sequence)| sequence);
+        format!("{}:{sequence}", self.instance)
+    }
+
+    /// `None` if it was not held any more; else the owner that was left in the store, if one was.
+    fn end(&self, contender: &Contender, keep: bool) -> Option<Option<Owner>> {
+        let id = contender.id()?;
         self.feed(contender.key(), false, |turnstile, cx| {
             let finishes = contender.finishes();
-            if finishes {
-                turnstile.finish(cx, id);
-            }
-            finishes
-        })
-        .unwrap_or(false)
+            finishes.then(|| turnstile.finish(cx, id, keep))
+        })?
+    }
+
+    /// A lease is to last `ttl` from now at least: until when, if it is still held.
+    pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
+        let id = contender.id()?;
+        self.feed(contender.key(), false, |turnstile, cx| {
+            turnstile.extend(cx, id, ttl)
+        })?
     }
 
     /// Shuts down: everybody is told, everything is given back. Returns until when it is worth

@@ -20,6 +20,12 @@ impl<C: Clone> Turnstile<C> {
             };
             self.wake(waiter.who, verdict);
         }
+        while let Some(ended) = self.adopters.iter().position(|one| one.waiter.until <= now)
+            && let Some(adopter) = self.adopters.remove(ended)
+        {
+            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            self.wake(adopter.waiter.who, Verdict::Failed(trouble));
+        }
         self.end_endings(now);
         self.owed.forget_past(now);
         let Standing::Inside(tenure) = &mut self.standing else {

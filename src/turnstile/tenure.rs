@@ -42,6 +42,8 @@ pub(super) struct Seat<C> {
     pub(super) taken: bool,
     /// W4: when it is taken from one who does not look.
     pub(super) take_by: Moment,
+    /// Whether the key stays in the store when it ends.
+    pub(super) keeps: bool,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     own_end: Option<Moment>,
@@ -52,6 +54,18 @@ pub(super) struct Seat<C> {
     counted: bool,
     /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Moment>,
+    /// What its holder asked for, and the store has not confirmed.
+    wish: Option<Wish>,
+}
+
+/// A lease is to last longer.
+#[derive(Debug)]
+struct Wish {
+    ttl: Duration,
+    /// The deadline that fulfils it.
+    until: Moment,
+    /// When the store is asked (again).
+    ask_at: Moment,
 }
 
 impl<C: Clone> Tenure<C> {
@@ -75,6 +89,10 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn may_seat<W>(&self, rules: &Rules, next: &Waiter<W>, now: Moment) -> bool {
         if self.turns == 0 {
             return true;
+        }
+        if next.keeps {
+            // The key is to stay for the whole of its ttl, and a pass brings less.
+            return false;
         }
         let needed = if next.is_renewed() {
             next.ttl / 2
@@ -109,12 +127,14 @@ impl<C: Clone> Tenure<C> {
             deadline: own_end.unwrap_or(self.deadline).min(self.deadline),
             taken: false,
             take_by: now + self.ttl / 3,
+            keeps: waiter.keeps,
             ttl: waiter.ttl,
             own_end,
             passed,
             renewals: waiter.renewals,
             counted: false,
             renew_at: None,
+            wish: None,
         };
         let until = seat.deadline;
         self.seat = Some(seat);
@@ -125,10 +145,78 @@ impl<C: Clone> Tenure<C> {
     /// is meant to last from now on.
     pub(super) fn wanted(&self, now: Moment) -> Option<Duration> {
         let seat = self.seat.as_ref()?;
-        Some(match seat.own_end {
+        let meant = match seat.own_end {
             Some(end) => (end + drift(seat.ttl)).saturating_sub(now),
             None => seat.ttl,
-        })
+        };
+        let wished = seat.wish.as_ref().map(|wish| wish.ttl);
+        Some(wished.map_or(meant, |ttl| ttl.max(meant)))
+    }
+
+    /// Whether that waiter holds the lease.
+    pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
+        let seat = self.seat.as_ref();
+        seat.is_some_and(|seat| seat.id == id && seat.taken)
+    }
+
+    /// The holder wants its lease to last `until` at least, for which the store is to be asked for
+    /// `ttl`. Returns what the lease is to be told if the tenure lasts longer than it already.
+    pub(super) fn wish(
+        &mut self,
+        now: Moment,
+        ttl: Duration,
+        until: Moment,
+    ) -> Option<(C, Verdict)> {
+        let seat = self.seat.as_mut()?;
+        seat.own_end = seat.own_end.map(|end| end.max(until));
+        if self.deadline >= until {
+            return self.proved();
+        }
+        let before = seat.wish.take();
+        let (before_ttl, before_until) =
+            before.map_or_else(Default::default, |wish| (wish.ttl, wish.until));
+        seat.wish = Some(Wish {
+            ttl: ttl.max(before_ttl),
+            until: until.max(before_until),
+            ask_at: now,
+        });
+        // One in flight may have asked for less.
+        self.renew_again |= self.renewing.is_some();
+        self.proved()
+    }
+
+    /// Whether its holder wants it to last longer than is proved.
+    pub(super) fn is_wished_for(&self) -> bool {
+        let seat = self.seat.as_ref();
+        seat.is_some_and(|seat| seat.wish.is_some())
+    }
+
+    /// No answer, or a refusal: a wish that is not met is tried again.
+    pub(super) fn wish_after(&mut self, again: Moment) {
+        let seat = self.seat.as_mut();
+        if let Some(wish) = seat.and_then(|seat| seat.wish.as_mut()) {
+            wish.ask_at = again;
+        }
+    }
+
+    /// Its holder is about to let go: a renewal that is due now would prolong what is over.
+    pub(super) fn rest(&mut self) {
+        if let Some(seat) = &mut self.seat {
+            seat.renew_at = None;
+            seat.wish = None;
+        }
+    }
+
+    /// The lease lasts as long as the tenure, but no longer than it is meant to: what it is to be
+    /// told, if its deadline moved.
+    fn proved(&mut self) -> Option<(C, Verdict)> {
+        let seat = self.seat.as_mut()?;
+        seat.wish.take_if(|wish| wish.until <= self.deadline);
+        let last = seat.own_end.is_none() && seat.renewals == 0;
+        let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
+        let moved = deadline > seat.deadline;
+        seat.deadline = deadline;
+        moved.then(|| (seat.who.clone(), Verdict::Prolonged { deadline, last }))
     }
 
     /// W3: whether the lease just taken should outlast what its ticket brought.
@@ -150,13 +238,17 @@ impl<C: Clone> Tenure<C> {
         true
     }
 
-    /// Whether the watchdog is due; if so it comes again after another third of the ttl.
+    /// Whether the watchdog is due, or a wish is not met; the watchdog comes again after another
+    /// third of the ttl.
     pub(super) fn is_renewal_due(&mut self, now: Moment) -> bool {
         let Some(seat) = &mut self.seat else {
             return false;
         };
-        if self.renewing.is_some() || seat.renew_at.is_none_or(|at| now < at) {
+        if self.renewing.is_some() {
             return false;
+        }
+        if seat.renew_at.is_none_or(|at| now < at) {
+            return seat.wish.as_ref().is_some_and(|wish| wish.ask_at <= now);
         }
         if seat.renewals < u32::MAX {
             seat.renewals -= 1;
@@ -191,14 +283,10 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
-        let last = seat.own_end.is_none() && seat.renewals == 0;
         seat.counted = false;
         // Whoever wished for it, the next is a third of the ttl away.
         seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
-        let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
-        let moved = deadline > seat.deadline;
-        seat.deadline = deadline;
-        moved.then(|| (seat.who.clone(), Verdict::Prolonged { deadline, last }))
+        self.proved()
     }
 
     /// `down`: the watchdog rests until the connection is back, which renews at once.
@@ -211,6 +299,8 @@ impl<C: Clone> Tenure<C> {
             }
             if self.renewing.is_none() && !down {
                 next = next.min(seat.renew_at.unwrap_or(next));
+                let wish = seat.wish.as_ref();
+                next = wish.map_or(next, |wish| next.min(wish.ask_at));
             }
         }
         if let Some(ending) = &self.ending {

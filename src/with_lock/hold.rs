@@ -130,7 +130,7 @@ impl Hold {
         };
         let driver = lease.driver().clone();
         self.state = State::Releasing {
-            release: lease.release(),
+            release: lease.end(),
             driver,
             patience: None,
         };

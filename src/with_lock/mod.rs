@@ -14,6 +14,8 @@ pub mod future {
     pub use super::fut::{TryWithLease, TryWithLock, WithLease, WithLock};
     pub use super::or_skip::OrSkipFuture as OrSkip;
     pub use crate::acquire::{Acquire, AcquireLease, TryLease};
+    pub use crate::detached::Adopt;
+    pub use crate::extend::Extend;
     pub use crate::handle::Release;
     pub use crate::inspect::Inspect;
     pub use crate::leadership::{Lead, Resign};

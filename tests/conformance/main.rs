@@ -7,6 +7,7 @@
 //! | `work.rs`, `streams.rs` | what becomes of a future or a stream under a lock? |
 //! | `renewal.rs` | who keeps a lease for longer than its ttl? |
 //! | `leadership.rs` | who leads, and what runs only while leading? |
+//! | `ends.rs` | how does a lease end, but by a release? |
 //! | `loss.rs` | who learns that a lease is over, and when? |
 //! | `outage.rs` | what if the store is away, or slow? |
 //! | `turns.rs` | who is next? |
@@ -21,6 +22,7 @@
 //! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
+mod ends;
 mod exclusion;
 mod handles;
 mod installed;
@@ -49,7 +51,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 117;
+const CASES: usize = 135;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -103,6 +105,26 @@ suite! {
         at_most_so_many_renewals,
         a_renewal_finds_the_loss,
         released_leases_are_not_renewed,
+    }
+    ends: in_runtime {
+        a_kept_key_stays_until_its_ttl_is_over,
+        who_waits_here_gets_a_kept_key_no_sooner,
+        the_end_of_a_kept_lease_waits_for_nothing,
+        what_was_to_stay_can_be_released,
+        nothing_prolongs_what_is_kept,
+        a_shutdown_leaves_what_is_to_stay,
+        a_lease_is_extended,
+        what_cannot_be_extended_says_so,
+        an_extension_outlasts_an_outage,
+        a_lease_goes_from_process_to_process,
+        a_registry_adopts_what_it_left,
+        what_is_not_there_cannot_be_adopted,
+        of_many_that_adopt_one_is_served,
+        who_waits_here_waits_on_behind_an_adoption,
+        an_adopted_lease_is_renewed,
+        an_outage_does_not_lose_what_is_detached,
+        adoptions_that_cannot_be,
+        handed_round_tokens_grow,
     }
     loss: in_runtime {
         lost_work_is_dropped_at_once,

@@ -6,6 +6,7 @@
 
 mod caller;
 mod clock;
+mod ends;
 mod faults;
 mod link;
 mod process;
@@ -65,21 +66,30 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 4];
+    let mut counts = [0; 7];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
                 let c = world.referee.counts;
                 steps += world.steps;
-                for (sum, count) in counts
-                    .iter_mut()
-                    .zip([c.begun, c.taken, c.prolonged, c.passed])
-                {
+                let of_seed = [
+                    c.begun,
+                    c.taken,
+                    c.prolonged,
+                    c.passed,
+                    c.kept,
+                    c.extended,
+                    c.adopted,
+                ];
+                for (sum, count) in counts.iter_mut().zip(of_seed) {
                     *sum += count;
                 }
             }
             Err(broken) => panic!("{}", show(seed, &broken)),
         }
     }
-    println!("{seeds} seeds, {steps} steps, leases begun, taken, prolonged, passed: {counts:?}");
+    println!(
+        "{seeds} seeds, {steps} steps, leases begun, taken, prolonged, passed, kept, extended, \
+         adopted: {counts:?}"
+    );
 }

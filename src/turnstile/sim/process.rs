@@ -113,6 +113,7 @@ impl World {
             effects += 1;
             match effect {
                 Effect::Send(op) => {
+                    self.check_sent(id, key, &op);
                     if !matches!(op, Op::Renew { .. }) && !self.processes[id].flying.insert(key) {
                         self.breach(format!("O2: r{id} k{key} sends {op:?} beside another op"));
                     }

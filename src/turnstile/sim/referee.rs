@@ -1,9 +1,11 @@
 //! Sees everything, on a common clock, and says what is broken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::caller::{CallerId, Stage};
 use super::clock::{MILLI, True};
+use super::ends::Kept;
 use super::process::ProcessId;
 use super::world::{KeyId, World};
 use crate::store::contract::{Answer, Outcome};
@@ -31,6 +33,10 @@ pub(super) struct Referee {
     pub(super) longest_gap: u64,
     /// The server refused something for good, and may keep what it would not undo.
     pub(super) refused_for_good: bool,
+    /// By key: what was left in the store.
+    pub(super) kept: Vec<Option<Kept>>,
+    /// Whose leases were adopted.
+    pub(super) adopted: BTreeSet<Arc<str>>,
     /// By key: since when no turnstile of a living process is about it.
     pub(super) quiet: Vec<Option<True>>,
     /// By process and key: since when somebody stands there without a ticket, lock or op.
@@ -43,6 +49,9 @@ pub(super) struct Counts {
     pub(super) taken: u64,
     pub(super) prolonged: u64,
     pub(super) passed: u64,
+    pub(super) kept: u64,
+    pub(super) extended: u64,
+    pub(super) adopted: u64,
 }
 
 /// A lease that was given and has not ended.
@@ -68,6 +77,8 @@ impl Referee {
             deleted: false,
             longest_gap: 0,
             refused_for_good: false,
+            kept: vec![None; keys],
+            adopted: BTreeSet::new(),
             quiet: vec![None; keys],
             unqueued: BTreeMap::new(),
         }
@@ -249,6 +260,7 @@ impl World {
         let overtaken = self.callers.iter().position(|caller| {
             caller.process == process
                 && caller.key == key
+                && caller.adopts.is_none()
                 && matches!(caller.stage, Stage::Waiting(id) if id < served)
         });
         if let Some(overtaken) = overtaken {

@@ -30,6 +30,7 @@ pub(super) enum Event {
     Look(CallerId, u32),
     Leave(CallerId, u32),
     Finish(CallerId, u32),
+    Extend(CallerId, u32),
     Timer(ProcessId, KeyId),
     Flush(ProcessId),
     Reply(ConnId, Reply),
@@ -214,7 +215,8 @@ impl World {
             Event::Arrive(caller)
             | Event::Look(caller, _)
             | Event::Leave(caller, _)
-            | Event::Finish(caller, _) => self.callers[*caller].process,
+            | Event::Finish(caller, _)
+            | Event::Extend(caller, _) => self.callers[*caller].process,
             Event::Timer(process, _) | Event::Flush(process) | Event::Reconnect(process) => {
                 *process
             }
@@ -233,6 +235,7 @@ impl World {
             Event::Look(caller, visit) => self.caller_looks(caller, visit),
             Event::Leave(caller, visit) => self.caller_leaves(caller, visit),
             Event::Finish(caller, visit) => self.caller_finishes(caller, visit),
+            Event::Extend(caller, visit) => self.caller_extends(caller, visit),
             Event::Timer(_, key) => self.timer(id, key),
             Event::Flush(_) => self.flush(id),
             Event::Reply(conn, reply) => self.on_reply(conn, reply),
