@@ -115,7 +115,7 @@ pub(crate) async fn be(file: &str, fenced: &str, prefix: &str) -> Result<(), Err
 /// The holder, as the one who stops it sees it.
 pub(crate) enum Slow {
     Process {
-        child: Child,
+        child: Box<Child>,
         input: ChildStdin,
         output: Lines<BufReader<ChildStdout>>,
     },
@@ -142,7 +142,7 @@ impl Slow {
         Ok(Self::Process {
             input: child.stdin.take().expect("piped"),
             output: BufReader::new(child.stdout.take().expect("piped")).lines(),
-            child,
+            child: Box::new(child),
         })
     }
 
@@ -154,7 +154,10 @@ impl Slow {
         let task = tokio::spawn(async move {
             let locks = LockRegistry::builder(store).build();
             let accounts = Accounts::open(&file, fenced);
-            let say = |said| drop(say.send(said));
+            let say = |said| {
+                // Nobody listens when the other has failed.
+                let _ = say.send(said);
+            };
             let ended = pay_in(&locks, accounts, receiver, say).await;
             locks.shutdown().await;
             ended
