@@ -342,6 +342,7 @@ struct Play {
 
 async fn play() -> Result<ExitCode, Error> {
     let place = Place::find().await?;
+    let stop = interrupted();
     let what = match &place {
         Place::Processes { .. } => "processes",
         Place::Threads(_) => "threads on a memory store (set REDIS_URL for processes)",
@@ -363,7 +364,7 @@ async fn play() -> Result<ExitCode, Error> {
     };
     let ended = tokio::select! {
         ended = play.run() => ended,
-        () = interrupted() => Err(Error::Interrupted),
+        () = stop => Err(Error::Interrupted),
     };
     for lane in &mut play.lanes {
         if let Some(candidate) = lane.candidate.take() {
@@ -558,17 +559,22 @@ impl Lane {
     }
 }
 
-/// Resolves at a Ctrl-C or SIGTERM.
-async fn interrupted() {
+/// Resolves at a Ctrl-C or SIGTERM, and at one that came before it is polled.
+fn interrupted() -> impl Future<Output = ()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut term = signal(SignalKind::terminate()).expect("SIGTERM can be caught");
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = term.recv() => {}
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        let [mut int, mut term] = kinds.map(|kind| signal(kind).expect("it can be caught"));
+        async move {
+            tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
         }
     }
     #[cfg(not(unix))]
-    let _ = tokio::signal::ctrl_c().await;
+    async {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }

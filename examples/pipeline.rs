@@ -13,7 +13,8 @@
 //! comes too early is put aside, and whoever applies the one before it applies it as well. Putting
 //! aside and looking there both happen under the lock, so nothing is left lying. Nor does it give
 //! "exactly once": a movement is acknowledged after it was applied, so one that is delivered again
-//! (`XAUTOCLAIM`, after a crash) is seen to be old by its number, and skipped.
+//! (`XAUTOCLAIM`, after a crash) is seen to be old by its number, and skipped. What stops the late
+//! write of a consumer that was stopped for longer than its lease, `examples/sql_fence` shows.
 //!
 //! [`Consumer::run`] and [`Consumer::in_turn`] are the ones to read.
 
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use async_stream::try_stream;
 use futures::future::try_join_all;
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{Stream, TryStreamExt};
 use lockstream::StoreError;
 use lockstream::prelude::*;
 use lockstream::store::RedisStore;
@@ -150,8 +151,8 @@ impl Consumer {
 
     /// Applies a movement when all before it are applied, and with it those that waited for it.
     ///
-    /// Runs under the account's lock. Dropped half-way, as when the lease is lost, the movement is not acknowledged,
-    /// and is delivered again.
+    /// Runs under the account's lock. Dropped half-way, as when the lease is lost, it leaves movements that are not
+    /// acknowledged, and those are delivered again.
     async fn in_turn(&self, movement: Movement) -> Result<(), Error> {
         let mut redis = self.work.clone();
         let Movement {
@@ -292,7 +293,12 @@ fn out_of_order(applied: &[u64]) -> usize {
 }
 
 /// One run on a stream of its own.
-async fn run(url: &str, prefix: &str, locks: bool) -> Result<Outcome, Error> {
+async fn run(
+    url: &str,
+    prefix: &str,
+    locks: bool,
+    stop: &mut (impl Future<Output = ()> + Unpin),
+) -> Result<Outcome, Error> {
     let client = redis::Client::open(url)?;
     let mut redis = client.get_multiplexed_async_connection().await?;
     let names = Names {
@@ -314,7 +320,7 @@ async fn run(url: &str, prefix: &str, locks: bool) -> Result<Outcome, Error> {
     let began = tokio::time::Instant::now();
     let ended = tokio::select! {
         ended = try_join_all(consumers.iter().map(Consumer::run)) => ended.map(drop),
-        () = interrupted() => Err(Error::Interrupted),
+        () = stop => Err(Error::Interrupted),
     };
     let time = began.elapsed();
     for locks in consumers
@@ -376,29 +382,20 @@ async fn compare() -> Result<ExitCode, Error> {
     // A server that is not there is told before anything begins.
     RedisStore::connect(&*url).await?;
     let prefix = format!("pipeline-{}", std::process::id());
+    let mut stop = std::pin::pin!(interrupted());
     let movements = ACCOUNTS * MOVEMENTS;
     println!(
         "{movements} movements of {ACCOUNTS} accounts, {CONSUMERS} consumers, {AT_ONCE} at once in each\n"
     );
-    let without = run(&url, &prefix, false).await?;
-    let with = run(&url, &prefix, true).await?;
-    let row = |name: &str, without: String, with: String| {
-        println!("  {name:<20}  {without:>13}  {with:>10}");
-    };
-    row("", "without locks".to_owned(), "with locks".to_owned());
+    let without = run(&url, &prefix, false, &mut stop).await?;
+    let with = run(&url, &prefix, true, &mut stop).await?;
+    row("", ["without locks".to_owned(), "with locks".to_owned()]);
     let both = [&without, &with];
-    let rows: [(&str, fn(&Outcome) -> String); 4] = [
-        ("movements applied", |it| it.applied().to_string()),
-        ("out of order", |it| it.out_of_order().to_string()),
-        ("wrong balances", |it| {
-            format!("{} of {ACCOUNTS}", it.wrong())
-        }),
-        ("time", |it| format!("{} ms", it.time.as_millis())),
-    ];
-    for (name, cell) in rows {
-        let [without, with] = both.map(cell);
-        row(name, without, with);
-    }
+    row("movements applied", both.map(|it| it.applied().to_string()));
+    row("out of order", both.map(|it| it.out_of_order().to_string()));
+    let wrong = |it: &Outcome| format!("{} of {ACCOUNTS}", it.wrong());
+    row("wrong balances", both.map(wrong));
+    row("time", both.map(|it| format!("{} ms", it.time.as_millis())));
     let account = without.worst();
     println!("\n  account {account}, in the order in which its movements were applied");
     println!("  without  {}", without.numbers(account));
@@ -412,17 +409,27 @@ async fn compare() -> Result<ExitCode, Error> {
     })
 }
 
-/// Resolves at a Ctrl-C or SIGTERM.
-async fn interrupted() {
+/// A row of the table: the run without locks, and the one with them.
+fn row(name: &str, [without, with]: [String; 2]) {
+    println!("  {name:<20}  {without:>13}  {with:>10}");
+}
+
+/// Resolves at a Ctrl-C or SIGTERM, and at one that came before it is polled.
+fn interrupted() -> impl Future<Output = ()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut term = signal(SignalKind::terminate()).expect("SIGTERM can be caught");
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = term.recv() => {}
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        let [mut int, mut term] = kinds.map(|kind| signal(kind).expect("it can be caught"));
+        async move {
+            tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
         }
     }
     #[cfg(not(unix))]
-    let _ = tokio::signal::ctrl_c().await;
+    async {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }

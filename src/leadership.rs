@@ -14,7 +14,7 @@ use crate::lease::LeaseView;
 use crate::plan::Plan;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::OnLost;
+use crate::settings::{OnFinish, OnLost};
 use crate::turnstile::Repeats;
 use crate::with_lock::Hold;
 
@@ -59,6 +59,7 @@ impl Campaign {
         // The ttl says how soon the next one leads when the leader crashes, not how long it may lead.
         plan.renewal.get_or_insert(Renewal::watchdog());
         plan.on_lost = OnLost::Stop;
+        plan.on_finish = OnFinish::Release;
         plan.wait = Some(Duration::ZERO);
         let hold = Hold::new(plan.clone());
         plan.wait = Some(Duration::MAX);

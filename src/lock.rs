@@ -409,8 +409,8 @@ impl Lock {
     /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
     /// than any before. The first item is `Leader` if the lead is to be had at once, else
     /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
-    /// begins anew. Neither [`wait`](Self::wait) nor [`on_lost`](Self::on_lost) matters here. The
-    /// lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
+    /// begins anew. [`wait`](Self::wait), [`on_lost`](Self::on_lost) and
+    /// [`on_finish`](Self::on_finish) do not matter here. The lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
     /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
     /// leader when the one there is has crashed.
     ///

@@ -170,7 +170,7 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
     let mut server = RedisServer::start();
     let url = server.url();
     server.kill();
-    for name in ["quickstart", "service"] {
+    for name in ["quickstart", "service", "leader", "pipeline", "cron"] {
         for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
             let output = example(name).env("REDIS_URL", url).output().unwrap();
             assert_eq!(output.status.code(), Some(1), "{name} {url}: {output:?}");
@@ -237,6 +237,190 @@ fn the_service_releases_at_sigterm() {
     assert_eq!(code, Some(0), "{rest}");
     assert!(rest.contains("ended: "), "{rest}");
     assert!(!server.exists("lock:service:sweep"));
+}
+
+/// What `leader` prints under its picture: of each term the leader, the token, how it ended, and for how many
+/// milliseconds nobody led before it.
+fn terms(output: &Output) -> Vec<(String, u64, String, Option<u64>)> {
+    let printed = text(&output.stdout);
+    let rows = printed
+        .lines()
+        .skip_while(|line| !line.contains("term  leader"));
+    let rows = rows.skip(1).take_while(|line| !line.is_empty());
+    let cells = rows.map(|row| {
+        let cells: Vec<&str> = row.split("  ").map(str::trim).collect();
+        let cells = cells.into_iter().filter(|cell| !cell.is_empty());
+        cells.map(str::to_owned).collect::<Vec<String>>()
+    });
+    let terms = cells.map(|cells| {
+        let vacant = cells.get(5).map(|ms| ms.strip_suffix(" ms").unwrap());
+        (
+            cells[1].clone(),
+            cells[2].parse().unwrap(),
+            cells[4].clone(),
+            vacant.map(|ms| ms.parse().unwrap()),
+        )
+    });
+    terms.collect()
+}
+
+fn assert_the_next_leads_within_the_ttl(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let terms = terms(output);
+    let ends: Vec<&str> = terms.iter().map(|(_, _, end, _)| &**end).collect();
+    assert_eq!(
+        ends,
+        [
+            "killed",
+            "killed",
+            "killed",
+            "killed",
+            "resigned",
+            "at the end"
+        ]
+    );
+    assert!(terms.is_sorted_by(|a, b| a.1 < b.1), "{terms:?}");
+    for pair in terms.windows(2) {
+        let [(before, _, end, _), (leader, _, _, vacant)] = pair else {
+            unreachable!("windows of two");
+        };
+        assert_ne!(before, leader, "whoever was killed is last in line");
+        let vacant = vacant.expect("there was a term before");
+        if end == "killed" {
+            // What was left of a ttl of 1 s that was renewed at every third.
+            assert!((500..1500).contains(&vacant), "{terms:?}");
+        } else {
+            assert!(vacant < 500, "{terms:?}");
+        }
+    }
+    let picture = text(&output.stdout);
+    assert_eq!(picture.matches('✗').count(), 5, "four, and what it means");
+    for lane in ["  A  ", "  B  ", "  C  "] {
+        let lane = picture.lines().find_map(|line| line.strip_prefix(lane));
+        let lane = lane.expect("there are three lanes");
+        assert!(lane.contains('█') && lane.contains('·'), "{lane}");
+    }
+}
+
+#[test]
+fn leaders_of_three_threads() {
+    let output = example("leader").output().unwrap();
+    assert_the_next_leads_within_the_ttl(&output);
+    assert!(text(&output.stdout).contains("3 threads"));
+}
+
+#[test]
+fn leaders_of_three_processes() {
+    let server = RedisServer::start();
+    let mut command = example("leader");
+    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    assert_the_next_leads_within_the_ttl(&output);
+    assert!(text(&output.stdout).contains("3 processes"));
+    assert_eq!(server.keys("*"), [""; 0]);
+    assert_eq!(server.clients().len(), 0, "a candidate lives on");
+}
+
+#[test]
+fn the_leader_interrupted_leaves_nothing() {
+    let server = RedisServer::start();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut command = example("leader");
+        command.env("REDIS_URL", server.url());
+        let (code, rest) = signalled(command, "a lead that is not renewed", signal);
+        assert_eq!(code, Some(130), "{rest}");
+        assert_eq!(server.keys("*"), [""; 0]);
+        assert_eq!(server.clients().len(), 0, "a candidate lives on");
+    }
+}
+
+#[test]
+fn the_pipeline_is_in_order_with_locks_alone() {
+    let server = RedisServer::start();
+    let mut command = example("pipeline");
+    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(row(&output, "movements applied"), ["120", "120"]);
+    let [without, with] = row(&output, "out of order");
+    assert_ne!(without, "0");
+    assert_eq!(with, "0");
+    let [without, with] = row(&output, "wrong balances");
+    assert_ne!(without, "0 of 6");
+    assert_eq!(with, "0 of 6");
+    let printed = text(&output.stdout);
+    let numbers: Vec<String> = (1..=20).map(|number| number.to_string()).collect();
+    assert!(printed.contains(&format!("with     {}\n", numbers.join(" "))));
+    assert_eq!(server.keys("*"), [""; 0]);
+    assert!(server.calls("publish") > 10, "the locks were not on it");
+}
+
+#[test]
+fn the_pipeline_interrupted_leaves_nothing() {
+    let server = RedisServer::start();
+    let mut command = example("pipeline");
+    command.env("REDIS_URL", server.url());
+    let (code, rest) = signalled(command, "120 movements", Signal::INT);
+    assert_eq!(code, Some(130), "{rest}");
+    assert_eq!(server.keys("*"), [""; 0]);
+}
+
+#[test]
+fn the_pipeline_says_that_it_needs_a_server() {
+    let output = example("pipeline").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("it needs a server: start one (redis-server"),
+        "{said}"
+    );
+}
+
+/// It fails by itself when a run begins too early; here it must have run at all, and skipped.
+fn assert_at_most_once_a_period(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    let count = |before: &str| -> usize {
+        let (_, rest) = printed.split_once(before).expect("it counts");
+        let (count, _) = rest.split_once(" times").expect("it counts");
+        count.parse().unwrap()
+    };
+    let (done, skipped) = (count("done "), count("skipped "));
+    assert!((2..=4).contains(&done), "{printed}");
+    assert!(skipped > 8, "{printed}");
+    let lanes = printed
+        .lines()
+        .filter(|line| line.starts_with("  machine "));
+    let ran: usize = lanes.map(|lane| lane.matches('█').count()).sum();
+    assert_eq!(ran, done, "{printed}");
+}
+
+#[test]
+fn cron_on_a_memory_store() {
+    let output = example("cron").arg("0.5").output().unwrap();
+    assert_at_most_once_a_period(&output);
+    assert!(text(&output.stdout).contains("on a memory store"));
+}
+
+#[test]
+fn cron_on_a_server() {
+    let server = RedisServer::start();
+    let mut command = example("cron");
+    let output = command.arg("1").env("REDIS_URL", server.url()).output();
+    assert_at_most_once_a_period(&output.unwrap());
+    // The last run's key outlives the programs, and nothing else does.
+    wait_until_blocking("the period is over", Duration::from_secs(5), || {
+        !server.exists("cron:report")
+    });
+    assert_eq!(server.keys("*"), ["cron:~fence"]);
+}
+
+#[test]
+fn cron_refuses_what_is_no_period() {
+    for arguments in [&["0.4"][..], &["3601"], &["x"], &["1", "2"]] {
+        let output = example("cron").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains("usage: cron [SECONDS]"));
+    }
 }
 
 #[test]

@@ -94,7 +94,8 @@ pub(crate) async fn a_lost_lead_is_followed_and_had_again<W: World>(w: &W) {
         .then(async || {
             begin.set(Instant::now());
             w.expire("k");
-            assert!(terms.borrow()[0].lost().await.is_lost());
+            let lost = terms.borrow()[0].lost();
+            assert!(lost.await.is_lost());
             assert!(begin.get().elapsed() <= ms(200) + W::LATE);
         })
         .expect_next_matches(follows)
