@@ -112,6 +112,9 @@ pub(crate) enum End {
     Killed,
 }
 
+/// A lease, and its place in the order of tokens.
+type Placed<'a> = (usize, &'a Hold);
+
 impl Story {
     pub(crate) fn of(heard: &[Heard]) -> Self {
         let begin = heard.iter().map(|heard| heard.at).min().unwrap_or(0);
@@ -194,9 +197,8 @@ impl Story {
         holds.find(|hold| (hold.part, hold.token) == (part, token))
     }
 
-    /// The lease that the victim died with, and the one after it, with their places in the order of
-    /// tokens.
-    pub(crate) fn takeover(&self) -> Option<((usize, &Hold), (usize, &Hold))> {
+    /// The lease that the victim died with, and the one after it.
+    pub(crate) fn takeover(&self) -> Option<(Placed<'_>, Placed<'_>)> {
         let mut holds = (1..).zip(&self.holds);
         let dead = holds.find(|(_, hold)| hold.part == VICTIM && hold.end == End::Killed)?;
         Some((dead, holds.next()?))
