@@ -23,7 +23,8 @@ pub enum OnLost {
     /// [`LockError::Lost`](crate::LockError::Lost).
     #[default]
     Stop,
-    /// The work runs on and its value is delivered. The loss is told by the log and by
+    /// The work runs on and its value is delivered. The loss is told by an
+    /// [event](crate::LockEvent::Lost), by the log and by
     /// [`LeaseView::is_valid`](crate::LeaseView::is_valid).
     RunOn,
 }

@@ -170,7 +170,14 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
     let mut server = RedisServer::start();
     let url = server.url();
     server.kill();
-    for name in ["quickstart", "service", "leader", "pipeline", "cron"] {
+    for name in [
+        "quickstart",
+        "service",
+        "leader",
+        "pipeline",
+        "cron",
+        "timeline",
+    ] {
         for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
             let output = example(name).env("REDIS_URL", url).output().unwrap();
             assert_eq!(output.status.code(), Some(1), "{name} {url}: {output:?}");
@@ -433,6 +440,145 @@ fn lock_it_works_with_and_without_a_server() {
     assert_eq!(text(&output.stdout), "charged once\n");
     assert!(!server.exists("lock:order:42"));
     assert!(server.exists("lock:~fence"), "it was never locked there");
+}
+
+/// A lease in the picture of `timeline`.
+#[derive(Debug)]
+struct Hold {
+    process: u32,
+    token: u64,
+    from: f64,
+    to: f64,
+    end: String,
+}
+
+/// The value of an attribute in the text of an element.
+fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
+    let (_, rest) = element
+        .split_once(&format!(" {name}=\""))
+        .unwrap_or_else(|| panic!("no {name} in {element}"));
+    rest.split_once('"').expect("it is closed").0
+}
+
+/// What `timeline` drew and printed: the picture is whole, and shows what it is there for.
+fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stderr), "");
+    assert!(picture.contains(place), "{place}");
+
+    // Every element is closed, in order; no text holds what would be markup.
+    let mut open = Vec::new();
+    for tag in picture.split('<').skip(1) {
+        let (tag, _) = tag.split_once('>').expect("every < has its >");
+        let name = tag.split([' ', '/']).find(|name| !name.is_empty());
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), name, "{tag}");
+        } else if !tag.ends_with('/') {
+            open.push(name.unwrap());
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert_eq!(open, [""; 0]);
+    assert_eq!(picture.matches("class=\"process\"").count(), 4);
+
+    let mut holds: Vec<Hold> = picture
+        .lines()
+        .filter(|line| line.starts_with("<g data-process"))
+        .map(|line| Hold {
+            process: attribute(line, "data-process").parse().unwrap(),
+            token: attribute(line, "data-token").parse().unwrap(),
+            from: attribute(line, "data-from").parse().unwrap(),
+            to: attribute(line, "data-to").parse().unwrap(),
+            end: attribute(line, "data-end").to_owned(),
+        })
+        .collect();
+    holds.sort_by(|a, b| a.from.total_cmp(&b.from));
+    for process in 1..=4 {
+        let mut of = holds.iter().filter(|hold| hold.process == process);
+        assert!(of.next().is_some(), "process {process} never had the lock");
+    }
+    for pair in holds.windows(2) {
+        assert!(pair[0].token < pair[1].token, "{pair:?}");
+        // Each process notes its own times, a little after the fact.
+        assert!(pair[0].to - 100.0 < pair[1].from, "two at a time: {pair:?}");
+    }
+    assert!(picture.contains(", passed on, "));
+    assert!(holds.iter().any(|hold| hold.end == "lost"), "{holds:?}");
+
+    let killed = picture
+        .lines()
+        .find(|line| line.starts_with("<g class=\"killed\""))
+        .expect("the kill is marked");
+    let at: f64 = attribute(killed, "data-at").parse().unwrap();
+    let dead = holds.iter().position(|hold| hold.end == "killed").unwrap();
+    assert_eq!(
+        attribute(killed, "data-token"),
+        holds[dead].token.to_string()
+    );
+    let (dead, next) = (&holds[dead], &holds[dead + 1]);
+    assert!(dead.from <= at && next.process != dead.process, "{next:?}");
+    // Not before the dead lease has run out, and not much later; its ttl is 600 ms.
+    let took = next.from - dead.from;
+    assert!(took > 580.0 && took < 600.0 + 500.0, "{took}");
+    let last = holds.last().unwrap();
+    assert!(last.from > next.from, "nobody has it again after {next:?}");
+    assert!(
+        !holds
+            .iter()
+            .any(|hold| hold.process == dead.process && hold.from > at)
+    );
+
+    let printed = text(&output.stdout);
+    let begins = format!("{} leases in ", holds.len());
+    assert!(printed.starts_with(&begins), "{printed}");
+    let killed = format!("process {} was killed at ", dead.process);
+    assert!(printed.contains(&killed), "{printed}");
+    assert!(printed.contains("wrote "), "{printed}");
+}
+
+#[test]
+fn timeline_draws_a_holder_killed_in_one_process() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("timeline.svg");
+    let output = example("timeline").arg(&file).output().unwrap();
+    let picture = std::fs::read_to_string(&file).unwrap();
+    assert_shows_a_killed_holder(&output, &picture, "4 registries in one process");
+}
+
+#[test]
+fn timeline_draws_a_holder_killed_among_processes() {
+    let server = RedisServer::start();
+    let folder = TempDir::new().unwrap();
+    let mut command = example("timeline");
+    command
+        .env("REDIS_URL", server.url())
+        .current_dir(folder.path());
+    let output = command.output().unwrap();
+    let picture = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
+    assert_shows_a_killed_holder(&output, &picture, "4 processes on one server");
+    assert!(server.calls("publish") > 5, "the locks were not on it");
+    assert!(!server.keys("*").iter().any(|key| key.ends_with(":~fence")));
+}
+
+#[test]
+fn timeline_says_what_it_cannot_do() {
+    let output = example("timeline").arg("--frobnicate").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("usage: "));
+    let output = example("timeline").arg("/no/such/folder.svg").output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("/no/such/folder.svg: "), "{said}");
+}
+
+/// The picture in the README is one that the example drew, on a server.
+#[test]
+fn the_readme_shows_a_picture_of_the_timeline() {
+    assert!(in_repository("README.md").contains("](docs/timeline.svg)"));
+    let picture = in_repository("docs/timeline.svg");
+    assert!(picture.contains("4 processes on one server"));
+    assert!(picture.contains("<g class=\"killed\""));
 }
 
 fn in_repository(path: &str) -> String {

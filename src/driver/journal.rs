@@ -226,3 +226,105 @@ impl fmt::Debug for Journal {
         f.debug_struct("Journal").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::task::noop_waker;
+
+    use super::*;
+
+    fn journal() -> Arc<Journal> {
+        Journal::new(&Settings::default(), Arc::new(Clock::system()))
+    }
+
+    fn tell(journal: &Journal, waiters: std::ops::Range<u64>) {
+        for waiter in waiters {
+            let key: Arc<str> = "k".into();
+            journal.tell(|| LockEvent::Waiting { key, waiter });
+        }
+        journal.flush();
+    }
+
+    fn kept(journal: &Journal) -> usize {
+        journal.lock().events.len()
+    }
+
+    /// Reads up to so many events: the waiters, or how many were missed as a negative number.
+    fn read(journal: &Journal, reader: u64, most: usize) -> Vec<i64> {
+        let next = || match journal.read(reader, &noop_waker()) {
+            Poll::Ready(Some(LockEvent::Waiting { waiter, .. })) => i64::try_from(waiter).ok(),
+            Poll::Ready(Some(LockEvent::Missed { count })) => i64::try_from(count).ok().map(|n| -n),
+            _ => None,
+        };
+        std::iter::from_fn(next).take(most).collect()
+    }
+
+    #[test]
+    fn nothing_is_kept_where_nobody_reads() {
+        let journal = journal();
+        tell(&journal, 0..10);
+        assert_eq!(kept(&journal), 0);
+        let reader = journal.open(false);
+        assert!(journal.is_heard());
+        tell(&journal, 10..20);
+        assert_eq!(kept(&journal), 10);
+        journal.forget(reader);
+        assert_eq!(kept(&journal), 0);
+        assert_eq!(journal.is_heard(), cfg!(feature = "metrics"));
+        // Nor is anything built.
+        #[cfg(not(feature = "metrics"))]
+        journal.tell(|| unreachable!("nobody reads it"));
+        #[cfg(feature = "metrics")]
+        assert!(journal.lock().unrecorded.is_empty());
+    }
+
+    #[test]
+    fn what_all_have_read_is_dropped() {
+        let journal = journal();
+        let (one, two) = (journal.open(false), journal.open(false));
+        tell(&journal, 0..10);
+        assert_eq!(read(&journal, one, 6).len(), 6);
+        assert_eq!(kept(&journal), 10);
+        assert_eq!(read(&journal, two, 4).len(), 4);
+        assert_eq!(kept(&journal), 6);
+        journal.forget(two);
+        assert_eq!(kept(&journal), 4);
+        assert_eq!(read(&journal, one, 10), [6, 7, 8, 9]);
+        assert_eq!(kept(&journal), 0);
+    }
+
+    /// Each by itself: the slow one is told of its loss once, also if another keeps everything.
+    #[test]
+    fn a_reader_misses_what_it_falls_behind_and_no_more() {
+        let journal = journal();
+        let (slow, patient) = (journal.open(false), journal.open(true));
+        tell(&journal, 0..1024);
+        assert_eq!(read(&journal, slow, 2), [0, 1], "nothing is missed yet");
+        tell(&journal, 1024..2000);
+        assert_eq!(kept(&journal), 2000);
+        let late = journal.open(false);
+        assert_eq!(read(&journal, slow, 3), [-974, 976, 977]);
+        tell(&journal, 2000..2001);
+        let rest = read(&journal, slow, usize::MAX);
+        assert_eq!((rest[0], rest.len()), (978, 1023));
+        assert_eq!(read(&journal, patient, usize::MAX).len(), 2001);
+        assert_eq!(read(&journal, late, usize::MAX), [2000]);
+        assert_eq!(kept(&journal), 0);
+        tell(&journal, 0..5000);
+        assert_eq!(read(&journal, slow, 1), [-3976]);
+    }
+
+    #[test]
+    fn the_end_comes_after_what_was_told_and_once() {
+        let journal = journal();
+        let reader = journal.open(false);
+        tell(&journal, 0..2);
+        journal.end();
+        tell(&journal, 2..4);
+        assert_eq!(read(&journal, reader, usize::MAX), [0, 1]);
+        for reader in [reader, reader, journal.open(false)] {
+            let end = journal.read(reader, &noop_waker());
+            assert!(matches!(end, Poll::Ready(None)));
+        }
+    }
+}

@@ -318,6 +318,11 @@ pub(crate) async fn told_so_far(events: &mut Events) -> Vec<LockEvent> {
     let mut told = Vec::new();
     while let std::task::Poll::Ready(Some(event)) = futures::poll!(events.next()) {
         told.push(event);
+        assert!(
+            told.len() < 100_000,
+            "there is no end to it: {:?}",
+            told.last()
+        );
     }
     told
 }
