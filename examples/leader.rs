@@ -202,7 +202,7 @@ impl Place {
 /// A candidate, as the one who plays with it sees it.
 enum Candidate {
     Process {
-        child: Child,
+        child: Box<Child>,
         _input: ChildStdin,
     },
     Thread {
@@ -235,7 +235,7 @@ impl Candidate {
             say(Said::Fails("it ended early".to_owned()));
         });
         Ok(Self::Process {
-            child,
+            child: Box::new(child),
             _input: input,
         })
     }

@@ -130,6 +130,6 @@ pub mod prelude {
 pub struct Readme;
 
 /// So do those of the page for those who come from other libraries.
-#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
+#[cfg(all(doctest, feature = "macros", feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../docs/from-other-libraries.md")]
 pub struct FromOtherLibraries;

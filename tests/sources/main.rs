@@ -6,10 +6,12 @@
 //! | `registry.rs` | the Reactor registry's and Spring Integration's: obtain, acquire, run under a lock, release |
 //! | `leases.rs` | the watchdog's: how long a lease lasts |
 //! | `queue.rs` | the clustered lock manager's: who is next, and who is turned away |
+//! | `asked.rs` | what a lock does only if it is asked to |
 //! | `crashes.rs` | what processes leave that are killed |
 //! | `policies.rs` | the pauses between attempts, where the server cannot push |
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
+mod asked;
 mod crashes;
 mod leases;
 mod policies;
@@ -49,6 +51,10 @@ const ROWS: &[&str] = &[
     "queue::first_come_first_served",
     "crashes::crashed_holder",
     "crashes::crashed_waiter",
+    "asked::reentrancy",
+    "asked::key_kept_until_expiry",
+    #[cfg(feature = "macros")]
+    "asked::annotation",
 ];
 
 /// A row that lost its test must not pass in silence.

@@ -9,6 +9,7 @@ mod beside;
 mod endings;
 mod futures;
 // An attribute that wrote an `allow` of these would not compile.
+mod asked;
 #[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
 mod keys;
 mod methods;
