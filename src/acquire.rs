@@ -146,11 +146,7 @@ impl Acquiring {
         }
         let around = nesting::around(driver, self.plan.key())?;
         if self.plan.reentrant {
-            return Some(Lease::share(
-                driver.clone(),
-                around.contender,
-                around.on_finish,
-            ));
+            return Lease::share(driver.clone(), around.contender, around.on_finish);
         }
         tracing::warn!(
             key = &**self.plan.key(),

@@ -57,8 +57,12 @@ impl Lease {
     pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>, on_finish: OnFinish) -> Self {
         let token = match contender.progress() {
             Progress::Held { token } | Progress::Ended { token, .. } => token,
-            progress => unreachable!("{progress:?} while somebody is to hold it"),
+            progress => unreachable!("{progress:?} right after it was taken"),
         };
+        Self::of(driver, contender, token, on_finish)
+    }
+
+    fn of(driver: Arc<Driver>, contender: Arc<Contender>, token: u64, on_finish: OnFinish) -> Self {
         let view = LeaseView {
             clock: driver.clock().clone(),
             contender,
@@ -73,14 +77,14 @@ impl Lease {
         }
     }
 
-    /// One more guard of a lease that the caller is inside of.
+    /// One more guard of a lease that the caller is inside of, if it is still held.
     pub(crate) fn share(
         driver: Arc<Driver>,
         contender: Arc<Contender>,
         on_finish: OnFinish,
-    ) -> Self {
-        contender.join();
-        Self::new(driver, contender, on_finish)
+    ) -> Option<Self> {
+        let token = contender.join(driver.clock().now())?;
+        Some(Self::of(driver, contender, token, on_finish))
     }
 
     /// The name of what is locked.

@@ -151,11 +151,20 @@ impl Contender {
         matches!(state.progress, Progress::Held { .. }) && now < state.deadline
     }
 
-    /// One more shares the lease. Only for who is inside of it: the lease around, which has not
-    /// left yet, keeps the count from having been down to nothing before.
-    pub(crate) fn join(&self) {
+    /// One more shares the lease, if it is still held: its token. Only for who is inside of it: the
+    /// lease around, which has not left yet, keeps the count from having been down to nothing.
+    pub(crate) fn join(&self, now: Moment) -> Option<u64> {
+        // Under the lock, or another that shares it could take it away after the look.
+        let state = self.lock();
+        let Progress::Held { token } = state.progress else {
+            return None;
+        };
+        if now >= state.deadline {
+            return None;
+        }
         let before = self.shares.fetch_add(1, Ordering::Relaxed);
         debug_assert_ne!(before, 0, "a lease that was given back is not to be shared");
+        Some(token)
     }
 
     /// One leaves the lease; true for the last, alone, who gives it back.

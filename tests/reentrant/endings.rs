@@ -4,7 +4,7 @@ use std::future::pending;
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
-use lockstream::FutureLockExt;
+use lockstream::{FutureLockExt, LockError, OnFinish};
 use tokio::task::yield_now;
 
 use crate::assert_waited_in_vain;
@@ -189,4 +189,43 @@ pub(crate) async fn inner_work_carried_out_keeps_the_lock<W: World>(s: &Scene<W>
     go.send(()).unwrap();
     assert!(inner.await.unwrap());
     assert!(!s.is_busy().await);
+}
+
+/// The end is the outermost lock's, whoever leaves last.
+pub(crate) async fn the_outermost_says_how_it_ends<W: World>(s: &Scene<W>) {
+    let short = s.here.obtain(crate::scene::KEY).ttl(crate::scene::SHORT);
+    let expiring = s.nested.clone().on_finish(OnFinish::LetExpire);
+    let guard = async { expiring.lease().await.unwrap() };
+    let guard = guard.with_lock(&expiring).with_lock(&short).await;
+    drop(guard.unwrap().unwrap());
+    // Released: the key is not kept for what is left of its ttl, which would be over only then.
+    let begin = tokio::time::Instant::now();
+    s.settles().await;
+    assert!(begin.elapsed() < crate::scene::SHORT);
+
+    let outer = short.on_finish(OnFinish::LetExpire);
+    let guard = async { s.nested.lease().await.unwrap() };
+    let guard = guard.with_lock(&s.nested).with_lock(&outer).await;
+    drop(guard.unwrap().unwrap());
+    assert!(s.is_busy().await, "it is kept");
+    s.settles().await;
+}
+
+/// What one takes away, the others have lost; what is nested in that queues.
+pub(crate) async fn a_shared_lease_that_is_detached_is_lost_to_the_others<W: World>(s: &Scene<W>) {
+    let mut detached = None;
+    let work = async {
+        let (guard, other) = (s.nested.lease().await, s.nested.lease().await);
+        let other = other.unwrap();
+        detached = Some(guard.unwrap().detach());
+        assert!(other.lost().await.is_lost() && !other.is_valid());
+        assert_waited_in_vain!(s.nested.lease().await);
+        let told = other.release().now_or_never().expect("at once");
+        assert!(matches!(told, Err(LockError::Lost { .. })), "{told:?}");
+    };
+    let told = work.with_lock(&s.lock).await;
+    assert!(matches!(told, Err(LockError::Lost { .. })), "{told:?}");
+    assert!(s.is_busy().await, "it is another's now");
+    let lease = s.there.adopt(detached.expect("it came so far"));
+    lease.await.unwrap().release().await.unwrap();
 }

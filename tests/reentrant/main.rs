@@ -101,6 +101,8 @@ on_each_store! {
         the_inner_one_panics,
         the_outer_one_panics,
         inner_work_carried_out_keeps_the_lock,
+        the_outermost_says_how_it_ends,
+        a_shared_lease_that_is_detached_is_lost_to_the_others,
     }
     loss {
         a_loss_stops_everything,

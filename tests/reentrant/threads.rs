@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, Lease, LockRegistry, Renewal};
+use lockstream::{FutureLockExt, Lease, LockRegistry, OnLost, Renewal};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
@@ -242,6 +242,43 @@ async fn many_that_end_at_once() {
         }
         let next = timeout(BOUND, there.obtain(KEY).lease()).await;
         let next = next.unwrap_or_else(|_| panic!("round {round}: nobody gave it back"));
+        next.unwrap().release().await.unwrap();
+    }
+    settles(&here, &there).await;
+}
+
+/// One takes the lease away on another thread while others come and go: they share it, or find it taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_detached_while_it_is_shared() {
+    let (here, there) = two();
+    let lock = here.obtain(KEY).on_lost(OnLost::RunOn);
+    let nested = here.obtain(KEY).reentrant();
+    for round in 0..200 {
+        let work = async {
+            let guard = nested.lease().await.unwrap();
+            let start = Arc::new(Barrier::new(2));
+            let thread = thread::spawn({
+                let start = start.clone();
+                move || {
+                    start.wait();
+                    guard.detach()
+                }
+            });
+            start.wait();
+            let mut shared = 0;
+            while let Some(lease) = nested.lease_once().now_or_never() {
+                match lease.unwrap() {
+                    Some(_) => shared += 1,
+                    None => break,
+                }
+            }
+            assert!(shared < 1_000_000, "it is never taken away");
+            thread
+        };
+        let thread = work.with_lock(&lock).await.unwrap();
+        let detached = tokio::task::block_in_place(|| thread.join().unwrap());
+        let next = timeout(BOUND, there.adopt(detached)).await;
+        let next = next.unwrap_or_else(|_| panic!("round {round}: nobody told"));
         next.unwrap().release().await.unwrap();
     }
     settles(&here, &there).await;
