@@ -27,8 +27,8 @@ enum Stage {
     Unpolled,
     Asked {
         until: Moment,
-        /// One response time-out.
-        patience: Pin<Box<Sleep>>,
+        /// One response time-out, begun when the answer is not there at once.
+        patience: Option<Pin<Box<Sleep>>>,
     },
     Done,
 }
@@ -66,11 +66,8 @@ impl Extend {
         self.driver.attend();
         let asked = self.driver.extend(self.view.contender(), self.ttl);
         let until = asked.ok_or_else(|| self.over())?;
-        let timeout = self.driver.settings().response_timeout;
-        self.stage = Stage::Asked {
-            until,
-            patience: Box::pin(tokio::time::sleep(timeout)),
-        };
+        let patience = None;
+        self.stage = Stage::Asked { until, patience };
         Ok(())
     }
 
@@ -100,14 +97,14 @@ impl Extend {
         if let Some(seen) = self.look(until) {
             return Poll::Ready(seen);
         }
-        let key = self.key();
-        if let Stage::Asked { patience, .. } = &mut self.stage
-            && patience.as_mut().poll(cx).is_ready()
-        {
-            let source = StoreError::new("no answer in time");
-            return Poll::Ready(Err(LockError::Store { key, source }));
+        if let Stage::Asked { patience, .. } = &mut self.stage {
+            let timeout = self.driver.settings().response_timeout;
+            let patience = patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+            std::task::ready!(patience.as_mut().poll(cx));
         }
-        Poll::Pending
+        let key = self.key();
+        let source = StoreError::new("no answer in time");
+        Poll::Ready(Err(LockError::Store { key, source }))
     }
 }
 

@@ -123,7 +123,8 @@ impl World {
         for _ in 0..self.rng.between(1, 2) {
             let to = self.rng.below(self.profile.registries as u64) as ProcessId;
             let ttl = self.rng.pick(&self.profile.ttls);
-            let wait = self.profile.response_timeout;
+            // Some wait for longer than a connection may be silent, so that they ask on the next.
+            let wait = self.profile.response_timeout * self.rng.pick(&[1, 4]);
             let mut caller = Caller::adopting(to, key, ttl, from.clone(), wait);
             let idle = self
                 .callers
