@@ -203,7 +203,8 @@ impl Place {
 enum Candidate {
     Process {
         child: Box<Child>,
-        _input: ChildStdin,
+        /// Dropped, the process leaves.
+        input: ChildStdin,
     },
     Thread {
         kill: oneshot::Sender<()>,
@@ -234,10 +235,8 @@ impl Candidate {
             }
             say(Said::Fails("it ended early".to_owned()));
         });
-        Ok(Self::Process {
-            child: Box::new(child),
-            _input: input,
-        })
+        let child = Box::new(child);
+        Ok(Self::Process { child, input })
     }
 
     /// A thread with a registry and a runtime of its own, which to the others is like a process.
@@ -280,8 +279,8 @@ impl Candidate {
 
     async fn leave(self) {
         match self {
-            Self::Process { mut child, _input } => {
-                drop(_input);
+            Self::Process { mut child, input } => {
+                drop(input);
                 // One that does not go is killed when it is dropped.
                 let _ = timeout(PATIENCE, child.wait()).await;
             }
