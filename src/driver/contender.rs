@@ -3,6 +3,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
+use tokio::runtime::{Handle, Id};
+
 use crate::StoreError;
 use crate::turnstile::{Moment, Verdict, WaiterId};
 
@@ -23,6 +25,8 @@ struct State {
     watched: u64,
     id: Option<WaiterId>,
     deadline: Moment,
+    /// Where it arrived.
+    runtime: Option<Id>,
 }
 
 /// What is done about verdicts once no lock is held: wakers and the log run other people's code.
@@ -74,6 +78,7 @@ impl Contender {
                 watched: 0,
                 id: None,
                 deadline: Moment::ZERO,
+                runtime: None,
             }),
         }
     }
@@ -144,6 +149,13 @@ impl Contender {
         let mut state = self.lock();
         state.progress = Progress::Waiting;
         state.id = None;
+        state.runtime = Handle::try_current().ok().map(|current| current.id());
+    }
+
+    /// Whether it arrived on one of these runtimes.
+    pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
+        let runtime = self.lock().runtime;
+        runtime.is_some_and(|runtime| runtimes.contains(&runtime))
     }
 
     pub(super) fn arrived(&self, id: WaiterId) {
