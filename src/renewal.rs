@@ -18,7 +18,8 @@ use std::fmt;
 ///
 /// A lease leaked by [`std::mem::forget`] is renewed for as long as its runtime lives, as a
 /// forgotten `MutexGuard` is locked, unless [`max_renewals`](Self::max_renewals) bounds it. One
-/// whose runtime has gone is not renewed.
+/// whose runtime has gone, the one on which it was acquired, is not renewed, also if the registry is
+/// at work on another.
 ///
 /// # Examples
 ///

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
+use tokio::runtime::{Handle, Id};
+
 use super::journal::Journal;
 use crate::StoreError;
 use crate::events::LockEvent;
@@ -38,6 +40,8 @@ struct State {
     /// What becomes of the lease that it holds no more.
     parting: Parting,
     deadline: Moment,
+    /// Where it arrived.
+    runtime: Option<Id>,
 }
 
 struct Watcher {
@@ -113,6 +117,7 @@ impl Contender {
                 held: Duration::ZERO,
                 parting: Parting::Release,
                 deadline: Moment::ZERO,
+                runtime: None,
             }),
         }
     }
@@ -224,6 +229,13 @@ impl Contender {
         let mut state = self.lock();
         state.progress = Progress::Waiting;
         state.id = None;
+        state.runtime = Handle::try_current().ok().map(|current| current.id());
+    }
+
+    /// Whether it arrived on one of these runtimes.
+    pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
+        let runtime = self.lock().runtime;
+        runtime.is_some_and(|runtime| runtimes.contains(&runtime))
     }
 
     pub(super) fn arrived(&self, id: WaiterId, now: Moment, journal: &Journal) {

@@ -499,9 +499,16 @@ impl Due for Driver {
     /// come back.
     fn run_due(&self) -> Option<Instant> {
         let mut outbox = Outbox::default();
+        let gone = self.timer.gone();
         let (next, session) = {
             let mut state = self.lock();
             let now = self.clock.now();
+            if !gone.is_empty() {
+                // First: what is due below may be the renewal of a lease that nobody can have any more.
+                for entry in state.entries.values_mut() {
+                    entry.turnstile.unwatch(|who| who.is_of(&gone));
+                }
+            }
             while let Some((moment, key)) = state.timeouts.first().cloned()
                 && moment <= now
             {

@@ -315,6 +315,14 @@ impl<C: Clone> Turnstile<C> {
         cx.supply.keep(tenure.owner, cx.now, until);
     }
 
+    /// The lease of one whose runtime has gone is renewed no more; it lasts for as long as it was
+    /// prolonged last.
+    pub(crate) fn unwatch(&mut self, has_gone: impl FnOnce(&C) -> bool) {
+        if let Standing::Inside(tenure) = &mut self.standing {
+            tenure.unwatch(has_gone);
+        }
+    }
+
     /// The store gave the key to one of our tickets.
     pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         self.pass_time(cx);

@@ -261,6 +261,14 @@ impl<C: Clone> Tenure<C> {
         true
     }
 
+    pub(super) fn unwatch(&mut self, has_gone: impl FnOnce(&C) -> bool) {
+        if let Some(seat) = self.seat.as_mut().filter(|seat| has_gone(&seat.who)) {
+            seat.renewals = 0;
+            seat.counted = false;
+            seat.renew_at = None;
+        }
+    }
+
     /// The store refused a renewal: the watchdog tries again, on the same count. So it does for a
     /// fixed lease that has less than it was promised (W3).
     pub(super) fn renew_after(&mut self, again: Moment) {
