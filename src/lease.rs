@@ -14,7 +14,8 @@ use crate::driver::{Contender, Driver, End, Progress};
 use crate::extend::Extend;
 use crate::settings::OnFinish;
 
-/// The time-limited right to a key, as a guard: dropping it releases the lock in the background.
+/// The time-limited right to a key, as a guard: dropping it releases the lock in the background,
+/// unless its lock's [`on_finish`](crate::Lock::on_finish) lets the key run out.
 ///
 /// Made by [`Lock::lease`](crate::Lock::lease) and its sisters. [`release`](Self::release) tells
 /// whether it was ours to the end; a drop does not wait and tells nobody. A lease that is dropped

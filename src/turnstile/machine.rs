@@ -309,7 +309,7 @@ impl<C: Clone> Turnstile<C> {
         let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
             unreachable!("only a tenure is kept")
         };
-        // The grant that brought it may be seen only now, after the reply that told of it (O3). It
+        // I7: the grant that brought it may be seen only now, after the reply that told of it (O3). It
         // must not be given back as a stranger's (O1).
         let until = tenure.runs_out(cx.now);
         cx.supply.keep(tenure.owner, cx.now, until);
