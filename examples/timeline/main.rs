@@ -56,6 +56,8 @@ enum Error {
     Process(#[from] std::io::Error),
     #[error("process {0} said what nobody understands: {1:?}")]
     Unheard(usize, String),
+    #[error("process {0} failed")]
+    Failed(usize),
     #[error("{}: {fault}", .path.display())]
     File {
         path: PathBuf,

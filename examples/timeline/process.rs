@@ -48,11 +48,14 @@ pub(crate) async fn run_all(url: &str) -> Result<Vec<Heard>, Error> {
             heard.push(Heard::killed_now(VICTIM));
         }
     }
-    for (child, _, _) in &mut children {
-        child.wait().await?;
+    let mut failed = None;
+    for (number, (child, _, _)) in children.iter_mut().enumerate() {
+        if !child.wait().await?.success() && number != VICTIM {
+            failed = Some(Error::Failed(number + 1));
+        }
     }
     tidy(url, &prefix).await;
-    Ok(heard)
+    failed.map_or(Ok(heard), Err)
 }
 
 type Spawned = (Child, ChildStdin, oneshot::Receiver<()>);
@@ -83,7 +86,7 @@ fn spawn(
             let heard = Heard::parse(number, &line);
             // Half a line is what a killed process may leave.
             if heard.is_some() || number != VICTIM {
-                let _ = teller.send(heard.ok_or(Error::Unheard(number, line)));
+                let _ = teller.send(heard.ok_or(Error::Unheard(number + 1, line)));
             }
         }
     });
