@@ -99,9 +99,14 @@ pub(crate) async fn take_part(
             work(number, &locks, crash).await
         }));
     }
+    let mut has_crashed = crash.clone();
     let ends = async move {
         for caller in callers {
             caller.await.expect("a caller does not panic")?;
+        }
+        if *has_crashed.borrow_and_update() {
+            // Its callers have seen that first.
+            std::future::pending::<()>().await;
         }
         // Everything is told that there is to tell, and the events end.
         locks.shutdown().await;
