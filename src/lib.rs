@@ -125,7 +125,7 @@ pub mod prelude {
 }
 
 /// The code blocks of the README compile, and run.
-#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
+#[cfg(all(doctest, feature = "macros", feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
