@@ -25,6 +25,8 @@ pub(super) struct Tenure<C> {
     pub(super) renew_again: bool,
     /// The longest ttl that the store was asked for.
     longest: Duration,
+    /// The longest ttl that a holder has extended its lease by.
+    extended: Duration,
     draw: u64,
     /// When we learned of it.
     began: Moment,
@@ -81,6 +83,7 @@ impl<C: Clone> Tenure<C> {
             renewing: None,
             renew_again: false,
             longest: ttl,
+            extended: Duration::ZERO,
             draw,
             began: now,
             turns: 0,
@@ -94,6 +97,11 @@ impl<C: Clone> Tenure<C> {
         }
         if next.keeps {
             // The key is to stay for the whole of its ttl, and a pass brings less.
+            return false;
+        }
+        if self.extended > next.ttl.max(self.ttl) {
+            // The store would keep the key for the last holder's hours when the next one crashes, and
+            // a lease that is renewed a few times at most would last as long.
             return false;
         }
         let needed = if next.is_renewed() {
@@ -180,6 +188,7 @@ impl<C: Clone> Tenure<C> {
         if self.deadline >= until {
             return self.proved();
         }
+        self.extended = self.extended.max(ttl);
         let before = seat.wish.take();
         let (before_ttl, before_until) =
             before.map_or_else(Default::default, |wish| (wish.ttl, wish.until));
