@@ -139,10 +139,12 @@ impl<C: Clone> Turnstile<C> {
         self.seated(true)
     }
 
-    /// Who waits, the first first: one who is seated and has not looked yet comes before the line.
+    /// Who waits, the first first: one who is seated and has not looked yet, those who adopt, the line.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
         let seated = self.seated(false).into_iter();
-        seated.chain(self.line.iter().map(|waiter| &waiter.who))
+        let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
+        let waiters = adopters.chain(self.line.iter());
+        seated.chain(waiters.map(|waiter| &waiter.who))
     }
 
     fn seated(&self, taken: bool) -> Option<&C> {
