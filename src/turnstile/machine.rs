@@ -17,7 +17,8 @@ use crate::store::contract::{Grant, Op, Owner};
 pub(crate) enum Verdict {
     /// The key is the waiter's, if it takes it in time (W4).
     Seated { token: u64, deadline: Moment },
-    /// A renewal was confirmed. `last`: the watchdog will not come again.
+    /// A renewal was confirmed. `last`: the watchdog will not come again, which is told also if the
+    /// deadline is what it was.
     Prolonged { deadline: Moment, last: bool },
     /// A renewal got no answer, or a refusal: it changes nothing, and is tried again until the
     /// deadline.

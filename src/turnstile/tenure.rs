@@ -302,18 +302,23 @@ impl<C: Clone> Tenure<C> {
         now + self.longest + drift(self.longest)
     }
 
-    /// The store prolonged the tenure; returns what its lease is to be told, if its deadline moved.
+    /// The store prolonged the tenure; returns what its lease is to be told: if its deadline moved, or
+    /// if that was the watchdog's last.
     pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
-        seat.counted = false;
+        let was_last = std::mem::take(&mut seat.counted) && seat.renewals == 0;
         if seat.own_end.is_some() {
             seat.renew_at = None;
         } else if seat.renewals == u32::MAX {
             // Whoever wished for it, the next is a third of the ttl away.
             seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
         }
-        self.proved()
+        self.proved().or_else(|| {
+            let seat = self.seat.as_ref().filter(|_| was_last)?;
+            let (deadline, last) = (seat.deadline, true);
+            Some((seat.who.clone(), Verdict::Prolonged { deadline, last }))
+        })
     }
 
     /// `down`: the watchdog rests until the connection is back, which renews at once.

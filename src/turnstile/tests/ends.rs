@@ -221,6 +221,35 @@ fn the_watchdog_goes_on_after_an_extension() {
     desk.untold("a");
 }
 
+/// The watchdog's last renewal moved no deadline, since its holder had extended the lease past it: that it was the
+/// last was never told, and the lease ended without that word.
+#[test]
+fn the_last_renewal_of_an_extended_lease_is_told() {
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(900).renewed_at_most(2), 5);
+    desk.extend(a, 5000);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Renewed);
+    prolonged(&mut desk, "a");
+    for (at, told) in [(1300, false), (1600, true)] {
+        desk.wait_until(at);
+        let renew = desk.sent();
+        desk.reply(&renew, Outcome::Renewed);
+        if told {
+            let verdict = desk.told("a");
+            let until = deadline(1000, 5000);
+            assert!(
+                matches!(verdict, Verdict::Prolonged { deadline, last: true } if deadline.as_micros() as u64 == until),
+                "{verdict:?}"
+            );
+        }
+        desk.untold("a");
+    }
+    desk.wait_until(5947);
+    desk.untold("a");
+    desk.silent();
+}
+
 /// One in flight may ask for less: it is followed by another.
 #[test]
 fn a_renewal_under_way_is_followed_by_what_was_asked_for() {
