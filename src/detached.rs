@@ -286,8 +286,12 @@ impl Adopt {
                     Ok(Lease::new(driver, contender, self.plan.on_finish))
                 }
                 Progress::Refused(Verdict::Failed(source)) => Err(LockError::Store { key, source }),
-                // Taken over, and not looked at for too long: given back.
-                Progress::Refused(Verdict::Lost) | Progress::TurnLost => Err(self.lost()),
+                Progress::Refused(Verdict::Lost) => Err(self.lost()),
+                // Taken over, and not looked at for too long: given back. It does not come again.
+                Progress::TurnLost => {
+                    driver.leave(contender);
+                    Err(self.lost())
+                }
                 _ => Err(LockError::Closed { key }),
             });
         }

@@ -19,7 +19,8 @@ pub struct KeySnapshot {
     pub key: Arc<str>,
     /// The lease on it, if this registry has it. One that is being released is none any more.
     pub held: Option<LeaseSnapshot>,
-    /// The callers of this registry that wait for it, in order of arrival.
+    /// The callers of this registry that wait for it, in order of arrival; those that
+    /// [adopt](crate::LockRegistry::adopt) come before the others.
     pub waiting: Vec<WaiterSnapshot>,
 }
 

@@ -40,7 +40,7 @@ struct State {
     /// What becomes of the lease that it holds no more.
     parting: Parting,
     deadline: Moment,
-    /// Where it arrived.
+    /// Where it arrived; once it has a lease, where it took that.
     runtime: Option<Id>,
 }
 
@@ -232,7 +232,14 @@ impl Contender {
         state.runtime = Handle::try_current().ok().map(|current| current.id());
     }
 
-    /// Whether it arrived on one of these runtimes.
+    /// It looks, and may do so on another runtime than the one on which it arrived; true if that is so.
+    pub(super) fn moves(&self) -> bool {
+        let runtime = Handle::try_current().ok().map(|current| current.id());
+        let before = std::mem::replace(&mut self.lock().runtime, runtime);
+        runtime != before
+    }
+
+    /// Whether it belongs to one of these runtimes.
     pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
         let runtime = self.lock().runtime;
         runtime.is_some_and(|runtime| runtimes.contains(&runtime))

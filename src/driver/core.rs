@@ -234,6 +234,9 @@ impl Driver {
     /// A seated caller looks: its token, if the turn is still its.
     pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
         let id = contender.id()?;
+        if contender.moves() {
+            self.timer.attend();
+        }
         let taken = self.feed(contender.key(), false, |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {

@@ -10,6 +10,8 @@ use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{Grant, Listener, News, Owner};
 use crate::{FutureLockExt, LockError, LockRegistry, Renewal};
+#[cfg(feature = "test-util")]
+use {crate::LockEvent, futures::StreamExt};
 
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]
@@ -142,6 +144,88 @@ async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends()
         .metrics()
         .num_alive_tasks();
     assert_eq!(tasks, 0);
+}
+
+/// Somebody adopts, and then does not look for a third of the ttl: it is given back, and told as lost. That end of its
+/// wait was not told to those who read events: it waited for ever, and the gauge of those that wait never came down.
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn an_adoption_that_is_not_looked_at_has_given_up() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lease = locks.obtain("k").lease().await.expect("it is free");
+    let detached = lease.detach();
+    store.set_latency(Duration::from_millis(100));
+    let mut events = locks.every_event();
+    let mut adopt = locks.adopt(detached);
+    assert!(futures::poll!(&mut adopt).is_pending());
+    // It waits, and is seen to, as everybody does who is told of.
+    let waits = |locks: &LockRegistry| {
+        let keys = locks.snapshot().keys;
+        keys.iter().map(|key| key.waiting.len()).sum::<usize>()
+    };
+    assert_eq!(waits(&locks), 1);
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(adopt.await.expect_err("its turn is lost").is_lost());
+    assert_eq!((waits(&locks), locks.in_use()), (0, 0));
+    locks.shutdown().await;
+    let mut told = Vec::new();
+    while let Some(event) = events.next().await {
+        told.push(event);
+    }
+    assert!(
+        matches!(
+            told[..],
+            [
+                LockEvent::Waiting { waiter, .. },
+                LockEvent::GaveUp { waiter: of, .. }
+            ] if waiter == of
+        ),
+        "{told:?}"
+    );
+}
+
+/// A caller arrived on one runtime, and got its lease on another. When the first one went, the lease was renewed no
+/// more, under work that ran on: it is the runtime on which a lease was acquired that counts.
+#[cfg(feature = "test-util")]
+#[test]
+fn a_lease_is_renewed_for_as_long_as_the_runtime_on_which_it_was_had() {
+    let locks = LockRegistry::builder(MemoryStore::new())
+        .ttl(Duration::from_secs(2))
+        .build();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime")
+    };
+    let (first, second, third) = (runtime(), runtime(), runtime());
+    let held = first
+        .block_on(locks.obtain("k").lease())
+        .expect("it is free");
+    let mut waiter = locks.obtain("k").lease();
+    first.block_on(async { assert!(futures::poll!(&mut waiter).is_pending()) });
+    let lease = second.block_on(async {
+        drop(held);
+        waiter.await.expect("it is free now")
+    });
+    drop(first);
+    second.block_on(async { tokio::time::sleep(Duration::from_secs(3)).await });
+    assert!(lease.is_valid(), "its runtime is there");
+    // Nobody waits there any more, but it is known: it has gone, and its lease with it.
+    third.block_on(async {
+        let mut other = locks.obtain("k").lease();
+        assert!(futures::poll!(&mut other).is_pending());
+        second.shutdown_background();
+        let served = tokio::time::timeout(Duration::from_secs(10), other).await;
+        served
+            .expect("nobody renews it")
+            .expect("it has run out")
+            .release()
+            .await
+            .expect("it was ours");
+    });
+    assert!(!lease.is_valid());
 }
 
 /// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is

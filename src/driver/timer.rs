@@ -176,14 +176,18 @@ impl Task {
     /// Runs it on the latest runtime; on one that has gone it is dropped at once, and comes here
     /// again.
     fn start(mut self) {
-        let runtimes = lock(&self.runtimes);
+        let noted = self.runtimes.clone();
+        let runtimes = lock(&noted);
         let runtime = runtimes.known.last().map(|known| known.runtime.clone());
+        if runtime.is_none() {
+            // Still under the lock: whoever notes a runtime after this look finds that no task runs. Else
+            // it would leave its deadlines to this one, which ends.
+            self.end();
+        }
         drop(runtimes);
         if let Some(runtime) = runtime {
             self.runs_on = Some(runtime.clone());
             runtime.spawn(self.run());
-        } else {
-            self.end();
         }
     }
 

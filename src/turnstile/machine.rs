@@ -17,7 +17,8 @@ use crate::store::contract::{Grant, Op, Owner};
 pub(crate) enum Verdict {
     /// The key is the waiter's, if it takes it in time (W4).
     Seated { token: u64, deadline: Moment },
-    /// A renewal was confirmed. `last`: the watchdog will not come again.
+    /// A renewal was confirmed. `last`: the watchdog will not come again, which is told also if the
+    /// deadline is what it was.
     Prolonged { deadline: Moment, last: bool },
     /// A renewal got no answer, or a refusal: it changes nothing, and is tried again until the
     /// deadline.
@@ -139,10 +140,12 @@ impl<C: Clone> Turnstile<C> {
         self.seated(true)
     }
 
-    /// Who waits, the first first: one who is seated and has not looked yet comes before the line.
+    /// Who waits, the first first: one who is seated and has not looked yet, those who adopt, the line.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
         let seated = self.seated(false).into_iter();
-        seated.chain(self.line.iter().map(|waiter| &waiter.who))
+        let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
+        let waiters = adopters.chain(self.line.iter());
+        seated.chain(waiters.map(|waiter| &waiter.who))
     }
 
     fn seated(&self, taken: bool) -> Option<&C> {

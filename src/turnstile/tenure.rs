@@ -25,6 +25,8 @@ pub(super) struct Tenure<C> {
     pub(super) renew_again: bool,
     /// The longest ttl that the store was asked for.
     longest: Duration,
+    /// The longest ttl that a holder has extended its lease by.
+    extended: Duration,
     draw: u64,
     /// When we learned of it.
     began: Moment,
@@ -81,6 +83,7 @@ impl<C: Clone> Tenure<C> {
             renewing: None,
             renew_again: false,
             longest: ttl,
+            extended: Duration::ZERO,
             draw,
             began: now,
             turns: 0,
@@ -94,6 +97,11 @@ impl<C: Clone> Tenure<C> {
         }
         if next.keeps {
             // The key is to stay for the whole of its ttl, and a pass brings less.
+            return false;
+        }
+        if self.extended > next.ttl.max(self.ttl) {
+            // The store would keep the key for the last holder's hours when the next one crashes, and
+            // a lease that is renewed a few times at most would last as long.
             return false;
         }
         let needed = if next.is_renewed() {
@@ -180,6 +188,7 @@ impl<C: Clone> Tenure<C> {
         if self.deadline >= until {
             return self.proved();
         }
+        self.extended = self.extended.max(ttl);
         let before = seat.wish.take();
         let (before_ttl, before_until) =
             before.map_or_else(Default::default, |wish| (wish.ttl, wish.until));
@@ -293,18 +302,23 @@ impl<C: Clone> Tenure<C> {
         now + self.longest + drift(self.longest)
     }
 
-    /// The store prolonged the tenure; returns what its lease is to be told, if its deadline moved.
+    /// The store prolonged the tenure; returns what its lease is to be told: if its deadline moved, or
+    /// if that was the watchdog's last.
     pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
-        seat.counted = false;
+        let was_last = std::mem::take(&mut seat.counted) && seat.renewals == 0;
         if seat.own_end.is_some() {
             seat.renew_at = None;
         } else if seat.renewals == u32::MAX {
             // Whoever wished for it, the next is a third of the ttl away.
             seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
         }
-        self.proved()
+        self.proved().or_else(|| {
+            let seat = self.seat.as_ref().filter(|_| was_last)?;
+            let (deadline, last) = (seat.deadline, true);
+            Some((seat.who.clone(), Verdict::Prolonged { deadline, last }))
+        })
     }
 
     /// `down`: the watchdog rests until the connection is back, which renews at once.

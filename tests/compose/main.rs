@@ -14,6 +14,8 @@
 
 mod endings;
 mod futures;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod into_lock;
 mod looking;
 mod moving;

@@ -22,6 +22,7 @@ impl Log {
             .with_target(false)
             .with_max_level(tracing::Level::INFO)
             .finish();
+        crate::hearing::beside_others();
         tracing::subscriber::set_default(subscriber)
     }
 

@@ -27,6 +27,8 @@ mod ends;
 mod events;
 mod exclusion;
 mod handles;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod installed;
 mod invalid;
 mod leadership;

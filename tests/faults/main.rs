@@ -10,6 +10,8 @@
 #![cfg(feature = "redis")]
 
 mod ends;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod rights;
 mod server;
 #[path = "../support/mod.rs"]

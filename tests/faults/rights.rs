@@ -123,6 +123,7 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn no_right_to_channels() {
     let log = Log::default();
+    crate::hearing::beside_others();
     let _logging = tracing::subscriber::set_default(
         tracing_subscriber::fmt()
             .with_writer(log.clone())

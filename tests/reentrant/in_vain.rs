@@ -18,6 +18,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
     fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
+        crate::hearing::beside_others();
         let log = Self::default();
         let subscriber = tracing_subscriber::fmt()
             .with_writer(log.clone())

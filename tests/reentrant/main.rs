@@ -16,6 +16,8 @@
 
 mod cost;
 mod endings;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod in_vain;
 mod loss;
 mod outside;

@@ -214,8 +214,8 @@ impl World {
                     self.plan(delay, Event::Look(id, visit));
                 }
             }
-            (Verdict::Prolonged { deadline, .. }, Stage::Seated(_) | Stage::Holding(_)) => {
-                self.lease_prolonged(process, key, id, *deadline);
+            (Verdict::Prolonged { deadline, last }, Stage::Seated(_) | Stage::Holding(_)) => {
+                self.lease_prolonged(process, key, id, *deadline, *last);
             }
             (Verdict::Unrenewed(_), Stage::Holding(_)) => {}
             (Verdict::TurnLost, Stage::Seated(_)) => {

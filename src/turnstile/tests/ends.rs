@@ -221,6 +221,35 @@ fn the_watchdog_goes_on_after_an_extension() {
     desk.untold("a");
 }
 
+/// The watchdog's last renewal moved no deadline, since its holder had extended the lease past it: that it was the
+/// last was never told, and the lease ended without that word.
+#[test]
+fn the_last_renewal_of_an_extended_lease_is_told() {
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(900).renewed_at_most(2), 5);
+    desk.extend(a, 5000);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Renewed);
+    prolonged(&mut desk, "a");
+    for (at, told) in [(1300, false), (1600, true)] {
+        desk.wait_until(at);
+        let renew = desk.sent();
+        desk.reply(&renew, Outcome::Renewed);
+        if told {
+            let verdict = desk.told("a");
+            let until = deadline(1000, 5000);
+            assert!(
+                matches!(verdict, Verdict::Prolonged { deadline, last: true } if deadline.as_micros() as u64 == until),
+                "{verdict:?}"
+            );
+        }
+        desk.untold("a");
+    }
+    desk.wait_until(5947);
+    desk.untold("a");
+    desk.silent();
+}
+
 /// One in flight may ask for less: it is followed by another.
 #[test]
 fn a_renewal_under_way_is_followed_by_what_was_asked_for() {
@@ -294,6 +323,50 @@ fn two_wishes_are_both_met() {
     desk.wait_until(1010);
     desk.reply(&first, Outcome::Renewed);
     assert_eq!(prolonged(&mut desk, "a"), long.max(short));
+}
+
+/// A holder extended its lease to an hour, and was done at once. The next waiter here had the key by a
+/// pass: had it crashed then, the key would have been gone for that hour, not for its ttl; and one
+/// that was to be renewed twice at most held for the hour. It gets a tenure of its own.
+#[test]
+fn w6_a_tenure_that_was_extended_is_not_passed_on() {
+    for next in [
+        fixed(900),
+        fixed(900).renewed(),
+        fixed(900).renewed_at_most(2),
+    ] {
+        // Whether or not the store has confirmed it.
+        for confirmed in [true, false] {
+            let mut desk = Desk::new();
+            let (a, owner) = desk.hold("a", fixed(900), 5);
+            desk.arrive("b", next);
+            desk.extend(a, 3_600_000);
+            let renew = desk.sent();
+            if confirmed {
+                desk.reply(&renew, Outcome::Renewed);
+                prolonged(&mut desk, "a");
+            }
+            desk.wait_until(1005);
+            desk.finish(a);
+            desk.untold("b");
+            let hand_on = desk.sent();
+            assert!(
+                matches!(hand_on, Op::Yield { old, ttl, .. } if old == owner && ttl == ms(900))
+            );
+            desk.reply(&hand_on, Outcome::Won { draw: 6 });
+            assert_eq!(desk.seated("b"), (6 * 64, deadline(1005, 900)));
+        }
+    }
+
+    // To no more than the next one wants anyway, it is a tenure like any other.
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(900), 5);
+    desk.arrive("b", fixed(2000));
+    desk.extend(a, 2000);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Renewed);
+    desk.finish(a);
+    assert_eq!(desk.seated("b"), (5 * 64 + 1, deadline(1000, 2000)));
 }
 
 /// A lease that is over is not extended, and nothing is sent for it.

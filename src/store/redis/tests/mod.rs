@@ -10,6 +10,8 @@ mod fake;
 mod fence;
 mod full_server;
 mod handover;
+#[path = "../../../../tests/support/hearing.rs"]
+mod hearing;
 mod links;
 mod queue;
 mod registry;
