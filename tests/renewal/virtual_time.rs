@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, poll, stream};
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, LockRegistry, OnLost, Renewal, StreamLockExt};
+use lockstream::{FutureLockExt, LockRegistry, OnFinish, OnLost, Renewal, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::{ms, usable};
@@ -131,6 +131,53 @@ async fn a_release_or_a_drop_is_no_loss() {
         assert!(poll!(&mut before).is_pending() && poll!(&mut after).is_pending());
     }
     assert_eq!(locks.in_use(), 0);
+}
+
+/// Nor after the other ends that are none: a key that was left to run out, a lease that was handed on, and a release
+/// that the store could not be told of before the deadline.
+#[tokio::test(start_paused = true)]
+async fn an_end_that_is_no_loss_is_never_told_as_one() {
+    #[derive(Clone, Copy, Debug)]
+    enum End {
+        Kept,
+        Detached,
+        OverASlowLine,
+        Unheard,
+    }
+    for end in [End::Kept, End::Detached, End::OverASlowLine, End::Unheard] {
+        let store = MemoryStore::new();
+        let locks = LockRegistry::builder(store.clone()).build();
+        let lock = locks.obtain("k").ttl(TTL);
+        let lock = match end {
+            End::Kept => lock.on_finish(OnFinish::LetExpire),
+            _ => lock,
+        };
+        let lease = lock.lease().await.unwrap();
+        let (view, mut before) = (lease.view(), lease.lost());
+        assert!(poll!(&mut before).is_pending());
+        sleep(TTL - ms(2_000)).await;
+        match end {
+            End::Kept => drop(lease),
+            End::Detached => drop(lease.detach()),
+            End::OverASlowLine => {
+                // The answer comes after the deadline.
+                store.set_latency(ms(1_900));
+                drop(lease);
+            }
+            End::Unheard => {
+                store.set_offline(true);
+                drop(lease);
+            }
+        }
+        sleep(10 * TTL).await;
+        let mut after = view.lost();
+        assert!(
+            poll!(&mut before).is_pending() && poll!(&mut after).is_pending(),
+            "{end:?}"
+        );
+        store.set_offline(false);
+        assert_eq!(locks.in_use(), 0, "{end:?}");
+    }
 }
 
 /// Given back at any moment around a renewal, which may be on its way there or back: nothing stays, and nothing is
