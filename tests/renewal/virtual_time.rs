@@ -1,5 +1,7 @@
 //! On the memory store, where time is paused and a millisecond is one.
 
+use std::future::pending;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{StreamExt, poll, stream};
@@ -65,6 +67,65 @@ async fn a_loss_is_told_at_the_deadline() {
         );
         assert!(lease.deadline().elapsed() <= ms(1));
         assert!(lease.lost().await.is_lost(), "also afterwards");
+    }
+}
+
+/// What runs under the lock is dropped in the moment in which the loss is known, and the error is there: at the deadline,
+/// with the store away so that nothing can be told to it, and at the renewal that finds the key gone.
+#[tokio::test(start_paused = true)]
+async fn work_is_dropped_in_the_moment_of_its_loss() {
+    struct Dropped(Arc<Mutex<Option<Instant>>>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap() = Some(Instant::now());
+        }
+    }
+    for (as_stream, early) in [(false, false), (false, true), (true, false), (true, true)] {
+        let store = MemoryStore::new();
+        let locks = LockRegistry::builder(store.clone()).build();
+        let lock = locks.obtain("k");
+        let dropped = Arc::new(Mutex::new(None));
+        let inside = Dropped(dropped.clone());
+        let begin = Instant::now();
+        let work = async move {
+            let _inside = inside;
+            pending::<()>().await;
+        };
+        let seen = dropped.clone();
+        let ended = tokio::spawn(async move {
+            let told = if as_stream {
+                let mut rows = Box::pin(stream::once(work).with_lock(lock));
+                let told = rows.next().await.expect("the loss is an item");
+                assert!(seen.lock().unwrap().is_some(), "its reader drops it");
+                told
+            } else {
+                work.with_lock(lock).await
+            };
+            (told, Instant::now())
+        });
+        sleep(ms(15_000)).await;
+        if early {
+            store.expire("k");
+        } else {
+            store.set_offline(true);
+        }
+        let ended = tokio::time::timeout(2 * TTL, ended).await;
+        let (told, at) = ended.expect("it ends").unwrap();
+        let what = format!("stream: {as_stream}, early: {early}");
+        assert!(told.unwrap_err().is_lost(), "{what}");
+        // The renewal after 10 s was the last that was confirmed, and that after 20 s finds the key gone.
+        let due = if early {
+            2 * TTL / 3
+        } else {
+            TTL / 3 + usable(TTL)
+        };
+        let took = at - begin;
+        assert!(took >= due && took <= due + ms(4), "{what}: {took:?}");
+        let dropped = dropped.lock().unwrap().expect(&what);
+        assert!(dropped <= at && at - dropped <= ms(1), "{what}");
+        store.set_offline(false);
+        sleep(TTL).await;
+        assert_eq!((locks.in_use(), store.keys()), (0, 0), "{what}");
     }
 }
 
