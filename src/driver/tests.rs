@@ -127,7 +127,7 @@ async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
     tokio::time::sleep(Duration::from_secs(90)).await;
     assert!(lease.is_valid());
     lease.release().await.expect("it is ours");
-    assert_eq!(locks.in_use(), 0);
+    assert_eq!(locks.driver().in_use(), 0);
 }
 
 /// The last handle is gone, but its release is still on its way: it must reach the store, and
