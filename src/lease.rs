@@ -267,8 +267,9 @@ impl LeaseView {
     }
 
     /// Resolves to the ready-made error when the lease is lost ([`LockError::Lost`]) or its
-    /// registry shut down ([`LockError::Closed`]), also if that was before it was asked. It is
-    /// pending for ever after a release.
+    /// registry shut down ([`LockError::Closed`]), also if that was before it was asked, and if only
+    /// the release found that the lease was lost. After any other release it is pending for ever, as
+    /// it is once the lease was [detached](Lease::detach) or left to expire.
     ///
     /// # Cancel safety
     ///
@@ -291,7 +292,11 @@ impl LeaseView {
             Progress::Ended {
                 end: End::Closed, ..
             } => Some(LockError::Closed { key }),
-            Progress::Ended { token, .. } => Some(LockError::Lost { key, token }),
+            Progress::Ended { token, .. }
+            | Progress::Finished {
+                token,
+                end: End::Lost,
+            } => Some(LockError::Lost { key, token }),
             // The deadline is proved on our own clock, whether or not the timer has run.
             Progress::Held { token } if self.clock.now() >= self.contender.deadline() => {
                 Some(LockError::Lost { key, token })

@@ -401,10 +401,17 @@ impl Contender {
                 return;
             }
         };
-        if let Progress::Ended { token, end } = &progress {
-            if let End::Lost = end {
-                aftermath.lost.push((self.key.clone(), *token));
+        // What the release finds is a loss as any other: where work may run on, nobody else is told of it.
+        let lost = match &progress {
+            Progress::Ended { token, end } | Progress::Finished { token, end } => {
+                matches!(end, End::Lost).then_some(*token)
             }
+            _ => None,
+        };
+        if let Some(token) = lost {
+            aftermath.lost.push((self.key.clone(), token));
+        }
+        if lost.is_some() || matches!(progress, Progress::Ended { .. }) {
             let watchers = std::mem::take(&mut state.watchers);
             let wakers = watchers.into_iter().map(|watcher| watcher.waker);
             aftermath.wakers.extend(wakers);
@@ -507,7 +514,7 @@ impl Aftermath {
             tracing::warn!(
                 key = &*key,
                 token,
-                "lease lost: its ttl was over before its work"
+                "lease lost: it was over before its holder was done"
             );
         }
         for waker in self.wakers {

@@ -50,12 +50,18 @@ async fn d3_a_lease_is_lost_within_a_second_of_waking_from_a_suspension() {
     for renewal in KINDS {
         let (locks, machine) = suspendable(renewal);
         let lease = locks.obtain("job").lease().await.expect("it is free");
-        let lost = lease.lost();
+        // Asleep when the machine is: without the tick nothing would wake it.
+        let lost = tokio::spawn(lease.lost());
+        let work = std::future::pending::<()>().with_lock(locks.obtain("work"));
+        let work = tokio::spawn(work);
+        tokio::time::sleep(Duration::from_millis(300)).await;
         machine.suspend(Duration::from_secs(60));
         assert!(!lease.is_valid(), "who looks knows at once");
         let woken = Instant::now();
-        assert!(lost.await.is_lost());
-        assert!(woken.elapsed() <= Duration::from_secs(1));
+        assert!(lost.await.expect("it ends").is_lost());
+        let told = work.await.expect("it ends");
+        assert!(matches!(told, Err(LockError::Lost { .. })));
+        assert!(woken.elapsed() <= Duration::from_secs(1), "{renewal:?}");
     }
 }
 
@@ -123,7 +129,7 @@ async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
     tokio::time::sleep(Duration::from_secs(90)).await;
     assert!(lease.is_valid());
     lease.release().await.expect("it is ours");
-    assert_eq!(locks.in_use(), 0);
+    assert_eq!(locks.driver().in_use(), 0);
 }
 
 /// The last handle is gone, but its release is still on its way: it must reach the store, and

@@ -4,8 +4,8 @@ use std::future::pending;
 use std::io::Write;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use futures::poll;
-use lockstream::{FutureLockExt, LockError, OnLost, Renewal};
+use futures::{FutureExt, StreamExt, poll};
+use lockstream::{FutureLockExt, LockError, LockEvent, OnLost, Renewal};
 use tokio::time::{Instant, sleep, timeout};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -254,36 +254,73 @@ async fn a_loss_is_told_soon_after_the_deadline() {
     nothing_left(&server, &[&locks]).await;
 }
 
-/// The work runs to its end and its value is delivered; that it ran without its lock is told by the log, and by the
-/// view of its lease.
+/// The work runs to its end and its value is delivered; that it ran without its lock is told by an event, by the log,
+/// and by the view of its lease: whether a renewal found it out, the deadline, or only the release.
 #[tokio::test]
 async fn run_on_delivers_the_value_and_tells_the_loss() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum By {
+        Renewal,
+        Deadline,
+        Release,
+    }
     let log = Log::of_this_process();
     let server = RedisServer::start();
     let ttl = ms(900);
     let locks = registry(&server.url(), ttl).await;
     let others = registry(&server.url(), ttl).await;
-    for by_renewal in [true, false] {
-        let key = if by_renewal { "run on 1" } else { "run on 2" };
-        let lock = locks.obtain(key).on_lost(OnLost::RunOn);
-        let lock = if by_renewal { lock } else { lock.ttl(ttl) };
-        let other = others.obtain(key);
+    for by in [By::Renewal, By::Deadline, By::Release] {
+        let key = format!("run on {by:?}");
+        let lock = locks.obtain(&*key).on_lost(OnLost::RunOn);
+        let lock = match by {
+            By::Renewal => lock,
+            By::Deadline => lock.ttl(ttl),
+            By::Release => lock.ttl(20 * ttl),
+        };
+        let other = others.obtain(&*key);
+        let mut events = locks.events();
+        let mut early = None;
         let work = lock.with_lease(async |lease| {
-            assert!(lease.is_valid() && log.of(key).is_empty());
-            if by_renewal {
+            assert!(lease.is_valid() && log.of(&key).is_empty());
+            early = Some(lease.lost());
+            assert!(poll!(early.as_mut().unwrap()).is_pending());
+            if by != By::Deadline {
                 assert!(server.del(&format!("lock:{key}")));
             }
-            assert!(lease.lost().await.is_lost());
-            assert!(!lease.is_valid());
+            if by != By::Release {
+                assert!(lease.lost().await.is_lost());
+                assert!(!lease.is_valid());
+            }
             assert!(other.acquire().await.unwrap(), "it is another's by now");
-            sleep(ttl).await;
-            lease.token()
+            if by != By::Release {
+                sleep(ttl).await;
+            }
+            lease
         });
-        let token = work.await.unwrap();
+        let view = work.await.unwrap();
         assert!(other.is_acquired(), "the late end took another's lock");
-        let told = log.of(key);
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains("lost") && told[0].contains(&format!("token={token}")));
+
+        let told = log.of(&key);
+        assert_eq!(told.len(), 1, "{by:?}: {told:?}");
+        let token = format!("token={}", view.token());
+        assert!(told[0].contains("lost") && told[0].contains(&token));
+        for lost in [early.unwrap(), view.lost()] {
+            let lost = timeout(BOUND, lost).await.expect("the view tells it");
+            assert!(matches!(lost, LockError::Lost { token, .. } if token == view.token()));
+        }
+        let mut told = Vec::new();
+        while let Some(Some(event)) = events.next().now_or_never() {
+            if event.token() == Some(view.token()) {
+                told.push(event);
+            }
+        }
+        assert!(
+            matches!(
+                &told[..],
+                [LockEvent::Acquired { .. }, LockEvent::Lost { .. }]
+            ),
+            "{by:?}: {told:?}"
+        );
         assert!(other.release().await.unwrap());
     }
     nothing_left(&server, &[&locks, &others]).await;

@@ -1,10 +1,12 @@
 //! On the memory store, where time is paused and a millisecond is one.
 
+use std::future::pending;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{StreamExt, poll, stream};
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, LockRegistry, OnLost, Renewal, StreamLockExt};
+use lockstream::{FutureLockExt, LockRegistry, OnFinish, OnLost, Renewal, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::{ms, usable};
@@ -65,6 +67,65 @@ async fn a_loss_is_told_at_the_deadline() {
         );
         assert!(lease.deadline().elapsed() <= ms(1));
         assert!(lease.lost().await.is_lost(), "also afterwards");
+    }
+}
+
+/// What runs under the lock is dropped in the moment in which the loss is known, and the error is there: at the deadline,
+/// with the store away so that nothing can be told to it, and at the renewal that finds the key gone.
+#[tokio::test(start_paused = true)]
+async fn work_is_dropped_in_the_moment_of_its_loss() {
+    struct Dropped(Arc<Mutex<Option<Instant>>>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap() = Some(Instant::now());
+        }
+    }
+    for (as_stream, early) in [(false, false), (false, true), (true, false), (true, true)] {
+        let store = MemoryStore::new();
+        let locks = LockRegistry::builder(store.clone()).build();
+        let lock = locks.obtain("k");
+        let dropped = Arc::new(Mutex::new(None));
+        let inside = Dropped(dropped.clone());
+        let begin = Instant::now();
+        let work = async move {
+            let _inside = inside;
+            pending::<()>().await;
+        };
+        let seen = dropped.clone();
+        let ended = tokio::spawn(async move {
+            let told = if as_stream {
+                let mut rows = Box::pin(stream::once(work).with_lock(lock));
+                let told = rows.next().await.expect("the loss is an item");
+                assert!(seen.lock().unwrap().is_some(), "its reader drops it");
+                told
+            } else {
+                work.with_lock(lock).await
+            };
+            (told, Instant::now())
+        });
+        sleep(ms(15_000)).await;
+        if early {
+            store.expire("k");
+        } else {
+            store.set_offline(true);
+        }
+        let ended = tokio::time::timeout(2 * TTL, ended).await;
+        let (told, at) = ended.expect("it ends").unwrap();
+        let what = format!("stream: {as_stream}, early: {early}");
+        assert!(told.unwrap_err().is_lost(), "{what}");
+        // The renewal after 10 s was the last that was confirmed, and that after 20 s finds the key gone.
+        let due = if early {
+            2 * TTL / 3
+        } else {
+            TTL / 3 + usable(TTL)
+        };
+        let took = at - begin;
+        assert!(took >= due && took <= due + ms(4), "{what}: {took:?}");
+        let dropped = dropped.lock().unwrap().expect(&what);
+        assert!(dropped <= at && at - dropped <= ms(1), "{what}");
+        store.set_offline(false);
+        sleep(TTL).await;
+        assert_eq!((locks.in_use(), store.keys()), (0, 0), "{what}");
     }
 }
 
@@ -131,6 +192,53 @@ async fn a_release_or_a_drop_is_no_loss() {
         assert!(poll!(&mut before).is_pending() && poll!(&mut after).is_pending());
     }
     assert_eq!(locks.in_use(), 0);
+}
+
+/// Nor after the other ends that are none: a key that was left to run out, a lease that was handed on, and a release
+/// that the store could not be told of before the deadline.
+#[tokio::test(start_paused = true)]
+async fn an_end_that_is_no_loss_is_never_told_as_one() {
+    #[derive(Clone, Copy, Debug)]
+    enum End {
+        Kept,
+        Detached,
+        OverASlowLine,
+        Unheard,
+    }
+    for end in [End::Kept, End::Detached, End::OverASlowLine, End::Unheard] {
+        let store = MemoryStore::new();
+        let locks = LockRegistry::builder(store.clone()).build();
+        let lock = locks.obtain("k").ttl(TTL);
+        let lock = match end {
+            End::Kept => lock.on_finish(OnFinish::LetExpire),
+            _ => lock,
+        };
+        let lease = lock.lease().await.unwrap();
+        let (view, mut before) = (lease.view(), lease.lost());
+        assert!(poll!(&mut before).is_pending());
+        sleep(TTL - ms(2_000)).await;
+        match end {
+            End::Kept => drop(lease),
+            End::Detached => drop(lease.detach()),
+            End::OverASlowLine => {
+                // The answer comes after the deadline.
+                store.set_latency(ms(1_900));
+                drop(lease);
+            }
+            End::Unheard => {
+                store.set_offline(true);
+                drop(lease);
+            }
+        }
+        sleep(10 * TTL).await;
+        let mut after = view.lost();
+        assert!(
+            poll!(&mut before).is_pending() && poll!(&mut after).is_pending(),
+            "{end:?}"
+        );
+        store.set_offline(false);
+        assert_eq!(locks.in_use(), 0, "{end:?}");
+    }
 }
 
 /// Given back at any moment around a renewal, which may be on its way there or back: nothing stays, and nothing is

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, wait_until};
 use crate::{
-    BOUND, assert_took, builder, in_memory, ms, nothing_left, poll_once, process, queued, released,
-    secs, warm, within,
+    BOUND, assert_took, builder, in_memory, ms, nothing_left, process, queued, released, secs,
+    warm, within,
 };
 
 /// Inside work that holds the key, the same work gets it again at once, however deep, on whatever thread, and in
@@ -225,7 +225,7 @@ async fn annotation() {
     // Dropped half-way it is free.
     let mut half = Box::pin(charge(&here, &server, &order));
     while !server.exists("lock:order:42") {
-        assert!(poll_once(&mut half).await.is_none());
+        assert!(crate::poll_once(&mut half).await.is_none());
         sleep(ms(1)).await;
     }
     drop(half);

@@ -95,8 +95,6 @@ async fn crashed_waiter() {
     released(lease).await;
     let next: u64 = last.expect_line("holds ", BOUND).await.parse().unwrap();
     assert!(next > token);
-
-    // One that is killed on its turn has the lock for its ttl, as any holder.
     last.tell("release");
     last.expect_line("released", BOUND).await;
     assert_eq!(server.keys("*"), ["lock:~fence"]);

@@ -106,7 +106,8 @@ fn simulation() {
          {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
          extended {extended}, adopted {adopted}"
     );
-    // A run without them would prove nothing about renewal.
+    // A run without them would prove nothing about renewal, nor about the other ends of leases.
     let few = seeds / 2;
     assert!(seeds < SEEDS || (prolonged > few && crossed > few / 4));
+    assert!(seeds < SEEDS || (kept > few && extended > few && adopted > few / 4));
 }
