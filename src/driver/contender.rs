@@ -55,8 +55,8 @@ struct Watcher {
 #[derive(Default)]
 pub(super) struct Aftermath {
     wakers: Vec<Waker>,
-    /// Keys and tokens of lost leases.
-    lost: Vec<(Arc<str>, u64)>,
+    /// Keys and tokens of lost leases, and whether their time was over.
+    lost: Vec<(Arc<str>, u64, bool)>,
 }
 
 /// How far a caller has come.
@@ -396,7 +396,8 @@ impl Contender {
         };
         if let Progress::Ended { token, end } = &progress {
             if let End::Lost = end {
-                aftermath.lost.push((self.key.clone(), *token));
+                let is_over = now >= state.deadline;
+                aftermath.lost.push((self.key.clone(), *token, is_over));
             }
             let watchers = std::mem::take(&mut state.watchers);
             let wakers = watchers.into_iter().map(|watcher| watcher.waker);
@@ -496,12 +497,17 @@ impl State {
 
 impl Aftermath {
     pub(super) fn come(self) {
-        for (key, token) in self.lost {
-            tracing::warn!(
-                key = &*key,
-                token,
-                "lease lost: its ttl was over before its work"
-            );
+        for (key, token, is_over) in self.lost {
+            let key = &*key;
+            if is_over {
+                tracing::warn!(key, token, "lease lost: its ttl was over before its work");
+            } else {
+                tracing::warn!(
+                    key,
+                    token,
+                    "lease lost: the store has it no more, its key was deleted or overwritten"
+                );
+            }
         }
         for waker in self.wakers {
             // One that panics has told so by the panic hook; the others are to be woken all the same.
