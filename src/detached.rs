@@ -43,6 +43,7 @@ const MAX_OWNER: usize = 200;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a lease that is detached and not adopted keeps everybody out until its ttl is over"]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
     feature = "serde",

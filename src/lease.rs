@@ -116,6 +116,7 @@ impl Lease {
     }
 
     /// A view of this lease, to hand to the work.
+    #[must_use]
     pub fn view(&self) -> LeaseView {
         self.view.clone()
     }

@@ -33,6 +33,18 @@
 //! | work that wants the fencing token | [`Lock::with_lease`] and its sisters |
 //! | what is not one future | a guard: [`Lock::lease`], [`Lock::lease_within`], [`Lock::lease_once`] |
 //! | by hand | [`Lock::acquire`], [`Lock::acquire_within`], [`Lock::acquire_once`]: read their docs first |
+//! | a whole function | `#[with_lock(key = "order:{id}")]`, behind the feature `macros` |
+//! | what one of many processes is to do | [`Lock::lead`]; as a stream, [`Lock::leadership`] |
+//!
+//! | to | use |
+//! |---|---|
+//! | hold it for longer, or not for ever | [`Renewal`], [`Lease::extend`] |
+//! | lock a key inside work that holds it | [`Lock::reentrant`] |
+//! | do a thing at most once a minute | [`Lock::on_finish`] |
+//! | let work run on without its lease | [`Lock::on_lost`] |
+//! | hand a lease to another process | [`Lease::detach`], [`LockRegistry::adopt`] |
+//! | see what happens, what is held and waited for | [`LockRegistry::events`], [`LockRegistry::snapshot`], [`Lock::inspect`] |
+//! | end well | [`LockRegistry::shutdown`] |
 //!
 //! | word | meaning |
 //! |---|---|

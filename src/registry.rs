@@ -222,6 +222,7 @@ impl LockRegistry {
     /// # lease.release().await
     /// # }
     /// ```
+    #[must_use]
     pub fn snapshot(&self) -> crate::Snapshot {
         self.driver.snapshot()
     }

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 /// What is held and waited for in one registry at one moment; see
 /// [`LockRegistry::snapshot`](crate::LockRegistry::snapshot).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The keys that are held or waited for, in alphabetical order.
@@ -12,7 +12,7 @@ pub struct Snapshot {
 }
 
 /// One key in a [`Snapshot`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeySnapshot {
     /// The name of what is locked.
@@ -25,7 +25,7 @@ pub struct KeySnapshot {
 }
 
 /// A lease in a [`Snapshot`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseSnapshot {
     /// The caller that holds it, by the number that [events](crate::LockEvent) give it.
@@ -39,7 +39,7 @@ pub struct LeaseSnapshot {
 }
 
 /// A caller that waits, in a [`Snapshot`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaiterSnapshot {
     /// Which caller, by the number that [events](crate::LockEvent) give it.

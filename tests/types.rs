@@ -90,7 +90,7 @@ lasting! {
     ParseDetachedLeaseError: Send, Sync, Unpin, Clone, PartialEq, std::error::Error;
     Inspection: Send, Sync, Unpin, Clone, PartialEq;
     LockEvent: Send, Sync, Unpin, Clone;
-    Snapshot: Send, Sync, Unpin, Clone;
+    Snapshot: Send, Sync, Unpin, Clone, PartialEq;
     stream::Events: Send, Sync, Unpin, FusedStream;
 }
 // A guard that could be cloned would release twice.

@@ -55,8 +55,8 @@ struct Watcher {
 #[derive(Default)]
 pub(super) struct Aftermath {
     wakers: Vec<Waker>,
-    /// Keys and tokens of lost leases.
-    lost: Vec<(Arc<str>, u64)>,
+    /// Keys and tokens of lost leases, and whether their time was over.
+    lost: Vec<(Arc<str>, u64, bool)>,
 }
 
 /// How far a caller has come.
@@ -409,7 +409,8 @@ impl Contender {
             _ => None,
         };
         if let Some(token) = lost {
-            aftermath.lost.push((self.key.clone(), token));
+            let is_over = now >= state.deadline;
+            aftermath.lost.push((self.key.clone(), token, is_over));
         }
         if lost.is_some() || matches!(progress, Progress::Ended { .. }) {
             let watchers = std::mem::take(&mut state.watchers);
@@ -510,12 +511,17 @@ impl State {
 
 impl Aftermath {
     pub(super) fn come(self) {
-        for (key, token) in self.lost {
-            tracing::warn!(
-                key = &*key,
-                token,
-                "lease lost: it was over before its holder was done"
-            );
+        for (key, token, is_over) in self.lost {
+            let key = &*key;
+            if is_over {
+                tracing::warn!(key, token, "lease lost: its ttl was over before its work");
+            } else {
+                tracing::warn!(
+                    key,
+                    token,
+                    "lease lost: the store has it no more, its key was deleted or overwritten"
+                );
+            }
         }
         for waker in self.wakers {
             // One that panics has told so by the panic hook; the others are to be woken all the same.

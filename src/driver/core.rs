@@ -545,28 +545,44 @@ impl Listener for Driver {
             News::Granted { key, grant } => {
                 self.feed(&key, true, |turnstile, cx| turnstile.granted(cx, grant));
             }
-            News::Up { queue } => self.feed_all(
-                |state| {
+            News::Up { queue } => {
+                let mut was_down = false;
+                let told = |state: &mut State| {
                     state.queue = queue;
-                    if state.up.replace(true) != Some(true) {
+                    let before = state.up.replace(true);
+                    was_down = before == Some(false);
+                    if before != Some(true) {
                         self.journal.tell(|| LockEvent::StoreUp {});
                     }
-                },
-                &[&Turnstile::up_renew, &|turnstile, cx| {
-                    turnstile.up(cx, queue)
-                }],
-            ),
+                };
+                self.feed_all(
+                    told,
+                    &[&Turnstile::up_renew, &|turnstile, cx| {
+                        turnstile.up(cx, queue)
+                    }],
+                );
+                if was_down {
+                    tracing::info!("the store is back");
+                }
+            }
             News::Down(error) => {
-                tracing::debug!(%error, "store down");
+                let mut is_new = false;
                 let told = |state: &mut State| {
                     // Once an outage, however often it is tried again.
-                    if state.up.replace(false) != Some(false) {
+                    is_new = state.up.replace(false) != Some(false);
+                    if is_new {
                         self.journal.tell(|| LockEvent::StoreDown {
                             error: error.clone(),
                         });
                     }
                 };
                 self.feed_all(told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                // The losses that come of it are told by the log, so it tells of their cause as well.
+                if is_new {
+                    tracing::warn!(%error, "the store is away: no lease is renewed until it is back");
+                } else {
+                    tracing::debug!(%error, "the store is still away");
+                }
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();
             }

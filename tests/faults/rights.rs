@@ -171,7 +171,7 @@ async fn no_right_to_channels() {
     nothing_left(&server, &[&one, &two]).await;
     let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     // One a registry, and a reconnect says nothing new.
-    assert_eq!(logged.matches("WARN").count(), 2, "{logged}");
+    assert_eq!(logged.matches("cannot push grants").count(), 2, "{logged}");
 }
 
 /// Without the right to scripts nothing works, and nothing will: that is said at once, and not tried for ever.

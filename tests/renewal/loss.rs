@@ -35,8 +35,12 @@ impl Log {
 
     /// The lines that tell of a key.
     fn of(&self, key: &str) -> Vec<String> {
+        self.with(&format!("key=\"{key}\""))
+    }
+
+    fn with(&self, text: &str) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        let tells = |line: &&str| line.contains(&format!("key=\"{key}\""));
+        let tells = |line: &&str| line.contains(text);
         log.lines().filter(tells).map(str::to_owned).collect()
     }
 }
@@ -177,6 +181,29 @@ async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
     }
 }
 
+/// Why leases are lost, the log says once an outage, however often it is tried again.
+#[tokio::test]
+async fn an_outage_that_costs_leases_is_in_the_log_once() {
+    let log = Log::of_this_process();
+    let mut server = RedisServer::builder().keep_data().start();
+    // No other server of this process has it.
+    let address = format!("127.0.0.1:{}", server.port());
+    let locks = registry(&server.url(), ms(900)).await;
+    for outages in 1..=2 {
+        let lease = locks.obtain("k").lease().await.unwrap();
+        server.kill();
+        assert!(lease.lost().await.is_lost());
+        let told = log.with(&address);
+        assert_eq!(told.len(), outages, "{told:?}");
+        assert!(told.iter().all(|line| line.contains("the store is away")));
+        server.restart();
+        drop(lease);
+        let next = timeout(BOUND, locks.obtain("k").lease()).await;
+        next.expect("it goes on").unwrap().release().await.unwrap();
+    }
+    nothing_left(&server, &[&locks]).await;
+}
+
 /// The data are gone with the server: its holders learn of it at the reconnect, a long time before the deadline.
 #[tokio::test]
 async fn a_server_that_comes_back_empty_tells_all_holders() {
@@ -304,6 +331,11 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
         assert_eq!(told.len(), 1, "{by:?}: {told:?}");
         let token = format!("token={}", view.token());
         assert!(told[0].contains("lost") && told[0].contains(&token));
+        let why = match by {
+            By::Deadline => "its ttl was over",
+            By::Renewal | By::Release => "deleted or overwritten",
+        };
+        assert!(told[0].contains(why), "{told:?}");
         for lost in [early.unwrap(), view.lost()] {
             let lost = timeout(BOUND, lost).await.expect("the view tells it");
             assert!(matches!(lost, LockError::Lost { token, .. } if token == view.token()));
