@@ -23,6 +23,8 @@ pub mod future {
     #[cfg(feature = "redis")]
     pub use crate::registry::Connect;
     pub use crate::registry::Shutdown;
+    #[cfg(feature = "redis")]
+    pub use crate::store::ConnectStore;
 }
 
 /// The streams of this crate, by name.
