@@ -12,6 +12,9 @@ use super::time::{Moment, deadline};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
+/// For how long a renewal may be under way.
+const UNDER_WAY: Duration = Duration::from_secs(60);
+
 /// What a waiter, or the lease that it became, is told.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
@@ -314,7 +317,12 @@ impl<C: Clone> Turnstile<C> {
         };
         // I7: the grant that brought it may be seen only now, after the reply that told of it (O3). It
         // must not be given back as a stranger's (O1).
-        let until = tenure.runs_out(cx.now);
+        let mut until = tenure.runs_out(cx.now);
+        if tenure.renewing.is_some() {
+            // It may be done at any time until its connection is given up. To remember the owner for too
+            // long costs nothing: the key runs out by itself.
+            until += UNDER_WAY;
+        }
         cx.supply.keep(tenure.owner, cx.now, until);
     }
 

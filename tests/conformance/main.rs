@@ -56,7 +56,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 154;
+const CASES: usize = 155;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -220,6 +220,7 @@ suite! {
     exclusion: in_runtime {
         a_hundred_tasks_in_eight_processes_never_meet,
         comings_and_goings_break_nothing,
+        everything_at_once_breaks_nothing,
         tokens_grow_over_ten_thousand_leases,
         tokens_grow_through_passes,
     }

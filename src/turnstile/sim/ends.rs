@@ -195,6 +195,7 @@ impl World {
         }
         if let Some(until) = until {
             self.referee.counts.extended += 1;
+            self.referee.longest_wish = self.referee.longest_wish.max(ttl);
             self.callers[id].extended = Some((self.now, until));
         }
     }

@@ -27,6 +27,8 @@ pub(super) struct Referee {
     pub(super) counts: Counts,
     /// How far the server's clock was stepped in all.
     pub(super) stepped: u64,
+    /// The longest that a lease was extended by.
+    pub(super) longest_wish: u64,
     pub(super) fence_lost: bool,
     /// Whether a lock was deleted by hand.
     pub(super) deleted: bool,
@@ -78,6 +80,7 @@ impl Referee {
             starving: vec![None; keys],
             counts: Counts::default(),
             stepped: 0,
+            longest_wish: 0,
             fence_lost: false,
             deleted: false,
             longest_gap: 0,

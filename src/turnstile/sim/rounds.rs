@@ -71,9 +71,10 @@ impl World {
             };
             return Some(net + 60 * MILLI + unknown);
         }
-        // A grant of before may have to run out, or the 10 s of W2, and a connection may turn out
-        // to be dead only then.
-        let longest = self.profile.longest_ttl() + self.referee.stepped;
+        // A grant of before may have to run out, or what a holder that crashed had extended its lease
+        // to, or the 10 s of W2, and a connection may turn out to be dead only then.
+        let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
+        let longest = longest + self.referee.stepped;
         let silence = self.profile.response_timeout + 2 * SECOND;
         self.calm
             .then_some(longest.max(10 * SECOND) + silence + net)

@@ -136,6 +136,31 @@ fn o1_a_late_grant_does_not_free_what_is_kept() {
     assert!(matches!(desk.sent(), Op::Release { owner: of } if of == owner));
 }
 
+/// A renewal was under way when the key was left, and the store was slow to do it: the key lived on for longer than could
+/// be told at the end. A grant that was slower still found its owner forgotten, and was given back: that freed the key
+/// that was to stay. (Found by simulation.)
+#[test]
+fn o1_a_late_grant_does_not_free_what_a_late_renewal_keeps() {
+    let mut desk = Desk::new();
+    let id = desk.arrive("a", fixed(900).renewed().kept());
+    let enter = desk.sent();
+    let owner = asker(&enter);
+    desk.reply(&enter, busy(500, 7));
+    desk.up(true);
+    let enter = desk.sent();
+    desk.reply(&enter, Outcome::Won { draw: 6 });
+    desk.seated("a");
+    assert!(desk.take(id));
+    desk.wait_until(1300);
+    assert!(matches!(desk.sent(), Op::Renew { .. }));
+    assert_eq!(desk.keep(id), Some(owner));
+    desk.forget();
+    // Done by the store at 2000, after which it has the key until 2900.
+    desk.stop_until(2500);
+    desk.grant(owner, 900, 5);
+    desk.silent();
+}
+
 /// A renewal that was under way when the key was left changes nothing here.
 #[test]
 fn a_renewal_under_way_at_the_end_is_heard_by_nobody() {
