@@ -124,7 +124,9 @@ impl Lease {
     /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
     /// was. Resolves to its new deadline.
     ///
-    /// For fixed leases and renewed ones; a renewed one goes on being renewed to its own ttl.
+    /// For fixed leases and renewed ones; a renewed one goes on being renewed to its own ttl. If this
+    /// process crashes, others wait for as long as it was extended to; when the lease ends, the next
+    /// one has a ttl of its own.
     ///
     /// # Errors
     ///
