@@ -1,5 +1,4 @@
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -7,6 +6,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
 
+use super::aftermath::Aftermath;
 use super::journal::Journal;
 use crate::StoreError;
 use crate::events::LockEvent;
@@ -49,14 +49,6 @@ struct Watcher {
     /// Whether it is told of a new deadline, too.
     of_deadlines: bool,
     waker: Waker,
-}
-
-/// What is done about verdicts once no lock is held: wakers and the log run other people's code.
-#[derive(Default)]
-pub(super) struct Aftermath {
-    wakers: Vec<Waker>,
-    /// Keys and tokens of lost leases, and whether their time was over.
-    lost: Vec<(Arc<str>, u64, bool)>,
 }
 
 /// How far a caller has come.
@@ -506,27 +498,6 @@ impl State {
         watchers
             .filter(|watcher| watcher.of_deadlines)
             .map(|watcher| watcher.waker.clone())
-    }
-}
-
-impl Aftermath {
-    pub(super) fn come(self) {
-        for (key, token, is_over) in self.lost {
-            let key = &*key;
-            if is_over {
-                tracing::warn!(key, token, "lease lost: its ttl was over before its work");
-            } else {
-                tracing::warn!(
-                    key,
-                    token,
-                    "lease lost: the store has it no more, its key was deleted or overwritten"
-                );
-            }
-        }
-        for waker in self.wakers {
-            // One that panics has told so by the panic hook; the others are to be woken all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-        }
     }
 }
 

@@ -6,18 +6,17 @@ use std::time::Duration;
 use event_listener::EventListener;
 use tokio::time::Instant;
 
-use super::contender::{Aftermath, Contender, Parting};
+use super::contender::{Contender, Parting};
 use super::journal::Journal;
+use super::state::{Outbox, State};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::{Events, LockEvent};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Op, Opening, Owner, Session};
-use crate::turnstile::{
-    Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId,
-};
+use crate::store::contract::{Listener, News, Opening, Owner, Session};
+use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId};
 
 /// One registry at work.
 pub(crate) struct Driver {
@@ -34,30 +33,6 @@ pub(crate) struct Driver {
     idle: event_listener::Event,
 }
 
-struct State {
-    /// One entry a key in use; none when idle.
-    entries: HashMap<Arc<str>, Entry>,
-    /// What each entry waits for.
-    timeouts: BTreeSet<(Moment, Arc<str>)>,
-    /// When the timer task will look next by itself.
-    armed: Option<Moment>,
-    supply: Supply,
-    /// Whether grants can reach us, as far as is known.
-    queue: bool,
-    /// Whether the store was up when it was last heard of.
-    up: Option<bool>,
-    closed: bool,
-    session: Option<Arc<dyn Session>>,
-    /// Keeps the registry at work while anything is in use: what its last handle left behind must
-    /// still be released.
-    keep: Option<Arc<Driver>>,
-}
-
-struct Entry {
-    turnstile: Turnstile<Arc<Contender>>,
-    timeout: Option<Moment>,
-}
-
 /// What a caller wants.
 #[derive(Debug)]
 pub(crate) struct Arrival {
@@ -71,18 +46,6 @@ pub(crate) struct Arrival {
 
 /// One thing that happens to every turnstile.
 type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>);
-
-/// What is done once the state is unlocked.
-#[derive(Default)]
-struct Outbox {
-    sends: Vec<(Arc<str>, Op)>,
-    aftermath: Aftermath,
-    session: Option<Arc<dyn Session>>,
-    earlier: bool,
-    waits: bool,
-    idle: bool,
-    kept: Option<Arc<Driver>>,
-}
 
 impl Driver {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -429,71 +392,6 @@ impl Driver {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn make(&mut self, key: &Arc<str>, rules: crate::turnstile::Rules) {
-        if !self.entries.contains_key(key) {
-            let mut turnstile = Turnstile::new(rules, self.queue);
-            if self.closed {
-                let supply = &mut self.supply;
-                turnstile.close(&mut Cx {
-                    now: Moment::ZERO,
-                    supply,
-                });
-            }
-            let timeout = None;
-            self.entries
-                .insert(key.clone(), Entry { turnstile, timeout });
-        }
-    }
-
-    /// After hanging up: nobody would answer what a key still owes.
-    fn forget(&mut self, key: &Arc<str>) {
-        if let Some(Entry {
-            timeout: Some(timeout),
-            ..
-        }) = self.entries.remove(key)
-        {
-            self.timeouts.remove(&(timeout, key.clone()));
-        }
-    }
-
-    /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle.
-    fn feed<R>(
-        &mut self,
-        key: &Arc<str>,
-        now: Moment,
-        journal: &Journal,
-        outbox: &mut Outbox,
-        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
-    ) -> Option<R> {
-        let entry = self.entries.get_mut(key)?;
-        let supply = &mut self.supply;
-        let result = event(&mut entry.turnstile, &mut Cx { now, supply });
-        while let Some(effect) = entry.turnstile.next_effect() {
-            match effect {
-                Effect::Send(op) => outbox.sends.push((key.clone(), op)),
-                Effect::Wake(contender, verdict) => {
-                    contender.tell(verdict, now, journal, &mut outbox.aftermath);
-                }
-            }
-        }
-        let timeout = entry.turnstile.next_timeout();
-        if timeout != entry.timeout {
-            if let Some(before) = entry.timeout {
-                self.timeouts.remove(&(before, key.clone()));
-            }
-            if let Some(after) = timeout {
-                self.timeouts.insert((after, key.clone()));
-            }
-            entry.timeout = timeout;
-        }
-        if entry.turnstile.is_idle() {
-            self.entries.remove(key);
-        }
-        Some(result)
     }
 }
 

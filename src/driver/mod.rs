@@ -5,9 +5,11 @@
 //! unlocks, and then sends ops and wakes callers. Verdicts are settled under the lock, so that
 //! they come about in the order in which the turnstile gave them.
 
+mod aftermath;
 mod contender;
 mod core;
 mod journal;
+mod state;
 #[cfg(test)]
 mod tests;
 mod timer;
