@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::driver::{Arrival, Contender, Driver, Progress};
 use crate::handle::Handle;
 use crate::lease::Lease;
+use crate::nesting;
 use crate::plan::Plan;
 use crate::turnstile::{Moment, Patience, Verdict};
 
@@ -89,6 +90,10 @@ impl Acquiring {
                             return Poll::Ready(Err(fault));
                         }
                     };
+                    if let Some(lease) = self.nested(&driver) {
+                        self.stage = Stage::Done;
+                        return Poll::Ready(Ok(Acquired::Lease(lease)));
+                    }
                     self.stage = Stage::InLine {
                         contender: Arc::new(Contender::new(self.plan.key().clone())),
                         arrived: driver.clock().now(),
@@ -104,7 +109,8 @@ impl Acquiring {
                     Progress::Waiting => return Poll::Pending,
                     Progress::Seated { .. } => {
                         if driver.take(contender).is_some() {
-                            let lease = Lease::new(driver.clone(), contender.clone());
+                            let on_finish = self.plan.on_finish;
+                            let lease = Lease::new(driver.clone(), contender.clone(), on_finish);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Lease(lease)));
                         }
@@ -113,6 +119,7 @@ impl Acquiring {
                         let now = driver.clock().now();
                         let waited = now.saturating_sub(*arrived);
                         if waited >= self.wait && self.patience == Patience::Stand {
+                            driver.leave(contender);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Busy { waited }));
                         }
@@ -128,6 +135,27 @@ impl Acquiring {
                 },
             }
         }
+    }
+
+    /// The lease that this is asked for inside of, if it may be shared. Else who waits for it does
+    /// so in vain, which is said where it may be mended.
+    fn nested(&self, driver: &Arc<Driver>) -> Option<Lease> {
+        let in_vain = cfg!(debug_assertions) && self.patience == Patience::Stand;
+        if !(self.plan.reentrant || in_vain) {
+            return None;
+        }
+        let around = nesting::around(driver, self.plan.key())?;
+        if self.plan.reentrant {
+            return Lease::share(driver.clone(), around.contender, around.on_finish);
+        }
+        tracing::warn!(
+            key = &**self.plan.key(),
+            outer = %around.place,
+            inner = %self.plan.place(),
+            "a lock is waited for inside the work that holds it, which is in vain: nothing frees \
+             it before that work goes on. Take it once, or ask for the inner one with `reentrant()`"
+        );
+        None
     }
 
     /// When the turnstile gives it up: at the end of the wait, or for one who does not wait, of
@@ -151,6 +179,7 @@ impl Acquiring {
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
                 renewals: self.plan.renewal().times(),
+                on_finish: self.plan.on_finish,
                 patience: self.patience,
                 until: self.until(driver, *arrived),
                 repeats: self.plan.repeat().start(),

@@ -115,32 +115,41 @@ mod tests {
 
     impl Suspension for Told {
         fn so_far(&self) -> Duration {
-            Duration::from_millis(self.0.load(Ordering::Relaxed))
+            Duration::from_micros(self.0.load(Ordering::Relaxed))
         }
     }
 
     /// D3: a laptop lid closed for a minute takes a minute off every deadline.
     #[tokio::test(start_paused = true)]
     async fn d3_suspended_time_counts() {
-        let told = Arc::new(AtomicU64::new(5_000));
+        let told = Arc::new(AtomicU64::new(5_000_000));
         let clock = Clock::new(Told(told.clone()));
         let deadline = clock.now() + Duration::from_secs(90);
         let before = clock.instant(deadline);
-        told.fetch_add(60_000, Ordering::Relaxed);
+        told.fetch_add(60_000_000, Ordering::Relaxed);
         assert_eq!(clock.now(), Duration::from_secs(60));
         assert_eq!(before - clock.instant(deadline), Duration::from_secs(60));
     }
 
-    /// Two clocks are never read at quite the same time: that is no suspension.
+    /// Two clocks are never read at quite the same time: that is no suspension. A jump counts from a millisecond on, in
+    /// one or in several parts.
     #[tokio::test(start_paused = true)]
     async fn d3_a_difference_below_a_millisecond_is_none() {
         let told = Arc::new(AtomicU64::new(0));
         let clock = Clock::new(Told(told.clone()));
-        for _ in 0..10 {
-            assert_eq!(clock.now(), Duration::ZERO);
+        let micros = |micros| told.store(micros, Ordering::Relaxed);
+        for jitter in [999, 3, 500, 0, 998] {
+            micros(jitter);
+            assert_eq!(clock.now(), Duration::ZERO, "{jitter} us");
         }
-        told.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(clock.now(), Duration::from_millis(1));
+        micros(1_001);
+        assert_eq!(clock.now(), Duration::from_micros(1_001));
+        for jitter in [2_000, 1_500, 0] {
+            micros(jitter);
+            assert_eq!(clock.now(), Duration::from_micros(1_001), "{jitter} us");
+        }
+        micros(2_100);
+        assert_eq!(clock.now(), Duration::from_micros(2_100));
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
     #[error(
         "lock {key:?} was not to be had: others {}; try again later, wait longer, or see whether \
-         this very work holds it, since locks are not reentrant",
+         this very work holds it, since a lock is not reentrant unless asked",
         held_for(*waited)
     )]
     #[non_exhaustive]
@@ -37,9 +37,10 @@ pub enum LockError {
         /// How long the caller stood in line.
         waited: Duration,
     },
-    /// The lease was over before the work was done: others may hold the key now.
+    /// The lease was over before the work was done, or the detached one before it was
+    /// [adopted](crate::LockRegistry::adopt): others may hold the key now.
     #[error(
-        "the lease on {key:?} (token {token}) was lost before its work was done: others may hold the key now; make the ttl longer than the work, and check the token where the work writes"
+        "the lease on {key:?} (token {token}) was lost before its holder was done with it: others may hold the key now; have it renewed or make its ttl longer, and check the token where the work writes"
     )]
     #[non_exhaustive]
     Lost {
@@ -61,7 +62,7 @@ pub enum LockError {
     },
     /// A bare key was locked, but no registry is installed.
     #[error(
-        "no registry is installed to lock {key:?} with: call LockRegistry::install() first, or lock (registry, key)"
+        "no registry is installed to lock {key:?} with: call LockRegistry::install() first, or name the registry: (registry, key), or `registry = …` in #[with_lock]"
     )]
     #[non_exhaustive]
     NoRegistry {

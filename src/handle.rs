@@ -42,6 +42,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(lease) = self.take()
             && lease.is_valid()
+            && !lease.is_shared()
+            && !lease.is_kept()
         {
             tracing::warn!(
                 key = lease.key(),
@@ -49,6 +51,7 @@ impl Drop for Handle {
                 "the last handle of a held lock was dropped, which releases it: keep the `Lock` \
                  in a variable for as long as it is to be held, or use `with_lock`"
             );
+            lease.dropped_while_held();
         }
     }
 }

@@ -11,6 +11,18 @@ const MAX_PREFIX: usize = 128;
 /// On a cluster a lock's queue must live in the lock's slot without being another lock's name, and
 /// what is invalid there is so everywhere, so that a program may move from one store to another.
 pub(crate) fn fault(prefix: &str, key: &str) -> Option<&'static str> {
+    if let Some(fault) = fault_of_text(key) {
+        return Some(fault);
+    }
+    let full = format!("{prefix}:{key}");
+    if full.contains('}') && !has_hash_tag(&full) {
+        return Some("it holds '}' without a hash tag '{…}' before it");
+    }
+    None
+}
+
+/// Why `key` cannot name a lock under any prefix.
+pub(crate) fn fault_of_text(key: &str) -> Option<&'static str> {
     if key.is_empty() {
         return Some("it is empty");
     }
@@ -25,10 +37,6 @@ pub(crate) fn fault(prefix: &str, key: &str) -> Option<&'static str> {
     }
     if ends_like_a_queue(key) {
         return Some("it ends in ':~queue' and a number, as the names of queues do");
-    }
-    let full = format!("{prefix}:{key}");
-    if full.contains('}') && !has_hash_tag(&full) {
-        return Some("it holds '}' without a hash tag '{…}' before it");
     }
     None
 }

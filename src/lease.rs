@@ -2,15 +2,20 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::FusedFuture;
 use tokio::time::Instant;
 
 use crate::LockError;
 use crate::clock::Clock;
+use crate::detached::DetachedLease;
 use crate::driver::{Contender, Driver, End, Progress};
+use crate::extend::Extend;
+use crate::settings::OnFinish;
 
-/// The time-limited right to a key, as a guard: dropping it releases the lock in the background.
+/// The time-limited right to a key, as a guard: dropping it releases the lock in the background,
+/// unless its lock's [`on_finish`](crate::Lock::on_finish) lets the key run out.
 ///
 /// Made by [`Lock::lease`](crate::Lock::lease) and its sisters. [`release`](Self::release) tells
 /// whether it was ours to the end; a drop does not wait and tells nobody. A lease that is dropped
@@ -33,6 +38,9 @@ use crate::driver::{Contender, Driver, End, Progress};
 pub struct Lease {
     driver: Arc<Driver>,
     view: LeaseView,
+    /// Whether it has left the lease already, which others may share.
+    parted: bool,
+    on_finish: OnFinish,
 }
 
 /// Sees a lease, and cannot release it: for work that wants the fencing token, or wants to know
@@ -47,18 +55,37 @@ pub struct LeaseView {
 }
 
 impl Lease {
-    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>) -> Self {
+    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>, on_finish: OnFinish) -> Self {
         let token = match contender.progress() {
             Progress::Held { token } | Progress::Ended { token, .. } => token,
             progress => unreachable!("{progress:?} right after it was taken"),
         };
+        Self::of(driver, contender, token, on_finish)
+    }
+
+    fn of(driver: Arc<Driver>, contender: Arc<Contender>, token: u64, on_finish: OnFinish) -> Self {
         let view = LeaseView {
             clock: driver.clock().clone(),
             contender,
             driver: Arc::downgrade(&driver),
             token,
         };
-        Self { driver, view }
+        Self {
+            driver,
+            view,
+            on_finish,
+            parted: false,
+        }
+    }
+
+    /// One more guard of a lease that the caller is inside of, if it is still held.
+    pub(crate) fn share(
+        driver: Arc<Driver>,
+        contender: Arc<Contender>,
+        on_finish: OnFinish,
+    ) -> Option<Self> {
+        let token = contender.join(driver.clock().now())?;
+        Some(Self::of(driver, contender, token, on_finish))
     }
 
     /// The name of what is locked.
@@ -72,8 +99,8 @@ impl Lease {
         self.view.token()
     }
 
-    /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
-    /// move to an earlier instant.
+    /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
+    /// instant; suspended time counts, so that may move it to an earlier one.
     pub fn deadline(&self) -> Instant {
         self.view.deadline()
     }
@@ -89,11 +116,66 @@ impl Lease {
     }
 
     /// A view of this lease, to hand to the work.
+    #[must_use]
     pub fn view(&self) -> LeaseView {
         self.view.clone()
     }
 
-    /// Releases the lock, and waits until the store has confirmed it.
+    /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
+    /// was. Resolves to its new deadline.
+    ///
+    /// For fixed leases and renewed ones; a renewed one goes on being renewed to its own ttl. If this
+    /// process crashes, others wait for as long as it was extended to; when the lease ends, the next
+    /// one has a ttl of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidTtl`] before anything is sent. [`LockError::Lost`] if the lease is over
+    /// before the store has answered, [`LockError::Closed`] if its registry was shut down.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: the wish
+    /// stands all the same, and is tried again for as long as the lease lasts.
+    ///
+    /// # Cancel safety
+    ///
+    /// Unpolled it has asked for nothing; once polled, the wish stands when it is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("import").ttl(Duration::from_secs(10)).lease().await?;
+    /// // More rows than expected.
+    /// let deadline = lease.extend(Duration::from_secs(60)).await?;
+    /// assert_eq!(deadline, lease.deadline());
+    /// # Ok(()) }
+    /// ```
+    pub fn extend(&self, ttl: Duration) -> Extend {
+        Extend::new(self.driver.clone(), self.view.clone(), ttl)
+    }
+
+    /// Lets go of the lease without giving it back, so that another process may
+    /// [adopt](crate::LockRegistry::adopt) it: nothing is sent, renewal stops, and the key stays in
+    /// the store for what is left of its ttl.
+    ///
+    /// Whoever [shares](crate::Lock::reentrant) the lease has lost it then. A renewal that is
+    /// under way may lengthen the key's life once more. What comes of a lease that is over
+    /// already cannot be adopted: that is told as [`LockError::Lost`] there.
+    ///
+    /// # Examples
+    ///
+    /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
+    pub fn detach(self) -> DetachedLease {
+        let clock = self.driver.clock();
+        let left = self.view.contender.deadline().saturating_sub(clock.now());
+        let owner = self.driver.detach(&self.view.contender);
+        DetachedLease::new(self.view.contender.key().clone(), owner, self.token(), left)
+    }
+
+    /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
+    /// [`Lock::on_finish`](crate::Lock::on_finish) says.
     ///
     /// # Errors
     ///
@@ -104,7 +186,13 @@ impl Lease {
     /// # Cancel safety
     ///
     /// Dropped at any time, polled or not, the release goes on in the background.
-    pub fn release(self) -> LeaseRelease {
+    pub fn release(mut self) -> LeaseRelease {
+        self.on_finish = OnFinish::Release;
+        self.end()
+    }
+
+    /// Ends it as its lock has settled.
+    pub(crate) fn end(self) -> LeaseRelease {
         LeaseRelease {
             lease: Some(self),
             started: false,
@@ -115,15 +203,45 @@ impl Lease {
         &self.driver
     }
 
-    /// Begins to give it back; false if it is over already.
-    fn finish(&self) -> bool {
-        self.driver.finish(&self.view.contender)
+    /// The last handle of the lock that holds it is dropped.
+    pub(crate) fn dropped_while_held(&self) {
+        self.driver.dropped_while_held(&self.view.contender);
+    }
+
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
+        &self.view.contender
+    }
+
+    pub(crate) fn on_finish(&self) -> OnFinish {
+        self.on_finish
+    }
+
+    /// Whether the lock stays held when this guard goes, because others share its lease.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.view.contender.is_shared()
+    }
+
+    /// Whether its key stays in the store when it ends.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.on_finish == OnFinish::LetExpire
+    }
+
+    /// Leaves the lease, once. Whoever leaves last ends it, and is told so.
+    fn part(&mut self) -> bool {
+        if std::mem::replace(&mut self.parted, true) {
+            return false;
+        }
+        let last = self.view.contender.part();
+        if last {
+            self.driver.finish(&self.view.contender, self.on_finish);
+        }
+        last
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.finish();
+        self.part();
     }
 }
 
@@ -152,8 +270,9 @@ impl LeaseView {
     }
 
     /// Resolves to the ready-made error when the lease is lost ([`LockError::Lost`]) or its
-    /// registry shut down ([`LockError::Closed`]), also if that was before it was asked. It is
-    /// pending for ever after a release.
+    /// registry shut down ([`LockError::Closed`]), also if that was before it was asked, and if only
+    /// the release found that the lease was lost. After any other release it is pending for ever, as
+    /// it is once the lease was [detached](Lease::detach) or left to expire.
     ///
     /// # Cancel safety
     ///
@@ -165,6 +284,10 @@ impl LeaseView {
         }
     }
 
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
+        &self.contender
+    }
+
     /// How the lease ended under its holder, if it did.
     pub(crate) fn loss(&self) -> Option<LockError> {
         let key = self.contender.key().clone();
@@ -172,7 +295,11 @@ impl LeaseView {
             Progress::Ended {
                 end: End::Closed, ..
             } => Some(LockError::Closed { key }),
-            Progress::Ended { token, .. } => Some(LockError::Lost { key, token }),
+            Progress::Ended { token, .. }
+            | Progress::Finished {
+                token,
+                end: End::Lost,
+            } => Some(LockError::Lost { key, token }),
             // The deadline is proved on our own clock, whether or not the timer has run.
             Progress::Held { token } if self.clock.now() >= self.contender.deadline() => {
                 Some(LockError::Lost { key, token })
@@ -226,7 +353,9 @@ impl Future for Lost {
         }
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.
-        this.view.contender.watch(&mut this.watch, cx.waker());
+        this.view
+            .contender
+            .watch(&mut this.watch, false, cx.waker());
         match this.view.loss() {
             Some(loss) => Poll::Ready(loss),
             None => Poll::Pending,
@@ -262,12 +391,17 @@ impl Future for LeaseRelease {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let Some(lease) = &this.lease else {
+        let Some(lease) = &mut this.lease else {
             panic!("`LeaseRelease` polled after it was done");
         };
         if !this.started {
             this.started = true;
-            lease.finish();
+            // Looked for before it leaves: after that the others may end the lease at any moment.
+            let loss = lease.is_shared().then(|| lease.view.loss()).flatten();
+            if !lease.part() {
+                this.lease = None;
+                return Poll::Ready(loss.map_or(Ok(()), Err));
+            }
         }
         let contender = &lease.view.contender;
         let (token, end) = match contender.progress_or_wake(cx.waker()) {

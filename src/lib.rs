@@ -33,13 +33,26 @@
 //! | work that wants the fencing token | [`Lock::with_lease`] and its sisters |
 //! | what is not one future | a guard: [`Lock::lease`], [`Lock::lease_within`], [`Lock::lease_once`] |
 //! | by hand | [`Lock::acquire`], [`Lock::acquire_within`], [`Lock::acquire_once`]: read their docs first |
+//! | a whole function | `#[with_lock(key = "order:{id}")]`, behind the feature `macros` |
+//! | what one of many processes is to do | [`Lock::lead`]; as a stream, [`Lock::leadership`] |
+//!
+//! | to | use |
+//! |---|---|
+//! | hold it for longer, or not for ever | [`Renewal`], [`Lease::extend`] |
+//! | lock a key inside work that holds it | [`Lock::reentrant`] |
+//! | do a thing at most once a minute | [`Lock::on_finish`] |
+//! | let work run on without its lease | [`Lock::on_lost`] |
+//! | hand a lease to another process | [`Lease::detach`], [`LockRegistry::adopt`] |
+//! | see what happens, what is held and waited for | [`LockRegistry::events`], [`LockRegistry::snapshot`], [`Lock::inspect`] |
+//! | end well | [`LockRegistry::shutdown`] |
 //!
 //! | word | meaning |
 //! |---|---|
 //! | registry | where locks come from: [`LockRegistry`], on a [store] |
 //! | lock | a handle to a key: [`Lock`]. It does nothing until it is acquired |
 //! | lease | the time-limited right to a key: a guard, [`Lease`], or what only sees it, [`LeaseView`] |
-//! | ttl | how long a lease lasts, unless its [`Renewal`] prolongs it: choose one longer than the work |
+//! | ttl | how long a lease lasts unless it is renewed, and for how long a crashed holder keeps others out |
+//! | renewal | the watchdog prolonging a lease at every third of its ttl while it is held: [`Renewal`]. A lock whose ttl was set is not renewed unless asked |
 //! | wait | how long a caller is ready to wait for a lock |
 //! | fencing token | a `u64`, strictly greater for every later lease of a key |
 //!
@@ -59,42 +72,64 @@
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://` |
 //! | `redis-1` | | `RedisStore::from_client` |
+//! | `macros` | | `#[with_lock]`: the lock around a whole function |
+//! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
+//! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! The README has what happens when, fairness, and when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+#[path = "macros.rs"]
+pub mod __macros;
 mod acquire;
 mod clock;
+mod detached;
 mod driver;
 mod error;
+mod events;
+mod extend;
 mod handle;
 mod inspect;
 mod into_lock;
 mod key;
+mod leadership;
 mod lease;
 mod lock;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod nesting;
 mod plan;
 mod registry;
 mod renewal;
 mod repeat;
 mod settings;
+mod snapshot;
 pub mod store;
 mod turnstile;
 #[cfg(feature = "test-util")]
 pub mod verify;
 mod with_lock;
 
+pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{LockError, StoreError};
+pub use self::events::LockEvent;
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;
+pub use self::leadership::Leadership;
 pub use self::lease::{Lease, LeaseView};
 pub use self::lock::Lock;
 pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
-pub use self::settings::OnLost;
+pub use self::settings::{OnFinish, OnLost};
+pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use lockstream_macros::with_lock;
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.
 pub mod prelude {
@@ -102,6 +137,11 @@ pub mod prelude {
 }
 
 /// The code blocks of the README compile, and run.
-#[cfg(all(doctest, feature = "redis", feature = "test-util"))]
+#[cfg(all(doctest, feature = "macros", feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// So do those of the page for those who come from other libraries.
+#[cfg(all(doctest, feature = "macros", feature = "redis", feature = "test-util"))]
+#[doc = include_str!("../docs/from-other-libraries.md")]
+pub struct FromOtherLibraries;

@@ -1,10 +1,11 @@
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::Driver;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
-use crate::settings::{OnLost, TTL};
+use crate::settings::{OnFinish, OnLost, TTL};
 use crate::{LockError, key};
 
 /// What a handle is told to lock, and how.
@@ -17,9 +18,14 @@ pub(crate) struct Plan {
     pub(crate) repeat: Option<Repeat>,
     pub(crate) renewal: Option<Renewal>,
     pub(crate) on_lost: OnLost,
+    pub(crate) reentrant: bool,
+    /// Where the lock was asked for.
+    place: &'static Location<'static>,
+    pub(crate) on_finish: OnFinish,
 }
 
 impl Plan {
+    #[track_caller]
     pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
         Self {
             driver,
@@ -29,7 +35,23 @@ impl Plan {
             repeat: None,
             renewal: None,
             on_lost: OnLost::default(),
+            reentrant: false,
+            place: Location::caller(),
+            on_finish: OnFinish::default(),
         }
+    }
+
+    /// The same, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn asked_here(&self) -> Self {
+        Self {
+            place: Location::caller(),
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn place(&self) -> &'static Location<'static> {
+        self.place
     }
 
     /// Who is to acquire it, or why it cannot be.

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::clock::Clock;
+use crate::detached::{Adopt, DetachedLease};
 use crate::driver::Driver;
 use crate::lock::Lock;
 use crate::renewal::Renewal;
@@ -98,9 +99,137 @@ impl LockRegistry {
         Lock::new(Some(self.driver.clone()), key.as_ref())
     }
 
+    /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
+    ///
+    /// The new lease has this registry's ttl, counted from now, its [`Renewal`], and a token of its
+    /// own, greater than the detached one: what is still written under that one is refused where
+    /// tokens are checked. It does not stand in line: whoever waits for the key waits on, and a
+    /// process of which some wait may lose its place in the store's queue.
+    ///
+    /// A detached lease can be adopted once, by a registry with the same prefix on the same server.
+    /// Its text is all that is needed to take it, so keep it from whoever may not have the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`](crate::LockError::Lost) with the detached token if the lease is not there to be taken: it ran
+    /// out, or was adopted before, or lies under another prefix; also if the future was not polled
+    /// for a third of the ttl when it had it. [`LockError::Store`](crate::LockError::Store) if no answer came within the
+    /// registry's response time-out: it may lie there still, so try again.
+    /// [`LockError::Closed`](crate::LockError::Closed); what is wrong with the key or the settings.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before it is polled, it has done nothing. Dropped later, before it is done, it
+    /// leaves the detached lease as it was, or has taken it: then it is given back in the
+    /// background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{DetachedLease, LockRegistry, store::MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let here = LockRegistry::builder(store.clone()).build();
+    /// # let there = LockRegistry::builder(store).build();
+    /// let lease = here.obtain("upload:7").lease().await?;
+    /// let line = lease.detach().to_string();
+    /// // … sent to another process …
+    /// let detached: DetachedLease = line.parse()?;
+    /// let lease = there.adopt(detached.clone()).await?;
+    /// assert!(lease.token() > detached.token());
+    /// lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn adopt(&self, detached: DetachedLease) -> Adopt {
+        Adopt::new(self.driver.clone(), detached)
+    }
+
+    /// What happens in this registry from now on: who waits, who has a lock, how each lease ends,
+    /// and whether the store is there.
+    ///
+    /// A stream of [`LockEvent`](crate::LockEvent), in the order in which things came about; each
+    /// reader has its own. The last 1,024 events are kept for a reader that does not come: a slower
+    /// one is told by [`LockEvent::Missed`](crate::LockEvent::Missed) how many it did not get, and
+    /// goes on with the oldest that is left. Where nobody reads, nothing is kept, and next to
+    /// nothing is spent.
+    ///
+    /// It keeps no registry at work, and ends after the last event of one that was shut down, or is
+    /// gone. What happens in other registries is not told, be they on the same store.
+    ///
+    /// With the feature `metrics` the same is counted for the recorder of the `metrics` facade, by
+    /// prefix and not by key, since there may be any number of keys: the gauges
+    /// `lockstream_waiting` and `lockstream_held`; the counters `lockstream_acquired_total`,
+    /// `lockstream_passed_total`, `lockstream_renewed_total`,
+    /// `lockstream_renewal_unknown_total`, `lockstream_lost_total`, `lockstream_given_up_total`,
+    /// `lockstream_queue_full_total` and `lockstream_store_down_total`; the histograms
+    /// `lockstream_wait_seconds` and `lockstream_hold_seconds`. Install the recorder before the first
+    /// registry is made, or it does not get their descriptions.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it, or a `next()` on it, loses nothing for other readers; the next event stays the
+    /// next.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{FutureLockExt, LockEvent, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut events = locks.events();
+    /// async {}.with_lock(locks.obtain("till")).await?;
+    /// locks.shutdown().await;
+    /// while let Some(event) = events.next().await {
+    ///     match event {
+    ///         LockEvent::Acquired { key, token, waited, .. } => println!("{key} #{token} after {waited:?}"),
+    ///         LockEvent::Lost { key, token, .. } => eprintln!("{key} #{token} was lost"),
+    ///         LockEvent::Missed { count, .. } => eprintln!("{count} events were missed"),
+    ///         other => println!("{other:?}"),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn events(&self) -> crate::stream::Events {
+        self.driver.events(false)
+    }
+
+    /// [`events`](Self::events) without a bound: a test's reader that looks at the end misses
+    /// nothing.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn every_event(&self) -> crate::stream::Events {
+        self.driver.events(true)
+    }
+
+    /// What this registry holds and waits for at this moment, and since when.
+    ///
+    /// Asks nobody: what other processes hold is not in it. It is gone through under the registry's
+    /// own lock, so it costs as much as there are keys in use and callers waiting.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("till").lease().await?;
+    /// for key in locks.snapshot().keys {
+    ///     let held = key.held.expect("nobody waits");
+    ///     assert_eq!((&*key.key, held.token), ("till", lease.token()));
+    ///     println!("{} is held for {:?}", key.key, held.since.elapsed());
+    /// }
+    /// # lease.release().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> crate::Snapshot {
+        self.driver.snapshot()
+    }
+
     /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
     /// a lock ends with [`LockError::Closed`](crate::LockError::Closed), every lease is released
-    /// and every place in a queue given up. Resolves when the store has confirmed that, after
+    /// (unless it is to [run out](crate::OnFinish::LetExpire)) and every place in a queue given up. Resolves when the store has confirmed that, after
     /// three response time-outs at the latest; what is left then runs out by itself.
     ///
     /// It begins at the first poll. A second shutdown is a no-op.
@@ -175,7 +304,10 @@ impl LockRegistryBuilder {
         self
     }
 
-    /// How long a lease lasts unless it is renewed: from 10 ms to 24 h. Default: 30 s.
+    /// How long a lease lasts unless it is renewed, as it is at every third of this if
+    /// [`renewal`](Self::renewal) is not off: from 10 ms to 24 h. Default: 30 s.
+    ///
+    /// It is also for how long others wait when a holder has crashed.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
@@ -194,7 +326,7 @@ impl LockRegistryBuilder {
     }
 
     /// Whether the leases of locks that set no [`ttl`](Lock::ttl) of their own are prolonged while
-    /// they are held. Default: [`Renewal::off`].
+    /// they are held. Default: [`Renewal::watchdog`], at every third of the ttl, without end.
     pub fn renewal(mut self, renewal: Renewal) -> Self {
         self.settings.renewal = renewal;
         self

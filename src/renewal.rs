@@ -6,13 +6,20 @@ use std::fmt;
 /// dropped or lost. A renewal that finds the key in other hands loses the lease at once; one that
 /// gets no answer changes nothing and is tried again until the deadline, which alone decides.
 ///
-/// Leases are not renewed unless this is asked for, by
-/// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) for the locks that set no
-/// [`ttl`](crate::Lock::ttl) of their own, or by [`Lock::renewal`](crate::Lock::renewal) for one.
+/// This is the default: a lock is held for as long as the work under it runs. A lock that sets a
+/// [`ttl`](crate::Lock::ttl) of its own asks for a lease of just that length, and is renewed only if
+/// [`Lock::renewal`](crate::Lock::renewal) says so; the registry's
+/// [`ttl`](crate::LockRegistryBuilder::ttl) is renewed.
+/// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) settles it for all locks
+/// that set neither.
+///
+/// A renewal belongs to its lease and ends with it: nothing is prolonged after a release, a drop or
+/// a loss, also if a renewal is on its way right then.
 ///
 /// A lease leaked by [`std::mem::forget`] is renewed for as long as its runtime lives, as a
 /// forgotten `MutexGuard` is locked, unless [`max_renewals`](Self::max_renewals) bounds it. One
-/// whose runtime has gone is not renewed.
+/// whose runtime has gone, the one on which it was acquired, is not renewed, also if the registry is
+/// at work on another.
 ///
 /// # Examples
 ///
@@ -43,6 +50,8 @@ impl Renewal {
     }
 
     /// At most so many times; then the lease ends its ttl after the last. 0 is [`off`](Self::off).
+    ///
+    /// A renewal that the store did not confirm is not counted, and is tried again.
     #[must_use]
     pub const fn max_renewals(self, times: u32) -> Self {
         Self { times }

@@ -23,9 +23,33 @@ pub enum OnLost {
     /// [`LockError::Lost`](crate::LockError::Lost).
     #[default]
     Stop,
-    /// The work runs on and its value is delivered. The loss is told by the log and by
+    /// The work runs on and its value is delivered. The loss is told by an
+    /// [event](crate::LockEvent::Lost), by the log and by
     /// [`LeaseView::is_valid`](crate::LeaseView::is_valid).
     RunOn,
+}
+
+/// What becomes of the key when a lease ends: when its work is done or errs, its combinator or guard
+/// or last handle is dropped, or the registry is shut down.
+///
+/// An explicit [`Lease::release`](crate::Lease::release) or [`Lock::release`](crate::Lock::release)
+/// frees the key in any case: a job that failed may give its turn back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnFinish {
+    /// It is freed, or goes to the next who waits for it.
+    #[default]
+    Release,
+    /// It stays in the store until its ttl is over, and is not renewed any more: for what is to be
+    /// done at most once a minute, by whichever of many machines. Nothing is sent at the end, and
+    /// a combinator waits for nothing.
+    ///
+    /// The ttl counts from the winning of the lock, or from the last renewal: one that is under
+    /// way at the end may lengthen the key once more. A fixed lease (a [`ttl`](crate::Lock::ttl) and
+    /// no [`renewal`](crate::Lock::renewal)) keeps time to the millisecond. Whoever waits for the
+    /// key, here or elsewhere, gets it when it has run out, or 10 s later at most: nobody tells of
+    /// that end, and who queued behind a longer lease counts with that one's.
+    LetExpire,
 }
 
 /// What a registry has settled for its locks.
@@ -49,7 +73,7 @@ impl Default for Settings {
             ttl: Duration::from_secs(30),
             wait: Duration::from_secs(30),
             repeat: Repeat::default(),
-            renewal: Renewal::off(),
+            renewal: Renewal::watchdog(),
             max_waiters: usize::MAX,
             local_passes: 16,
             local_span: Duration::from_millis(20),

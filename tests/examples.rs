@@ -170,7 +170,14 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
     let mut server = RedisServer::start();
     let url = server.url();
     server.kill();
-    for name in ["quickstart", "service"] {
+    for name in [
+        "quickstart",
+        "service",
+        "leader",
+        "pipeline",
+        "cron",
+        "timeline",
+    ] {
         for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
             let output = example(name).env("REDIS_URL", url).output().unwrap();
             assert_eq!(output.status.code(), Some(1), "{name} {url}: {output:?}");
@@ -239,6 +246,190 @@ fn the_service_releases_at_sigterm() {
     assert!(!server.exists("lock:service:sweep"));
 }
 
+/// What `leader` prints under its picture: of each term the leader, the token, how it ended, and for how many
+/// milliseconds nobody led before it.
+fn terms(output: &Output) -> Vec<(String, u64, String, Option<u64>)> {
+    let printed = text(&output.stdout);
+    let rows = printed
+        .lines()
+        .skip_while(|line| !line.contains("term  leader"));
+    let rows = rows.skip(1).take_while(|line| !line.is_empty());
+    let cells = rows.map(|row| {
+        let cells: Vec<&str> = row.split("  ").map(str::trim).collect();
+        let cells = cells.into_iter().filter(|cell| !cell.is_empty());
+        cells.map(str::to_owned).collect::<Vec<String>>()
+    });
+    let terms = cells.map(|cells| {
+        let vacant = cells.get(5).map(|ms| ms.strip_suffix(" ms").unwrap());
+        (
+            cells[1].clone(),
+            cells[2].parse().unwrap(),
+            cells[4].clone(),
+            vacant.map(|ms| ms.parse().unwrap()),
+        )
+    });
+    terms.collect()
+}
+
+fn assert_the_next_leads_within_the_ttl(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let terms = terms(output);
+    let ends: Vec<&str> = terms.iter().map(|(_, _, end, _)| &**end).collect();
+    assert_eq!(
+        ends,
+        [
+            "killed",
+            "killed",
+            "killed",
+            "killed",
+            "resigned",
+            "at the end"
+        ]
+    );
+    assert!(terms.is_sorted_by(|a, b| a.1 < b.1), "{terms:?}");
+    for pair in terms.windows(2) {
+        let [(before, _, end, _), (leader, _, _, vacant)] = pair else {
+            unreachable!("windows of two");
+        };
+        assert_ne!(before, leader, "whoever was killed is last in line");
+        let vacant = vacant.expect("there was a term before");
+        if end == "killed" {
+            // What was left of a ttl of 1 s that was renewed at every third.
+            assert!((500..1500).contains(&vacant), "{terms:?}");
+        } else {
+            assert!(vacant < 500, "{terms:?}");
+        }
+    }
+    let picture = text(&output.stdout);
+    assert_eq!(picture.matches('✗').count(), 5, "four, and what it means");
+    for lane in ["  A  ", "  B  ", "  C  "] {
+        let lane = picture.lines().find_map(|line| line.strip_prefix(lane));
+        let lane = lane.expect("there are three lanes");
+        assert!(lane.contains('█') && lane.contains('·'), "{lane}");
+    }
+}
+
+#[test]
+fn leaders_of_three_threads() {
+    let output = example("leader").output().unwrap();
+    assert_the_next_leads_within_the_ttl(&output);
+    assert!(text(&output.stdout).contains("3 threads"));
+}
+
+#[test]
+fn leaders_of_three_processes() {
+    let server = RedisServer::start();
+    let mut command = example("leader");
+    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    assert_the_next_leads_within_the_ttl(&output);
+    assert!(text(&output.stdout).contains("3 processes"));
+    assert_eq!(server.keys("*"), [""; 0]);
+    assert_eq!(server.clients().len(), 0, "a candidate lives on");
+}
+
+#[test]
+fn the_leader_interrupted_leaves_nothing() {
+    let server = RedisServer::start();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut command = example("leader");
+        command.env("REDIS_URL", server.url());
+        let (code, rest) = signalled(command, "a lead that is not renewed", signal);
+        assert_eq!(code, Some(130), "{rest}");
+        assert_eq!(server.keys("*"), [""; 0]);
+        assert_eq!(server.clients().len(), 0, "a candidate lives on");
+    }
+}
+
+#[test]
+fn the_pipeline_is_in_order_with_locks_alone() {
+    let server = RedisServer::start();
+    let mut command = example("pipeline");
+    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(row(&output, "movements applied"), ["120", "120"]);
+    let [without, with] = row(&output, "out of order");
+    assert_ne!(without, "0");
+    assert_eq!(with, "0");
+    let [without, with] = row(&output, "wrong balances");
+    assert_ne!(without, "0 of 6");
+    assert_eq!(with, "0 of 6");
+    let printed = text(&output.stdout);
+    let numbers: Vec<String> = (1..=20).map(|number| number.to_string()).collect();
+    assert!(printed.contains(&format!("with     {}\n", numbers.join(" "))));
+    assert_eq!(server.keys("*"), [""; 0]);
+    assert!(server.calls("publish") > 10, "the locks were not on it");
+}
+
+#[test]
+fn the_pipeline_interrupted_leaves_nothing() {
+    let server = RedisServer::start();
+    let mut command = example("pipeline");
+    command.env("REDIS_URL", server.url());
+    let (code, rest) = signalled(command, "120 movements", Signal::INT);
+    assert_eq!(code, Some(130), "{rest}");
+    assert_eq!(server.keys("*"), [""; 0]);
+}
+
+#[test]
+fn the_pipeline_says_that_it_needs_a_server() {
+    let output = example("pipeline").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("it needs a server: start one (redis-server"),
+        "{said}"
+    );
+}
+
+/// It fails by itself when a run begins too early; here it must have run at all, and skipped.
+fn assert_at_most_once_a_period(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    let count = |before: &str| -> usize {
+        let (_, rest) = printed.split_once(before).expect("it counts");
+        let (count, _) = rest.split_once(" times").expect("it counts");
+        count.parse().unwrap()
+    };
+    let (done, skipped) = (count("done "), count("skipped "));
+    assert!((2..=4).contains(&done), "{printed}");
+    assert!(skipped > 8, "{printed}");
+    let lanes = printed
+        .lines()
+        .filter(|line| line.starts_with("  machine "));
+    let ran: usize = lanes.map(|lane| lane.matches('█').count()).sum();
+    assert_eq!(ran, done, "{printed}");
+}
+
+#[test]
+fn cron_on_a_memory_store() {
+    let output = example("cron").arg("0.5").output().unwrap();
+    assert_at_most_once_a_period(&output);
+    assert!(text(&output.stdout).contains("on a memory store"));
+}
+
+#[test]
+fn cron_on_a_server() {
+    let server = RedisServer::start();
+    let mut command = example("cron");
+    let output = command.arg("1").env("REDIS_URL", server.url()).output();
+    assert_at_most_once_a_period(&output.unwrap());
+    // The last run's key outlives the programs, and nothing else does.
+    wait_until_blocking("the period is over", Duration::from_secs(5), || {
+        !server.exists("cron:report")
+    });
+    assert_eq!(server.keys("*"), ["cron:~fence"]);
+}
+
+#[test]
+fn cron_refuses_what_is_no_period() {
+    for arguments in [&["0.4"][..], &["3601"], &["x"], &["1", "2"]] {
+        let output = example("cron").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains("usage: cron [SECONDS]"));
+    }
+}
+
 #[test]
 fn lock_it_works_with_and_without_a_server() {
     let output = example("lock_it").output().unwrap();
@@ -249,6 +440,145 @@ fn lock_it_works_with_and_without_a_server() {
     assert_eq!(text(&output.stdout), "charged once\n");
     assert!(!server.exists("lock:order:42"));
     assert!(server.exists("lock:~fence"), "it was never locked there");
+}
+
+/// A lease in the picture of `timeline`.
+#[derive(Debug)]
+struct Hold {
+    process: u32,
+    token: u64,
+    from: f64,
+    to: f64,
+    end: String,
+}
+
+/// The value of an attribute in the text of an element.
+fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
+    let (_, rest) = element
+        .split_once(&format!(" {name}=\""))
+        .unwrap_or_else(|| panic!("no {name} in {element}"));
+    rest.split_once('"').expect("it is closed").0
+}
+
+/// What `timeline` drew and printed: the picture is whole, and shows what it is there for.
+fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stderr), "");
+    assert!(picture.contains(place), "{place}");
+
+    // Every element is closed, in order; no text holds what would be markup.
+    let mut open = Vec::new();
+    for tag in picture.split('<').skip(1) {
+        let (tag, _) = tag.split_once('>').expect("every < has its >");
+        let name = tag.split([' ', '/']).find(|name| !name.is_empty());
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), name, "{tag}");
+        } else if !tag.ends_with('/') {
+            open.push(name.unwrap());
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert_eq!(open, [""; 0]);
+    assert_eq!(picture.matches("class=\"process\"").count(), 4);
+
+    let mut holds: Vec<Hold> = picture
+        .lines()
+        .filter(|line| line.starts_with("<g data-process"))
+        .map(|line| Hold {
+            process: attribute(line, "data-process").parse().unwrap(),
+            token: attribute(line, "data-token").parse().unwrap(),
+            from: attribute(line, "data-from").parse().unwrap(),
+            to: attribute(line, "data-to").parse().unwrap(),
+            end: attribute(line, "data-end").to_owned(),
+        })
+        .collect();
+    holds.sort_by(|a, b| a.from.total_cmp(&b.from));
+    for process in 1..=4 {
+        let mut of = holds.iter().filter(|hold| hold.process == process);
+        assert!(of.next().is_some(), "process {process} never had the lock");
+    }
+    for pair in holds.windows(2) {
+        assert!(pair[0].token < pair[1].token, "{pair:?}");
+        // Each process notes its own times, a little after the fact.
+        assert!(pair[0].to - 100.0 < pair[1].from, "two at a time: {pair:?}");
+    }
+    assert!(picture.contains(", passed on, "));
+    assert!(holds.iter().any(|hold| hold.end == "lost"), "{holds:?}");
+
+    let killed = picture
+        .lines()
+        .find(|line| line.starts_with("<g class=\"killed\""))
+        .expect("the kill is marked");
+    let at: f64 = attribute(killed, "data-at").parse().unwrap();
+    let dead = holds.iter().position(|hold| hold.end == "killed").unwrap();
+    assert_eq!(
+        attribute(killed, "data-token"),
+        holds[dead].token.to_string()
+    );
+    let (dead, next) = (&holds[dead], &holds[dead + 1]);
+    assert!(dead.from <= at && next.process != dead.process, "{next:?}");
+    // Not before the dead lease has run out, and not much later; its ttl is 600 ms.
+    let took = next.from - dead.from;
+    assert!(took > 580.0 && took < 600.0 + 500.0, "{took}");
+    let last = holds.last().unwrap();
+    assert!(last.from > next.from, "nobody has it again after {next:?}");
+    assert!(
+        !holds
+            .iter()
+            .any(|hold| hold.process == dead.process && hold.from > at)
+    );
+
+    let printed = text(&output.stdout);
+    let begins = format!("{} leases in ", holds.len());
+    assert!(printed.starts_with(&begins), "{printed}");
+    let killed = format!("process {} was killed at ", dead.process);
+    assert!(printed.contains(&killed), "{printed}");
+    assert!(printed.contains("wrote "), "{printed}");
+}
+
+#[test]
+fn timeline_draws_a_holder_killed_in_one_process() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("timeline.svg");
+    let output = example("timeline").arg(&file).output().unwrap();
+    let picture = std::fs::read_to_string(&file).unwrap();
+    assert_shows_a_killed_holder(&output, &picture, "4 registries in one process");
+}
+
+#[test]
+fn timeline_draws_a_holder_killed_among_processes() {
+    let server = RedisServer::start();
+    let folder = TempDir::new().unwrap();
+    let mut command = example("timeline");
+    command
+        .env("REDIS_URL", server.url())
+        .current_dir(folder.path());
+    let output = command.output().unwrap();
+    let picture = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
+    assert_shows_a_killed_holder(&output, &picture, "4 processes on one server");
+    assert!(server.calls("publish") > 5, "the locks were not on it");
+    assert!(!server.keys("*").iter().any(|key| key.ends_with(":~fence")));
+}
+
+#[test]
+fn timeline_says_what_it_cannot_do() {
+    let output = example("timeline").arg("--frobnicate").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("usage: "));
+    let output = example("timeline").arg("/no/such/folder.svg").output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("/no/such/folder.svg: "), "{said}");
+}
+
+/// The picture in the README is one that the example drew, on a server.
+#[test]
+fn the_readme_shows_a_picture_of_the_timeline() {
+    assert!(in_repository("README.md").contains("](docs/timeline.svg)"));
+    let picture = in_repository("docs/timeline.svg");
+    assert!(picture.contains("4 processes on one server"));
+    assert!(picture.contains("<g class=\"killed\""));
 }
 
 fn in_repository(path: &str) -> String {

@@ -14,8 +14,9 @@ use futures::future::FusedFuture;
 use futures::stream::{FusedStream, Pending};
 use lockstream::store::MemoryStore;
 use lockstream::{
-    Inspection, Lease, LeaseView, Lock, LockError, LockRegistry, LockRegistryBuilder, OnLost,
-    Repeat, StoreError, future, stream,
+    DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockEvent,
+    LockRegistry, LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError, Repeat, Snapshot,
+    StoreError, future, stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -78,12 +79,19 @@ lasting! {
     Lock: Send, Sync, Unpin, Clone;
     Lease: Send, Sync, Unpin;
     LeaseView: Send, Sync, Unpin, Clone;
+    Leadership: Send, Sync, Unpin, Clone;
     LockError: Send, Sync, Unpin, Clone, std::error::Error;
     StoreError: Send, Sync, Unpin, Clone, std::error::Error;
     MemoryStore: Send, Sync, Unpin, Clone;
     Repeat: Send, Sync, Unpin, Clone;
     OnLost: Send, Sync, Unpin, Copy;
+    OnFinish: Send, Sync, Unpin, Copy;
+    DetachedLease: Send, Sync, Unpin, Clone, PartialEq;
+    ParseDetachedLeaseError: Send, Sync, Unpin, Clone, PartialEq, std::error::Error;
     Inspection: Send, Sync, Unpin, Clone, PartialEq;
+    LockEvent: Send, Sync, Unpin, Clone;
+    Snapshot: Send, Sync, Unpin, Clone, PartialEq;
+    stream::Events: Send, Sync, Unpin, FusedStream;
 }
 // A guard that could be cloned would release twice.
 assert_not_impl_any!(Lease: Clone, Copy);
@@ -98,8 +106,12 @@ lasting! {
     future::Release: Send, Sync, Unpin, FusedFuture;
     future::LeaseRelease: Send, Sync, Unpin, FusedFuture;
     future::Lost: Send, Sync, Unpin, Future;
+    future::Extend: Send, Sync, Unpin, FusedFuture;
+    future::Adopt: Send, Sync, Unpin, FusedFuture;
     future::Inspect: Send, Unpin, Future;
     future::Shutdown: Send, Unpin, Future;
+    future::Resign: Send, Sync, Unpin, FusedFuture;
+    stream::Campaign: Send, Unpin, FusedStream;
 }
 
 // Futures and streams with work are what their work is.
@@ -108,6 +120,7 @@ lasting! {
     future::TryWithLock<Work>: Send, Unpin, FusedFuture;
     future::WithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
     future::TryWithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
+    future::Lead<Begin<Work>, Work>: Send, Unpin, FusedFuture;
     future::OrSkip<future::WithLock<Work>>: Send, Unpin, FusedFuture;
     future::OrSkip<future::TryWithLock<Work>>: Send, Unpin, FusedFuture;
     future::OrSkip<future::WithLease<Begin<Work>, Work>>: Send, Unpin, FusedFuture;
@@ -134,6 +147,7 @@ type FutureWithLock<W> = future::WithLock<W>;
 type FutureTryWithLock<W> = future::TryWithLock<W>;
 type FutureWithLease<W> = future::WithLease<Begin<W>, W>;
 type FutureTryWithLease<W> = future::TryWithLease<Begin<W>, W>;
+type FutureLead<W> = future::Lead<Begin<W>, W>;
 type FutureOrSkip<W> = future::OrSkip<future::WithLock<W>>;
 type StreamWithLock<W> = stream::WithLock<W>;
 type StreamTryWithLock<W> = stream::TryWithLock<W>;
@@ -145,6 +159,7 @@ as_their_work!(
     FutureTryWithLock,
     FutureWithLease,
     FutureTryWithLease,
+    FutureLead,
     FutureOrSkip,
     StreamWithLock,
     StreamTryWithLock,

@@ -1,14 +1,23 @@
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use std::time::Duration;
 
+use tokio::runtime::{Handle, Id};
+
+use super::aftermath::Aftermath;
+use super::journal::Journal;
 use crate::StoreError;
+use crate::events::LockEvent;
+use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{Moment, Verdict, WaiterId};
 
 /// One caller from its arrival to the end of its lease: what its future and the driver share.
 pub(crate) struct Contender {
     key: Arc<str>,
+    /// How many share its lease: whoever leaves last gives it back.
+    shares: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -18,19 +27,28 @@ struct State {
     waker: Option<Waker>,
     /// Who watches for the end of a held lease before its holder releases it, first come first: few,
     /// as a rule one, and there may be very many leases.
-    watchers: Vec<(u64, Waker)>,
+    watchers: Vec<Watcher>,
     /// How many have watched so far.
     watched: u64,
     id: Option<WaiterId>,
+    /// The first of its ids: by this others know it.
+    waiter: u64,
+    /// When it was first in line; once it has a lease, when it took that.
+    since: Moment,
+    /// How long it had its lease when it gave that back.
+    held: Duration,
+    /// What becomes of the lease that it holds no more.
+    parting: Parting,
     deadline: Moment,
+    /// Where it arrived; once it has a lease, where it took that.
+    runtime: Option<Id>,
 }
 
-/// What is done about verdicts once no lock is held: wakers and the log run other people's code.
-#[derive(Default)]
-pub(super) struct Aftermath {
-    wakers: Vec<Waker>,
-    /// Keys and tokens of lost leases.
-    lost: Vec<(Arc<str>, u64)>,
+struct Watcher {
+    number: u64,
+    /// Whether it is told of a new deadline, too.
+    of_deadlines: bool,
+    waker: Waker,
 }
 
 /// How far a caller has come.
@@ -44,6 +62,8 @@ pub(crate) enum Progress {
     TurnLost,
     /// It does not get the key: busy, queue full, failed, or closed.
     Refused(Verdict),
+    /// It gave up, whatever the turnstile still says.
+    Left,
     /// It holds a lease.
     Held { token: u64 },
     /// Its lease ended under it: lost, or closed.
@@ -52,6 +72,16 @@ pub(crate) enum Progress {
     Finishing { token: u64 },
     /// The store's word on that.
     Finished { token: u64, end: End },
+}
+
+/// What its holder does with a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parting {
+    Release,
+    /// The key stays until its ttl is over.
+    Keep,
+    /// So that another may adopt it.
+    Detach,
 }
 
 /// How a lease ended.
@@ -67,13 +97,19 @@ impl Contender {
     pub(crate) fn new(key: Arc<str>) -> Self {
         Self {
             key,
+            shares: AtomicUsize::new(1),
             state: Mutex::new(State {
                 progress: Progress::Waiting,
                 waker: None,
                 watchers: Vec::new(),
                 watched: 0,
                 id: None,
+                waiter: 0,
+                since: Moment::ZERO,
+                held: Duration::ZERO,
+                parting: Parting::Release,
                 deadline: Moment::ZERO,
+                runtime: None,
             }),
         }
     }
@@ -106,20 +142,61 @@ impl Contender {
         self.lock().deadline
     }
 
-    /// The waker is told when the lease ends under its holder, in place of the one that was given
+    /// Whether it holds its lease, and the deadline is still to come.
+    pub(crate) fn is_held(&self, now: Moment) -> bool {
+        let state = self.lock();
+        matches!(state.progress, Progress::Held { .. }) && now < state.deadline
+    }
+
+    /// One more shares the lease, if it is still held: its token. Only for who is inside of it: the
+    /// lease around, which has not left yet, keeps the count from having been down to nothing.
+    pub(crate) fn join(&self, now: Moment) -> Option<u64> {
+        // Under the lock, or another that shares it could take it away after the look.
+        let state = self.lock();
+        let Progress::Held { token } = state.progress else {
+            return None;
+        };
+        if now >= state.deadline {
+            return None;
+        }
+        let before = self.shares.fetch_add(1, Ordering::Relaxed);
+        debug_assert_ne!(before, 0, "a lease that was given back is not to be shared");
+        Some(token)
+    }
+
+    /// One leaves the lease; true for the last, alone, who gives it back.
+    pub(crate) fn part(&self) -> bool {
+        self.shares.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether the lease stays if one leaves now.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shares.load(Ordering::Acquire) > 1
+    }
+
+    /// The waker is told when the lease ends under its holder, or for good if it is `of_deadlines`,
+    /// which is also told of each new one; in place of the one that was given
     /// for this `watch` before. Whoever watches looks again after this, or it may have ended
     /// between the look and the watching; and [unwatches](Self::unwatch).
-    pub(crate) fn watch(&self, watch: &mut Option<u64>, waker: &Waker) {
+    pub(crate) fn watch(&self, watch: &mut Option<u64>, of_deadlines: bool, waker: &Waker) {
         let mut state = self.lock();
         let watch = *watch.get_or_insert_with(|| {
             state.watched += 1;
             state.watched
         });
         let before = match state.place_of(watch) {
-            Ok(at) if state.watchers[at].1.will_wake(waker) => None,
-            Ok(at) => Some(std::mem::replace(&mut state.watchers[at].1, waker.clone())),
+            Ok(at) if state.watchers[at].waker.will_wake(waker) => None,
+            Ok(at) => Some(std::mem::replace(
+                &mut state.watchers[at].waker,
+                waker.clone(),
+            )),
             Err(at) => {
-                state.watchers.insert(at, (watch, waker.clone()));
+                let watcher = Watcher {
+                    number: watch,
+                    of_deadlines,
+                    waker: waker.clone(),
+                };
+                state.watchers.insert(at, watcher);
                 None
             }
         };
@@ -144,37 +221,150 @@ impl Contender {
         let mut state = self.lock();
         state.progress = Progress::Waiting;
         state.id = None;
+        state.runtime = Handle::try_current().ok().map(|current| current.id());
     }
 
-    pub(super) fn arrived(&self, id: WaiterId) {
-        self.lock().id = Some(id);
+    /// It looks, and may do so on another runtime than the one on which it arrived; true if that is so.
+    pub(super) fn moves(&self) -> bool {
+        let runtime = Handle::try_current().ok().map(|current| current.id());
+        let before = std::mem::replace(&mut self.lock().runtime, runtime);
+        runtime != before
+    }
+
+    /// Whether it belongs to one of these runtimes.
+    pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
+        let runtime = self.lock().runtime;
+        runtime.is_some_and(|runtime| runtimes.contains(&runtime))
+    }
+
+    pub(super) fn arrived(&self, id: WaiterId, now: Moment, journal: &Journal) {
+        let mut state = self.lock();
+        state.id = Some(id);
+        // One that lost its turn is waiting still.
+        if state.waiter == 0 {
+            state.waiter = id.0;
+            state.since = now;
+            journal.tell(|| LockEvent::Waiting {
+                key: self.key.clone(),
+                waiter: id.0,
+            });
+        }
+    }
+
+    /// Gives up, unless its wait is over already.
+    pub(super) fn leaves(&self, now: Moment, journal: &Journal) {
+        let mut state = self.lock();
+        if let Progress::Waiting | Progress::Seated { .. } | Progress::TurnLost = state.progress {
+            state.progress = Progress::Left;
+            journal.tell(|| state.gave_up(&self.key, now));
+        }
     }
 
     /// The lease is seen, and held from here on. Its holder need not be the task that acquired
     /// it, whose waker is given back: it may be the last that keeps that task alive, so it is to be
     /// dropped where no lock is held.
-    pub(super) fn takes(&self) -> Option<(u64, Option<Waker>)> {
+    pub(super) fn takes(&self, now: Moment, journal: &Journal) -> Option<(u64, Option<Waker>)> {
         let mut state = self.lock();
         let Progress::Seated { token } = state.progress else {
             return None;
         };
+        let waited = now.saturating_sub(state.since);
         state.progress = Progress::Held { token };
+        state.since = now;
+        if is_passed(token) {
+            journal.tell(|| LockEvent::Passed {
+                key: self.key.clone(),
+                token,
+            });
+        }
+        journal.tell(|| LockEvent::Acquired {
+            key: self.key.clone(),
+            waiter: state.waiter,
+            token,
+            waited,
+        });
         Some((token, state.waker.take()))
     }
 
     /// The lease is given back; false if it is not held any more.
-    pub(super) fn finishes(&self) -> bool {
+    pub(super) fn finishes(&self, now: Moment, parting: Parting) -> bool {
         let mut state = self.lock();
         let Progress::Held { token } = state.progress else {
             return false;
         };
         state.progress = Progress::Finishing { token };
+        state.held = now.saturating_sub(state.since);
+        state.parting = parting;
         true
     }
 
-    /// Takes a verdict of the turnstile.
-    pub(super) fn tell(&self, verdict: Verdict, aftermath: &mut Aftermath) {
+    /// One of those who shared the lease took it away: to the others it is lost.
+    pub(super) fn forfeits(&self) {
         let mut state = self.lock();
+        let (Progress::Finishing { token } | Progress::Finished { token, .. }) = state.progress
+        else {
+            return;
+        };
+        state.progress = Progress::Ended {
+            token,
+            end: End::Lost,
+        };
+        let watchers = std::mem::take(&mut state.watchers);
+        let waker = state.waker.take();
+        drop(state);
+        let wakers = watchers.into_iter().map(|watcher| watcher.waker);
+        let aftermath = Aftermath {
+            wakers: wakers.chain(waker).collect(),
+            ..Aftermath::default()
+        };
+        aftermath.come();
+    }
+
+    /// The last handle of its lock is dropped while it holds.
+    pub(super) fn is_dropped(&self, journal: &Journal) {
+        if let Progress::Held { token } = self.progress() {
+            journal.tell(|| LockEvent::DroppedWhileHeld {
+                key: self.key.clone(),
+                token,
+            });
+        }
+    }
+
+    /// The lease that it holds.
+    pub(super) fn lease(&self, journal: &Journal) -> Option<LeaseSnapshot> {
+        let state = self.lock();
+        let Progress::Held { token } = state.progress else {
+            return None;
+        };
+        Some(LeaseSnapshot {
+            waiter: state.waiter,
+            token,
+            since: journal.instant(state.since),
+            deadline: journal.instant(state.deadline),
+        })
+    }
+
+    /// Its wait.
+    pub(super) fn wait(&self, journal: &Journal) -> WaiterSnapshot {
+        let state = self.lock();
+        WaiterSnapshot {
+            waiter: state.waiter,
+            since: journal.instant(state.since),
+        }
+    }
+
+    /// Takes a verdict of the turnstile.
+    pub(super) fn tell(
+        &self,
+        verdict: Verdict,
+        now: Moment,
+        journal: &Journal,
+        aftermath: &mut Aftermath,
+    ) {
+        let mut state = self.lock();
+        if journal.is_heard() {
+            state.report(&self.key, &verdict, now, journal);
+        }
         let progress = match (&state.progress, verdict) {
             (Progress::Waiting, Verdict::Seated { token, deadline }) => {
                 state.deadline = deadline;
@@ -182,6 +372,7 @@ impl Contender {
             }
             (_, Verdict::Prolonged { deadline, .. }) => {
                 state.deadline = deadline;
+                aftermath.wakers.extend(state.watchers_of_deadlines());
                 return;
             }
             (_, Verdict::Unrenewed(_)) => return,
@@ -195,19 +386,30 @@ impl Contender {
                 token: *token,
                 end: End::from(verdict),
             },
+            (Progress::Left, _) => return,
             // It had its last word; the turnstile gives none after that.
             (other, verdict) => {
                 debug_assert!(false, "{verdict:?} after {other:?}");
                 return;
             }
         };
-        if let Progress::Ended { token, end } = &progress {
-            if let End::Lost = end {
-                aftermath.lost.push((self.key.clone(), *token));
+        // What the release finds is a loss as any other: where work may run on, nobody else is told of it.
+        let lost = match &progress {
+            Progress::Ended { token, end } | Progress::Finished { token, end } => {
+                matches!(end, End::Lost).then_some(*token)
             }
+            _ => None,
+        };
+        if let Some(token) = lost {
+            let is_over = now >= state.deadline;
+            aftermath.lost.push((self.key.clone(), token, is_over));
+        }
+        if lost.is_some() || matches!(progress, Progress::Ended { .. }) {
             let watchers = std::mem::take(&mut state.watchers);
-            let wakers = watchers.into_iter().map(|(_, waker)| waker);
+            let wakers = watchers.into_iter().map(|watcher| watcher.waker);
             aftermath.wakers.extend(wakers);
+        } else if let Progress::Finished { .. } = &progress {
+            aftermath.wakers.extend(state.watchers_of_deadlines());
         }
         state.progress = progress;
         aftermath.wakers.extend(state.waker.take());
@@ -219,25 +421,93 @@ impl Contender {
     }
 }
 
+/// F2: the first lease of a tenure has none of the six bits that count the passes.
+fn is_passed(token: u64) -> bool {
+    !token.is_multiple_of(64)
+}
+
 impl State {
+    /// Tells what a verdict means to those who read of it.
+    fn report(&self, key: &Arc<str>, verdict: &Verdict, now: Moment, journal: &Journal) {
+        let key = key.clone();
+        let event = match (&self.progress, verdict) {
+            (Progress::Waiting, Verdict::QueueFull) => LockEvent::QueueFull {
+                key,
+                waiter: self.waiter,
+                limit: journal.max_waiters(),
+            },
+            // It waits on: as one who may look now, or as one who may come again.
+            (Progress::Waiting, Verdict::Seated { .. })
+            | (Progress::Seated { .. }, Verdict::TurnLost | Verdict::Prolonged { .. }) => return,
+            (Progress::Waiting | Progress::Seated { .. }, _) => self.gave_up(&key, now),
+            (Progress::Held { token }, Verdict::Prolonged { deadline, last }) => {
+                let (token, deadline) = (*token, journal.instant(*deadline));
+                let renewed = LockEvent::Renewed {
+                    key: key.clone(),
+                    token,
+                    deadline,
+                };
+                if *last {
+                    journal.tell(|| renewed);
+                    LockEvent::LastRenewal {
+                        key,
+                        token,
+                        deadline,
+                    }
+                } else {
+                    renewed
+                }
+            }
+            (Progress::Held { token }, Verdict::Unrenewed(error)) => LockEvent::RenewalUnknown {
+                key,
+                token: *token,
+                error: error.clone(),
+            },
+            (Progress::Held { token }, verdict) => {
+                let held = now.saturating_sub(self.since);
+                End::from(verdict.clone()).event(key, *token, held)
+            }
+            (Progress::Finishing { token }, verdict) => {
+                let (token, held) = (*token, self.held);
+                match (End::from(verdict.clone()), self.parting) {
+                    (End::Released, Parting::Keep) => LockEvent::LeftToExpire { key, token, held },
+                    (End::Released, Parting::Detach) => LockEvent::Detached { key, token, held },
+                    (end, _) => end.event(key, token, held),
+                }
+            }
+            _ => return,
+        };
+        journal.tell(|| event);
+    }
+
+    fn gave_up(&self, key: &Arc<str>, now: Moment) -> LockEvent {
+        LockEvent::GaveUp {
+            key: key.clone(),
+            waiter: self.waiter,
+            waited: now.saturating_sub(self.since),
+        }
+    }
+
     fn place_of(&self, watch: u64) -> Result<usize, usize> {
         self.watchers
-            .binary_search_by_key(&watch, |(known, _)| *known)
+            .binary_search_by_key(&watch, |watcher| watcher.number)
+    }
+
+    fn watchers_of_deadlines(&self) -> impl Iterator<Item = Waker> {
+        let watchers = self.watchers.iter();
+        watchers
+            .filter(|watcher| watcher.of_deadlines)
+            .map(|watcher| watcher.waker.clone())
     }
 }
 
-impl Aftermath {
-    pub(super) fn come(self) {
-        for (key, token) in self.lost {
-            tracing::warn!(
-                key = &*key,
-                token,
-                "lease lost: its ttl was over before its work"
-            );
-        }
-        for waker in self.wakers {
-            // One that panics has told so by the panic hook; the others are to be woken all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+impl End {
+    fn event(&self, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
+        match self {
+            Self::Released => LockEvent::Released { key, token, held },
+            Self::Lost => LockEvent::Lost { key, token, held },
+            Self::Closed => LockEvent::Closed { key, token, held },
+            Self::Failed(_) => LockEvent::Unreleased { key, token, held },
         }
     }
 }

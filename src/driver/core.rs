@@ -6,45 +6,31 @@ use std::time::Duration;
 use event_listener::EventListener;
 use tokio::time::Instant;
 
-use super::contender::{Aftermath, Contender};
+use super::contender::{Contender, Parting};
+use super::journal::Journal;
+use super::state::{Outbox, State};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
-use crate::settings::Settings;
+use crate::events::{Events, LockEvent};
+use crate::settings::{OnFinish, Settings};
+use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Op, Opening, Session};
-use crate::turnstile::{Cx, Effect, Moment, Patience, Repeats, Supply, Turnstile, Waiter};
+use crate::store::contract::{Listener, News, Opening, Owner, Session};
+use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId};
 
 /// One registry at work.
 pub(crate) struct Driver {
     me: Weak<Driver>,
+    /// The registry's random id, with which its owners begin.
+    instance: Arc<str>,
     settings: Settings,
     clock: Arc<Clock>,
     state: Mutex<State>,
+    /// What happens, told under the state's lock.
+    journal: Arc<Journal>,
     timer: Timer,
     /// Told when nothing is in use any more.
     idle: event_listener::Event,
-}
-
-struct State {
-    /// One entry a key in use; none when idle.
-    entries: HashMap<Arc<str>, Entry>,
-    /// What each entry waits for.
-    timeouts: BTreeSet<(Moment, Arc<str>)>,
-    /// When the timer task will look next by itself.
-    armed: Option<Moment>,
-    supply: Supply,
-    /// Whether grants can reach us, as far as is known.
-    queue: bool,
-    closed: bool,
-    session: Option<Arc<dyn Session>>,
-    /// Keeps the registry at work while anything is in use: what its last handle left behind must
-    /// still be released.
-    keep: Option<Arc<Driver>>,
-}
-
-struct Entry {
-    turnstile: Turnstile<Arc<Contender>>,
-    timeout: Option<Moment>,
 }
 
 /// What a caller wants.
@@ -52,6 +38,7 @@ struct Entry {
 pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
     pub(crate) renewals: u32,
+    pub(crate) on_finish: OnFinish,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
@@ -60,38 +47,30 @@ pub(crate) struct Arrival {
 /// One thing that happens to every turnstile.
 type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>);
 
-/// What is done once the state is unlocked.
-#[derive(Default)]
-struct Outbox {
-    sends: Vec<(Arc<str>, Op)>,
-    aftermath: Aftermath,
-    session: Option<Arc<dyn Session>>,
-    earlier: bool,
-    waits: bool,
-    idle: bool,
-    kept: Option<Arc<Driver>>,
-}
-
 impl Driver {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
         let instance: Arc<str> = format!("{:032x}", rand::random::<u128>()).into();
         Arc::new_cyclic(|me: &Weak<Driver>| {
             let session = store.open(Opening {
                 prefix: settings.prefix.clone(),
-                instance,
+                instance: instance.clone(),
                 response_timeout: settings.response_timeout,
                 listener: me.clone(),
             });
+            let clock = Arc::new(clock);
             Self {
                 me: me.clone(),
+                instance,
+                journal: Journal::new(&settings, clock.clone()),
                 settings,
-                clock: Arc::new(clock),
+                clock,
                 state: Mutex::new(State {
                     entries: HashMap::new(),
                     timeouts: BTreeSet::new(),
                     armed: None,
                     supply: Supply::new(rand::random()),
                     queue: true,
+                    up: None,
                     closed: false,
                     session: Some(session),
                     keep: None,
@@ -126,6 +105,38 @@ impl Driver {
         self.timer.ensure(|| self.me.clone());
     }
 
+    /// What happens from here on. `patient`: however far its reader falls behind, it misses
+    /// nothing.
+    pub(crate) fn events(&self, patient: bool) -> Events {
+        let state = self.lock();
+        let reader = self.journal.open(patient);
+        drop(state);
+        Events::new(self.journal.clone(), reader)
+    }
+
+    /// What is held and waited for now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let state = self.lock();
+        let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
+            key: key.clone(),
+            held: entry
+                .turnstile
+                .holder()
+                .and_then(|holder| holder.lease(&self.journal)),
+            waiting: entry
+                .turnstile
+                .waiters()
+                .map(|waiter| waiter.wait(&self.journal))
+                .collect(),
+        });
+        let mut keys: Vec<_> = keys
+            .filter(|key| key.held.is_some() || !key.waiting.is_empty())
+            .collect();
+        drop(state);
+        keys.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Snapshot { keys }
+    }
+
     /// How many keys are in use.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
@@ -133,6 +144,26 @@ impl Driver {
     }
 
     pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
+        self.bring(contender, arrival, Turnstile::arrive);
+    }
+
+    /// A caller wants the lease that `from` left in the store.
+    pub(crate) fn adopt(&self, contender: &Arc<Contender>, from: Arc<str>, arrival: Arrival) {
+        self.bring(contender, arrival, |turnstile, cx, waiter| {
+            turnstile.adopt(cx, from, waiter)
+        });
+    }
+
+    fn bring(
+        &self,
+        contender: &Arc<Contender>,
+        arrival: Arrival,
+        event: impl FnOnce(
+            &mut Turnstile<Arc<Contender>>,
+            &mut Cx<'_>,
+            Waiter<Arc<Contender>>,
+        ) -> WaiterId,
+    ) {
         contender.arrives();
         self.session();
         self.timer.attend();
@@ -140,20 +171,24 @@ impl Driver {
             who: contender.clone(),
             ttl: arrival.ttl,
             renewals: arrival.renewals,
+            keeps: arrival.on_finish == OnFinish::LetExpire,
             patience: arrival.patience,
             until: arrival.until,
             repeats: arrival.repeats,
         };
         self.feed(contender.key(), true, |turnstile, cx| {
-            let id = turnstile.arrive(cx, waiter);
-            contender.arrived(id);
+            let id = event(turnstile, cx, waiter);
+            // Before its verdict, which is told when this returns.
+            contender.arrived(id, cx.now, &self.journal);
         });
     }
 
     /// A caller gave up before it held anything.
     pub(crate) fn leave(&self, contender: &Contender) {
         if let Some(id) = contender.id() {
-            self.feed(contender.key(), false, |turnstile, cx| {
+            // Also if its key is not in use any more: it may have lost its turn there.
+            let leaves = |now| contender.leaves(now, &self.journal);
+            self.feed_after(leaves, contender.key(), false, |turnstile, cx| {
                 turnstile.leave(cx, id);
             });
         }
@@ -162,10 +197,13 @@ impl Driver {
     /// A seated caller looks: its token, if the turn is still its.
     pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
         let id = contender.id()?;
+        if contender.moves() {
+            self.timer.attend();
+        }
         let taken = self.feed(contender.key(), false, |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
-                contender.takes()
+                contender.takes(cx.now, &self.journal)
             } else {
                 None
             }
@@ -173,19 +211,52 @@ impl Driver {
         taken.map(|(token, _waker)| token)
     }
 
-    /// A lease is given back; false if it was not held any more.
-    pub(crate) fn finish(&self, contender: &Contender) -> bool {
-        let Some(id) = contender.id() else {
-            return false;
+    /// A lease ends for its holder; false if it was not held any more.
+    pub(crate) fn finish(&self, contender: &Contender, on_finish: OnFinish) -> bool {
+        let parting = match on_finish {
+            OnFinish::Release => Parting::Release,
+            OnFinish::LetExpire => Parting::Keep,
         };
+        self.end(contender, parting).is_some()
+    }
+
+    /// A lease is left in the store: its owner, as the store has it. If it was not held any more,
+    /// one that never was.
+    pub(crate) fn detach(&self, contender: &Contender) -> String {
+        let shared = contender.is_shared();
+        let owner = self.end(contender, Parting::Detach).flatten();
+        if shared {
+            contender.forfeits();
+        }
+        // Sequences begin at 1.
+        let sequence = owner.map_or(0, |Owner(sequence)| sequence);
+        format!("{}:{sequence}", self.instance)
+    }
+
+    /// `None` if it was not held any more; else the owner that was left in the store, if one was.
+    fn end(&self, contender: &Contender, parting: Parting) -> Option<Option<Owner>> {
+        let id = contender.id()?;
+        let keep = parting != Parting::Release;
         self.feed(contender.key(), false, |turnstile, cx| {
-            let finishes = contender.finishes();
-            if finishes {
-                turnstile.finish(cx, id);
-            }
-            finishes
-        })
-        .unwrap_or(false)
+            let finishes = contender.finishes(cx.now, parting);
+            finishes.then(|| turnstile.finish(cx, id, keep))
+        })?
+    }
+
+    /// A lease is to last `ttl` from now at least: until when, if it is still held.
+    pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
+        let id = contender.id()?;
+        self.feed(contender.key(), false, |turnstile, cx| {
+            turnstile.extend(cx, id, ttl)
+        })?
+    }
+
+    /// The last handle of a held lock is dropped; what becomes of the lease follows.
+    pub(crate) fn dropped_while_held(&self, contender: &Contender) {
+        let state = self.lock();
+        contender.is_dropped(&self.journal);
+        drop(state);
+        self.journal.flush();
     }
 
     /// Shuts down: everybody is told, everything is given back. Returns until when it is worth
@@ -203,7 +274,9 @@ impl Driver {
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();
         let (session, kept) = (state.session.take(), state.keep.take());
+        self.journal.end();
         drop(state);
+        self.journal.flush();
         // Whoever else waits for the end of a shutdown.
         self.idle.notify(usize::MAX);
         drop((entries, session, kept));
@@ -222,13 +295,26 @@ impl Driver {
         make: bool,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
+        self.feed_after(|_| (), key, make, event)
+    }
+
+    /// Does something with the state locked, then feeds the turnstile of a key.
+    fn feed_after<R>(
+        &self,
+        first: impl FnOnce(Moment),
+        key: &Arc<str>,
+        make: bool,
+        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
         let mut outbox = Outbox::default();
         let result = {
             let mut state = self.lock();
+            let now = self.clock.now();
+            first(now);
             if make {
                 state.make(key, self.settings.rules());
             }
-            let result = state.feed(key, self.clock.now(), &mut outbox, event);
+            let result = state.feed(key, now, &self.journal, &mut outbox, event);
             if state.session.is_none() {
                 state.forget(key);
             }
@@ -249,7 +335,7 @@ impl Driver {
             let keys: Vec<_> = state.entries.keys().cloned().collect();
             for event in events {
                 for key in &keys {
-                    state.feed(key, now, &mut outbox, event);
+                    state.feed(key, now, &self.journal, &mut outbox, event);
                 }
             }
             self.seal(&mut state, &mut outbox);
@@ -273,6 +359,10 @@ impl Driver {
         if state.entries.is_empty() {
             outbox.idle = true;
             outbox.kept = state.keep.take();
+            if state.closed {
+                // Also where nobody saw the shutdown to its end.
+                self.journal.end();
+            }
         } else if state.keep.is_none() {
             state.keep = self.me.upgrade();
         }
@@ -295,6 +385,7 @@ impl Driver {
         }
         // Last: it is other people's code, and what it does must not hold up a release.
         outbox.aftermath.come();
+        self.journal.flush();
         drop(outbox.kept);
     }
 
@@ -304,82 +395,25 @@ impl Driver {
     }
 }
 
-impl State {
-    fn make(&mut self, key: &Arc<str>, rules: crate::turnstile::Rules) {
-        if !self.entries.contains_key(key) {
-            let mut turnstile = Turnstile::new(rules, self.queue);
-            if self.closed {
-                let supply = &mut self.supply;
-                turnstile.close(&mut Cx {
-                    now: Moment::ZERO,
-                    supply,
-                });
-            }
-            let timeout = None;
-            self.entries
-                .insert(key.clone(), Entry { turnstile, timeout });
-        }
-    }
-
-    /// After hanging up: nobody would answer what a key still owes.
-    fn forget(&mut self, key: &Arc<str>) {
-        if let Some(Entry {
-            timeout: Some(timeout),
-            ..
-        }) = self.entries.remove(key)
-        {
-            self.timeouts.remove(&(timeout, key.clone()));
-        }
-    }
-
-    /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle.
-    fn feed<R>(
-        &mut self,
-        key: &Arc<str>,
-        now: Moment,
-        outbox: &mut Outbox,
-        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
-    ) -> Option<R> {
-        let entry = self.entries.get_mut(key)?;
-        let supply = &mut self.supply;
-        let result = event(&mut entry.turnstile, &mut Cx { now, supply });
-        while let Some(effect) = entry.turnstile.next_effect() {
-            match effect {
-                Effect::Send(op) => outbox.sends.push((key.clone(), op)),
-                Effect::Wake(contender, verdict) => {
-                    contender.tell(verdict, &mut outbox.aftermath);
-                }
-            }
-        }
-        let timeout = entry.turnstile.next_timeout();
-        if timeout != entry.timeout {
-            if let Some(before) = entry.timeout {
-                self.timeouts.remove(&(before, key.clone()));
-            }
-            if let Some(after) = timeout {
-                self.timeouts.insert((after, key.clone()));
-            }
-            entry.timeout = timeout;
-        }
-        if entry.turnstile.is_idle() {
-            self.entries.remove(key);
-        }
-        Some(result)
-    }
-}
-
 impl Due for Driver {
     /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
     /// come back.
     fn run_due(&self) -> Option<Instant> {
         let mut outbox = Outbox::default();
+        let gone = self.timer.gone();
         let (next, session) = {
             let mut state = self.lock();
             let now = self.clock.now();
+            if !gone.is_empty() {
+                // First: what is due below may be the renewal of a lease that nobody can have any more.
+                for entry in state.entries.values_mut() {
+                    entry.turnstile.unwatch(|who| who.is_of(&gone));
+                }
+            }
             while let Some((moment, key)) = state.timeouts.first().cloned()
                 && moment <= now
             {
-                state.feed(&key, now, &mut outbox, Turnstile::tick);
+                state.feed(&key, now, &self.journal, &mut outbox, Turnstile::tick);
             }
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
@@ -409,19 +443,55 @@ impl Listener for Driver {
             News::Granted { key, grant } => {
                 self.feed(&key, true, |turnstile, cx| turnstile.granted(cx, grant));
             }
-            News::Up { queue } => self.feed_all(
-                |state| state.queue = queue,
-                &[&Turnstile::up_renew, &|turnstile, cx| {
-                    turnstile.up(cx, queue)
-                }],
-            ),
+            News::Up { queue } => {
+                let mut was_down = false;
+                let told = |state: &mut State| {
+                    state.queue = queue;
+                    let before = state.up.replace(true);
+                    was_down = before == Some(false);
+                    if before != Some(true) {
+                        self.journal.tell(|| LockEvent::StoreUp {});
+                    }
+                };
+                self.feed_all(
+                    told,
+                    &[&Turnstile::up_renew, &|turnstile, cx| {
+                        turnstile.up(cx, queue)
+                    }],
+                );
+                if was_down {
+                    tracing::info!("the store is back");
+                }
+            }
             News::Down(error) => {
-                tracing::debug!(%error, "store down");
-                self.feed_all(|_| (), &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                let mut is_new = false;
+                let told = |state: &mut State| {
+                    // Once an outage, however often it is tried again.
+                    is_new = state.up.replace(false) != Some(false);
+                    if is_new {
+                        self.journal.tell(|| LockEvent::StoreDown {
+                            error: error.clone(),
+                        });
+                    }
+                };
+                self.feed_all(told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                // The losses that come of it are told by the log, so it tells of their cause as well.
+                if is_new {
+                    tracing::warn!(%error, "the store is away: no lease is renewed until it is back");
+                } else {
+                    tracing::debug!(%error, "the store is still away");
+                }
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();
             }
         }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.journal.end();
+        self.journal.flush();
     }
 }
 

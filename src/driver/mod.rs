@@ -5,11 +5,15 @@
 //! unlocks, and then sends ops and wakes callers. Verdicts are settled under the lock, so that
 //! they come about in the order in which the turnstile gave them.
 
+mod aftermath;
 mod contender;
 mod core;
+mod journal;
+mod state;
 #[cfg(test)]
 mod tests;
 mod timer;
 
 pub(crate) use self::contender::{Contender, End, Progress};
 pub(crate) use self::core::{Arrival, Driver};
+pub(crate) use self::journal::Journal;

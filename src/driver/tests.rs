@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::clock::{Clock, Suspension};
+use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{Grant, Listener, News, Owner};
-use crate::{FutureLockExt, LockError, LockRegistry};
+use crate::{FutureLockExt, LockError, LockRegistry, Renewal};
+#[cfg(feature = "test-util")]
+use {crate::LockEvent, futures::StreamExt};
 
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]
@@ -28,9 +30,13 @@ impl Suspension for Machine {
     }
 }
 
-fn suspendable() -> (LockRegistry, Machine) {
+/// Both kinds of leases: what D3 says holds for either.
+const KINDS: [Renewal; 2] = [Renewal::off(), Renewal::watchdog()];
+
+fn suspendable(renewal: Renewal) -> (LockRegistry, Machine) {
     let machine = Machine::default();
     let locks = LockRegistry::builder(MemoryStore::new())
+        .renewal(renewal)
         .clock(Clock::new(machine.clone()))
         .build();
     (locks, machine)
@@ -41,43 +47,59 @@ fn suspendable() -> (LockRegistry, Machine) {
 /// beside its successor for up to 30 s.
 #[tokio::test(start_paused = true)]
 async fn d3_a_lease_is_lost_within_a_second_of_waking_from_a_suspension() {
-    let (locks, machine) = suspendable();
-    let lease = locks.obtain("job").lease().await.expect("it is free");
-    let lost = lease.lost();
-    machine.suspend(Duration::from_secs(60));
-    assert!(!lease.is_valid(), "who looks knows at once");
-    let woken = Instant::now();
-    assert!(lost.await.is_lost());
-    assert!(woken.elapsed() <= Duration::from_secs(1));
+    for renewal in KINDS {
+        let (locks, machine) = suspendable(renewal);
+        let lease = locks.obtain("job").lease().await.expect("it is free");
+        // Asleep when the machine is: without the tick nothing would wake it.
+        let lost = tokio::spawn(lease.lost());
+        let work = std::future::pending::<()>().with_lock(locks.obtain("work"));
+        let work = tokio::spawn(work);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        machine.suspend(Duration::from_secs(60));
+        assert!(!lease.is_valid(), "who looks knows at once");
+        let woken = Instant::now();
+        assert!(lost.await.expect("it ends").is_lost());
+        let told = work.await.expect("it ends");
+        assert!(matches!(told, Err(LockError::Lost { .. })));
+        assert!(woken.elapsed() <= Duration::from_secs(1), "{renewal:?}");
+    }
 }
 
 /// D3: the work is not polled once more after the suspension, not even before the timer ticks.
 #[tokio::test(start_paused = true)]
 async fn d3_work_is_not_polled_after_a_suspension_past_its_deadline() {
-    let (locks, machine) = suspendable();
-    let polls = Arc::new(AtomicU64::new(0));
-    let work = std::future::poll_fn({
-        let polls = polls.clone();
-        move |_| {
-            polls.fetch_add(1, Ordering::Relaxed);
-            std::task::Poll::<()>::Pending
+    for renewal in KINDS {
+        let (locks, machine) = suspendable(renewal);
+        let polls = Arc::new(AtomicU64::new(0));
+        let work = std::future::poll_fn({
+            let polls = polls.clone();
+            move |_| {
+                polls.fetch_add(1, Ordering::Relaxed);
+                std::task::Poll::<()>::Pending
+            }
+        });
+        let mut work = std::pin::pin!(work.with_lock(locks.obtain("job")));
+        assert!(futures::poll!(&mut work).is_pending());
+        // Held for more than two ttls already, if it is renewed.
+        if renewal == Renewal::watchdog() {
+            tokio::time::sleep(Duration::from_secs(75)).await;
+            assert!(futures::poll!(&mut work).is_pending());
         }
-    });
-    let mut work = std::pin::pin!(work.with_lock(locks.obtain("job")));
-    assert!(futures::poll!(&mut work).is_pending());
-    machine.suspend(Duration::from_secs(60));
-    let outcome = futures::poll!(&mut work);
-    assert!(matches!(
-        outcome,
-        std::task::Poll::Ready(Err(LockError::Lost { .. }))
-    ));
-    assert_eq!(polls.load(Ordering::Relaxed), 1);
+        let before = polls.load(Ordering::Relaxed);
+        machine.suspend(Duration::from_secs(60));
+        let outcome = futures::poll!(&mut work);
+        assert!(matches!(
+            outcome,
+            std::task::Poll::Ready(Err(LockError::Lost { .. }))
+        ));
+        assert_eq!(polls.load(Ordering::Relaxed), before);
+    }
 }
 
 /// A suspension shorter than the lease moves its deadline earlier by as much, and no more.
 #[tokio::test(start_paused = true)]
 async fn d3_a_short_suspension_moves_the_deadline_earlier() {
-    let (locks, machine) = suspendable();
+    let (locks, machine) = suspendable(Renewal::off());
     let lease = locks.obtain("job").lease().await.expect("it is free");
     let before = lease.deadline();
     machine.suspend(Duration::from_secs(10));
@@ -86,6 +108,28 @@ async fn d3_a_short_suspension_moves_the_deadline_earlier() {
     let begin = Instant::now();
     lease.lost().await;
     assert_eq!(begin.elapsed().as_millis(), 30_000 - 302 - 10_000);
+}
+
+/// A suspension shorter than the ttl, but longer than its third: the watchdog is overdue when the machine wakes, and
+/// renews at the next tick, not a third of the ttl later. Then all is as if nothing had been.
+#[tokio::test(start_paused = true)]
+async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
+    let (locks, machine) = suspendable(Renewal::watchdog());
+    let lease = locks.obtain("job").lease().await.expect("it is free");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    machine.suspend(Duration::from_secs(28));
+    let woken = Instant::now();
+    assert!(lease.is_valid());
+    assert_eq!(
+        (lease.deadline() - woken).as_millis(),
+        30_000 - 302 - 28_500
+    );
+    tokio::time::sleep(SUSPENSION_TICK).await;
+    assert!(lease.deadline() - woken >= Duration::from_millis(30_000 - 302));
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    assert!(lease.is_valid());
+    lease.release().await.expect("it is ours");
+    assert_eq!(locks.driver().in_use(), 0);
 }
 
 /// The last handle is gone, but its release is still on its way: it must reach the store, and
@@ -106,6 +150,88 @@ async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends()
         .metrics()
         .num_alive_tasks();
     assert_eq!(tasks, 0);
+}
+
+/// Somebody adopts, and then does not look for a third of the ttl: it is given back, and told as lost. That end of its
+/// wait was not told to those who read events: it waited for ever, and the gauge of those that wait never came down.
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn an_adoption_that_is_not_looked_at_has_given_up() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lease = locks.obtain("k").lease().await.expect("it is free");
+    let detached = lease.detach();
+    store.set_latency(Duration::from_millis(100));
+    let mut events = locks.every_event();
+    let mut adopt = locks.adopt(detached);
+    assert!(futures::poll!(&mut adopt).is_pending());
+    // It waits, and is seen to, as everybody does who is told of.
+    let waits = |locks: &LockRegistry| {
+        let keys = locks.snapshot().keys;
+        keys.iter().map(|key| key.waiting.len()).sum::<usize>()
+    };
+    assert_eq!(waits(&locks), 1);
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(adopt.await.expect_err("its turn is lost").is_lost());
+    assert_eq!((waits(&locks), locks.in_use()), (0, 0));
+    locks.shutdown().await;
+    let mut told = Vec::new();
+    while let Some(event) = events.next().await {
+        told.push(event);
+    }
+    assert!(
+        matches!(
+            told[..],
+            [
+                LockEvent::Waiting { waiter, .. },
+                LockEvent::GaveUp { waiter: of, .. }
+            ] if waiter == of
+        ),
+        "{told:?}"
+    );
+}
+
+/// A caller arrived on one runtime, and got its lease on another. When the first one went, the lease was renewed no
+/// more, under work that ran on: it is the runtime on which a lease was acquired that counts.
+#[cfg(feature = "test-util")]
+#[test]
+fn a_lease_is_renewed_for_as_long_as_the_runtime_on_which_it_was_had() {
+    let locks = LockRegistry::builder(MemoryStore::new())
+        .ttl(Duration::from_secs(2))
+        .build();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime")
+    };
+    let (first, second, third) = (runtime(), runtime(), runtime());
+    let held = first
+        .block_on(locks.obtain("k").lease())
+        .expect("it is free");
+    let mut waiter = locks.obtain("k").lease();
+    first.block_on(async { assert!(futures::poll!(&mut waiter).is_pending()) });
+    let lease = second.block_on(async {
+        drop(held);
+        waiter.await.expect("it is free now")
+    });
+    drop(first);
+    second.block_on(async { tokio::time::sleep(Duration::from_secs(3)).await });
+    assert!(lease.is_valid(), "its runtime is there");
+    // Nobody waits there any more, but it is known: it has gone, and its lease with it.
+    third.block_on(async {
+        let mut other = locks.obtain("k").lease();
+        assert!(futures::poll!(&mut other).is_pending());
+        second.shutdown_background();
+        let served = tokio::time::timeout(Duration::from_secs(10), other).await;
+        served
+            .expect("nobody renews it")
+            .expect("it has run out")
+            .release()
+            .await
+            .expect("it was ours");
+    });
+    assert!(!lease.is_valid());
 }
 
 /// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures::future::{self, Either};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 /// What the task serves.
@@ -52,6 +53,11 @@ impl Timer {
         .start();
     }
 
+    /// The runtimes that have gone since this was last asked.
+    pub(super) fn gone(&self) -> Vec<Id> {
+        lock(&self.runtimes).take_gone()
+    }
+
     pub(super) fn ring(&self) {
         self.bell.notify_one();
     }
@@ -66,25 +72,87 @@ impl Drop for Timer {
 /// The runtimes on which somebody has waited, the latest last. Also for those who come without
 /// one: a drop on a plain thread.
 #[derive(Debug, Default)]
-struct Runtimes(Vec<Handle>);
+struct Runtimes {
+    known: Vec<Known>,
+    gone: Vec<Id>,
+}
+
+#[derive(Debug)]
+struct Known {
+    runtime: Handle,
+    sign: Option<Sign>,
+}
+
+/// A task that does nothing, and goes when its runtime does.
+#[derive(Debug)]
+struct Sign {
+    of_life: Weak<()>,
+    task: AbortHandle,
+}
+
+impl Drop for Sign {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Known {
+    /// Whether its tasks still run. One that is spawned on a runtime that has gone is dropped at once.
+    fn lives(&mut self) -> bool {
+        let sign = self.sign.get_or_insert_with(|| {
+            let inside = Arc::new(());
+            let of_life = Arc::downgrade(&inside);
+            let task = self.runtime.spawn(async move {
+                let _inside = inside;
+                future::pending::<()>().await;
+            });
+            let task = task.abort_handle();
+            Sign { of_life, task }
+        });
+        sign.of_life.strong_count() > 0
+    }
+}
 
 /// More than that many runtimes at a time are not kept in mind.
 const MOST_RUNTIMES: usize = 16;
 
 impl Runtimes {
     fn note(&mut self, current: Handle) {
-        if self.0.last().is_some_and(|last| last.id() == current.id()) {
+        let is_current = |known: &Known| known.runtime.id() == current.id();
+        if self.known.last().is_some_and(is_current) {
             return;
         }
-        self.forget(&current);
-        if self.0.len() == MOST_RUNTIMES {
-            self.0.remove(0);
+        let known = match self.known.iter().position(is_current) {
+            Some(at) => self.known.remove(at),
+            None => Known {
+                runtime: current,
+                sign: None,
+            },
+        };
+        if self.known.len() == MOST_RUNTIMES {
+            self.known.remove(0);
         }
-        self.0.push(current);
+        self.known.push(known);
     }
 
-    fn forget(&mut self, gone: &Handle) {
-        self.0.retain(|known| known.id() != gone.id());
+    fn bury(&mut self, gone: Id) {
+        self.known.retain(|known| known.runtime.id() != gone);
+        self.gone.push(gone);
+    }
+
+    /// The one and only runtime needs no sign of life: who asks is a task of it.
+    fn take_gone(&mut self) -> Vec<Id> {
+        if self.known.len() > 1 {
+            let gone = &mut self.gone;
+            self.known.retain_mut(|known| {
+                let lives = known.lives();
+                if !lives {
+                    gone.push(known.runtime.id());
+                }
+                lives
+            });
+        }
+        std::mem::take(&mut self.gone)
     }
 }
 
@@ -108,12 +176,18 @@ impl Task {
     /// Runs it on the latest runtime; on one that has gone it is dropped at once, and comes here
     /// again.
     fn start(mut self) {
-        let runtime = lock(&self.runtimes).0.last().cloned();
+        let noted = self.runtimes.clone();
+        let runtimes = lock(&noted);
+        let runtime = runtimes.known.last().map(|known| known.runtime.clone());
+        if runtime.is_none() {
+            // Still under the lock: whoever notes a runtime after this look finds that no task runs. Else
+            // it would leave its deadlines to this one, which ends.
+            self.end();
+        }
+        drop(runtimes);
         if let Some(runtime) = runtime {
             self.runs_on = Some(runtime.clone());
             runtime.spawn(self.run());
-        } else {
-            self.end();
         }
     }
 
@@ -150,7 +224,7 @@ impl Drop for Task {
             return;
         }
         if let Some(gone) = self.runs_on.take() {
-            lock(&self.runtimes).forget(&gone);
+            lock(&self.runtimes).bury(gone.id());
         }
         Task {
             due: self.due.clone(),

@@ -44,13 +44,20 @@ pub enum Op {
     },
     /// Make the lock last `ttl` from now, if that is longer than what it has.
     Renew { owner: Owner, ttl: Duration },
+    /// Take the lock over from the owner that left it: `from` is the whole value of its key,
+    /// perhaps another registry's. Whoever stands in the queue stays there.
+    Adopt {
+        owner: Owner,
+        from: Arc<str>,
+        ttl: Duration,
+    },
 }
 
 /// What the store did about an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// To attempt, enter and yield: the lock is the (new) owner's for its ttl, counted from this
-    /// very command (S3), under a fresh draw from the fence.
+    /// To attempt, enter, yield and adopt: the lock is the (new) owner's for its ttl, counted from
+    /// this very command (S3), under a fresh draw from the fence.
     Won { draw: u64 },
     /// To attempt, enter and yield: another has the lock, for `left` unless it is prolonged
     /// (`None`: it has no ttl). `score` is our ticket's place, if we have one.
@@ -58,7 +65,8 @@ pub enum Outcome {
         left: Option<Duration>,
         score: Option<u64>,
     },
-    /// To yield: the lock was not the old owner's, so nothing was written.
+    /// To yield and adopt: the lock was not the old owner's, so nothing was written. To adopt it says
+    /// that it is not the new owner's either.
     NotOld,
     /// To release and withdraw: done. `held`: the lock was this owner's until now.
     Gone { held: bool },

@@ -12,10 +12,15 @@ impl<C: Clone> Turnstile<C> {
     /// Does whatever the state now asks for.
     pub(super) fn advance(&mut self, cx: &mut Cx<'_>) {
         loop {
-            if let Standing::Inside(tenure) = &self.standing
-                && tenure.seat.is_none()
-            {
-                self.next_turn(cx);
+            if let Standing::Inside(tenure) = &self.standing {
+                let is_free = tenure.seat.is_none();
+                // The store has the key under this owner of ours: under none that left it.
+                while let Some(adopter) = self.adopters.pop_front() {
+                    self.wake(adopter.waiter.who, Verdict::Lost);
+                }
+                if is_free {
+                    self.next_turn(cx);
+                }
             }
             if self.flight.is_some() {
                 return;
@@ -102,9 +107,23 @@ impl<C: Clone> Turnstile<C> {
     /// Asks the store for the key, if that is due; false if there is nothing to send.
     fn seek(&mut self, cx: &mut Cx<'_>) -> bool {
         let now = cx.now;
+        let adopter = self.adopters.front();
+        let adopter = adopter.map(|first| (first.id, first.waiter.ttl, first.from.clone()));
         match &mut self.standing {
             Standing::Inside(_) => false,
+            Standing::Seeking { claim, .. }
+                if claim.adopter != adopter.as_ref().map(|(id, ..)| *id) =>
+            {
+                // One who adopts goes before the line; or it has gone, or had its answer.
+                self.abandon(now);
+                true
+            }
             Standing::Out => {
+                if let Some((id, ttl, _)) = adopter {
+                    let claim = Claim::adopting(cx.supply.owner(), ttl, id);
+                    self.standing = Standing::Seeking { claim, ask_at: now };
+                    return true;
+                }
                 let Some(ttl) = self.line.first().map(|head| head.ttl) else {
                     return false;
                 };
@@ -113,6 +132,16 @@ impl<C: Clone> Turnstile<C> {
                 true
             }
             Standing::Seeking { claim, ask_at } => {
+                if let Some((.., from)) = adopter {
+                    if *ask_at > now {
+                        return false;
+                    }
+                    let (owner, ttl) = (claim.owner, claim.ttl);
+                    let op = Op::Adopt { owner, from, ttl };
+                    claim.sent(now);
+                    self.fly(now, op.clone(), Sent::Ask(op));
+                    return true;
+                }
                 let stands = self.queue && self.line.has_standing();
                 let misplaced = claim.exposure == Exposure::Ticket && !stands;
                 if self.line.is_empty() || misplaced {
@@ -140,8 +169,11 @@ impl<C: Clone> Turnstile<C> {
     /// not wait for the next one. (A yield that is owed needs its claim, and goes by its own time.)
     fn abandon_unsent(&mut self, now: Moment) {
         let yields = |errand: &Errand<C>| matches!(errand.op, Op::Yield { .. });
-        if self.line.is_empty()
-            && matches!(self.standing, Standing::Seeking { .. })
+        let wanted = |claim: &Claim| match claim.adopter {
+            Some(id) => self.adopters.iter().any(|adopter| adopter.id == id),
+            None => !self.line.is_empty(),
+        };
+        if matches!(&self.standing, Standing::Seeking { claim, .. } if !wanted(claim))
             && !self.owed.any(yields)
         {
             self.abandon(now);

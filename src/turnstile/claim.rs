@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::line::WaiterId;
 use super::time::{Moment, drift};
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
@@ -24,6 +25,8 @@ pub(super) struct Claim {
     pub(super) ttl: Duration,
     pub(super) score: Option<u64>,
     pub(super) exposure: Exposure,
+    /// Who adopts by it, if it is not the line's.
+    pub(super) adopter: Option<WaiterId>,
     first_sent: Option<Moment>,
     proof: Option<Proof>,
 }
@@ -53,8 +56,17 @@ impl Claim {
             ttl,
             score: None,
             exposure: Exposure::Nothing,
+            adopter: None,
             first_sent: None,
             proof: None,
+        }
+    }
+
+    /// For somebody who adopts: it never has a ticket.
+    pub(super) fn adopting(owner: Owner, ttl: Duration, adopter: WaiterId) -> Self {
+        Self {
+            adopter: Some(adopter),
+            ..Self::new(owner, ttl)
         }
     }
 

@@ -57,6 +57,8 @@ impl<C: Clone> Turnstile<C> {
                 }
             }
             Standing::Inside(tenure) if tenure.owner == grant.owner => {}
+            // It brought a tenure that is over, and whose key is meant to stay.
+            _ if cx.supply.is_kept(grant.owner, cx.now) => {}
             _ => self.give_back(cx.now, &grant),
         }
     }

@@ -11,6 +11,18 @@ impl<C: Clone> Turnstile<C> {
     /// Tells everybody whose time is over, and prolongs what is due. Comes first at every event, so that an event that is
     /// handled late does not see a lease that is over.
     pub(super) fn pass_time(&mut self, cx: &mut Cx<'_>) {
+        self.lapse(cx);
+        if !self.down
+            && let Standing::Inside(tenure) = &mut self.standing
+            && tenure.is_renewal_due(cx.now)
+        {
+            self.renew(cx.now);
+        }
+    }
+
+    /// Tells everybody whose time is over. All of [`pass_time`](Self::pass_time) where a lease is about to be given back:
+    /// one that is due for a renewal right then needs none.
+    pub(super) fn lapse(&mut self, cx: &mut Cx<'_>) {
         let now = cx.now;
         while let Some(waiter) = self.line.pop_ended(now) {
             let verdict = match (&self.trouble, waiter.patience) {
@@ -19,6 +31,12 @@ impl<C: Clone> Turnstile<C> {
                 (None, Patience::Stand) => Verdict::Busy,
             };
             self.wake(waiter.who, verdict);
+        }
+        while let Some(ended) = self.adopters.iter().position(|one| one.waiter.until <= now)
+            && let Some(adopter) = self.adopters.remove(ended)
+        {
+            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            self.wake(adopter.waiter.who, Verdict::Failed(trouble));
         }
         self.end_endings(now);
         self.owed.forget_past(now);
@@ -39,8 +57,6 @@ impl<C: Clone> Turnstile<C> {
                         Verdict::TurnLost
                     },
                 );
-            } else if !self.down && tenure.is_renewal_due(now) {
-                self.renew(now);
             }
         }
     }

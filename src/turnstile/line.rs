@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::time::{FOREVER, Moment};
@@ -33,6 +34,8 @@ pub(crate) struct Waiter<C> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
+    /// Whether the key stays in the store when its lease ends, until its ttl is over.
+    pub(crate) keeps: bool,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
     pub(crate) repeats: Repeats,
@@ -43,6 +46,16 @@ impl<C> Waiter<C> {
     pub(super) fn is_renewed(&self) -> bool {
         self.renewals > 0
     }
+}
+
+/// One local caller that wants the lease which another owner left in the store. It does not stand in
+/// line: nobody else can be given what it wants.
+#[derive(Debug)]
+pub(super) struct Adopter<C> {
+    pub(super) id: WaiterId,
+    /// The owner that left it, as the store has it.
+    pub(super) from: Arc<str>,
+    pub(super) waiter: Waiter<C>,
 }
 
 /// The waiters of one key in order of arrival.
@@ -88,6 +101,10 @@ impl<C> Line<C> {
         self.ends.remove(&(waiter.until, id));
         self.standing -= usize::from(waiter.patience == Patience::Stand);
         Some(waiter)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
+        self.waiters.values()
     }
 
     pub(super) fn first(&mut self) -> Option<&mut Waiter<C>> {

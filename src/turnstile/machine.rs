@@ -1,21 +1,27 @@
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::claim::Claim;
 use super::errand::{Ending, Errand, Errands};
-use super::line::{Line, Patience, Waiter, WaiterId};
+use super::line::{Adopter, Line, Patience, Waiter, WaiterId};
 use super::rules::Rules;
 use super::supply::Cx;
 use super::tenure::Tenure;
-use super::time::Moment;
+use super::time::{Moment, deadline};
 use crate::StoreError;
-use crate::store::contract::{Grant, Op};
+use crate::store::contract::{Grant, Op, Owner};
+
+/// For how long a renewal may be under way.
+const UNDER_WAY: Duration = Duration::from_secs(60);
 
 /// What a waiter, or the lease that it became, is told.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
     /// The key is the waiter's, if it takes it in time (W4).
     Seated { token: u64, deadline: Moment },
-    /// A renewal was confirmed. `last`: the watchdog will not come again.
+    /// A renewal was confirmed. `last`: the watchdog will not come again, which is told also if the
+    /// deadline is what it was.
     Prolonged { deadline: Moment, last: bool },
     /// A renewal got no answer, or a refusal: it changes nothing, and is tried again until the
     /// deadline.
@@ -30,7 +36,8 @@ pub(crate) enum Verdict {
     Failed(StoreError),
     /// A finished lease: it was ours to the end.
     Released,
-    /// A lease, also a finished one: it was over before its end.
+    /// A lease, also a finished one: it was over before its end. To one who adopts: what it wanted
+    /// is over, or another's.
     Lost,
     /// The registry was shut down.
     Closed,
@@ -51,6 +58,8 @@ pub(crate) enum Effect<C> {
 pub(crate) struct Turnstile<C> {
     pub(super) rules: Rules,
     pub(super) line: Line<C>,
+    /// Those who adopt, first come first: served before the line, one at a time.
+    pub(super) adopters: VecDeque<Adopter<C>>,
     pub(super) standing: Standing<C>,
     pub(super) flight: Option<Flight<C>>,
     pub(super) owed: Errands<C>,
@@ -102,6 +111,7 @@ impl<C: Clone> Turnstile<C> {
         Self {
             rules,
             line: Line::new(),
+            adopters: VecDeque::new(),
             standing: Standing::Out,
             flight: None,
             owed: Errands::new(),
@@ -122,9 +132,32 @@ impl<C: Clone> Turnstile<C> {
     /// Nothing waits, is held, or is owed: the turnstile may be forgotten.
     pub(crate) fn is_idle(&self) -> bool {
         self.line.is_empty()
+            && self.adopters.is_empty()
             && matches!(self.standing, Standing::Out)
             && self.flight.is_none()
             && self.owed.is_empty()
+    }
+
+    /// Who holds a lease.
+    pub(crate) fn holder(&self) -> Option<&C> {
+        self.seated(true)
+    }
+
+    /// Who waits, the first first: one who is seated and has not looked yet, those who adopt, the line.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
+        let seated = self.seated(false).into_iter();
+        let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
+        let waiters = adopters.chain(self.line.iter());
+        seated.chain(waiters.map(|waiter| &waiter.who))
+    }
+
+    fn seated(&self, taken: bool) -> Option<&C> {
+        let Standing::Inside(tenure) = &self.standing else {
+            return None;
+        };
+        let seat = tenure.seat.as_ref();
+        seat.filter(|seat| seat.taken == taken)
+            .map(|seat| &seat.who)
     }
 
     /// When to call [`tick`](Self::tick) at the latest.
@@ -133,6 +166,7 @@ impl<C: Clone> Turnstile<C> {
         let mut consider = |moment: Option<Moment>| {
             next = next.into_iter().chain(moment).min();
         };
+        consider(self.adopters.iter().map(|one| one.waiter.until).min());
         consider(self.owed.next_timeout());
         if let Some(Flight {
             what: Sent::Errand(errand),
@@ -180,10 +214,27 @@ impl<C: Clone> Turnstile<C> {
         id
     }
 
-    /// A waiter gave up, or was dropped: in line, or seated and not taken.
+    /// A caller wants the lease that the owner `from` left in the store, whoever stands in line for
+    /// the key. Its verdicts come as effects, as those of a waiter do.
+    pub(crate) fn adopt(&mut self, cx: &mut Cx<'_>, from: Arc<str>, waiter: Waiter<C>) -> WaiterId {
+        self.pass_time(cx);
+        let id = cx.supply.waiter();
+        if self.closed {
+            self.wake(waiter.who, Verdict::Closed);
+        } else {
+            self.adopters.push_back(Adopter { id, from, waiter });
+        }
+        self.advance(cx);
+        id
+    }
+
+    /// A waiter gave up, or was dropped: in line, adopting, or seated and not taken.
     pub(crate) fn leave(&mut self, cx: &mut Cx<'_>, id: WaiterId) {
         self.pass_time(cx);
-        if self.line.remove(id).is_none()
+        let adopter = self.adopters.iter().position(|one| one.id == id);
+        if let Some(adopter) = adopter {
+            self.adopters.remove(adopter);
+        } else if self.line.remove(id).is_none()
             && let Standing::Inside(tenure) = &mut self.standing
             && tenure.seat.as_ref().is_some_and(|seat| seat.id == id)
         {
@@ -211,18 +262,76 @@ impl<C: Clone> Turnstile<C> {
         taken
     }
 
-    /// A lease is given back. It is told what became of it.
-    pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, id: WaiterId) {
+    /// A lease is to last `ttl` from now at least: until when, if it is held. The store is asked
+    /// until that is so, or the lease is over.
+    pub(crate) fn extend(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: WaiterId,
+        ttl: Duration,
+    ) -> Option<Moment> {
         self.pass_time(cx);
+        let until = deadline(cx.now, ttl);
+        let mut held = false;
+        if let Standing::Inside(tenure) = &mut self.standing
+            && tenure.is_held_by(id)
+        {
+            held = true;
+            if let Some((who, verdict)) = tenure.wish(cx.now, ttl, until) {
+                self.wake(who, verdict);
+            }
+            self.pass_time(cx);
+        }
+        self.advance(cx);
+        held.then_some(until)
+    }
+
+    /// A lease is over for its holder. Without `keep` it is given back, and told what became of it;
+    /// else the key stays in the store until its ttl is over: nothing is sent, and whoever wants it
+    /// next asks the store. Returns the owner whose tenure ended so.
+    pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, id: WaiterId, keep: bool) -> Option<Owner> {
+        self.lapse(cx);
+        let mut kept = None;
         if let Standing::Inside(tenure) = &mut self.standing
             && let Some(seat) = tenure.seat.take_if(|seat| seat.id == id)
         {
-            tenure.ending = Some(Ending {
-                who: seat.who,
-                deadline: seat.deadline,
-            });
+            if keep {
+                kept = Some(tenure.owner);
+                self.wake(seat.who, Verdict::Released);
+                self.keep(cx);
+            } else {
+                tenure.ending = Some(Ending {
+                    who: seat.who,
+                    deadline: seat.deadline,
+                });
+            }
         }
         self.advance(cx);
+        kept
+    }
+
+    /// Our tenure ends here, the key stays in the store.
+    fn keep(&mut self, cx: &mut Cx<'_>) {
+        let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
+            unreachable!("only a tenure is kept")
+        };
+        // I7: the grant that brought it may be seen only now, after the reply that told of it (O3). It
+        // must not be given back as a stranger's (O1).
+        let mut until = tenure.runs_out(cx.now);
+        if tenure.renewing.is_some() {
+            // It may be done at any time until its connection is given up. To remember the owner for too
+            // long costs nothing: the key runs out by itself.
+            until += UNDER_WAY;
+        }
+        cx.supply.keep(tenure.owner, cx.now, until);
+    }
+
+    /// The lease of one whose runtime has gone is renewed no more; it lasts for as long as it was
+    /// prolonged last.
+    pub(crate) fn unwatch(&mut self, has_gone: impl FnOnce(&C) -> bool) {
+        if let Standing::Inside(tenure) = &mut self.standing {
+            tenure.unwatch(has_gone);
+        }
     }
 
     /// The store gave the key to one of our tickets.
@@ -270,15 +379,22 @@ impl<C: Clone> Turnstile<C> {
     /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
     /// back.
     pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
-        self.pass_time(cx);
+        self.lapse(cx);
         self.closed = true;
         while let Some((_, waiter)) = self.line.pop_first() {
             self.wake(waiter.who, Verdict::Closed);
         }
+        while let Some(adopter) = self.adopters.pop_front() {
+            self.wake(adopter.waiter.who, Verdict::Closed);
+        }
         if let Standing::Inside(tenure) = &mut self.standing
             && let Some(seat) = tenure.seat.take()
         {
+            let keeps = seat.taken && seat.keeps;
             self.wake(seat.who, Verdict::Closed);
+            if keeps {
+                self.keep(cx);
+            }
         }
         self.advance(cx);
     }

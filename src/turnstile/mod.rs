@@ -10,7 +10,8 @@
 //! - **I4** a lease's deadline is proved on our own clock (D1, D2), and never later than that;
 //! - **I5** every waiter gets exactly one verdict for each arrival, and every finished lease one;
 //! - **I6** nobody waits while the machine is idle: a line that is not empty has an op in flight,
-//!   a tenure, or a timeout.
+//!   a tenure, or a timeout;
+//! - **I7** nothing is sent for an owner whose key was left in the store, and nothing gives it back.
 //!
 //! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::claim::Exposure;
 use super::errand::{Ending, Errand};
-use super::line::{Patience, WaiterId};
+use super::line::{Adopter, Patience, WaiterId};
 use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
 use super::tenure::Tenure;
@@ -71,7 +71,22 @@ impl<C: Clone> Turnstile<C> {
                 Outcome::Won { draw } => {
                     claim.exposure = Exposure::Lock;
                     let ttl = claim.ttl;
-                    self.enter_tenure(cx, draw, sent, ttl);
+                    match claim.adopter {
+                        Some(adopter) => self.on_adopted(cx, adopter, draw, sent),
+                        None => self.enter_tenure(cx, draw, sent, ttl),
+                    }
+                }
+                Outcome::NotOld if claim.adopter.is_some() => {
+                    // Neither the old owner's nor ours, so nothing of ours is left, even if an
+                    // earlier sending was done.
+                    claim.exposure = Exposure::Nothing;
+                    let adopter = claim.adopter;
+                    let first = self.adopters.front().map(|first| first.id);
+                    if first == adopter
+                        && let Some(adopter) = self.adopters.pop_front()
+                    {
+                        self.wake(adopter.waiter.who, Verdict::Lost);
+                    }
                 }
                 Outcome::Busy { left, score } => {
                     if entered {
@@ -99,6 +114,33 @@ impl<C: Clone> Turnstile<C> {
                 self.on_refused(&error);
             }
         }
+    }
+
+    /// What was left in the store is ours now, for one who may have gone meanwhile.
+    fn on_adopted(&mut self, cx: &mut Cx<'_>, adopter: WaiterId, draw: u64, sent: Moment) {
+        let now = cx.now;
+        let first = self.adopters.front().map(|first| first.id);
+        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
+            unreachable!("a claim comes before a tenure")
+        };
+        if first != Some(adopter) {
+            // Nobody is left for it. (The line has not come by it, and must not pass those who
+            // stand in the store's queue.) The claim is abandoned next.
+            return;
+        }
+        let (owner, ttl) = (claim.owner, claim.ttl);
+        if deadline(sent, ttl) <= now {
+            // D4.
+            *ask_at = now;
+            return;
+        }
+        let Adopter { id, waiter, .. } = self.adopters.pop_front().expect("just seen");
+        let mut tenure = Tenure::new(owner, ttl, draw, sent, now);
+        let who = waiter.who.clone();
+        let (token, deadline) = tenure.seat(id, waiter, now);
+        self.standing = Standing::Inside(tenure);
+        self.wake(who, Verdict::Seated { token, deadline });
+        self.refuse_once(WaiterId(u64::MAX));
     }
 
     /// Another has the key: when to ask again.
@@ -260,9 +302,8 @@ impl<C: Clone> Turnstile<C> {
                 if let Some((who, verdict)) = tenure.prolong(sent, deadline(sent, ttl)) {
                     self.wake(who, verdict);
                 }
-                if let Standing::Inside(Tenure {
-                    renew_again: true, ..
-                }) = &self.standing
+                if let Standing::Inside(tenure) = &self.standing
+                    && (tenure.renew_again || tenure.is_wished_for())
                 {
                     self.renew(now);
                 }
@@ -292,6 +333,7 @@ impl<C: Clone> Turnstile<C> {
                 if let OpError::Refused(_) = error {
                     tenure.renew_after(again);
                 }
+                tenure.wish_after(again);
                 if let Some(seat) = tenure.seat.as_ref().filter(|seat| seat.taken) {
                     let who = seat.who.clone();
                     self.wake(who, Verdict::Unrenewed(error.store_error().clone()));
@@ -314,9 +356,9 @@ impl<C: Clone> Turnstile<C> {
         let failed = if error.is_retryable() {
             self.line.take_once(WaiterId(u64::MAX))
         } else {
-            std::iter::from_fn(|| self.line.pop_first())
-                .map(|(_, waiter)| waiter)
-                .collect()
+            let line = std::iter::from_fn(|| self.line.pop_first()).map(|(_, waiter)| waiter);
+            let adopters = self.adopters.drain(..).map(|adopter| adopter.waiter);
+            adopters.chain(line).collect()
         };
         for waiter in failed {
             self.wake(waiter.who, Verdict::Failed(error.clone()));

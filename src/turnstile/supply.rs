@@ -1,14 +1,20 @@
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::line::WaiterId;
 use super::time::Moment;
 use crate::store::contract::Owner;
 
-/// What all turnstiles of a registry draw from: numbers that are never used twice, and chance.
+/// What all turnstiles of a registry draw from: numbers that are never used twice, and chance; and
+/// what they must know of each other's past.
 #[derive(Debug)]
 pub(crate) struct Supply {
     sequence: u64,
     chance: u64,
+    /// Owners whose key was left in the store, and when that has let go of it by itself. The
+    /// turnstile that left it is forgotten by then.
+    kept: BTreeMap<Owner, Moment>,
+    kept_until: BTreeSet<(Moment, Owner)>,
 }
 
 impl Supply {
@@ -16,7 +22,26 @@ impl Supply {
         Self {
             sequence: 0,
             chance: seed,
+            kept: BTreeMap::new(),
+            kept_until: BTreeSet::new(),
         }
+    }
+
+    /// The key of a retired owner stays in the store, until then at the latest.
+    pub(super) fn keep(&mut self, owner: Owner, now: Moment, until: Moment) {
+        while let Some((end, over)) = self.kept_until.first().copied()
+            && end <= now
+        {
+            self.kept_until.pop_first();
+            self.kept.remove(&over);
+        }
+        self.kept.insert(owner, until);
+        self.kept_until.insert((until, owner));
+    }
+
+    /// Whether what the store still has under a retired owner is meant to be there.
+    pub(super) fn is_kept(&self, owner: Owner, now: Moment) -> bool {
+        self.kept.get(&owner).is_some_and(|until| now < *until)
     }
 
     pub(super) fn owner(&mut self) -> Owner {

@@ -65,11 +65,12 @@ pub trait FutureLockExt: Future {
     /// # assert!(timely.is_ok());
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     fn with_lock(self, lock: impl IntoLock) -> future::WithLock<Self>
     where
         Self: Sized,
     {
-        future::WithLock::new(lock.into_lock().plan().clone(), self)
+        future::WithLock::new(lock.into_lock().plan().asked_here(), self)
     }
 
     /// [`with_lock`](Self::with_lock) for a future that yields a `Result`: lock errors become its
@@ -91,6 +92,7 @@ pub trait FutureLockExt: Future {
     /// # assert_eq!(ticket, 1);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     fn try_with_lock(self, lock: impl IntoLock) -> future::TryWithLock<Self>
     where
         Self: TryFuture + Sized,
@@ -133,15 +135,17 @@ pub trait StreamLockExt: Stream {
     /// assert_eq!(rows, [1, 2, 3]);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     fn with_lock(self, lock: impl IntoLock) -> stream::WithLock<Self>
     where
         Self: Sized,
     {
-        stream::WithLock::new(lock.into_lock().plan().clone(), self)
+        stream::WithLock::new(lock.into_lock().plan().asked_here(), self)
     }
 
     /// [`with_lock`](Self::with_lock) for a stream of `Result`s: lock errors become its own by
     /// `From<LockError>`. The stream's errors are items like any other: they do not end it.
+    #[track_caller]
     fn try_with_lock(self, lock: impl IntoLock) -> stream::TryWithLock<Self>
     where
         Self: TryStream + Sized,

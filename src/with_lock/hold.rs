@@ -1,3 +1,4 @@
+use std::panic::Location;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -10,6 +11,7 @@ use crate::LockError;
 use crate::acquire::{Acquired, Acquiring};
 use crate::driver::Driver;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
+use crate::nesting::{self, Inside};
 use crate::plan::Plan;
 use crate::settings::OnLost;
 
@@ -19,11 +21,15 @@ use crate::settings::OnLost;
 pub(crate) struct Hold {
     key: Arc<str>,
     on_lost: OnLost,
+    /// Where it was asked for.
+    place: &'static Location<'static>,
     state: State,
 }
 
-/// In it, work runs under the lock: its logs carry the key and the token.
+/// In it, work runs under the lock: its logs carry the key and the token, and a nested lock finds
+/// the lease.
 pub(crate) struct Scope<'a> {
+    _inside: Option<Inside>,
     _entered: Option<Entered<'a>>,
 }
 
@@ -48,6 +54,7 @@ impl Hold {
         Self {
             key: plan.key().clone(),
             on_lost: plan.on_lost(),
+            place: plan.place(),
             state: State::Acquiring(Acquiring::patient(plan)),
         }
     }
@@ -111,10 +118,14 @@ impl Hold {
     /// What the work finds around it: to be kept while it is polled.
     pub(crate) fn scope(&self) -> Scope<'_> {
         match &self.state {
-            State::Holding { span, .. } => Scope {
+            State::Holding { lease, span, .. } => Scope {
+                _inside: Some(nesting::enter(lease, self.place)),
                 _entered: Some(span.enter()),
             },
-            _ => Scope { _entered: None },
+            _ => Scope {
+                _inside: None,
+                _entered: None,
+            },
         }
     }
 
@@ -130,7 +141,7 @@ impl Hold {
         };
         let driver = lease.driver().clone();
         self.state = State::Releasing {
-            release: lease.release(),
+            release: lease.end(),
             driver,
             patience: None,
         };

@@ -8,15 +8,19 @@
 //! | `looking.rs` | what if nobody polls the one whose turn it is? |
 //! | `moving.rs` | is a future woken where it is polled, and not where it was? |
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
+//! | `spans.rs` | what do logs say that are written under a lock? |
 //! | `into_lock.rs` | what can be locked? |
 #![cfg(feature = "test-util")]
 
 mod endings;
 mod futures;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod into_lock;
 mod looking;
 mod moving;
 mod nesting;
+mod spans;
 mod streams;
 
 use std::sync::Arc;

@@ -187,6 +187,7 @@ impl Log {
             .with_ansi(false)
             .with_max_level(tracing::Level::WARN)
             .finish();
+        crate::hearing::beside_others();
         tracing::subscriber::with_default(subscriber, f)
     }
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistryBuilder, StreamLockExt};
+use lockstream::{FutureLockExt, Lock, LockError, StreamLockExt};
 
 use crate::assert_err;
+use crate::watch::Builder;
 use crate::world::{World, ms};
 
 /// Every way to lock gives the one error.
@@ -76,7 +77,7 @@ pub(crate) async fn bad_ttls<W: World>(w: &W) {
 /// A response time-out without end was taken: when a call was overdue was more than the clock can show, and the
 /// connection's task on Redis panicked again and again, without a pause.
 pub(crate) async fn bad_settings<W: World>(w: &W) {
-    type Change = fn(LockRegistryBuilder) -> LockRegistryBuilder;
+    type Change = fn(Builder) -> Builder;
     let changes: [(&str, Change); 8] = [
         ("prefix", |builder| builder.prefix("")),
         ("prefix", |builder| builder.prefix("a~b")),

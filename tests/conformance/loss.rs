@@ -137,9 +137,13 @@ pub(crate) async fn a_release_that_finds_another_is_a_loss<W: World>(w: &W) {
     let lock = here.obtain("k");
 
     let lease = lock.lease().await.unwrap();
+    let (view, mut before) = (lease.view(), lease.lost());
+    assert!(poll_once(&mut before).await.is_none());
     w.expire("k");
     assert!(other.acquire_once().await.unwrap());
     assert_err!(lease.release().await, Lost, "k");
+    // Those who look are told as well, whether they asked before or after.
+    assert!(before.await.is_lost() && view.lost().await.is_lost());
     assert!(is_held(&other).await, "another's lock was released");
 
     assert!(other.release().await.unwrap());

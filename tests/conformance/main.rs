@@ -6,12 +6,15 @@
 //! | `waiting.rs` | what do `acquire*` and `lease*` say of a lock that is free, or busy? |
 //! | `work.rs`, `streams.rs` | what becomes of a future or a stream under a lock? |
 //! | `renewal.rs` | who keeps a lease for longer than its ttl? |
+//! | `leadership.rs` | who leads, and what runs only while leading? |
+//! | `ends.rs` | how does a lease end, but by a release? |
 //! | `loss.rs` | who learns that a lease is over, and when? |
 //! | `outage.rs` | what if the store is away, or slow? |
 //! | `turns.rs` | who is next? |
 //! | `shutdown.rs` | what does the end of a registry leave? |
 //! | `invalid.rs` | what is refused before anything is sent? |
 //! | `scenarios.rs` | does it do what its model does? |
+//! | `events.rs` | what does a registry tell of itself? |
 //! | `exclusion.rs` | is there one holder at a time, and do tokens grow? |
 //! | `leftovers.rs` | what is left when nobody wants anything? |
 //! | `handles.rs` | whose is a lock? |
@@ -20,10 +23,15 @@
 //! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
+mod ends;
+mod events;
 mod exclusion;
 mod handles;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod installed;
 mod invalid;
+mod leadership;
 mod leftovers;
 mod loss;
 mod memory;
@@ -43,15 +51,16 @@ mod suite;
 mod support;
 mod turns;
 mod waiting;
+mod watch;
 mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 101;
+const CASES: usize = 155;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
-const CASES_OF_REDIS_ALONE: usize = 13;
+const CASES_OF_REDIS_ALONE: usize = 15;
 
 suite! {
     waiting: in_runtime {
@@ -102,6 +111,26 @@ suite! {
         a_renewal_finds_the_loss,
         released_leases_are_not_renewed,
     }
+    ends: in_runtime {
+        a_kept_key_stays_until_its_ttl_is_over,
+        who_waits_here_gets_a_kept_key_no_sooner,
+        the_end_of_a_kept_lease_waits_for_nothing,
+        what_was_to_stay_can_be_released,
+        nothing_prolongs_what_is_kept,
+        a_shutdown_leaves_what_is_to_stay,
+        a_lease_is_extended,
+        what_cannot_be_extended_says_so,
+        an_extension_outlasts_an_outage,
+        a_lease_goes_from_process_to_process,
+        a_registry_adopts_what_it_left,
+        what_is_not_there_cannot_be_adopted,
+        of_many_that_adopt_one_is_served,
+        who_waits_here_waits_on_behind_an_adoption,
+        an_adopted_lease_is_renewed,
+        an_outage_does_not_lose_what_is_detached,
+        adoptions_that_cannot_be,
+        handed_round_tokens_grow,
+    }
     loss: in_runtime {
         lost_work_is_dropped_at_once,
         a_lost_stream_is_dropped_at_once,
@@ -111,6 +140,24 @@ suite! {
         a_handle_learns_of_the_end_by_itself,
         a_lease_tells_its_end,
         an_expired_lease_does_not_release_its_successor,
+    }
+    leadership: in_runtime {
+        a_free_lead_is_had_at_once,
+        a_follower_leads_when_the_leader_leaves,
+        a_lost_lead_is_followed_and_had_again,
+        a_lead_taken_away_comes_back,
+        one_of_three_leads,
+        a_campaign_that_ends_leaves_nothing,
+        who_resigns_does_not_wait_for_an_absent_store,
+        a_campaign_ends_with_its_registry,
+        what_waiting_cannot_mend_ends_a_campaign,
+        an_outage_is_waited_out,
+        a_full_queue_is_waited_out,
+        a_campaign_that_is_not_polled,
+        work_runs_only_while_leading,
+        work_done_when_the_lead_is_over_begins_anew,
+        work_dropped_under_the_lead_resigns,
+        a_shutdown_ends_what_leads,
     }
     outage: in_runtime {
         acquiring_from_an_absent_store_errs,
@@ -149,9 +196,31 @@ suite! {
         three_that_wait_take_turns,
         of_three_that_wait_too_short_one_is_refused,
     }
+    events: in_runtime {
+        a_lease_is_told_from_its_wait_to_its_end,
+        waits_that_end_with_nothing_are_told,
+        a_turn_lost_does_not_end_a_wait,
+        passes_are_told,
+        renewals_are_told_and_the_last_is,
+        a_renewal_without_an_answer_is_told,
+        the_ways_to_lose_a_lease_are_told_apart,
+        a_full_queue_is_told,
+        a_handle_dropped_while_it_holds_is_told,
+        an_outage_is_told_once,
+        a_shutdown_is_told_and_ends_it,
+        a_shutdown_that_nobody_awaits_ends_it,
+        events_end_with_their_registry,
+        a_slow_reader_is_told_how_many_it_missed,
+        a_reader_is_woken_for_everything_in_order,
+        a_snapshot_shows_what_is_held_and_waited_for,
+        of_five_that_ask_once,
+        three_that_wait,
+        three_of_which_one_waits_too_short,
+    }
     exclusion: in_runtime {
         a_hundred_tasks_in_eight_processes_never_meet,
         comings_and_goings_break_nothing,
+        everything_at_once_breaks_nothing,
         tokens_grow_over_ten_thousand_leases,
         tokens_grow_through_passes,
     }
@@ -199,5 +268,7 @@ redis_alone! {
     connections_that_are_killed_lose_nothing,
     a_server_that_is_stopped_is_told_of_in_time,
     a_server_that_lost_its_data_tells_the_holders,
+    a_lead_that_the_server_refuses_is_had_when_it_relents,
     connecting_tells_what_is_wrong,
+    a_restart_is_told_once,
 }

@@ -5,11 +5,22 @@ use std::time::Duration;
 use lockstream::store::MemoryStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
 
+use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct Memory {
     store: MemoryStore,
+    watch: Watch,
+}
+
+impl Memory {
+    fn unwatched(&self) -> LockRegistryBuilder {
+        LockRegistry::builder(self.store.clone())
+            .ttl(ms(2000))
+            .wait(BOUND)
+            .response_timeout(BOUND)
+    }
 }
 
 impl World for Memory {
@@ -18,18 +29,20 @@ impl World for Memory {
 
     fn new() -> Self {
         let store = MemoryStore::new();
-        Self { store }
+        let watch = Watch::new();
+        Self { store, watch }
     }
 
-    async fn builder(&self) -> LockRegistryBuilder {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    async fn builder(&self) -> Builder {
         self.lazy_builder()
     }
 
-    fn lazy_builder(&self) -> LockRegistryBuilder {
-        LockRegistry::builder(self.store.clone())
-            .ttl(ms(2000))
-            .wait(BOUND)
-            .response_timeout(BOUND)
+    fn lazy_builder(&self) -> Builder {
+        self.watch.over(self.unwatched())
     }
 
     fn set_offline(&self, offline: bool) {
@@ -47,7 +60,8 @@ impl World for Memory {
     /// On a runtime of its own, and nobody wakes its timers once that is gone. Its clock is the real one, which agrees
     /// with a paused clock only as long as that has not moved on.
     fn crashed_holder(&self, key: &str, ttl: Duration) {
-        let lock = self.lazy_builder().build().obtain(key).ttl(ttl);
+        // Unwatched: a dead process does not tell its end.
+        let lock = self.unwatched().build().obtain(key).ttl(ttl);
         let dies = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_time()

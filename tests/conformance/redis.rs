@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
-use lockstream::{LockRegistry, LockRegistryBuilder};
 
 use crate::support::{Proxy, RedisServer, Way};
+use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
 
 #[derive(Debug)]
@@ -13,6 +14,7 @@ pub(crate) struct Redis {
     // Dropped first: what connects through it must not see the server go.
     proxy: Proxy,
     server: RedisServer,
+    watch: Watch,
 }
 
 impl Redis {
@@ -28,11 +30,12 @@ impl Redis {
         &self.proxy
     }
 
-    fn settle(store: RedisStore) -> LockRegistryBuilder {
-        LockRegistry::builder(store)
+    fn settle(&self, store: RedisStore) -> Builder {
+        let builder = LockRegistry::builder(store)
             .ttl(ms(2000))
             .wait(BOUND)
-            .response_timeout(BOUND)
+            .response_timeout(BOUND);
+        self.watch.over(builder)
     }
 }
 
@@ -43,15 +46,24 @@ impl World for Redis {
     fn new() -> Self {
         let server = RedisServer::start();
         let proxy = Proxy::to(&server);
-        Self { proxy, server }
+        let watch = Watch::new();
+        Self {
+            proxy,
+            server,
+            watch,
+        }
     }
 
-    async fn builder(&self) -> LockRegistryBuilder {
-        Self::settle(RedisStore::connect(self.proxy.url()).await.unwrap())
+    fn watch(&self) -> &Watch {
+        &self.watch
     }
 
-    fn lazy_builder(&self) -> LockRegistryBuilder {
-        Self::settle(RedisStore::connect_lazy(self.proxy.url()).unwrap())
+    async fn builder(&self) -> Builder {
+        self.settle(RedisStore::connect(self.proxy.url()).await.unwrap())
+    }
+
+    fn lazy_builder(&self) -> Builder {
+        self.settle(RedisStore::connect_lazy(self.proxy.url()).unwrap())
     }
 
     fn set_offline(&self, offline: bool) {

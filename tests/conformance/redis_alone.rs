@@ -2,14 +2,16 @@
 
 use std::future::pending;
 
+use futures::StreamExt;
 use futures::future::join_all;
 use lockstream::store::RedisStore;
-use lockstream::{FutureLockExt, LockRegistry};
-use tokio::time::{Instant, sleep};
+use lockstream::{FutureLockExt, Leadership, LockRegistry};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
 use crate::redis::Redis;
 use crate::support::RedisServer;
+use crate::watch::{assert_names, told_so_far, told_until};
 use crate::world::{
     BOUND, SOON, World, assert_took, empty, eventually, free, idle, is_held, ms, poll_once, waiting,
 };
@@ -287,6 +289,26 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut Redis)
     assert!(other.release().await.unwrap());
 }
 
+/// What the server refuses for good fails a wait at once, and a campaign not at all: rights are granted, and wrong
+/// keys deleted.
+pub(crate) async fn a_lead_that_the_server_refuses_is_had_when_it_relents(w: &Redis) {
+    let lock = w.registry().await.obtain("k");
+    let queue = "{lock:k}:~queue1";
+    w.server().cmd(&["RPUSH", queue, "x"]);
+    let error = assert_err!(lock.acquire().await, Store, "k");
+    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    let mut campaign = lock.leadership();
+    let told = campaign.next().await;
+    assert!(matches!(told, Some(Leadership::Follower)), "{told:?}");
+    let before = w.commands();
+    assert!(timeout(ms(1500), campaign.next()).await.is_err());
+    let sent = w.commands() - before;
+    assert!((2..60).contains(&sent), "{sent} commands in 1.5 s");
+    assert!(w.server().del(queue));
+    let told = timeout(BOUND, campaign.next()).await.unwrap();
+    assert!(matches!(told, Some(Leadership::Leader(_))), "{told:?}");
+}
+
 pub(crate) async fn connecting_tells_what_is_wrong(w: &Redis) {
     let fails = async |url: String| {
         let by_registry = LockRegistry::connect(url.clone())
@@ -309,4 +331,18 @@ pub(crate) async fn connecting_tells_what_is_wrong(w: &Redis) {
     assert_eq!(async { 1 }.with_lock((&registry, "k")).await.unwrap(), 1);
     let over_unix = LockRegistry::connect(w.server().unix_url()).await.unwrap();
     assert_eq!(async { 2 }.with_lock((&over_unix, "k")).await.unwrap(), 2);
+}
+
+/// A restart is an outage like any other: its beginning is told, and its end.
+pub(crate) async fn a_restart_is_told_once(w: &mut Redis) {
+    let registry = w.registry().await;
+    let mut events = registry.events();
+    w.server_mut().restart();
+    told_until(&mut events, "store down").await;
+    told_until(&mut events, "store up").await;
+    let lock = registry.obtain("k");
+    assert!(lock.acquire_within(SOON).await.unwrap());
+    assert!(lock.release().await.unwrap());
+    let told = told_so_far(&mut events).await;
+    assert_names(&told, &["waiting", "acquired", "released"]);
 }

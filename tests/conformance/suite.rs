@@ -5,12 +5,14 @@ use crate::world::{World, empty, ms};
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
 const HANGS: std::time::Duration = ms(60_000);
 
-/// Runs a case on a store of its own. When all of it is gone nothing may be left in the store.
+/// Runs a case on a store of its own. When all of it is gone nothing may be left in the store, and its registries must
+/// have told of everything, in order.
 pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&mut W)) {
     let mut world = W::new();
     let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
     ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
     assert_nothing_left(&world).await;
+    world.watch().all().await;
 }
 
 /// [`run`] for cases that make runtimes of their own.
@@ -21,7 +23,10 @@ pub(crate) fn run_outside<W: World>(case: impl FnOnce(&W)) {
         .enable_all()
         .build()
         .unwrap()
-        .block_on(assert_nothing_left(&world));
+        .block_on(async {
+            assert_nothing_left(&world).await;
+            world.watch().all_without_runtime().await;
+        });
 }
 
 async fn assert_nothing_left<W: World>(world: &W) {

@@ -4,8 +4,10 @@ use std::fmt::{Debug, Display};
 use std::future::Future;
 use std::time::Duration;
 
-use lockstream::{Lock, LockError, LockRegistry, LockRegistryBuilder};
+use lockstream::{Lock, LockError, LockRegistry};
 use tokio::time::Instant;
+
+use crate::watch::{Builder, Watch};
 
 /// One store of the case's own. Each registry made on it is a process to the others.
 pub(crate) trait World: Sized + Send + Sync + 'static {
@@ -18,11 +20,14 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// An empty store that nobody uses yet. Needs no runtime.
     fn new() -> Self;
 
+    /// Sees what happens in every registry of the case.
+    fn watch(&self) -> &Watch;
+
     /// A registry to be. Leases last 2 s, callers wait 10 s, and so long may answers take.
-    fn builder(&self) -> impl Future<Output = LockRegistryBuilder>;
+    fn builder(&self) -> impl Future<Output = Builder>;
 
     /// [`builder`](Self::builder) without any I/O, and without a runtime.
-    fn lazy_builder(&self) -> LockRegistryBuilder;
+    fn lazy_builder(&self) -> Builder;
 
     /// The store cannot be reached from now on, or can be again.
     fn set_offline(&self, offline: bool);

@@ -1,5 +1,5 @@
 //! What locks cost a server, counted on the server.
-#![cfg(feature = "redis")]
+#![cfg(all(feature = "redis", feature = "test-util"))]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -5,6 +5,7 @@
 //! | `cut.rs` | where is a future dropped? |
 //! | `victims.rs` | which futures are dropped? |
 //! | `memory.rs` | what is left on a memory store, at every poll and between polls? |
+//! | `ends.rs` | and of leases that change hands or are extended? |
 //! | `leaving.rs` | the same for what is dropped while it gives back |
 //! | `stories.rs` | faults that were found, one test each |
 //! | `storm.rs` | and when several threads drop at moments that nobody chose? |
@@ -12,6 +13,7 @@
 #![cfg(feature = "test-util")]
 
 mod cut;
+mod ends;
 mod leaving;
 mod memory;
 #[cfg(feature = "redis")]

@@ -3,11 +3,15 @@
 //!
 //! | file | what breaks |
 //! |---|---|
+//! | `ends.rs` | wires and servers, while leases change hands |
 //! | `server.rs` | the server: restarted, flushed, stopped, its connections killed |
 //! | `wire.rs` | the wire: cut, silent, slow |
 //! | `rights.rs` | rights, passwords, no server at all |
-#![cfg(feature = "redis")]
+#![cfg(all(feature = "redis", feature = "test-util"))]
 
+mod ends;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod rights;
 mod server;
 #[path = "../support/mod.rs"]

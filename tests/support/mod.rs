@@ -7,6 +7,7 @@
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `ports.rs` | which port may a test listen on? |
+//! | `hearing.rs` | how does a test hear all that its thread logs? (It stands by itself.) |
 //!
 //! Nothing here waits by the test runtime's clock, so all of it works under paused time as well.
 

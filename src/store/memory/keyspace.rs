@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +43,12 @@ pub(crate) struct Delivery {
 struct FullOwner {
     instance: Arc<str>,
     owner: Owner,
+}
+
+impl fmt::Display for FullOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.instance, self.owner.0)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +106,19 @@ impl Keyspace {
         };
         let mut granted = None;
         let outcome = match *op {
+            Op::Adopt {
+                owner,
+                ref from,
+                ttl,
+            } => {
+                if slot.is_held_by(&ours(owner)) || slot.is_called(from) {
+                    slot.hold(now, ours(owner), ttl);
+                    let draw = draw(fence, now);
+                    Outcome::Won { draw }
+                } else {
+                    Outcome::NotOld
+                }
+            }
             Op::Attempt { owner, ttl } => {
                 slot.claim(now, fence, live, &ours(owner), ttl, None, &mut granted)
             }
@@ -168,7 +188,7 @@ impl Keyspace {
         slot.run_out(now);
         let owner = slot.lock.as_ref().map(|held| &held.by);
         Sight {
-            owner: owner.map(|by| format!("{}:{}", by.instance, by.owner.0)),
+            owner: owner.map(FullOwner::to_string),
             left: slot.left(now),
             tickets: slot.queue.len() as u64,
         }
@@ -260,6 +280,12 @@ impl Slot {
 
     fn is_held_by(&self, owner: &FullOwner) -> bool {
         self.lock.as_ref().is_some_and(|held| held.by == *owner)
+    }
+
+    /// Whether the value of the lock key is this text.
+    fn is_called(&self, text: &str) -> bool {
+        let held = self.lock.as_ref();
+        held.is_some_and(|held| held.by.to_string() == text)
     }
 
     fn left(&self, now: ServerTime) -> Option<Duration> {

@@ -1,10 +1,10 @@
--- Attempt, enter, withdraw, release and yield, over any number of locks in one call.
+-- Attempt, enter, withdraw, release, yield and adopt, over any number of locks in one call.
 --
 -- KEYS  the fence, then the lock and the queue of each op
--- ARGV  the call's number, the last server time at which attempts and enters are of use (O5), the
+-- ARGV  the call's number, the last server time at which A, E and D are of use (O5), the
 --       prefix, then the words of each op:
 --         A owner ttl        E owner ttl score|''    Y old ttl new
---         R owner            W owner
+--         R owner            W owner                 D owner ttl from
 -- ->    the call's number, the server's time, then one answer an op:
 --         {'won', draw}  {'busy', ms left or -1, score or nil}  {'not-old'}  {'gone', 1 or 0}
 --         {'stale'}      {'error', text}
@@ -192,6 +192,14 @@ local function in_full()
     return { 'busy', left, ticket and ticket.score or false }
   end
 
+  -- S3: a win is proved by the very command that reports it; the ttl is never made shorter.
+  local function again(lock, ttl)
+    if call('PTTL', lock) < ttl then
+      call('PEXPIRE', lock, text(ttl))
+    end
+    return { 'won', draw() }
+  end
+
   -- Attempt, or enter if there is a ticket to stand in the queue with.
   local function take(lock, queue, owner, ttl, ticket)
     if now > of_use then
@@ -199,15 +207,11 @@ local function in_full()
     end
     local value = call('GET', lock)
     if value == owner then
-      -- S3: a win is proved by the very command that reports it; the ttl is never made shorter.
       know_fence()
       if ticket then
         call('ZREM', queue, ticket.member)
       end
-      if call('PTTL', lock) < ttl then
-        call('PEXPIRE', lock, text(ttl))
-      end
-      return { 'won', draw() }
+      return again(lock, ttl)
     end
     if value then
       local left = call('PTTL', lock)
@@ -285,6 +289,24 @@ local function in_full()
     local ticket = { member = new .. ' ' .. ttl }
     give(lock, queue, head, ticket)
     return busy(head.ttl, ticket)
+  end
+
+  -- Takes the lock over from the owner that left it to whoever knows its name. The queue stays: its
+  -- tickets are served when the new owner is done.
+  function run.D(lock, _, owner, ttl, from)
+    if now > of_use then
+      return { 'stale' } -- O5: the lock would be nobody's for a ttl
+    end
+    local value = call('GET', lock)
+    if value == owner then
+      know_fence()
+      return again(lock, tonumber(ttl))
+    elseif not value or value ~= from then
+      return { 'not-old' }
+    end
+    local number = draw()
+    call('SET', lock, owner, 'PX', ttl)
+    return { 'won', number }
   end
 
   return run

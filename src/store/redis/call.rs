@@ -133,6 +133,17 @@ fn add_words(command: &mut Cmd, names: &Names, op: &Op) {
                 .arg(millis(*ttl))
                 .arg(owner(new));
         }
+        Op::Adopt {
+            owner: of,
+            from,
+            ttl,
+        } => {
+            command
+                .arg("D")
+                .arg(owner(of))
+                .arg(millis(*ttl))
+                .arg(&**from);
+        }
         Op::Renew { owner: of, ttl } => {
             command.arg(owner(of)).arg(millis(*ttl));
         }
@@ -224,10 +235,14 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
         }
     };
     let outcome = match (op, tag, values) {
-        (Op::Attempt { .. } | Op::Enter { .. }, "stale", []) => return Some(Verdict::Stale),
-        (Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. }, "won", [draw]) => {
-            Outcome::Won { draw: int(draw)? }
+        (Op::Attempt { .. } | Op::Enter { .. } | Op::Adopt { .. }, "stale", []) => {
+            return Some(Verdict::Stale);
         }
+        (
+            Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. },
+            "won",
+            [draw],
+        ) => Outcome::Won { draw: int(draw)? },
         (Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. }, "busy", [left, score]) => {
             Outcome::Busy {
                 left: read_left(left)?,
@@ -237,7 +252,7 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
                 },
             }
         }
-        (Op::Yield { .. }, "not-old", []) => Outcome::NotOld,
+        (Op::Yield { .. } | Op::Adopt { .. }, "not-old", []) => Outcome::NotOld,
         (Op::Release { .. } | Op::Withdraw { .. }, "gone", [held]) => Outcome::Gone {
             held: int(held)? == 1,
         },
@@ -330,12 +345,18 @@ mod tests {
                 new: Owner(7),
                 ttl: TTL,
             },
+            Op::Adopt {
+                owner: Owner(8),
+                from: "cd:9".into(),
+                ttl: TTL,
+            },
         ];
-        let keys = "|lock:k|{lock:k}:~queue1".repeat(6);
-        let ops = "A|ab:1|30000|E|ab:2|30000||E|ab:3|30000|7|W|ab:4|R|ab:5|Y|ab:6|30000|ab:7";
+        let keys = "|lock:k|{lock:k}:~queue1".repeat(7);
+        let ops = "A|ab:1|30000|E|ab:2|30000||E|ab:3|30000|7|W|ab:4|R|ab:5|Y|ab:6|30000|ab:7\
+                   |D|ab:8|30000|cd:9";
         assert_eq!(
             words(Lane::Batch, &batch.map(job)),
-            format!("13|lock:~fence{keys}|5|1000|lock|{ops}")
+            format!("15|lock:~fence{keys}|5|1000|lock|{ops}")
         );
         let renew = job(Op::Renew {
             owner: Owner(8),

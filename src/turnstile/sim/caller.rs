@@ -1,12 +1,13 @@
 //! The callers: they come, wait, look or do not, hold, and leave.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::turnstile::{Patience, Repeats, Verdict, Waiter, WaiterId};
+use crate::turnstile::{Moment, Patience, Repeats, Verdict, Waiter, WaiterId};
 
 pub(super) type CallerId = usize;
 
@@ -32,11 +33,19 @@ pub(super) struct Caller {
     pub(super) patience: Patience,
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
+    /// Whether its key stays in the store when it is done.
+    pub(super) keeps: bool,
+    /// Whose lease it adopts, if it does not stand in line.
+    pub(super) adopts: Option<Arc<str>>,
+    /// It asked for its lease to last so long: when, and until when by its own clock.
+    pub(super) extended: Option<(True, Moment)>,
+    /// When it comes, if it adopts.
+    pub(super) comes_at: True,
     /// When its wait is over.
     pub(super) until: True,
     /// When it was last seated.
     seated_at: True,
-    visit: u32,
+    pub(super) visit: u32,
     wait: u64,
 }
 
@@ -50,10 +59,31 @@ impl Caller {
             stage: Stage::Out,
             patience: Patience::Stand,
             renewals: 0,
+            keeps: false,
+            adopts: None,
+            extended: None,
+            comes_at: 0,
             until: 0,
             seated_at: 0,
             visit: 0,
             wait: LONGEST_WAIT,
+        }
+    }
+
+    /// One that adopts what `from` left, and wants to know within `wait`.
+    pub(super) fn adopting(
+        process: ProcessId,
+        key: KeyId,
+        ttl: u64,
+        from: Arc<str>,
+        wait: u64,
+    ) -> Self {
+        Self {
+            key,
+            patience: Patience::Once,
+            adopts: Some(from),
+            wait,
+            ..Self::standing(process, ttl)
         }
     }
 }
@@ -84,6 +114,10 @@ impl World {
             } else {
                 0
             },
+            keeps: rng.chance(profile.keepers),
+            adopts: None,
+            extended: None,
+            comes_at: 0,
             until: 0,
             seated_at: 0,
             visit: 0,
@@ -120,6 +154,7 @@ impl World {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
+            keeps: caller.keeps,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
             repeats: Repeats(Box::new(move || {
@@ -127,8 +162,12 @@ impl World {
                 Some(pause)
             })),
         };
-        self.note(|_| format!("r{process} k{key} c{id} arrives: {waiter:?}"));
-        let waiter = self.put_in(process, key, |turnstile, cx| turnstile.arrive(cx, waiter));
+        let adopts = caller.adopts.clone();
+        self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));
+        let waiter = self.put_in(process, key, |turnstile, cx| match adopts {
+            Some(from) => turnstile.adopt(cx, from, waiter),
+            None => turnstile.arrive(cx, waiter),
+        });
         self.callers[id].stage = Stage::Waiting(waiter);
         self.drain(process, key);
         if drops {
@@ -152,8 +191,13 @@ impl World {
             (Verdict::Seated { token, deadline }, Stage::Waiting(waiter)) => {
                 let (token, deadline) = (*token, *deadline);
                 caller.seated_at = self.now;
+                caller.extended = None;
                 caller.stage = Stage::Seated(waiter);
-                self.check_order(process, key, waiter);
+                if caller.adopts.is_some() {
+                    self.check_adopted(id);
+                } else {
+                    self.check_order(process, key, waiter);
+                }
                 self.lease_begins(process, key, id, token, deadline);
                 let visit = self.callers[id].visit;
                 if self.rng.chance(self.profile.sleepers) {
@@ -170,8 +214,8 @@ impl World {
                     self.plan(delay, Event::Look(id, visit));
                 }
             }
-            (Verdict::Prolonged { deadline, .. }, Stage::Seated(_) | Stage::Holding(_)) => {
-                self.lease_prolonged(process, key, id, *deadline);
+            (Verdict::Prolonged { deadline, last }, Stage::Seated(_) | Stage::Holding(_)) => {
+                self.lease_prolonged(process, key, id, *deadline, *last);
             }
             (Verdict::Unrenewed(_), Stage::Holding(_)) => {}
             (Verdict::TurnLost, Stage::Seated(_)) => {
@@ -179,7 +223,8 @@ impl World {
                 self.callers[id].stage = Stage::Out;
                 // It learns of it when it looks at last.
                 let delay = self.rng.between(1, 2000);
-                if self.now + delay < self.callers[id].until && self.rng.chance(800) {
+                let adopts = self.callers[id].adopts.is_some();
+                if !adopts && self.now + delay < self.callers[id].until && self.rng.chance(800) {
                     self.plan(delay, Event::Arrive(id));
                 }
             }
@@ -190,8 +235,15 @@ impl World {
                 self.depart(id);
             }
             (Verdict::Closed, Stage::Seated(_) | Stage::Holding(_)) => {
+                if matches!(stage, Stage::Holding(_)) && self.callers[id].keeps {
+                    self.lease_kept(key, id);
+                }
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
+            }
+            (Verdict::Lost, Stage::Waiting(_)) if self.callers[id].adopts.is_some() => {
+                self.check_refused(id);
+                self.depart(id);
             }
             (
                 Verdict::Busy | Verdict::QueueFull | Verdict::Failed(_) | Verdict::Closed,
@@ -212,7 +264,7 @@ impl World {
         let caller = &mut self.callers[id];
         let refused = matches!(caller.stage, Stage::Waiting(_));
         caller.stage = Stage::Out;
-        if !self.calm && self.rng.chance(self.profile.returns) {
+        if !self.calm && caller.adopts.is_none() && self.rng.chance(self.profile.returns) {
             caller.visit += 1;
             caller.until = 0;
             let rest = if refused {
@@ -272,6 +324,10 @@ impl World {
             let most = holds[self.rng.below(holds.len() as u64) as usize];
             let hold = self.rng.between(0, most);
             self.plan(hold, Event::Finish(id, visit));
+            if self.rng.chance(self.profile.extensions) {
+                let delay = self.rng.between(0, hold);
+                self.plan(delay, Event::Extend(id, visit));
+            }
         }
     }
 
@@ -302,9 +358,21 @@ impl World {
             return;
         }
         caller.stage = Stage::Finishing;
-        self.note(|_| format!("r{process} k{key} c{id} finishes"));
+        let keeps = caller.keeps;
+        let detaches = !self.calm && self.rng.chance(self.profile.detached);
+        self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
+        self.check_extended(id);
+        if keeps || detaches {
+            self.lease_kept(key, id);
+        }
         self.lease_finishes(key, id);
-        self.feed(process, key, |turnstile, cx| turnstile.finish(cx, waiter));
+        let keep = keeps || detaches;
+        let kept = self.feed(process, key, |turnstile, cx| {
+            turnstile.finish(cx, waiter, keep)
+        });
+        if detaches && let Some(owner) = kept {
+            self.plan_adopters(process, key, owner);
+        }
     }
 
     pub(super) fn callers_gone(&mut self, process: ProcessId) {

@@ -52,6 +52,18 @@ fn broken() -> StoreError {
 impl World {
     pub(super) fn submit(&mut self, id: ProcessId, key: KeyId, op: Op) {
         self.note(|_| format!("r{id} k{key} sends {op:?}"));
+        let conn = self.processes[id].link.conn;
+        let straggles = matches!(op, Op::Renew { .. }) && self.rng.chance(self.profile.stragglers);
+        if straggles && !self.calm {
+            let delay = self.rng.between(0, 5 * MILLI);
+            self.plan(delay, Event::Straggler(id, conn, key, op));
+        } else {
+            self.catch_up(id, conn, key, op);
+        }
+    }
+
+    /// Its turn has come, if the connection is still the one that it was meant for.
+    pub(super) fn catch_up(&mut self, id: ProcessId, conn: Option<ConnId>, key: KeyId, op: Op) {
         let item = Item {
             key,
             op,
@@ -59,7 +71,7 @@ impl World {
             late_before: false,
         };
         let link = &mut self.processes[id].link;
-        if link.up || self.profile.ops_wait {
+        if link.conn == conn && (link.up || self.profile.ops_wait) {
             link.unsent.push_back(item);
             self.flush_soon(id);
         } else {

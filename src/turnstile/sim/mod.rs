@@ -6,6 +6,7 @@
 
 mod caller;
 mod clock;
+mod ends;
 mod faults;
 mod link;
 mod process;
@@ -65,21 +66,48 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 4];
+    let mut counts = [0; 9];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
                 let c = world.referee.counts;
                 steps += world.steps;
-                for (sum, count) in counts
-                    .iter_mut()
-                    .zip([c.begun, c.taken, c.prolonged, c.passed])
-                {
+                let seen = [
+                    c.begun,
+                    c.taken,
+                    c.passed,
+                    c.renewals,
+                    c.prolonged,
+                    c.crossed,
+                    c.kept,
+                    c.extended,
+                    c.adopted,
+                ];
+                for (sum, count) in counts.iter_mut().zip(seen) {
                     *sum += count;
                 }
             }
             Err(broken) => panic!("{}", show(seed, &broken)),
         }
     }
-    println!("{seeds} seeds, {steps} steps, leases begun, taken, prolonged, passed: {counts:?}");
+    let [
+        begun,
+        taken,
+        passed,
+        renewals,
+        prolonged,
+        crossed,
+        kept,
+        extended,
+        adopted,
+    ] = counts;
+    println!(
+        "{seeds} seeds, {steps} steps; leases begun {begun}, taken {taken}, passed {passed}; renewals \
+         {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
+         extended {extended}, adopted {adopted}"
+    );
+    // A run without them would prove nothing about renewal, nor about the other ends of leases.
+    let few = seeds / 2;
+    assert!(seeds < SEEDS || (prolonged > few && crossed > few / 4));
+    assert!(seeds < SEEDS || (kept > few && extended > few && adopted > few / 4));
 }

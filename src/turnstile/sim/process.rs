@@ -113,9 +113,11 @@ impl World {
             effects += 1;
             match effect {
                 Effect::Send(op) => {
+                    self.check_sent(id, key, &op);
                     if !matches!(op, Op::Renew { .. }) && !self.processes[id].flying.insert(key) {
                         self.breach(format!("O2: r{id} k{key} sends {op:?} beside another op"));
                     }
+                    self.check_watchdog(id, key, &op);
                     self.submit(id, key, op);
                 }
                 Effect::Wake(caller, verdict) => self.verdict(id, key, caller, verdict),

@@ -68,6 +68,14 @@ pub(super) struct Profile {
     pub(super) failed_connects: u64,
     pub(super) sleepers: u64,
     pub(super) droppers: u64,
+    /// How often, per mille, a renewal falls behind what is sent after it: renewals have a lane of
+    /// their own (O2).
+    pub(super) stragglers: u64,
+    /// How often, per mille: a caller's key stays in the store at the end, a held lease is
+    /// extended, or detached.
+    pub(super) keepers: u64,
+    pub(super) extensions: u64,
+    pub(super) detached: u64,
     /// How often, per mille, a caller that is done comes again.
     pub(super) returns: u64,
     /// And how soon at most.
@@ -131,6 +139,10 @@ impl Profile {
             failed_connects: 0,
             sleepers: rng.pick(&[0, 0, 50, 300]),
             droppers: rng.pick(&[0, 100, 400]),
+            stragglers: rng.pick(&[0, 300]),
+            keepers: rng.pick(&[0, 0, 50, 300]),
+            extensions: rng.pick(&[0, 100]),
+            detached: rng.pick(&[0, 20, 200]),
             rests: vec![0, 50, 3 * MILLI, 40 * MILLI],
             returns: rng.pick(&[0, 500, 900, 990]),
             faults: Vec::new(),

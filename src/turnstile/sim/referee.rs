@@ -1,12 +1,14 @@
 //! Sees everything, on a common clock, and says what is broken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::caller::{CallerId, Stage};
 use super::clock::{MILLI, True};
+use super::ends::Kept;
 use super::process::ProcessId;
 use super::world::{KeyId, World};
-use crate::store::contract::{Answer, Outcome};
+use crate::store::contract::{Answer, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
 use crate::turnstile::{Moment, WaiterId};
 
@@ -25,16 +27,24 @@ pub(super) struct Referee {
     pub(super) counts: Counts,
     /// How far the server's clock was stepped in all.
     pub(super) stepped: u64,
+    /// The longest that a lease was extended by.
+    pub(super) longest_wish: u64,
     pub(super) fence_lost: bool,
     /// Whether a lock was deleted by hand.
     pub(super) deleted: bool,
     pub(super) longest_gap: u64,
     /// The server refused something for good, and may keep what it would not undo.
     pub(super) refused_for_good: bool,
+    /// By key: what was left in the store.
+    pub(super) kept: Vec<Option<Kept>>,
+    /// Whose leases were adopted.
+    pub(super) adopted: BTreeSet<Arc<str>>,
     /// By key: since when no turnstile of a living process is about it.
     pub(super) quiet: Vec<Option<True>>,
     /// By process and key: since when somebody stands there without a ticket, lock or op.
     pub(super) unqueued: BTreeMap<(ProcessId, KeyId), True>,
+    /// Whose end the server has seen.
+    ended: BTreeSet<(ProcessId, Owner)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +53,12 @@ pub(super) struct Counts {
     pub(super) taken: u64,
     pub(super) prolonged: u64,
     pub(super) passed: u64,
+    /// Renewals that the server has seen, and those of them for an owner whose end it had seen.
+    pub(super) renewals: u64,
+    pub(super) crossed: u64,
+    pub(super) kept: u64,
+    pub(super) extended: u64,
+    pub(super) adopted: u64,
 }
 
 /// A lease that was given and has not ended.
@@ -64,12 +80,16 @@ impl Referee {
             starving: vec![None; keys],
             counts: Counts::default(),
             stepped: 0,
+            longest_wish: 0,
             fence_lost: false,
             deleted: false,
             longest_gap: 0,
             refused_for_good: false,
+            kept: vec![None; keys],
+            adopted: BTreeSet::new(),
             quiet: vec![None; keys],
             unqueued: BTreeMap::new(),
+            ended: BTreeSet::new(),
         }
     }
 }
@@ -123,6 +143,7 @@ impl World {
         key: KeyId,
         caller: CallerId,
         deadline: Moment,
+        last: bool,
     ) {
         self.referee.counts.prolonged += 1;
         let leases = &self.referee.leases[key];
@@ -130,7 +151,9 @@ impl World {
             return self.breach(format!("c{caller} is prolonged without a lease"));
         };
         let old = self.referee.leases[key].remove(at);
-        if !self.is_valid(&old) || deadline <= old.deadline {
+        // That the watchdog comes no more is told also where its coming moved nothing.
+        let moved = deadline > old.deadline || (last && deadline == old.deadline);
+        if !self.is_valid(&old) || !moved {
             self.breach(format!(
                 "c{caller} is prolonged from {:?} to {deadline:?}",
                 old.deadline
@@ -244,11 +267,42 @@ impl World {
         }
     }
 
+    /// A renewal is for a lease that somebody has: none is sent after it was given back or lost.
+    pub(super) fn check_watchdog(&mut self, process: ProcessId, key: KeyId, op: &Op) {
+        let leases = &self.referee.leases[key];
+        let held = leases.iter().any(|lease| lease.process == process);
+        if matches!(op, Op::Renew { .. }) && !held {
+            self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
+        }
+    }
+
+    /// Nothing is prolonged after its release, however the two crossed on their way.
+    pub(super) fn check_renewal(&mut self, process: ProcessId, op: &Op, outcome: &Outcome) {
+        match *op {
+            Op::Release { owner } | Op::Withdraw { owner } => {
+                self.referee.ended.insert((process, owner));
+            }
+            Op::Yield { old, .. } if !matches!(outcome, Outcome::NotOld) => {
+                self.referee.ended.insert((process, old));
+            }
+            Op::Renew { owner, .. } => {
+                let ended = self.referee.ended.contains(&(process, owner));
+                self.referee.counts.renewals += 1;
+                self.referee.counts.crossed += u64::from(ended);
+                if ended && matches!(outcome, Outcome::Renewed) {
+                    self.breach(format!("r{process} {op:?}: renewed after its end"));
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// The first in line is served first.
     pub(super) fn check_order(&mut self, process: ProcessId, key: KeyId, served: WaiterId) {
         let overtaken = self.callers.iter().position(|caller| {
             caller.process == process
                 && caller.key == key
+                && caller.adopts.is_none()
                 && matches!(caller.stage, Stage::Waiting(id) if id < served)
         });
         if let Some(overtaken) = overtaken {

@@ -29,7 +29,7 @@ impl World {
             });
             let leases = &self.referee.leases[key];
             let held = leases.iter().any(|lease| self.is_valid(lease));
-            if held || !waits || self.is_strange(key) {
+            if held || !waits || self.is_strange(key) || self.is_kept(key) {
                 self.referee.starving[key] = None;
                 continue;
             }
@@ -62,11 +62,19 @@ impl World {
     fn gap_bound(&self) -> Option<u64> {
         let net = 8 * (self.profile.latency.1 + self.profile.reply_lag + self.profile.lateness);
         if self.profile.theme == Theme::Calm {
-            return Some(net + 60 * MILLI);
+            // Who stands behind what is left to run out may know of the longer lease before it.
+            let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
+            let unknown = if leaves {
+                self.profile.longest_ttl().min(10 * SECOND)
+            } else {
+                0
+            };
+            return Some(net + 60 * MILLI + unknown);
         }
-        // A grant of before may have to run out, or the 10 s of W2, and a connection may turn out
-        // to be dead only then.
-        let longest = self.profile.longest_ttl() + self.referee.stepped;
+        // A grant of before may have to run out, or what a holder that crashed had extended its lease
+        // to, or the 10 s of W2, and a connection may turn out to be dead only then.
+        let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
+        let longest = longest + self.referee.stepped;
         let silence = self.profile.response_timeout + 2 * SECOND;
         self.calm
             .then_some(longest.max(10 * SECOND) + silence + net)
@@ -130,7 +138,14 @@ impl World {
             } else {
                 0
             };
+            // A grant that is long under way may come when it is over: its ticket has gone.
+            let underway = if self.profile.spikes > 0 {
+                self.profile.spike
+            } else {
+                self.profile.latency.1
+            };
             let longest = self.profile.response_timeout + 2500 * MILLI + stepped + deleted;
+            let longest = longest + underway;
             if now - since > longest {
                 self.breach(format!("r{id} k{key} waits without a ticket"));
             }
@@ -165,7 +180,7 @@ impl World {
         let helpless = !self.profile.kills || self.referee.refused_for_good;
         // A clock set back lets everything stand for longer than its owner is owed for.
         let shortly = SECOND / 10 + self.referee.stepped;
-        if helpless || self.now - since < shortly {
+        if helpless || self.now - since < shortly || self.is_kept(key) {
             return;
         }
         let tickets = self.tickets(key);

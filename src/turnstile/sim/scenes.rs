@@ -21,6 +21,9 @@ fn scene(seed: u64, registries: usize, change: impl FnOnce(&mut Profile)) -> Wor
     profile.returns = 0;
     profile.sleepers = 0;
     profile.droppers = 0;
+    profile.keepers = 0;
+    profile.extensions = 0;
+    profile.detached = 0;
     profile.max_waiters = 1000;
     profile.response_timeout = SECOND;
     change(&mut profile);

@@ -127,7 +127,10 @@ impl World {
 
     fn execute(&mut self, process: ProcessId, item: &Item) -> Said {
         let now = self.server.clock.micros(self.now);
-        let timely = matches!(item.op, Op::Attempt { .. } | Op::Enter { .. });
+        let timely = matches!(
+            item.op,
+            Op::Attempt { .. } | Op::Enter { .. } | Op::Adopt { .. }
+        );
         if timely && now > item.use_by {
             self.note(|_| format!("server: r{process} {:?} is too late", item.op));
             return Said::Late(now);
@@ -162,7 +165,9 @@ impl World {
                 item.key, item.op
             )
         });
+        self.check_kept(item.key, &item.op, process);
         self.check_draw(&answer, delivery.as_ref());
+        self.check_renewal(process, &item.op, &answer.outcome);
         self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
         if let Some(delivery) = delivery {
             let to = self

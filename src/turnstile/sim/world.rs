@@ -14,7 +14,7 @@ use super::profile::{Fault, Profile};
 use super::referee::Referee;
 use super::rng::Rng;
 use super::server::{Call, ConnId, Server};
-use crate::store::contract::Grant;
+use crate::store::contract::{Grant, Op};
 
 pub(super) type KeyId = usize;
 
@@ -30,8 +30,10 @@ pub(super) enum Event {
     Look(CallerId, u32),
     Leave(CallerId, u32),
     Finish(CallerId, u32),
+    Extend(CallerId, u32),
     Timer(ProcessId, KeyId),
     Flush(ProcessId),
+    Straggler(ProcessId, Option<ConnId>, KeyId, Op),
     Reply(ConnId, Reply),
     Push(ConnId, KeyId, Grant),
     Overdue(ConnId, u64),
@@ -214,10 +216,12 @@ impl World {
             Event::Arrive(caller)
             | Event::Look(caller, _)
             | Event::Leave(caller, _)
-            | Event::Finish(caller, _) => self.callers[*caller].process,
-            Event::Timer(process, _) | Event::Flush(process) | Event::Reconnect(process) => {
-                *process
-            }
+            | Event::Finish(caller, _)
+            | Event::Extend(caller, _) => self.callers[*caller].process,
+            Event::Timer(process, _)
+            | Event::Flush(process)
+            | Event::Straggler(process, ..)
+            | Event::Reconnect(process) => *process,
             Event::Reply(conn, _)
             | Event::Push(conn, _, _)
             | Event::Overdue(conn, _)
@@ -233,8 +237,10 @@ impl World {
             Event::Look(caller, visit) => self.caller_looks(caller, visit),
             Event::Leave(caller, visit) => self.caller_leaves(caller, visit),
             Event::Finish(caller, visit) => self.caller_finishes(caller, visit),
+            Event::Extend(caller, visit) => self.caller_extends(caller, visit),
             Event::Timer(_, key) => self.timer(id, key),
             Event::Flush(_) => self.flush(id),
+            Event::Straggler(_, conn, key, op) => self.catch_up(id, conn, key, op),
             Event::Reply(conn, reply) => self.on_reply(conn, reply),
             Event::Push(conn, key, grant) => self.on_push(conn, key, grant),
             Event::Overdue(conn, call) => self.on_overdue(conn, call),

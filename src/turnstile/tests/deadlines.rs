@@ -27,7 +27,10 @@ fn d1_a_renewal_counts_from_before_it_was_sent() {
     let renew = desk.sent();
     desk.stop_until(1500);
     desk.reply(&renew, Outcome::Renewed);
-    let Verdict::Prolonged { deadline: until, .. } = desk.told("a") else {
+    let Verdict::Prolonged {
+        deadline: until, ..
+    } = desk.told("a")
+    else {
         panic!("not prolonged")
     };
     assert_eq!(until.as_micros() as u64, deadline(1200, 1000));

@@ -43,6 +43,7 @@ pub(super) struct Desk {
 pub(super) struct Wish {
     ttl: u64,
     renewals: u32,
+    keeps: bool,
     patience: Patience,
     until: Moment,
 }
@@ -52,6 +53,7 @@ pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
         renewals: 0,
+        keeps: false,
         patience: Patience::Stand,
         until: FOREVER,
     }
@@ -64,6 +66,14 @@ impl Wish {
 
     pub(super) fn renewed_at_most(self, renewals: u32) -> Self {
         Self { renewals, ..self }
+    }
+
+    /// Its key stays in the store when it ends.
+    pub(super) fn kept(self) -> Self {
+        Self {
+            keeps: true,
+            ..self
+        }
     }
 
     pub(super) fn once(self) -> Self {
@@ -123,6 +133,13 @@ impl Desk {
         result
     }
 
+    /// An idle turnstile is forgotten; the next event makes another.
+    #[track_caller]
+    pub(super) fn forget(&mut self) {
+        assert!(self.turnstile.is_idle());
+        self.turnstile = Turnstile::new(rules(), true);
+    }
+
     /// Lets time go by, with the timer at every point that the turnstile names.
     pub(super) fn wait_until(&mut self, millis: u64) {
         let then = ms(millis);
@@ -141,15 +158,27 @@ impl Desk {
     }
 
     pub(super) fn arrive(&mut self, who: &'static str, wish: Wish) -> WaiterId {
-        let waiter = Waiter {
+        let waiter = self.waiter(who, wish);
+        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter))
+    }
+
+    /// Somebody adopts what `from` left, and wants to know soon.
+    pub(super) fn adopt(&mut self, who: &'static str, from: &str, wish: Wish) -> WaiterId {
+        let waiter = self.waiter(who, wish.once());
+        let from = from.into();
+        self.feed(|turnstile, cx| turnstile.adopt(cx, from, waiter))
+    }
+
+    fn waiter(&self, who: &'static str, wish: Wish) -> Waiter<&'static str> {
+        Waiter {
             who,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
+            keeps: wish.keeps,
             patience: wish.patience,
             until: wish.until,
             repeats: Repeats(Box::new(|| Some(ms(30)))),
-        };
-        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter))
+        }
     }
 
     pub(super) fn leave(&mut self, id: WaiterId) {
@@ -161,7 +190,18 @@ impl Desk {
     }
 
     pub(super) fn finish(&mut self, id: WaiterId) {
-        self.feed(|turnstile, cx| turnstile.finish(cx, id));
+        self.feed(|turnstile, cx| turnstile.finish(cx, id, false));
+    }
+
+    /// It is over for its holder, and its key stays in the store.
+    pub(super) fn keep(&mut self, id: WaiterId) -> Option<Owner> {
+        self.feed(|turnstile, cx| turnstile.finish(cx, id, true))
+    }
+
+    /// The lease is to last so many milliseconds from now: until when, in microseconds.
+    pub(super) fn extend(&mut self, id: WaiterId, ttl: u64) -> Option<u64> {
+        let until = self.feed(|turnstile, cx| turnstile.extend(cx, id, ms(ttl)));
+        until.map(|until| until.as_micros() as u64)
     }
 
     pub(super) fn up(&mut self, queue: bool) {
@@ -264,7 +304,10 @@ impl Desk {
 #[track_caller]
 pub(super) fn asker(op: &Op) -> Owner {
     match *op {
-        Op::Attempt { owner, .. } | Op::Enter { owner, .. } | Op::Yield { new: owner, .. } => owner,
+        Op::Attempt { owner, .. }
+        | Op::Enter { owner, .. }
+        | Op::Adopt { owner, .. }
+        | Op::Yield { new: owner, .. } => owner,
         _ => panic!("{op:?} does not ask"),
     }
 }

@@ -81,6 +81,11 @@ impl Shop {
         self.apply(who, &Op::Renew { owner, ttl }).0
     }
 
+    fn adopt(&mut self, who: &str, owner: u64, from: &str, ttl: u64) -> Outcome {
+        let (owner, from, ttl) = (Owner(owner), from.into(), ms(ttl));
+        self.apply(who, &Op::Adopt { owner, from, ttl }).0
+    }
+
     fn sight(&mut self) -> (Option<String>, Option<Duration>, u64) {
         let now = self.now;
         let sight = self.keyspace.inspect(&PREFIX.into(), &KEY.into(), now);
@@ -366,6 +371,42 @@ fn s2_a_renewal_only_lengthens() {
     assert_eq!(shop.sight().1, Some(ms(1000)));
     shop.pass(1001);
     assert_eq!(shop.renew("a", 1, 500), Outcome::Lost);
+    assert_eq!(shop.sight().0, None);
+}
+
+/// The lock goes to a new owner, with a ttl and a draw of its own, past the queue; asked again after
+/// a lost reply, it is that owner's already, and the win is proved anew.
+#[test]
+fn s3_an_adoption_moves_the_lock_and_may_be_asked_again() {
+    let mut shop = Shop::new();
+    let left = draw(&shop.attempt("a", 1, 1000));
+    shop.enter("c", 1, 500);
+    shop.pass(400);
+    let first = draw(&shop.adopt("b", 7, "a:1", 800));
+    assert!(first > left);
+    assert_eq!(shop.sight(), (Some("b:7".into()), Some(ms(800)), 1));
+    shop.pass(100);
+    assert!(draw(&shop.adopt("b", 7, "a:1", 800)) > first);
+    assert_eq!(shop.sight().1, Some(ms(800)));
+    // What the first owner still sends harms nothing.
+    let (outcome, granted) = shop.release("a", 1);
+    assert_eq!(outcome, Outcome::Gone { held: false });
+    assert!(granted.is_none());
+    assert_eq!(shop.renew("a", 1, 9000), Outcome::Lost);
+    assert_eq!(shop.sight().1, Some(ms(800)));
+}
+
+/// It ran out, or is another's: of two that adopt one comes too late, and nothing is written.
+#[test]
+fn s3_an_adoption_of_what_is_not_there_writes_nothing() {
+    let mut shop = Shop::new();
+    assert_eq!(shop.adopt("b", 7, "a:1", 800), Outcome::NotOld);
+    assert_eq!(shop.sight().0, None);
+    shop.attempt("a", 1, 1000);
+    draw(&shop.adopt("b", 7, "a:1", 800));
+    assert_eq!(shop.adopt("c", 3, "a:1", 800), Outcome::NotOld);
+    shop.pass(801);
+    assert_eq!(shop.adopt("b", 7, "a:1", 800), Outcome::NotOld);
     assert_eq!(shop.sight().0, None);
 }
 

@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod desk;
+mod ends;
 mod keyspace;
 mod owners;
 mod passes;

@@ -1,6 +1,6 @@
 //! Any events in any order, from a store that answers whatever fits the op: the invariants hold.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -19,11 +19,21 @@ enum Step {
         ttl: u64,
         renewed: bool,
         once: bool,
+        keeps: bool,
         wait: Option<u64>,
+    },
+    /// Adopts a lease, of this registry or another.
+    Adopt {
+        ttl: u64,
+        wait: u64,
     },
     Leave(usize),
     Take(usize),
-    Finish(usize),
+    Finish {
+        whose: usize,
+        keep: bool,
+    },
+    Extend(usize, u64),
     Reply {
         which: usize,
         how: u8,
@@ -53,11 +63,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let wait = proptest::option::of(0_u64..2000);
     let which = 0_usize..8;
     let step = prop_oneof![
-        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), wait)
-            .prop_map(|(ttl, renewed, once, wait)| Step::Arrive { ttl, renewed, once, wait }),
+        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), any::<bool>(), wait)
+            .prop_map(|(ttl, renewed, once, keeps, wait)| {
+                Step::Arrive { ttl, renewed, once, keeps, wait }
+            }),
+        2 => (ttl.clone(), 0_u64..2000).prop_map(|(ttl, wait)| Step::Adopt { ttl, wait }),
         2 => which.clone().prop_map(Step::Leave),
         5 => which.clone().prop_map(Step::Take),
-        5 => which.clone().prop_map(Step::Finish),
+        5 => (which.clone(), proptest::bool::weighted(0.3))
+            .prop_map(|(whose, keep)| Step::Finish { whose, keep }),
+        2 => (which.clone(), ttl.clone()).prop_map(|(whose, ttl)| Step::Extend(whose, ttl)),
         12 => (0_usize..2, any::<u8>(), time.clone(), 0_u64..200)
             .prop_map(|(which, how, left, ago)| Step::Reply { which, how, left, ago }),
         4 => (which, ttl, -2000_i64..2000)
@@ -89,6 +104,10 @@ struct Bench {
     flying: Vec<(Moment, Op)>,
     owners: Vec<Owner>,
     callers: Vec<(WaiterId, Stage)>,
+    /// Which callers adopt: their turn is before the line's.
+    adopters: BTreeSet<usize>,
+    /// Whose key was left in the store.
+    kept: BTreeSet<Owner>,
     /// By owner: the latest end that anything has proved.
     proved: BTreeMap<Owner, Moment>,
     /// Whom the event of now is about: it may be told something while it leaves.
@@ -116,6 +135,8 @@ impl Bench {
             flying: Vec::new(),
             owners: Vec::new(),
             callers: Vec::new(),
+            adopters: BTreeSet::new(),
+            kept: BTreeSet::new(),
             proved: BTreeMap::new(),
             leaving: None,
             down: false,
@@ -168,11 +189,17 @@ impl Bench {
     }
 
     fn sent(&mut self, op: Op) {
-        if let Op::Attempt { owner, .. } | Op::Enter { owner, .. } | Op::Yield { new: owner, .. } =
-            op
+        if let Op::Attempt { owner, .. }
+        | Op::Enter { owner, .. }
+        | Op::Adopt { owner, .. }
+        | Op::Yield { new: owner, .. } = op
             && !self.owners.contains(&owner)
         {
             self.owners.push(owner);
+        }
+        if let Op::Renew { owner, .. } | Op::Yield { old: owner, .. } | Op::Withdraw { owner } = op
+        {
+            assert!(!self.kept.contains(&owner), "{op:?} for one that is kept");
         }
         self.flying.push((self.now, op));
         let others = self
@@ -196,7 +223,11 @@ impl Bench {
                     .callers
                     .iter()
                     .position(|(_, stage)| *stage == Stage::Waiting);
-                assert_eq!(first, Some(who), "it is the turn of the first");
+                let adopts = self.adopters.contains(&who);
+                assert!(
+                    adopts || first == Some(who),
+                    "it is the turn of {first:?}, not of {who}"
+                );
                 Stage::Seated
             }
             (Verdict::Prolonged { deadline, .. }, Stage::Seated | Stage::Holding) => {
@@ -210,6 +241,7 @@ impl Bench {
             | (Verdict::Released, Stage::Finishing)
             | (Verdict::Failed(_), Stage::Waiting | Stage::Finishing)
             | (Verdict::Busy | Verdict::QueueFull, Stage::Waiting) => Stage::Done,
+            (Verdict::Lost, Stage::Waiting) if self.adopters.contains(&who) => Stage::Done,
             _ => panic!("I5: {who} is {stage:?}, and is told {verdict:?}"),
         };
         self.callers[who].1 = next;
@@ -248,6 +280,7 @@ impl Bench {
         Ok(match *op {
             Op::Attempt { owner, ttl }
             | Op::Enter { owner, ttl, .. }
+            | Op::Adopt { owner, ttl, .. }
             | Op::Yield {
                 new: owner, ttl, ..
             } => match how % 3 {
@@ -257,6 +290,7 @@ impl Bench {
                     Outcome::Won { draw: self.draws }
                 }
                 1 if matches!(op, Op::Yield { .. }) => Outcome::NotOld,
+                _ if matches!(op, Op::Adopt { .. }) => Outcome::NotOld,
                 _ => Outcome::Busy { left, score },
             },
             Op::Withdraw { .. } | Op::Release { .. } => Outcome::Gone {
@@ -347,9 +381,21 @@ impl Bench {
         self.leaving = None;
     }
 
-    fn finish(&mut self, who: usize, id: WaiterId) {
+    fn finish(&mut self, who: usize, id: WaiterId, keep: bool) {
         self.callers[who].1 = Stage::Finishing;
-        self.feed(|turnstile, cx| turnstile.finish(cx, id));
+        let kept = self.put_in(|turnstile, cx| turnstile.finish(cx, id, keep));
+        self.kept.extend(kept);
+        self.drain();
+        assert!(
+            kept.is_none() || self.callers[who].1 == Stage::Done,
+            "what is kept is told at once"
+        );
+    }
+
+    fn extend(&mut self, who: usize, id: WaiterId, ttl: u64) {
+        let until = self.feed(|turnstile, cx| turnstile.extend(cx, id, ms(ttl)));
+        let held = self.callers[who].1 == Stage::Holding;
+        assert_eq!(until.is_some(), held, "{who} is extended to {until:?}");
     }
 
     fn take(&mut self, who: usize, id: WaiterId) {
@@ -370,6 +416,7 @@ impl Bench {
                 ttl,
                 renewed,
                 once,
+                keeps,
                 wait,
             } => {
                 let who = self.callers.len();
@@ -377,6 +424,7 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
+                    keeps,
                     patience: if once {
                         Patience::Once
                     } else {
@@ -389,6 +437,23 @@ impl Bench {
                 self.callers.push((id, Stage::Waiting));
                 self.drain();
             }
+            Step::Adopt { ttl, wait } => {
+                let who = self.callers.len();
+                let waiter = Waiter {
+                    who,
+                    ttl: ms(ttl),
+                    renewals: 0,
+                    keeps: false,
+                    patience: Patience::Once,
+                    until: self.now + ms(wait),
+                    repeats: Repeats(Box::new(|| None)),
+                };
+                let from = "other:1".into();
+                let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));
+                self.callers.push((id, Stage::Waiting));
+                self.adopters.insert(who);
+                self.drain();
+            }
             Step::Leave(n) => {
                 if let Some((who, id)) = self.nth(n, &[Stage::Waiting, Stage::Seated]) {
                     self.leave(who, id);
@@ -399,9 +464,14 @@ impl Bench {
                     self.take(who, id);
                 }
             }
-            Step::Finish(n) => {
+            Step::Finish { whose, keep } => {
+                if let Some((who, id)) = self.nth(whose, &[Stage::Holding]) {
+                    self.finish(who, id, keep);
+                }
+            }
+            Step::Extend(n, ttl) => {
                 if let Some((who, id)) = self.nth(n, &[Stage::Holding]) {
-                    self.finish(who, id);
+                    self.extend(who, id, ttl);
                 }
             }
             Step::Reply {
@@ -450,7 +520,7 @@ impl Bench {
                 self.leave(who, id);
             }
             if let Some((who, id)) = self.nth(0, &[Stage::Holding]) {
-                self.finish(who, id);
+                self.finish(who, id, false);
             }
             if self.turnstile.is_idle() && self.flying.is_empty() {
                 break;

@@ -79,7 +79,10 @@ fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
     };
     assert_eq!(ttl, ms(5000));
     desk.reply(&renew, Outcome::Renewed);
-    let Verdict::Prolonged { deadline: until, .. } = desk.told("b") else {
+    let Verdict::Prolonged {
+        deadline: until, ..
+    } = desk.told("b")
+    else {
         panic!("not prolonged")
     };
     assert_eq!(until.as_micros() as u64, deadline(1000, 5000));
@@ -289,6 +292,7 @@ fn a_pause_without_end_is_no_fault() {
         who: "a",
         ttl: ms(1000),
         renewals: 0,
+        keeps: false,
         patience: Patience::Stand,
         until: ms(5000),
         repeats: Repeats(Box::new(|| Some(Duration::MAX))),

@@ -5,10 +5,13 @@
 mod attempts;
 mod breaking;
 mod connecting;
+mod ends;
 mod fake;
 mod fence;
 mod full_server;
 mod handover;
+#[path = "../../../../tests/support/hearing.rs"]
+mod hearing;
 mod links;
 mod queue;
 mod registry;

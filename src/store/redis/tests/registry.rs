@@ -348,6 +348,7 @@ impl Log {
             .with_ansi(false)
             .with_writer(move || log.clone())
             .finish();
+        super::hearing::beside_others();
         tracing::subscriber::set_default(subscriber)
     }
 }

@@ -38,7 +38,7 @@ async fn o5_a_command_of_a_dead_connection_wins_for_nobody() {
 async fn o5_a_stale_script_does_nothing_and_tells_its_time() {
     let server = RedisServer::start();
     let script = include_str!("../batch.lua");
-    for op in ["A", "E"] {
+    for op in ["A", "E", "D"] {
         let words = [
             "lock:~fence",
             "lock:k",

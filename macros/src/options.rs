@@ -1,0 +1,283 @@
+//! What stands in the brackets of `#[with_lock(…)]`.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{quote, quote_spanned};
+use syn::ext::IdentExt;
+use syn::parse::{Parse, ParseStream};
+use syn::spanned::Spanned;
+use syn::{Expr, ExprLit, Ident, Lit, Path, Token, parse_quote, parse2};
+
+use crate::duration;
+use crate::key::Key;
+
+const NAMES: [&str; 11] = [
+    "key",
+    "registry",
+    "ttl",
+    "wait",
+    "renewal",
+    "max_renewals",
+    "on_lost",
+    "on_finish",
+    "reentrant",
+    "repeat",
+    "crate",
+];
+
+/// Which lock, and how: one attribute's worth.
+pub(crate) struct Options {
+    pub(crate) key: Key,
+    pub(crate) registry: Option<Expr>,
+    /// Calls of the setters of `Lock`.
+    pub(crate) setters: TokenStream,
+    /// Where the crate `lockstream` is to be found.
+    pub(crate) home: Path,
+}
+
+impl Parse for Options {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut given = Given(Vec::new());
+        while !input.is_empty() {
+            given.push(Given::parse_one(input)?)?;
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        given.settle()
+    }
+}
+
+/// The options as they were written, each at most once.
+struct Given(Vec<(Ident, Option<Expr>)>);
+
+impl Given {
+    fn parse_one(input: ParseStream<'_>) -> syn::Result<(Ident, Option<Expr>)> {
+        let name = if input.peek(Ident::peek_any) {
+            input.call(Ident::parse_any)?
+        } else {
+            let say = "expected an option, as in `key = \"order:{order.id}\"`";
+            return Err(input.error(say));
+        };
+        if !NAMES.iter().any(|known| name == known) {
+            return Err(syn::Error::new(
+                name.span(),
+                format!(
+                    "there is no option `{name}`; there are `{}`",
+                    NAMES.join("`, `")
+                ),
+            ));
+        }
+        if !input.peek(Token![=]) {
+            return Ok((name, None));
+        }
+        input.parse::<Token![=]>()?;
+        if input.is_empty() || input.peek(Token![,]) {
+            return Err(input.error(format!("`{name} =` wants a value")));
+        }
+        Ok((name, Some(ungroup(input.parse()?))))
+    }
+
+    fn push(&mut self, one: (Ident, Option<Expr>)) -> syn::Result<()> {
+        if self.0.iter().any(|(name, _)| *name == one.0) {
+            let say = format!("`{}` was said before: leave one out", one.0);
+            return Err(syn::Error::new(one.0.span(), say));
+        }
+        self.0.push(one);
+        Ok(())
+    }
+
+    fn take(&mut self, name: &str) -> Option<(Ident, Option<Expr>)> {
+        let at = self.0.iter().position(|(given, _)| given == name)?;
+        Some(self.0.remove(at))
+    }
+
+    /// The value of an option that has one.
+    fn value(&mut self, name: &str) -> syn::Result<Option<Expr>> {
+        match self.take(name) {
+            None => Ok(None),
+            Some((_, Some(value))) => Ok(Some(value)),
+            Some((ident, None)) => Err(syn::Error::new(
+                ident.span(),
+                format!("`{name}` wants a value: `{name} = …`"),
+            )),
+        }
+    }
+
+    fn flag(&mut self, name: &str) -> syn::Result<bool> {
+        match self.take(name) {
+            None => Ok(false),
+            Some((_, None)) => Ok(true),
+            Some((_, Some(value))) => Err(syn::Error::new(
+                value.span(),
+                format!("`{name}` takes no value: it is there or not"),
+            )),
+        }
+    }
+
+    fn settle(mut self) -> syn::Result<Options> {
+        let home = match self.value("crate")? {
+            None => parse_quote!(::lockstream),
+            Some(Expr::Path(path)) if path.qself.is_none() => path.path,
+            Some(other) => {
+                let say = "`crate` takes the path of the crate lockstream, as in `crate = ::locks`";
+                return Err(syn::Error::new(other.span(), say));
+            }
+        };
+        let Some(key) = self.value("key")? else {
+            return Err(syn::Error::new(
+                Span::call_site(),
+                "`#[with_lock]` wants a key: `#[with_lock(key = \"order:{order.id}\")]`",
+            ));
+        };
+        let key = Key::parse(key)?;
+        let registry = self.value("registry")?;
+        let setters = self.setters(&home)?;
+        Ok(Options {
+            key,
+            registry,
+            setters,
+            home,
+        })
+    }
+
+    fn setters(&mut self, home: &Path) -> syn::Result<TokenStream> {
+        let mut setters = TokenStream::new();
+        if let Some(ttl) = self.value("ttl")? {
+            let ttl = duration::ttl(&ttl)?;
+            setters.extend(quote!(.ttl(#ttl)));
+        }
+        if let Some(wait) = self.value("wait")? {
+            let wait = duration::wait(&wait)?;
+            setters.extend(quote!(.wait(#wait)));
+        }
+        if let Some(renewal) = self.renewal(home)? {
+            setters.extend(quote!(.renewal(#renewal)));
+        }
+        let choices: [(_, &[_], _); 2] = [
+            (
+                "on_lost",
+                &[("stop", "Stop"), ("run_on", "RunOn")],
+                "OnLost",
+            ),
+            (
+                "on_finish",
+                &[("release", "Release"), ("let_expire", "LetExpire")],
+                "OnFinish",
+            ),
+        ];
+        for (name, words, ty) in choices {
+            if let Some(value) = self.value(name)? {
+                let setter = Ident::new(name, Span::mixed_site());
+                let ty = Ident::new(ty, Span::mixed_site());
+                let value = choice(name, &value, words, |variant, span| {
+                    let variant = Ident::new(variant, span);
+                    quote_spanned!(span => #home::#ty::#variant)
+                })?;
+                setters.extend(quote!(.#setter(#value)));
+            }
+        }
+        if self.flag("reentrant")? {
+            setters.extend(quote!(.reentrant()));
+        }
+        if let Some(repeat) = self.value("repeat")? {
+            setters.extend(quote!(.repeat(#repeat)));
+        }
+        Ok(setters)
+    }
+
+    /// `max_renewals` bounds a watchdog, which it brings along.
+    fn renewal(&mut self, home: &Path) -> syn::Result<Option<TokenStream>> {
+        let renewal = self.value("renewal")?;
+        let most = self.value("max_renewals")?;
+        if let (Some(renewal), Some(most)) = (&renewal, &most)
+            && text(renewal).is_some_and(|text| text == "off")
+        {
+            let say =
+                "there are no renewals to count: leave out `max_renewals` or `renewal = \"off\"`";
+            return Err(syn::Error::new(most.span(), say));
+        }
+        let renewal = renewal
+            .map(|renewal| {
+                let words = [("watchdog", "watchdog"), ("off", "off")];
+                choice("renewal", &renewal, &words, |how, span| {
+                    let how = Ident::new(how, span);
+                    quote_spanned!(span => #home::Renewal::#how())
+                })
+            })
+            .transpose()?;
+        let Some(most) = most else {
+            return Ok(renewal);
+        };
+        if let Expr::Lit(ExprLit { lit, .. }) = &most
+            && !matches!(lit, Lit::Int(_))
+        {
+            let say = "`max_renewals` is a whole number, as in `max_renewals = 360`";
+            return Err(syn::Error::new(lit.span(), say));
+        }
+        let renewal = match renewal {
+            Some(renewal) => operand(&parse2(renewal)?),
+            None => quote!(#home::Renewal::watchdog()),
+        };
+        Ok(Some(quote!(#renewal.max_renewals(#most))))
+    }
+}
+
+/// One of a few words, or an expression.
+fn choice(
+    name: &str,
+    value: &Expr,
+    words: &[(&str, &str)],
+    write: impl FnOnce(&str, Span) -> TokenStream,
+) -> syn::Result<TokenStream> {
+    let Expr::Lit(literal) = value else {
+        return Ok(quote!(#value));
+    };
+    let chosen = text(value).and_then(|text| words.iter().find(|(word, _)| *word == text));
+    match chosen {
+        Some((_, variant)) => {
+            let span = literal.span().resolved_at(Span::mixed_site());
+            Ok(write(variant, span))
+        }
+        None => {
+            let words: Vec<_> = words
+                .iter()
+                .map(|(word, _)| format!("\"{word}\""))
+                .collect();
+            let say = format!("`{name}` is {}, or an expression", words.join(" or "));
+            Err(syn::Error::new(literal.span(), say))
+        }
+    }
+}
+
+fn text(value: &Expr) -> Option<String> {
+    match value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(text),
+            ..
+        }) => Some(text.value()),
+        _ => None,
+    }
+}
+
+/// The expression as it may stand before a `.`: in brackets where it needs them, and only there, for
+/// brackets too many are a warning.
+pub(crate) fn operand(expr: &Expr) -> TokenStream {
+    match expr {
+        Expr::Path(_)
+        | Expr::Field(_)
+        | Expr::Call(_)
+        | Expr::MethodCall(_)
+        | Expr::Index(_)
+        | Expr::Macro(_)
+        | Expr::Paren(_) => quote!(#expr),
+        _ => quote!((#expr)),
+    }
+}
+
+/// What a `macro_rules` variable brings comes in an invisible group.
+fn ungroup(value: Expr) -> Expr {
+    match value {
+        Expr::Group(group) => ungroup(*group.expr),
+        other => other,
+    }
+}

@@ -1,0 +1,83 @@
+//! What a lock does only if it is asked to.
+
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, TryStreamExt};
+use lockstream::{LockError, LockRegistry, OnFinish, with_lock};
+
+use crate::{ShopError, held, remaining};
+
+macro_rules! finished {
+    ($($name:ident: ($($option:tt)*);)*) => {$(
+        #[with_lock(key = "ticket", registry = locks, ttl = "10s", $($option)*)]
+        async fn $name(locks: &LockRegistry) -> Result<(), LockError> {
+            let _ = locks;
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            Ok(())
+        }
+    )*};
+}
+
+finished! {
+    release: (on_finish = "release");
+    let_expire: (on_finish = "let_expire");
+    let_expire_by_value: (on_finish = OnFinish::LetExpire);
+    let_expire_renewed: (on_finish = "let_expire", renewal = "watchdog");
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_finish() {
+    let locks = LockRegistry::in_memory();
+    release(&locks).await.unwrap();
+    assert!(!held(&locks, "ticket").await);
+
+    let_expire(&locks).await.unwrap();
+    assert_eq!(remaining(&locks, "ticket").await.as_secs(), 6);
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(!held(&locks, "ticket").await);
+
+    let_expire_by_value(&locks).await.unwrap();
+    assert!(held(&locks, "ticket").await);
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(!held(&locks, "ticket").await);
+
+    // Renewed while it ran, at 3.33 s, and not after.
+    let_expire_renewed(&locks).await.unwrap();
+    assert!(remaining(&locks, "ticket").await > Duration::from_secs(8));
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(!held(&locks, "ticket").await);
+}
+
+#[with_lock(key = "tree", registry = locks, reentrant, wait = "0s")]
+async fn descend(locks: &LockRegistry, level: u32) -> Result<u32, LockError> {
+    assert!(held(locks, "tree").await);
+    if level == 0 {
+        return Ok(0);
+    }
+    Ok(Box::pin(descend(locks, level - 1)).await? + 1)
+}
+
+#[with_lock(key = "tree", registry = locks, wait = "0s")]
+async fn descend_once(locks: &LockRegistry, level: u32) -> Result<u32, LockError> {
+    if level == 0 {
+        return Ok(0);
+    }
+    Ok(Box::pin(descend_once(locks, level - 1)).await? + 1)
+}
+
+#[with_lock(key = "tree", registry = locks, reentrant, wait = "0s")]
+fn leaves(locks: &LockRegistry) -> impl Stream<Item = Result<u32, ShopError>> + '_ {
+    futures::stream::iter([1, 2]).then(async |level| Ok(descend(locks, level).await?))
+}
+
+#[tokio::test(start_paused = true)]
+async fn reentrant() {
+    let locks = LockRegistry::in_memory();
+    assert_eq!(descend(&locks, 3).await.unwrap(), 3);
+    assert!(!held(&locks, "tree").await);
+    assert!(descend_once(&locks, 1).await.unwrap_err().is_not_acquired());
+
+    let levels: Vec<u32> = leaves(&locks).try_collect().await.unwrap();
+    assert_eq!(levels, [1, 2]);
+    assert!(!held(&locks, "tree").await);
+}

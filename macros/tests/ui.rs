@@ -1,0 +1,8 @@
+//! What the attribute says of what it cannot do.
+//!
+//! `TRYBUILD=overwrite cargo test -p lockstream-macros --test ui` writes the messages anew.
+
+#[test]
+fn messages() {
+    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
+}

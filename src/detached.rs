@@ -1,0 +1,437 @@
+use std::fmt;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use futures::future::FusedFuture;
+
+use crate::LockError;
+use crate::clock::Clock;
+use crate::driver::{Arrival, Contender, Driver, Progress};
+use crate::key;
+use crate::lease::Lease;
+use crate::plan::Plan;
+use crate::settings::OnFinish;
+use crate::turnstile::{Patience, Repeats, Verdict};
+
+/// What a [`DetachedLease`]'s text begins with: the format and its version.
+const HEAD: &str = "lockstream-lease-1";
+
+/// The longest owner, in bytes.
+const MAX_OWNER: usize = 200;
+
+/// A lease without a holder: what [`Lease::detach`](crate::Lease::detach) leaves in the store, for
+/// [`LockRegistry::adopt`](crate::LockRegistry::adopt) to take, in this process or another.
+///
+/// It goes by [`Display`](fmt::Display) and [`FromStr`] as one line of text, which later versions
+/// of the crate read as well; with the feature `serde` it is `Serialize` and `Deserialize`. Nothing
+/// happens when it is dropped: the key runs out by itself.
+///
+/// Whoever knows the text can take the lease.
+///
+/// # Examples
+///
+/// ```
+/// use lockstream::{DetachedLease, LockRegistry};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = LockRegistry::in_memory();
+/// let detached = locks.obtain("upload:7").lease().await?.detach();
+/// let line = detached.to_string();
+/// assert_eq!(line.parse::<DetachedLease>()?, detached);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a lease that is detached and not adopted keeps everybody out until its ttl is over"]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(try_from = "parts::Parts", into = "parts::Parts")
+)]
+pub struct DetachedLease {
+    key: Arc<str>,
+    owner: Arc<str>,
+    token: u64,
+    /// Milliseconds since the Unix epoch: what a text can say.
+    deadline: u64,
+}
+
+impl DetachedLease {
+    /// `left`: how long it lasts on our own clock.
+    pub(crate) fn new(key: Arc<str>, owner: String, token: u64, left: Duration) -> Self {
+        let deadline = SystemTime::now() + left;
+        let since = deadline
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            key,
+            owner: owner.into(),
+            token,
+            deadline: u64::try_from(since.as_millis()).unwrap_or(0),
+        }
+    }
+
+    /// From outside: anything may stand in it.
+    fn checked(
+        key: &str,
+        owner: &str,
+        token: u64,
+        deadline: u64,
+    ) -> Result<Self, ParseDetachedLeaseError> {
+        let fault = key::fault_of_text(key).map(|_| "its key cannot name a lock");
+        let fault = fault.or_else(|| owner_fault(owner));
+        let ends = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(deadline));
+        let fault = fault.or(ends.is_none().then_some("its deadline is no point in time"));
+        if let Some(fault) = fault {
+            return Err(ParseDetachedLeaseError(fault));
+        }
+        Ok(Self {
+            key: key.into(),
+            owner: owner.into(),
+            token,
+            deadline,
+        })
+    }
+
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Who left it, as the store has it: `<instance>:<sequence>`, at most 200 bytes.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// The fencing token that it had. Whoever adopts it gets a greater one.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// When it ends, by the clock of the machine that left it, in whole milliseconds: for people to
+    /// read. Nothing is decided by it.
+    pub fn deadline(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.deadline)
+    }
+}
+
+/// Why `owner` cannot be the value of a lock that somebody of us left.
+fn owner_fault(owner: &str) -> Option<&'static str> {
+    let fault =
+        "its owner is not `<instance>:<sequence>`, printable, without spaces, at most 200 bytes";
+    let is_plain = |c: char| !c.is_control() && !c.is_whitespace();
+    let (instance, sequence) = owner.rsplit_once(':').unwrap_or_default();
+    let fits = owner.len() <= MAX_OWNER
+        && owner.chars().all(is_plain)
+        && !instance.is_empty()
+        && !sequence.is_empty()
+        && sequence.bytes().all(|byte| byte.is_ascii_digit());
+    (!fits).then_some(fault)
+}
+
+/// The format's name and version, owner, token, deadline in milliseconds since the Unix epoch, and
+/// last the key, which may hold spaces.
+impl fmt::Display for DetachedLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            key,
+            owner,
+            token,
+            deadline,
+        } = self;
+        write!(f, "{HEAD} {owner} {token} {deadline} {key}")
+    }
+}
+
+impl FromStr for DetachedLease {
+    type Err = ParseDetachedLeaseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.strip_suffix('\n').unwrap_or(text);
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        let mut words = text.splitn(5, ' ');
+        let mut word = || words.next().ok_or(ParseDetachedLeaseError("it is cut off"));
+        if word()? != HEAD {
+            return Err(ParseDetachedLeaseError(
+                "it does not begin with `lockstream-lease-1`",
+            ));
+        }
+        let owner = word()?;
+        let token = number(word()?, "its token is not a number")?;
+        let deadline = number(word()?, "its deadline is not a number")?;
+        Self::checked(word()?, owner, token, deadline)
+    }
+}
+
+/// Digits alone: one number has one text.
+fn number(word: &str, fault: &'static str) -> Result<u64, ParseDetachedLeaseError> {
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    let number = word.parse().ok().filter(|_| digits);
+    number.ok_or(ParseDetachedLeaseError(fault))
+}
+
+/// What was read is no [`DetachedLease`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("this is no detached lease: {0}")]
+pub struct ParseDetachedLeaseError(&'static str);
+
+#[cfg(feature = "serde")]
+mod parts {
+    use super::{DetachedLease, ParseDetachedLeaseError};
+
+    /// What goes over the wire.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    pub(super) struct Parts {
+        key: String,
+        owner: String,
+        token: u64,
+        deadline_ms: u64,
+    }
+
+    impl From<DetachedLease> for Parts {
+        fn from(lease: DetachedLease) -> Self {
+            Self {
+                key: lease.key.to_string(),
+                owner: lease.owner.to_string(),
+                token: lease.token,
+                deadline_ms: lease.deadline,
+            }
+        }
+    }
+
+    impl TryFrom<Parts> for DetachedLease {
+        type Error = ParseDetachedLeaseError;
+
+        fn try_from(parts: Parts) -> Result<Self, Self::Error> {
+            Self::checked(&parts.key, &parts.owner, parts.token, parts.deadline_ms)
+        }
+    }
+}
+
+/// Future of [`LockRegistry::adopt`](crate::LockRegistry::adopt).
+///
+/// Dropped while it asks, what was taken for it is given back; dropped when it has the lease but
+/// has not looked, too.
+#[must_use = "futures do nothing unless polled"]
+pub struct Adopt {
+    plan: Plan,
+    detached: DetachedLease,
+    stage: Stage,
+}
+
+enum Stage {
+    Unpolled,
+    Asking {
+        driver: Arc<Driver>,
+        contender: Arc<Contender>,
+    },
+    Done,
+}
+
+impl Adopt {
+    pub(crate) fn new(driver: Arc<Driver>, detached: DetachedLease) -> Self {
+        let mut plan = Plan::new(Some(driver), &detached.key);
+        plan.on_finish = OnFinish::Release;
+        Self {
+            plan,
+            detached,
+            stage: Stage::Unpolled,
+        }
+    }
+
+    fn ask(&mut self) -> Result<(), LockError> {
+        let driver = self.plan.driver()?.clone();
+        let contender = Arc::new(Contender::new(self.plan.key().clone()));
+        let timeout = driver.settings().response_timeout;
+        let arrival = Arrival {
+            ttl: self.plan.ttl(),
+            renewals: self.plan.renewal().times(),
+            on_finish: self.plan.on_finish,
+            patience: Patience::Once,
+            until: Clock::after(driver.clock().now(), timeout),
+            repeats: Repeats(Box::new(|| None)),
+        };
+        let from = self.detached.owner.clone();
+        driver.adopt(&contender, from, arrival);
+        self.stage = Stage::Asking { driver, contender };
+        Ok(())
+    }
+
+    fn lost(&self) -> LockError {
+        LockError::Lost {
+            key: self.plan.key().clone(),
+            token: self.detached.token,
+        }
+    }
+
+    fn poll_asking(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
+        if let Stage::Unpolled = self.stage
+            && let Err(fault) = self.ask()
+        {
+            return Poll::Ready(Err(fault));
+        }
+        let Stage::Asking { driver, contender } = &self.stage else {
+            panic!("`Adopt` polled after it was done");
+        };
+        let key = self.plan.key().clone();
+        loop {
+            return Poll::Ready(match contender.progress_or_wake(cx.waker()) {
+                Progress::Waiting => return Poll::Pending,
+                Progress::Seated { .. } => {
+                    if driver.take(contender).is_none() {
+                        // It learned of its end when it looked.
+                        continue;
+                    }
+                    let (driver, contender) = (driver.clone(), contender.clone());
+                    Ok(Lease::new(driver, contender, self.plan.on_finish))
+                }
+                Progress::Refused(Verdict::Failed(source)) => Err(LockError::Store { key, source }),
+                Progress::Refused(Verdict::Lost) => Err(self.lost()),
+                // Taken over, and not looked at for too long: given back. It does not come again.
+                Progress::TurnLost => {
+                    driver.leave(contender);
+                    Err(self.lost())
+                }
+                _ => Err(LockError::Closed { key }),
+            });
+        }
+    }
+}
+
+impl Future for Adopt {
+    type Output = Result<Lease, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let adopted = std::task::ready!(this.poll_asking(cx));
+        this.stage = Stage::Done;
+        Poll::Ready(adopted)
+    }
+}
+
+impl FusedFuture for Adopt {
+    fn is_terminated(&self) -> bool {
+        matches!(self.stage, Stage::Done)
+    }
+}
+
+impl Drop for Adopt {
+    fn drop(&mut self) {
+        if let Stage::Asking { driver, contender } = &self.stage {
+            driver.leave(contender);
+        }
+    }
+}
+
+impl fmt::Debug for Adopt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adopt")
+            .field("detached", &self.detached)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease() -> DetachedLease {
+        DetachedLease::new(
+            "a key".into(),
+            "00ab:17".into(),
+            108_800_000_000_064,
+            Duration::from_secs(3),
+        )
+    }
+
+    #[test]
+    fn a_text_is_read_back() {
+        let lease = lease();
+        let line = lease.to_string();
+        assert!(!line.contains('\n'));
+        for line in [line.clone(), format!("{line}\n"), format!("{line}\r\n")] {
+            assert_eq!(line.parse::<DetachedLease>().unwrap(), lease);
+        }
+    }
+
+    /// What one version writes, all later ones read.
+    #[test]
+    fn the_format_stands() {
+        let lease: DetachedLease = "lockstream-lease-1 00ab:17 64 1700000000123 a key: {x}"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            (lease.key(), lease.owner(), lease.token()),
+            ("a key: {x}", "00ab:17", 64)
+        );
+        let since = lease.deadline().duration_since(SystemTime::UNIX_EPOCH);
+        assert_eq!(since.unwrap(), Duration::from_millis(1_700_000_000_123));
+    }
+
+    /// A key that only some prefixes allow is told when it is adopted, by a registry that has one.
+    #[test]
+    fn a_key_that_needs_its_prefix_is_read() {
+        let line = "lockstream-lease-1 00ab:17 64 1 a}b";
+        assert_eq!(line.parse::<DetachedLease>().unwrap().key(), "a}b");
+    }
+
+    #[test]
+    fn hostile_texts_are_refused() {
+        let long = "x".repeat(600);
+        for line in [
+            "",
+            " ",
+            "\n",
+            "rubbish",
+            "lockstream-lease-1",
+            "lockstream-lease-1 00ab:17 64 1",
+            "lockstream-lease-1 00ab:17 64 1 ",
+            "lockstream-lease-2 00ab:17 64 1 k",
+            "lockstream-lease-1  64 1 k",
+            "lockstream-lease-1 00ab 64 1 k",
+            "lockstream-lease-1 :17 64 1 k",
+            "lockstream-lease-1 00ab: 64 1 k",
+            "lockstream-lease-1 00ab:-1 64 1 k",
+            "lockstream-lease-1 00\tab:17 64 1 k",
+            "lockstream-lease-1 00\u{a0}ab:17 64 1 k",
+            "lockstream-lease-1 00\rab:17 64 1 k",
+            "lockstream-lease-1 00ab:17 -64 1 k",
+            "lockstream-lease-1 00ab:17 +64 1 k",
+            "lockstream-lease-1 00ab:17 99999999999999999999 1 k",
+            "lockstream-lease-1 00ab:17 64 soon k",
+            "lockstream-lease-1 00ab:17 64 1 k\nk",
+            "lockstream-lease-1 00ab:17 64 1 k\n\n",
+            "lockstream-lease-1 00ab:17 64 1 k\u{7}",
+            "lockstream-lease-1 00ab:17 64 1 ~fence",
+            &format!("lockstream-lease-1 00ab:17 64 1 {long}"),
+            &format!("lockstream-lease-1 {long}:17 64 1 k"),
+        ] {
+            let read = line.parse::<DetachedLease>();
+            assert!(read.is_err(), "{line:?}: {read:?}");
+        }
+        let whatever = format!("lockstream-lease-1 00ab:17 64 {} k", u64::MAX);
+        if let Ok(lease) = whatever.parse::<DetachedLease>() {
+            // It must not panic.
+            let _ = lease.deadline();
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn it_goes_through_serde_and_is_checked() {
+        let lease = lease();
+        let json = serde_json::to_string(&lease).unwrap();
+        assert_eq!(serde_json::from_str::<DetachedLease>(&json).unwrap(), lease);
+        let good = r#"{"key":"k","owner":"ab:1","token":64,"deadline_ms":1}"#;
+        assert!(serde_json::from_str::<DetachedLease>(good).is_ok());
+        for bad in [
+            r#"{"key":"k","owner":"ab 1","token":64,"deadline_ms":1}"#,
+            r#"{"key":"k\n","owner":"ab:1","token":64,"deadline_ms":1}"#,
+            r#"{"key":"k","owner":"ab:1","token":-1,"deadline_ms":1}"#,
+            r#"{"key":"k","owner":"ab:1","token":64}"#,
+        ] {
+            assert!(serde_json::from_str::<DetachedLease>(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
+
+/// What is done about verdicts once no lock is held: wakers and the log run other people's code.
+#[derive(Default)]
+pub(super) struct Aftermath {
+    pub(super) wakers: Vec<Waker>,
+    /// Keys and tokens of lost leases, and whether their time was over.
+    pub(super) lost: Vec<(Arc<str>, u64, bool)>,
+}
+
+impl Aftermath {
+    pub(super) fn come(self) {
+        for (key, token, is_over) in self.lost {
+            let key = &*key;
+            if is_over {
+                tracing::warn!(key, token, "lease lost: its ttl was over before its work");
+            } else {
+                tracing::warn!(
+                    key,
+                    token,
+                    "lease lost: the store has it no more, its key was deleted or overwritten"
+                );
+            }
+        }
+        for waker in self.wakers {
+            // One that panics has told so by the panic hook; the others are to be woken all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+}

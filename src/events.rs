@@ -1,0 +1,298 @@
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::Stream;
+use futures::stream::FusedStream;
+use tokio::time::Instant;
+
+use crate::StoreError;
+use crate::driver::Journal;
+
+/// What happens in one registry, as [`LockRegistry::events`](crate::LockRegistry::events) tells it.
+///
+/// Every [`Waiting`](Self::Waiting) is followed by exactly one of [`Acquired`](Self::Acquired),
+/// [`GaveUp`](Self::GaveUp) and [`QueueFull`](Self::QueueFull) of the same waiter, and every
+/// [`Acquired`](Self::Acquired) by exactly one of [`Released`](Self::Released),
+/// [`Unreleased`](Self::Unreleased), [`LeftToExpire`](Self::LeftToExpire),
+/// [`Detached`](Self::Detached), [`Lost`](Self::Lost) and [`Closed`](Self::Closed) with the same key
+/// and token, before the next [`Acquired`](Self::Acquired) of that key in this registry. A
+/// [reentrant](crate::Lock::reentrant) lock that shares a lease is told of by neither. More variants,
+/// and more fields, may come: match with `..` and a last arm `_`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LockEvent {
+    /// A caller wants the lock; told at the first poll, also when it gets the lock at once. One that
+    /// lost its turn, because it did not look in time, and wants it again is still waiting.
+    #[non_exhaustive]
+    Waiting {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// Which caller: a number that no other caller of this registry has.
+        waiter: u64,
+    },
+    /// A waiter has the lock, and knows it.
+    #[non_exhaustive]
+    Acquired {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// Which caller.
+        waiter: u64,
+        /// The fencing token of its lease.
+        token: u64,
+        /// How long it has waited.
+        waited: Duration,
+    },
+    /// Told right before [`Acquired`](Self::Acquired) if this registry had the lock in the store
+    /// already, and handed it on from one of its own callers to the next.
+    #[non_exhaustive]
+    Passed {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease that begins.
+        token: u64,
+    },
+    /// The store has prolonged a lease.
+    #[non_exhaustive]
+    Renewed {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// Its new deadline.
+        deadline: Instant,
+    },
+    /// A renewal got no answer, or a refusal. It changes nothing, and is tried again until the
+    /// deadline.
+    #[non_exhaustive]
+    RenewalUnknown {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// What the store said.
+        error: StoreError,
+    },
+    /// The [`Renewed`](Self::Renewed) before this was the last that
+    /// [`max_renewals`](crate::Renewal::max_renewals) allows: the lease ends at its deadline.
+    #[non_exhaustive]
+    LastRenewal {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// When it ends.
+        deadline: Instant,
+    },
+    /// A lease was over before its holder was done, or its release found it gone.
+    #[non_exhaustive]
+    Lost {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// How long it was held.
+        held: Duration,
+    },
+    /// A lease was given back, and the store has confirmed it.
+    #[non_exhaustive]
+    Released {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// From when it was taken until it was given back.
+        held: Duration,
+    },
+    /// A lease was given back, but the store could not be told before its deadline. It has run out
+    /// by itself.
+    #[non_exhaustive]
+    Unreleased {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// From when it was taken until it was given back.
+        held: Duration,
+    },
+    /// A lease ended, and its key stays in the store until its ttl is over, as
+    /// [`OnFinish::LetExpire`](crate::OnFinish::LetExpire) asks.
+    #[non_exhaustive]
+    LeftToExpire {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// How long it was held.
+        held: Duration,
+    },
+    /// A lease was [detached](crate::Lease::detach), for others to adopt.
+    #[non_exhaustive]
+    Detached {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// How long it was held here.
+        held: Duration,
+    },
+    /// A lease was ended by the shutdown of its registry.
+    #[non_exhaustive]
+    Closed {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// How long it was held.
+        held: Duration,
+    },
+    /// A wait ended with nothing: its time was over, it was dropped, the store failed, or the
+    /// registry was shut down.
+    #[non_exhaustive]
+    GaveUp {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// Which caller.
+        waiter: u64,
+        /// How long it had waited.
+        waited: Duration,
+    },
+    /// A caller was turned away, since as many as
+    /// [`max_waiters`](crate::LockRegistryBuilder::max_waiters) allows waited already.
+    #[non_exhaustive]
+    QueueFull {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// Which caller.
+        waiter: u64,
+        /// How many may wait.
+        limit: usize,
+    },
+    /// The last handle of a held [`Lock`](crate::Lock) was dropped, which releases it: as a rule a
+    /// mistake. How the lease ends is told after this.
+    #[non_exhaustive]
+    DroppedWhileHeld {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+    },
+    /// The connection to the store is gone, or could not be made; told once an outage, however
+    /// often it is tried again.
+    #[non_exhaustive]
+    StoreDown {
+        /// What went wrong.
+        error: StoreError,
+    },
+    /// The connection to the store stands, for the first time or again.
+    #[non_exhaustive]
+    StoreUp {},
+    /// This reader was too slow: so many events between the last and the next are gone.
+    #[non_exhaustive]
+    Missed {
+        /// How many.
+        count: u64,
+    },
+}
+
+impl LockEvent {
+    /// The name of what is locked, if the event is about a lock.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::Waiting { key, .. }
+            | Self::Acquired { key, .. }
+            | Self::Passed { key, .. }
+            | Self::Renewed { key, .. }
+            | Self::RenewalUnknown { key, .. }
+            | Self::LastRenewal { key, .. }
+            | Self::Lost { key, .. }
+            | Self::Released { key, .. }
+            | Self::Unreleased { key, .. }
+            | Self::LeftToExpire { key, .. }
+            | Self::Detached { key, .. }
+            | Self::Closed { key, .. }
+            | Self::GaveUp { key, .. }
+            | Self::QueueFull { key, .. }
+            | Self::DroppedWhileHeld { key, .. } => Some(key),
+            Self::StoreDown { .. } | Self::StoreUp { .. } | Self::Missed { .. } => None,
+        }
+    }
+
+    /// The fencing token, if the event is about a lease.
+    pub fn token(&self) -> Option<u64> {
+        match self {
+            Self::Acquired { token, .. }
+            | Self::Passed { token, .. }
+            | Self::Renewed { token, .. }
+            | Self::RenewalUnknown { token, .. }
+            | Self::LastRenewal { token, .. }
+            | Self::Lost { token, .. }
+            | Self::Released { token, .. }
+            | Self::Unreleased { token, .. }
+            | Self::LeftToExpire { token, .. }
+            | Self::Detached { token, .. }
+            | Self::Closed { token, .. }
+            | Self::DroppedWhileHeld { token, .. } => Some(*token),
+            Self::Waiting { .. }
+            | Self::GaveUp { .. }
+            | Self::QueueFull { .. }
+            | Self::StoreDown { .. }
+            | Self::StoreUp { .. }
+            | Self::Missed { .. } => None,
+        }
+    }
+}
+
+/// Stream of [`LockRegistry::events`](crate::LockRegistry::events).
+#[must_use = "streams do nothing unless polled, and what happens meanwhile is kept for this one"]
+pub struct Events {
+    journal: Arc<Journal>,
+    reader: u64,
+    ended: bool,
+}
+
+impl Events {
+    pub(crate) fn new(journal: Arc<Journal>, reader: u64) -> Self {
+        let ended = false;
+        Self {
+            journal,
+            reader,
+            ended,
+        }
+    }
+}
+
+impl Stream for Events {
+    type Item = LockEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<LockEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let next = self.journal.read(self.reader, cx.waker());
+        self.ended = matches!(next, Poll::Ready(None));
+        next
+    }
+}
+
+impl FusedStream for Events {
+    fn is_terminated(&self) -> bool {
+        self.ended
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.journal.forget(self.reader);
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events")
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}

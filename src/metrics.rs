@@ -1,0 +1,110 @@
+//! The same events, counted for the recorder of the `metrics` facade.
+//!
+//! By prefix and not by key: there may be any number of keys, and a recorder keeps a series for
+//! each value of a label.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+
+use crate::events::LockEvent;
+
+const WAITING: &str = "lockstream_waiting";
+const HELD: &str = "lockstream_held";
+const ACQUIRED: &str = "lockstream_acquired_total";
+const PASSED: &str = "lockstream_passed_total";
+const RENEWED: &str = "lockstream_renewed_total";
+const RENEWAL_UNKNOWN: &str = "lockstream_renewal_unknown_total";
+const LOST: &str = "lockstream_lost_total";
+const GIVEN_UP: &str = "lockstream_given_up_total";
+const QUEUE_FULL: &str = "lockstream_queue_full_total";
+const STORE_DOWN: &str = "lockstream_store_down_total";
+const WAIT: &str = "lockstream_wait_seconds";
+const HOLD: &str = "lockstream_hold_seconds";
+
+/// Tells the recorder what they are.
+pub(crate) fn describe() {
+    describe_gauge!(WAITING, Unit::Count, "Callers that wait for a lock.");
+    describe_gauge!(HELD, Unit::Count, "Leases that are held or being released.");
+    describe_counter!(ACQUIRED, Unit::Count, "Leases acquired.");
+    describe_counter!(
+        PASSED,
+        Unit::Count,
+        "Leases acquired from another caller of the same registry, without asking the store."
+    );
+    describe_counter!(RENEWED, Unit::Count, "Renewals that the store confirmed.");
+    describe_counter!(
+        RENEWAL_UNKNOWN,
+        Unit::Count,
+        "Renewals that got no answer, or a refusal."
+    );
+    describe_counter!(
+        LOST,
+        Unit::Count,
+        "Leases that were over before their holders were done."
+    );
+    describe_counter!(GIVEN_UP, Unit::Count, "Waits that ended with nothing.");
+    describe_counter!(
+        QUEUE_FULL,
+        Unit::Count,
+        "Callers turned away since max_waiters waited already."
+    );
+    describe_counter!(STORE_DOWN, Unit::Count, "Outages of the store.");
+    describe_histogram!(
+        WAIT,
+        Unit::Seconds,
+        "Time from the first poll until the lock was acquired."
+    );
+    describe_histogram!(
+        HOLD,
+        Unit::Seconds,
+        "Time from when a lease was taken until it was given back, or over."
+    );
+}
+
+/// Counts one event.
+pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
+    let count = |name: &'static str| counter!(name, "prefix" => prefix.clone()).increment(1);
+    let waiting = || gauge!(WAITING, "prefix" => prefix.clone());
+    let ended = |held: Duration| {
+        gauge!(HELD, "prefix" => prefix.clone()).decrement(1);
+        histogram!(HOLD, "prefix" => prefix.clone()).record(held);
+    };
+    match event {
+        LockEvent::Waiting { .. } => waiting().increment(1),
+        LockEvent::Acquired { waited, .. } => {
+            waiting().decrement(1);
+            gauge!(HELD, "prefix" => prefix.clone()).increment(1);
+            count(ACQUIRED);
+            histogram!(WAIT, "prefix" => prefix.clone()).record(*waited);
+        }
+        LockEvent::Passed { .. } => count(PASSED),
+        LockEvent::Renewed { .. } => count(RENEWED),
+        LockEvent::RenewalUnknown { .. } => count(RENEWAL_UNKNOWN),
+        LockEvent::Lost { held, .. } => {
+            ended(*held);
+            count(LOST);
+        }
+        LockEvent::Released { held, .. }
+        | LockEvent::Unreleased { held, .. }
+        | LockEvent::LeftToExpire { held, .. }
+        | LockEvent::Detached { held, .. }
+        | LockEvent::Closed { held, .. } => ended(*held),
+        LockEvent::GaveUp { .. } => {
+            waiting().decrement(1);
+            count(GIVEN_UP);
+        }
+        LockEvent::QueueFull { .. } => {
+            waiting().decrement(1);
+            count(QUEUE_FULL);
+        }
+        LockEvent::StoreDown { .. } => count(STORE_DOWN),
+        LockEvent::LastRenewal { .. }
+        | LockEvent::DroppedWhileHeld { .. }
+        | LockEvent::StoreUp { .. }
+        | LockEvent::Missed { .. } => {}
+    }
+}

@@ -1,0 +1,84 @@
+//! How a lock goes from the owner that left it to the one that adopts it.
+
+use std::time::Duration;
+
+use super::registry::{
+    HELD, NOT_HELD, Registry, TTL, attempt, enter, queue, refused, release, won,
+};
+use super::support::RedisServer;
+use crate::store::contract::{News, Op, Outcome, Owner};
+
+fn adopt(owner: u64, from: String, ttl: Duration) -> Op {
+    Op::Adopt {
+        owner: Owner(owner),
+        from: from.into(),
+        ttl,
+    }
+}
+
+#[tokio::test]
+async fn s3_an_adoption_moves_the_lock_past_the_queue_and_may_be_asked_again() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let mut two = Registry::on(&server, "b2").await;
+    let mut three = Registry::on(&server, "c3").await;
+    let left = won(&one.outcome("a b", attempt(1)).await);
+    three.outcome("a b", enter(9)).await;
+    let short = Duration::from_secs(5);
+    let op = adopt(4, one.text(1), short);
+    let first = won(&two.outcome("a b", op.clone()).await);
+    assert!(first > left);
+    assert_eq!(server.get("lock:a b"), Some(two.text(4)));
+    assert!((4_000..=5_000).contains(&server.pttl("lock:a b")));
+    assert_eq!(queue(&server, "lock:a b").len(), 1, "the queue stays");
+
+    // The reply was lost: asked again it is proved anew, and never made shorter.
+    server.cmd(&["PEXPIRE", "lock:a b", "20000"]);
+    assert!(won(&two.outcome("a b", op).await) > first);
+    assert!(server.pttl("lock:a b") > 10_000);
+
+    // What the first owner still sends harms nothing.
+    assert_eq!(one.outcome("a b", release(1)).await, NOT_HELD);
+    assert_eq!(server.get("lock:a b"), Some(two.text(4)));
+    three
+        .has_not_heard(|news| matches!(news, News::Granted { .. }))
+        .await;
+    assert_eq!(two.outcome("a b", release(4)).await, HELD);
+    assert_eq!(three.granted().await.1.owner, Owner(9));
+}
+
+#[tokio::test]
+async fn s3_what_is_not_there_is_not_adopted_and_nothing_is_written() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let op = adopt(4, "gone:1".into(), TTL);
+    assert_eq!(one.outcome("k", op.clone()).await, Outcome::NotOld);
+    assert_eq!(server.keys("*"), [""; 0]);
+    // An owner whose text begins alike is another one.
+    server.set("lock:k", "gone:11");
+    assert_eq!(one.outcome("k", op).await, Outcome::NotOld);
+    assert_eq!(server.get("lock:k").as_deref(), Some("gone:11"));
+    assert_eq!(server.keys("*"), ["lock:k"]);
+}
+
+/// S1: what can fail comes before the lock is set.
+#[tokio::test]
+async fn s1_an_adoption_that_errs_has_done_nothing() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    server.cmd(&["SET", "lock:k", "x:1", "PX", "9000"]);
+    server.cmd(&["LPUSH", "lock:~fence", "x"]);
+    let op = adopt(4, "x:1".into(), TTL);
+    refused(one.ask("k", op.clone()).await);
+    assert_eq!(server.get("lock:k").as_deref(), Some("x:1"));
+    assert!(server.pttl("lock:k") <= 9000);
+    // Nor does the lock last longer if it is ours already, and the fence cannot be drawn from.
+    server.cmd(&["SET", "lock:k", &one.text(4), "PX", "9000"]);
+    refused(one.ask("k", op.clone()).await);
+    assert!(server.pttl("lock:k") <= 9000);
+    server.del("lock:~fence");
+    server.del("lock:k");
+    server.cmd(&["LPUSH", "lock:k", "x:1"]);
+    refused(one.ask("k", op).await);
+    assert_eq!(server.keys("*"), ["lock:k"]);
+}

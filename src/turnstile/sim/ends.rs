@@ -1,0 +1,229 @@
+//! How leases end but by a release: keys that stay in the store, leases that are made to last
+//! longer, and those that go from process to process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::caller::{Caller, CallerId, Stage};
+use super::clock::{MILLI, SECOND};
+use super::process::ProcessId;
+use super::profile::Theme;
+use super::world::{Event, KeyId, World};
+use crate::store::contract::{Op, Owner, ServerTime};
+
+/// So many callers adopt at most: those that are done do it again.
+const ADOPTERS: usize = 8;
+
+/// What a lease left in the store.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    /// The value of the lock.
+    pub(super) owner: Arc<str>,
+    /// When it runs out by the server's clock.
+    until: ServerTime,
+}
+
+impl World {
+    /// The value of a lock, and when it runs out.
+    fn lock(&mut self, key: KeyId) -> Option<(String, ServerTime)> {
+        let now = self.server.clock.micros(self.now);
+        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
+        let sight = self.server.keyspace.inspect(&prefix, &name, now);
+        let left = sight.left.unwrap_or(Duration::from_secs(1 << 30));
+        Some((sight.owner?, now + left.as_micros() as u64))
+    }
+
+    /// A lease is over for its holder, and its key is to stay.
+    pub(super) fn lease_kept(&mut self, key: KeyId, caller: CallerId) {
+        let process = self.callers[caller].process;
+        let lease = self.referee.leases[key].iter();
+        let lease = lease.clone().find(|lease| lease.caller == caller).cloned();
+        if !lease.is_some_and(|lease| self.is_valid(&lease)) {
+            return;
+        }
+        let instance = self.processes[process].instance.clone();
+        // Outside the promise it may be another's, or nobody's.
+        if let Some((owner, until)) = self.lock(key)
+            && owner.split(':').next() == Some(&*instance)
+        {
+            self.referee.counts.kept += 1;
+            let owner = owner.into();
+            self.referee.kept[key] = Some(Kept { owner, until });
+        }
+    }
+
+    /// Whether what the store has is what a lease left.
+    pub(super) fn is_kept(&mut self, key: KeyId) -> bool {
+        let value = self.lock(key).map(|(owner, _)| owner);
+        let kept = &self.referee.kept[key];
+        kept.as_ref()
+            .is_some_and(|kept| value.as_deref() == Some(&*kept.owner))
+    }
+
+    /// Nothing is sent for an owner whose lease is over and whose key is to stay.
+    pub(super) fn check_sent(&mut self, process: ProcessId, key: KeyId, op: &Op) {
+        let owner = match *op {
+            Op::Attempt { owner, .. }
+            | Op::Enter { owner, .. }
+            | Op::Withdraw { owner }
+            | Op::Release { owner }
+            | Op::Renew { owner, .. }
+            | Op::Adopt { owner, .. }
+            | Op::Yield { old: owner, .. } => owner,
+        };
+        let owner = format!("{}:{}", self.processes[process].instance, owner.0);
+        let now = self.server.clock.micros(self.now);
+        let kept = self.referee.kept[key].as_ref();
+        let is_kept = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);
+        // Within a clock's inaccuracy it may have run out by ours.
+        if self.profile.promised() && is_kept {
+            let slack = 2 * MILLI + self.profile.longest_ttl() / 500;
+            if kept.is_some_and(|kept| now + slack < kept.until) {
+                self.breach(format!("r{process} k{key}: {op:?} for what is to stay"));
+            }
+        }
+    }
+
+    /// The server did an op: what is to stay is there until its time is over, no longer, or was
+    /// adopted.
+    pub(super) fn check_kept(&mut self, key: KeyId, op: &Op, process: ProcessId) {
+        let Some(kept) = self.referee.kept[key].clone() else {
+            return;
+        };
+        let now = self.server.clock.micros(self.now);
+        let lock = self.lock(key);
+        let before = kept.until;
+        match (lock, op) {
+            (Some((owner, until)), op) if *owner == *kept.owner => {
+                // A renewal that was under way; or what a dead connection still had.
+                let may_grow = matches!(op, Op::Renew { .. }) || !self.profile.kills;
+                if self.profile.promised() && (until < before || (until > before && !may_grow)) {
+                    self.breach(format!(
+                        "r{process} k{key}: {op:?} moves the end of what is to stay from {before} \
+                         to {until}"
+                    ));
+                }
+                self.referee.kept[key] = Some(Kept { until, ..kept });
+                return;
+            }
+            (_, Op::Adopt { from, .. }) if *from == kept.owner => {}
+            _ if now < before && self.profile.promised() => {
+                self.breach(format!(
+                    "r{process} k{key}: {op:?} takes what is to stay until {before}"
+                ));
+            }
+            _ => {}
+        }
+        self.referee.kept[key] = None;
+    }
+
+    /// A lease was detached: one other or two try to adopt it, soon or too late.
+    pub(super) fn plan_adopters(&mut self, process: ProcessId, key: KeyId, owner: Owner) {
+        let from: Arc<str> = format!("{}:{}", self.processes[process].instance, owner.0).into();
+        for _ in 0..self.rng.between(1, 2) {
+            let to = self.rng.below(self.profile.registries as u64) as ProcessId;
+            let ttl = self.rng.pick(&self.profile.ttls);
+            // Some wait for longer than a connection may be silent, so that they ask on the next.
+            let wait = self.profile.response_timeout * self.rng.pick(&[1, 4]);
+            let mut caller = Caller::adopting(to, key, ttl, from.clone(), wait);
+            let idle = self
+                .callers
+                .iter()
+                .position(|caller| caller.adopts.is_some() && caller.is_done(self.now));
+            let adopters = self.callers.iter().filter(|one| one.adopts.is_some());
+            let id = match idle {
+                Some(id) => {
+                    // What is still planned for its last visit is not for this one.
+                    caller.visit = self.callers[id].visit + 1;
+                    id
+                }
+                None if adopters.count() < ADOPTERS => {
+                    self.callers.push(Caller::standing(to, ttl));
+                    self.callers.len() - 1
+                }
+                None => return,
+            };
+            let most = self.rng.pick(&[MILLI, ttl / 2, ttl + ttl / 5]);
+            let delay = self.rng.between(0, most);
+            caller.comes_at = self.now + delay;
+            self.callers[id] = caller;
+            self.plan(delay, Event::Arrive(id));
+        }
+    }
+
+    /// One who adopts was given a lease: as nobody else was.
+    pub(super) fn check_adopted(&mut self, id: CallerId) {
+        self.referee.counts.adopted += 1;
+        let Some(from) = self.callers[id].adopts.clone() else {
+            return;
+        };
+        if !self.referee.adopted.insert(from.clone()) && self.profile.promised() {
+            self.breach(format!("c{id} adopts what {from} left, as another has"));
+        }
+    }
+
+    /// One who adopts was told that it is too late: then it is.
+    pub(super) fn check_refused(&mut self, id: CallerId) {
+        let caller = &self.callers[id];
+        let (key, from) = (caller.key, caller.adopts.clone());
+        let value = self.lock(key).map(|(owner, _)| owner);
+        if value.as_deref() == from.as_deref() && self.profile.promised() {
+            self.breach(format!(
+                "c{id} is not given what {from:?} left, and it is there"
+            ));
+        }
+    }
+
+    pub(super) fn caller_extends(&mut self, id: CallerId, visit: u32) {
+        let caller = &self.callers[id];
+        let (process, key) = (caller.process, caller.key);
+        let Stage::Holding(waiter) = caller.stage else {
+            return;
+        };
+        if caller.visit != visit {
+            return;
+        }
+        let ttl = self.rng.pick(&[caller.ttl / 2, caller.ttl, 3 * caller.ttl]);
+        let ttl = ttl.max(10 * MILLI);
+        self.note(|_| format!("r{process} k{key} c{id} wants {ttl} us more"));
+        let until = self.feed(process, key, |turnstile, cx| {
+            turnstile.extend(cx, waiter, Duration::from_micros(ttl))
+        });
+        let stage = self.callers[id].stage;
+        if until.is_some() != (stage == Stage::Holding(waiter)) {
+            self.breach(format!("c{id} is extended to {until:?}, but is {stage:?}"));
+        }
+        if let Some(until) = until {
+            self.referee.counts.extended += 1;
+            self.referee.longest_wish = self.referee.longest_wish.max(ttl);
+            self.callers[id].extended = Some((self.now, until));
+        }
+    }
+
+    /// Where all goes well, a lease lasts as long as was asked for.
+    pub(super) fn check_extended(&mut self, id: CallerId) {
+        let caller = &self.callers[id];
+        let Some((asked, until)) = caller.extended else {
+            return;
+        };
+        let net = 6 * self.profile.latency.1 + self.profile.reply_lag + 3 * MILLI;
+        let timely = self.now - asked > net;
+        let quick = self.profile.theme == Theme::Calm && !self.profile.batches;
+        let lease = self.referee.leases[caller.key].iter();
+        let short = lease
+            .filter(|lease| lease.caller == id)
+            .any(|lease| lease.deadline < until);
+        if quick && timely && short {
+            self.breach(format!(
+                "c{id} asked at {asked} us for its lease to last until {until:?}, in vain"
+            ));
+        }
+    }
+}
+
+impl Caller {
+    /// Whether it has been there, or will not come any more.
+    fn is_done(&self, now: u64) -> bool {
+        self.stage == Stage::Out && self.comes_at + 10 * SECOND < now
+    }
+}

@@ -1,0 +1,208 @@
+//! What runs under a lock logs its key and its fencing token, and nothing else does.
+
+use std::sync::{Arc, Mutex};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use lockstream::{FutureLockExt, LockRegistry, StreamLockExt};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::{ms, two};
+
+/// What this thread logs, a line each, without its time.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// From here on until the guard is dropped.
+    fn begin(&self) -> tracing::subscriber::DefaultGuard {
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(self.clone())
+            .with_ansi(false)
+            .without_time()
+            .with_target(false)
+            .with_max_level(tracing::Level::INFO)
+            .finish();
+        crate::hearing::beside_others();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(|line| line.trim().to_owned()).collect()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// A line that was logged under these locks, the outermost first.
+fn under(locks: &[(&str, u64)], said: &str) -> String {
+    let spans = locks
+        .iter()
+        .map(|(key, token)| format!("lock{{key={key:?} token={token}}}"));
+    let spans: Vec<_> = spans.collect();
+    if spans.is_empty() {
+        format!("INFO {said}")
+    } else {
+        format!("INFO {}: {said}", spans.join(":"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_future_logs_its_token_at_every_poll() {
+    let locks = LockRegistry::in_memory();
+    let log = Log::default();
+    let _logs = log.begin();
+    tracing::info!("before");
+    let lock = locks.obtain("till");
+    let token = lock
+        .with_lease(async |lease| {
+            tracing::info!("begins");
+            tokio::time::sleep(ms(10)).await;
+            tracing::info!("goes on");
+            lease.token()
+        })
+        .await
+        .unwrap();
+    tracing::info!("after");
+    let inside = [("till", token)];
+    let expected = [
+        under(&[], "before"),
+        under(&inside, "begins"),
+        under(&inside, "goes on"),
+        under(&[], "after"),
+    ];
+    assert_eq!(log.lines(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_logs_its_token_and_its_reader_does_not() {
+    let locks = LockRegistry::in_memory();
+    let log = Log::default();
+    let _logs = log.begin();
+    let lock = locks.obtain("import");
+    let rows = lock.with_lease_stream(|lease| {
+        stream::iter([1, 2]).then(move |row| {
+            let token = lease.token();
+            async move {
+                tracing::info!("makes {row}");
+                tokio::time::sleep(ms(10)).await;
+                token
+            }
+        })
+    });
+    let mut rows = Box::pin(rows);
+    let mut token = 0;
+    while let Some(of) = rows.try_next().await.unwrap() {
+        token = of;
+        tracing::info!("reads");
+    }
+    let inside = [("import", token)];
+    let expected = [
+        under(&inside, "makes 1"),
+        under(&[], "reads"),
+        under(&inside, "makes 2"),
+        under(&[], "reads"),
+    ];
+    assert_eq!(log.lines(), expected);
+
+    // The same by the other way to write it.
+    let rows = stream::iter([1]).inspect(|_| tracing::info!("makes"));
+    let rows: Vec<i32> = rows.with_lock(&lock).try_collect().await.unwrap();
+    assert_eq!(rows, [1]);
+    let [line] = &log.lines()[..] else {
+        panic!("one row");
+    };
+    assert!(
+        line.starts_with("INFO lock{key=\"import\" token="),
+        "{line}"
+    );
+}
+
+/// One waits while another works: each log carries the lock that it was written under, whichever was polled last.
+#[tokio::test(start_paused = true)]
+async fn a_log_carries_the_locks_that_it_was_written_under() {
+    let (_store, here, there) = two();
+    let log = Log::default();
+    let _logs = log.begin();
+    let (inner, outer) = (here.obtain("inner"), here.obtain("outer"));
+    let nested = outer.with_lease(async |outer| {
+        let work = inner.with_lease(async |inner| {
+            tracing::info!("in both");
+            inner.token()
+        });
+        let inner = work.await.unwrap();
+        tracing::info!("in one");
+        (outer.token(), inner)
+    });
+    // Nothing runs under a lock while it is waited for, and nothing under a neighbour's.
+    let neighbour = there.obtain("outer");
+    let neighbour = neighbour.with_lease(async |lease| {
+        tracing::info!("in the other");
+        lease.token()
+    });
+    let aside = async {
+        tokio::task::yield_now().await;
+        tracing::info!("aside");
+    };
+    let (nested, neighbour, ()) = tokio::join!(nested, neighbour, aside);
+    let ((outer, inner), neighbour) = (nested.unwrap(), neighbour.unwrap());
+    let mut lines = log.lines();
+    let mut expected = [
+        under(&[("outer", outer), ("inner", inner)], "in both"),
+        under(&[("outer", outer)], "in one"),
+        under(&[("outer", neighbour)], "in the other"),
+        under(&[], "aside"),
+    ];
+    lines.sort();
+    expected.sort();
+    assert_eq!(lines, expected);
+}
+
+/// Cut off, it is dropped outside of the span that it was polled in; and what follows is not in it.
+#[tokio::test(start_paused = true)]
+async fn a_span_does_not_outlive_its_work() {
+    let locks = LockRegistry::in_memory();
+    let log = Log::default();
+    let _logs = log.begin();
+    let lock = locks.obtain("k").ttl(ms(100));
+    let lost = std::future::pending::<()>().with_lock(&lock).await;
+    assert!(lost.unwrap_err().is_lost());
+    tracing::info!("lost");
+    let work = async {
+        tracing::info!("works");
+        std::future::pending::<()>().await;
+    };
+    let cut = tokio::time::timeout(ms(10), work.with_lock(&lock)).await;
+    assert!(cut.is_err());
+    tracing::info!("cut");
+    let guard = lock.lease().await.unwrap();
+    tracing::info!("a guard is no scope");
+    drop(guard);
+    let mut lines = log.lines();
+    lines.retain(|line| line.starts_with("INFO"));
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert_eq!(lines[0], under(&[], "lost"));
+    assert!(
+        lines[1].starts_with("INFO lock{key=\"k\" token="),
+        "{lines:?}"
+    );
+    assert_eq!(lines[2], under(&[], "cut"));
+    assert_eq!(lines[3], under(&[], "a guard is no scope"));
+}

@@ -1,0 +1,404 @@
+//! How a lease ends, but by a release: keys that stay, leases that last longer, and those that change hands.
+
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+
+use futures::{StreamExt, stream};
+use lockstream::{DetachedLease, FutureLockExt, Lock, LockError, OnFinish, Renewal, StreamLockExt};
+use tokio::time::{Instant, sleep};
+
+use crate::assert_err;
+use crate::world::{World, assert_took, eventually, free, idle, is_held, ms, poll_once, waiting};
+
+/// At most once in so many milliseconds.
+fn kept(lock: Lock, ttl: u64) -> Lock {
+    lock.ttl(ms(ttl)).on_finish(OnFinish::LetExpire)
+}
+
+/// Whichever way the work ends, the key stays until the ttl is over, and nobody has to wait for that but who wants it.
+pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let other = there.obtain("k");
+    for way in 0..6 {
+        let lock = kept(here.obtain("k"), 600);
+        let begin = Instant::now();
+        match way {
+            0 => async {}.with_lock(&lock).await.unwrap(),
+            1 => {
+                let erred = async { Err::<(), _>("no") }.with_lock(&lock).await;
+                assert_eq!(erred.unwrap(), Err("no"));
+            }
+            2 => {
+                let begun = async {
+                    sleep(ms(20)).await;
+                    pending::<()>().await;
+                };
+                let cut = tokio::time::timeout(ms(100), begun.with_lock(&lock));
+                assert!(cut.await.is_err());
+            }
+            3 => drop(lock.lease().await.unwrap()),
+            4 => {
+                assert!(lock.acquire().await.unwrap());
+                drop(lock);
+            }
+            _ => {
+                let rows = stream::iter([1, 2]).with_lock(&lock);
+                assert_eq!(rows.count().await, 2);
+            }
+        }
+        assert!(is_held(&other).await, "way {way}");
+        assert!(!other.acquire_within(ms(200)).await.unwrap(), "way {way}");
+        assert!(other.acquire_within(ms(1000)).await.unwrap(), "way {way}");
+        assert_took(begin, ms(598), W::LATE + ms(52));
+        assert!(other.release().await.unwrap());
+        free(&other).await;
+    }
+    idle(&here).await;
+}
+
+/// In the same process too: there is no pass, and no place in line before others.
+pub(crate) async fn who_waits_here_gets_a_kept_key_no_sooner<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = kept(registry.obtain("k"), 600);
+    let begin = Instant::now();
+    let lease = lock.lease().await.unwrap();
+    let waiter = registry.obtain("k");
+    let mut in_line = waiter.acquire_within(ms(5000));
+    assert!(poll_once(&mut in_line).await.is_none());
+    drop(lease);
+    assert!(!registry.obtain("k").acquire_once().await.unwrap());
+    assert!(in_line.await.unwrap());
+    assert_took(begin, ms(598), W::LATE + ms(52));
+    assert!(waiter.release().await.unwrap());
+}
+
+/// Nothing is sent at the end: a combinator is done when its work is, however slow the store.
+pub(crate) async fn the_end_of_a_kept_lease_waits_for_nothing<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = kept(registry.obtain("k"), 1500);
+    let done_at = Arc::new(Mutex::new(Instant::now()));
+    let seen = done_at.clone();
+    w.set_latency(ms(100));
+    let work = async move { *seen.lock().unwrap() = Instant::now() };
+    work.with_lock(&lock).await.unwrap();
+    assert!(done_at.lock().unwrap().elapsed() < ms(50));
+    idle(&registry).await;
+    let commands = w.commands();
+    w.set_latency(ms(0));
+    sleep(ms(100)).await;
+    assert_eq!(w.commands(), commands);
+    free(&lock).await;
+}
+
+/// A job that failed gives its turn back: a release is an explicit wish.
+pub(crate) async fn what_was_to_stay_can_be_released<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = kept(here.obtain("k"), 2000);
+    lock.lease().await.unwrap().release().await.unwrap();
+    free(&lock).await;
+    drop(lock.lease().await.unwrap().release());
+    free(&lock).await;
+    assert!(lock.acquire().await.unwrap());
+    assert!(lock.release().await.unwrap());
+    assert!(there.obtain("k").acquire_once().await.unwrap());
+}
+
+/// The watchdog ends with the lease: one whole ttl after its last renewal the key is free.
+pub(crate) async fn nothing_prolongs_what_is_kept<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = kept(registry.obtain("k"), 450).renewal(Renewal::watchdog());
+    let lease = lock.lease().await.unwrap();
+    sleep(ms(700)).await;
+    assert!(lease.is_valid());
+    drop(lease);
+    let begin = Instant::now();
+    idle(&registry).await;
+    assert!(is_held(&lock).await);
+    free(&lock).await;
+    assert!(begin.elapsed() <= ms(450) + W::LATE);
+}
+
+/// A shutdown frees what is to be freed, and leaves what is to stay.
+pub(crate) async fn a_shutdown_leaves_what_is_to_stay<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let stays = kept(here.obtain("stays"), 1000);
+    let lease = stays.lease().await.unwrap();
+    let goes = here.obtain("goes");
+    assert!(goes.acquire().await.unwrap());
+    let begin = Instant::now();
+    here.shutdown().await;
+    assert!(begin.elapsed() < ms(500));
+    assert_err!(Err::<(), _>(lease.lost().await), Closed, "stays");
+    assert!(!is_held(&there.obtain("goes")).await);
+    assert!(is_held(&there.obtain("stays")).await);
+    assert!(
+        there
+            .obtain("stays")
+            .acquire_within(ms(3000))
+            .await
+            .unwrap()
+    );
+    assert!(begin.elapsed() >= ms(900));
+}
+
+pub(crate) async fn a_lease_is_extended<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").ttl(ms(500));
+    let lease = lock.lease().await.unwrap();
+    sleep(ms(200)).await;
+    let begin = Instant::now();
+    let deadline = lease.extend(ms(1500)).await.unwrap();
+    assert_eq!(deadline, lease.deadline());
+    assert!(deadline >= begin + ms(1482) && deadline <= begin + ms(1500));
+    // Never shorter.
+    assert_eq!(lease.extend(ms(50)).await.unwrap(), deadline);
+    let other = there.obtain("k");
+    assert!(!other.acquire_within(ms(1000)).await.unwrap());
+    assert!(lease.is_valid());
+    assert!(lease.lost().await.is_lost());
+    assert_took(begin, ms(1483), W::LATE);
+
+    let renewed = here.obtain("k").ttl(ms(600)).renewal(Renewal::watchdog());
+    let lease = renewed.lease().await.unwrap();
+    let begin = Instant::now();
+    lease.extend(ms(1500)).await.unwrap();
+    sleep(ms(250)).await;
+    assert!(lease.deadline() >= begin + ms(1480));
+    lease.release().await.unwrap();
+    free(&other).await;
+}
+
+pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(500));
+    let lease = lock.lease().await.unwrap();
+    let commands = w.commands();
+    for ttl in [ms(0), ms(9), ms(24 * 3600 * 1000 + 1)] {
+        assert_err!(lease.extend(ttl).await, InvalidTtl, "k");
+    }
+    // Unpolled it asks for nothing.
+    drop(lease.extend(ms(5000)));
+    assert_eq!(w.commands(), commands);
+    w.expire("k");
+    let error = assert_err!(lease.extend(ms(2000)).await, Lost, "k");
+    assert!(matches!(error, LockError::Lost { token, .. } if token == lease.token()));
+    assert_err!(lease.extend(ms(2000)).await, Lost, "k");
+    drop(lease);
+
+    let lease = lock.lease().await.unwrap();
+    let extend = lease.extend(ms(2000));
+    lease.release().await.unwrap();
+    assert_err!(extend.await, Lost, "k");
+
+    let lease = lock.lease().await.unwrap();
+    registry.shutdown().await;
+    assert_err!(lease.extend(ms(2000)).await, Closed, "k");
+}
+
+/// The store is away: told after one response time-out, and the wish stands.
+pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
+    let registry = w.builder().await.response_timeout(ms(300)).build();
+    let lock = registry.obtain("k").ttl(ms(2500));
+    let lease = lock.lease().await.unwrap();
+    w.set_offline(true);
+    let begin = Instant::now();
+    let mut other = lease.extend(ms(3500));
+    assert!(poll_once(&mut other).await.is_none());
+    assert_err!(lease.extend(ms(4000)).await, Store, "k");
+    assert_took(begin, ms(300), W::LATE);
+    drop(other);
+    w.set_offline(false);
+    eventually("the wish is met", async || {
+        lease.deadline() >= begin + ms(3940)
+    })
+    .await;
+    assert!(lease.is_valid());
+    lease.release().await.unwrap();
+    free(&lock).await;
+}
+
+/// Another process goes on with it: under a greater token, and with the ttl of its own registry.
+pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
+    let here = w.registry().await;
+    let there = w.builder().await.ttl(ms(900)).build();
+    let lease = here.obtain("k").ttl(ms(1500)).lease().await.unwrap();
+    let (token, view) = (lease.token(), lease.view());
+    let detached = lease.detach();
+    assert_eq!((detached.key(), detached.token()), ("k", token));
+    let seen = here.obtain("k").inspect().await.unwrap();
+    assert_eq!(seen.owner.as_deref(), Some(detached.owner()));
+    assert!(!view.is_valid());
+    idle(&here).await;
+
+    // Whoever waits does not come in between.
+    let third = w.registry().await;
+    let waiter = third.obtain("k");
+    let mut in_line = waiter.acquire_within(ms(9000));
+    assert!(poll_once(&mut in_line).await.is_none());
+    waiting(&there.obtain("k"), 1).await;
+
+    let sent: DetachedLease = detached.to_string().parse().unwrap();
+    assert_eq!(sent, detached);
+    let begin = Instant::now();
+    let adopted = there.adopt(sent).await.unwrap();
+    assert!(adopted.token() > token);
+    assert!(adopted.deadline() <= begin + ms(900) + W::LATE);
+    // It can be had once.
+    let error = assert_err!(here.adopt(detached.clone()).await, Lost, "k");
+    assert!(matches!(error, LockError::Lost { token: of, .. } if of == token));
+    assert_err!(there.adopt(detached).await, Lost, "k");
+    assert!(adopted.is_valid());
+    assert!(poll_once(&mut in_line).await.is_none());
+    adopted.release().await.unwrap();
+    assert!(in_line.await.unwrap());
+    assert!(waiter.release().await.unwrap());
+}
+
+/// The registry that left it may take it up again.
+pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    let mut last = 0;
+    for _ in 0..3 {
+        let lease = lock.lease().await.unwrap();
+        let detached = lease.detach();
+        assert!(!lock.acquire_once().await.unwrap());
+        let adopted = registry.adopt(detached).await.unwrap();
+        assert!(adopted.token() > last);
+        last = adopted.token();
+        let again = registry.adopt(adopted.detach()).await.unwrap();
+        assert!(again.token() > last);
+        last = again.token();
+        again.release().await.unwrap();
+        free(&lock).await;
+    }
+}
+
+/// What has run out, what was lost before it was detached, what lies under another prefix, what somebody else has.
+pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").ttl(ms(300));
+    let detached = lock.lease().await.unwrap().detach();
+    let elsewhere = w.builder().await.prefix("elsewhere").build();
+    assert_err!(elsewhere.adopt(detached.clone()).await, Lost, "k");
+    free(&lock).await;
+    assert_err!(there.adopt(detached.clone()).await, Lost, "k");
+    let held = here.obtain("k").lease().await.unwrap();
+    assert_err!(there.adopt(detached.clone()).await, Lost, "k");
+    assert_err!(here.adopt(detached).await, Lost, "k");
+    assert!(held.is_valid());
+    held.release().await.unwrap();
+
+    let lease = lock.lease().await.unwrap();
+    assert!(lease.lost().await.is_lost());
+    let over = lease.detach();
+    assert_err!(there.adopt(over).await, Lost, "k");
+    free(&lock).await;
+}
+
+/// Of many that want it one gets it, and the others are told.
+pub(crate) async fn of_many_that_adopt_one_is_served<W: World>(w: &W) {
+    let registries: [_; 4] = w.registries().await;
+    for _ in 0..5 {
+        let lease = registries[0].obtain("k").lease().await.unwrap();
+        let (token, detached) = (lease.token(), lease.detach());
+        let tasks: Vec<_> = (0..12)
+            .map(|n| tokio::spawn(registries[n % 4].adopt(detached.clone())))
+            .collect();
+        let mut served = Vec::new();
+        for task in tasks {
+            match task.await.unwrap() {
+                Ok(lease) => served.push(lease),
+                Err(error) => assert!(error.is_lost(), "{error}"),
+            }
+        }
+        assert_eq!(served.len(), 1);
+        let adopted = served.pop().expect("one");
+        assert!(adopted.is_valid() && adopted.token() > token);
+        adopted.release().await.unwrap();
+    }
+}
+
+/// The process goes on waiting for the key whose lease it adopts, or could not.
+pub(crate) async fn who_waits_here_waits_on_behind_an_adoption<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let detached = there.obtain("k").lease().await.unwrap().detach();
+    let waiter = here.obtain("k");
+    let mut in_line = waiter.acquire();
+    assert!(poll_once(&mut in_line).await.is_none());
+    waiting(&there.obtain("k"), 1).await;
+    let adopted = here.adopt(detached.clone()).await.unwrap();
+    assert!(poll_once(&mut in_line).await.is_none());
+    adopted.release().await.unwrap();
+    assert!(in_line.await.unwrap());
+    assert_err!(here.adopt(detached).await, Lost, "k");
+    assert!(waiter.release().await.unwrap());
+}
+
+/// An adopted lease is renewed as those of its registry are.
+pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
+    let here = w.registry().await;
+    let builder = w.builder().await.ttl(ms(500));
+    let there = builder.renewal(Renewal::watchdog()).build();
+    let lease = here.obtain("k").ttl(ms(1000)).lease().await.unwrap();
+    let adopted = there.adopt(lease.detach()).await.unwrap();
+    sleep(ms(1300)).await;
+    assert!(adopted.is_valid());
+    adopted.release().await.unwrap();
+}
+
+/// A store that is away is no loss: told as such, and the lease can be adopted when it is back.
+pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
+    let here = w.registry().await;
+    let there = w.builder().await.response_timeout(ms(300)).build();
+    there.obtain("anything").inspect().await.unwrap();
+    let lease = here.obtain("k").ttl(ms(4000)).lease().await.unwrap();
+    let detached = lease.detach();
+    w.set_offline(true);
+    let begin = Instant::now();
+    assert_err!(there.adopt(detached.clone()).await, Store, "k");
+    assert!(begin.elapsed() <= ms(300) + W::LATE);
+    w.set_offline(false);
+    let mut adopted = None;
+    eventually("the store is back", async || {
+        match there.adopt(detached.clone()).await {
+            Ok(lease) => adopted = Some(lease),
+            Err(LockError::Store { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+        adopted.is_some()
+    })
+    .await;
+    adopted.expect("just seen").release().await.unwrap();
+    idle(&there).await;
+}
+
+/// What is wrong is told before anything is sent; and after the end of the registry nothing is.
+pub(crate) async fn adoptions_that_cannot_be<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let commands = w.commands();
+    let needs_a_tag: DetachedLease = "lockstream-lease-1 ab:1 64 1 a}b".parse().unwrap();
+    assert_err!(registry.adopt(needs_a_tag).await, InvalidKey, "a}b");
+    drop(registry.adopt("lockstream-lease-1 ab:1 64 1 k".parse().unwrap()));
+    assert_eq!(w.commands(), commands);
+    let detached = registry.obtain("k").lease().await.unwrap().detach();
+    registry.shutdown().await;
+    assert_err!(registry.adopt(detached.clone()).await, Closed, "k");
+    let there = w.registry().await;
+    let adopted = there.adopt(detached).await.unwrap();
+    adopted.release().await.unwrap();
+}
+
+/// Two in the hands of nobody at once: a lease that is handed on again and again is held by one at a time.
+pub(crate) async fn handed_round_tokens_grow<W: World>(w: &W) {
+    let registries: [_; 3] = w.registries().await;
+    let mut lease = registries[0].obtain("k").lease().await.unwrap();
+    for round in 1..60 {
+        let token = lease.token();
+        let detached = lease.detach();
+        lease = registries[round % 3].adopt(detached).await.unwrap();
+        assert!(lease.token() > token);
+        assert!(lease.is_valid());
+    }
+    lease.release().await.unwrap();
+}

@@ -1,0 +1,170 @@
+//! What a recorder of the `metrics` facade gets to see.
+#![cfg(all(feature = "metrics", feature = "test-util"))]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::StreamExt;
+use lockstream::store::MemoryStore;
+use lockstream::{FutureLockExt, LockRegistry, Renewal};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// On one thread, whose recorder this is, under paused time.
+fn recorded(run: impl AsyncFnOnce(&MemoryStore, &Snapshotter)) {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(run(&MemoryStore::new(), &snapshotter));
+    });
+}
+
+fn registry(store: &MemoryStore, prefix: &str) -> LockRegistry {
+    LockRegistry::builder(store.clone())
+        .prefix(prefix)
+        .max_waiters(2)
+        .local_span(ms(60_000))
+        .renewal(Renewal::off())
+        .build()
+}
+
+/// What changed since the last look, of registries with that prefix: by name, without the crate's. Histograms are their
+/// values in milliseconds.
+fn look(snapshotter: &Snapshotter, of: &str) -> BTreeMap<String, Vec<i64>> {
+    let mut seen = BTreeMap::new();
+    for (key, unit, description, value) in snapshotter.snapshot().into_vec() {
+        let key = key.key();
+        let labels: Vec<_> = key.labels().collect();
+        assert_eq!(
+            labels.len(),
+            1,
+            "a series for every key, or the like: {key:?}"
+        );
+        assert_eq!(labels[0].key(), "prefix");
+        assert!(unit.is_some() && description.is_some(), "{key:?}");
+        if labels[0].value() != of {
+            continue;
+        }
+        let name = key.name().strip_prefix("lockstream_").unwrap();
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "counts, and times of a test"
+        )]
+        let value = match value {
+            DebugValue::Counter(count) => vec![i64::try_from(count).unwrap()],
+            DebugValue::Gauge(level) => vec![level.into_inner() as i64],
+            DebugValue::Histogram(values) => {
+                let millis = values.into_iter().map(|value| value.into_inner() * 1000.0);
+                millis.map(|value| value.round() as i64).collect()
+            }
+        };
+        seen.insert(name.to_owned(), value);
+    }
+    seen
+}
+
+fn expected(values: &[(&str, &[i64])]) -> BTreeMap<String, Vec<i64>> {
+    let values = values.iter();
+    values
+        .map(|(name, value)| ((*name).to_owned(), value.to_vec()))
+        .collect()
+}
+
+/// Nobody reads events here: metrics need no reader.
+#[test]
+fn waits_and_leases_are_counted() {
+    recorded(async |store, snapshotter| {
+        let locks = registry(store, "shop");
+        let other = registry(store, "other");
+        let lock = locks.obtain("a").ttl(ms(90_000));
+        let lease = lock.lease().await.unwrap();
+        let (mut one, mut two) = (lock.lease(), lock.lease());
+        assert!(futures::poll!(&mut one).is_pending());
+        assert!(futures::poll!(&mut two).is_pending());
+        assert!(lock.lease().await.is_err(), "the queue is full");
+        let _their_key = other.obtain("a").lease().await.unwrap();
+        let seen = look(snapshotter, "shop");
+        let level = |name: &str| seen[name][0];
+        assert_eq!((level("waiting"), level("held")), (2, 1));
+        assert_eq!(level("queue_full_total"), 1);
+        assert_eq!(seen["wait_seconds"], [0]);
+
+        tokio::time::sleep(ms(250)).await;
+        drop(two);
+        lease.release().await.unwrap();
+        let passed = one.await.unwrap();
+        tokio::time::sleep(ms(40)).await;
+        passed.release().await.unwrap();
+        let lost = std::future::pending::<()>().with_lock(locks.obtain("b").ttl(ms(1000)));
+        assert!(lost.await.unwrap_err().is_lost());
+        // Gauges by how much they changed, too.
+        let expected = expected(&[
+            ("acquired_total", &[2]),
+            ("given_up_total", &[1]),
+            ("held", &[-1]),
+            ("hold_seconds", &[250, 40, 988]),
+            ("lost_total", &[1]),
+            ("passed_total", &[1]),
+            ("queue_full_total", &[0]),
+            ("wait_seconds", &[250, 0]),
+            ("waiting", &[-2]),
+        ]);
+        assert_eq!(look(snapshotter, "shop"), expected);
+    });
+}
+
+#[test]
+fn renewals_and_outages_are_counted() {
+    recorded(async |store, snapshotter| {
+        let locks = registry(store, "shop");
+        let twice = Renewal::watchdog().max_renewals(2);
+        let lock = locks.obtain("a").ttl(ms(3000)).renewal(twice);
+        let lease = lock.lease().await.unwrap();
+        tokio::time::sleep(ms(1500)).await;
+        // The second renewal's answer is lost, and it is made good by the next connection.
+        store.set_latency(ms(1000));
+        tokio::time::sleep(ms(900)).await;
+        store.set_offline(true);
+        tokio::time::sleep(ms(700)).await;
+        store.set_latency(ms(0));
+        store.set_offline(false);
+        lease.release().await.unwrap();
+        let seen = look(snapshotter, "shop");
+        assert_eq!(seen["renewed_total"], [2], "{seen:?}");
+        assert_eq!(seen["renewal_unknown_total"], [1], "{seen:?}");
+        assert_eq!(seen["store_down_total"], [1], "{seen:?}");
+        assert_eq!(seen["held"], [0], "{seen:?}");
+    });
+}
+
+/// However a registry ends, its gauges end at nothing; also with a reader of events beside.
+#[test]
+fn nothing_is_held_or_waited_for_in_the_end() {
+    recorded(async |store, snapshotter| {
+        let locks = registry(store, "shop");
+        let events = locks.events();
+        let lease = locks.obtain("a").lease().await.unwrap();
+        let mut waits = locks.obtain("a").lease();
+        assert!(futures::poll!(&mut waits).is_pending());
+        locks.shutdown().await;
+        // Too late for events, and still a wait.
+        assert!(locks.obtain("b").lease().await.is_err());
+        assert!(waits.await.is_err());
+        drop((lease, locks));
+        assert_eq!(events.count().await, 5);
+        let seen = look(snapshotter, "shop");
+        assert_eq!(
+            (&seen["waiting"][..], &seen["held"][..]),
+            (&[0][..], &[0][..])
+        );
+        assert_eq!(seen["given_up_total"], [2]);
+    });
+}

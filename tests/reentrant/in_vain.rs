@@ -1,0 +1,258 @@
+//! A lock that is waited for inside the work that holds it: a deadlock, bounded by the wait, and said.
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use lockstream::{FutureLockExt, Lock, LockError, OnLost, StreamLockExt};
+use tokio::time::Instant;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::assert_waited_in_vain;
+use crate::scene::{BRIEF, KEY, Memory, Scene, ms};
+
+/// What this thread logs as long as the guard lives.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
+        crate::hearing::beside_others();
+        let log = Self::default();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(log.clone())
+            .with_ansi(false)
+            .with_max_level(tracing::Level::WARN)
+            .finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// The warnings so far of what is waited for in vain, each on a line; all are then forgotten.
+    fn take(&self) -> Vec<String> {
+        let mut lines = self.take_all();
+        lines.retain(|line| line.contains("in vain"));
+        lines
+    }
+
+    fn take_all(&self) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// Where it was called, and what it was given.
+#[track_caller]
+fn here<T>(value: T) -> (T, &'static Location<'static>) {
+    (value, Location::caller())
+}
+
+/// One warning, with the key and both lines; none in a build without debug assertions.
+#[track_caller]
+fn assert_told(log: &Log, outer: &Location<'_>, inner: &Location<'_>) {
+    let told = log.take();
+    if !cfg!(debug_assertions) {
+        assert_eq!(told, [""; 0]);
+        return;
+    }
+    let [told] = &told[..] else {
+        panic!("not one warning: {told:#?}");
+    };
+    let at = |name, place: &Location<'_>| format!("{name}={}:{}:", place.file(), place.line());
+    for part in [
+        "WARN",
+        "key=\"k\"",
+        &at("outer", outer),
+        &at("inner", inner),
+    ] {
+        assert!(told.contains(part), "no {part} in {told}");
+    }
+    let columns = told.matches(concat!(file!(), ":")).count();
+    assert_eq!(columns, 2, "{told}");
+}
+
+/// Each thing that waits, inside each thing that holds.
+#[tokio::test(start_paused = true)]
+async fn both_places_are_named() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = Log::begin();
+    let plain: &Lock = &s.here.obtain(KEY).wait(BRIEF);
+    let ok = async || Ok::<_, LockError>(());
+    let one = || stream::iter([Ok::<_, LockError>(())]);
+    macro_rules! waiters {
+        ($($waiter:expr;)+) => {[$({
+            let (waiter, place) = $waiter;
+            let waited = async {
+                let begin = Instant::now();
+                waiter.await;
+                assert!(begin.elapsed() >= BRIEF, "{}", stringify!($waiter));
+            };
+            (waited.boxed_local(), place)
+        }),+]};
+    }
+    use futures::FutureExt;
+    let waiters = || {
+        waiters! {
+            here(async {}.with_lock(plain).map(|told| assert_waited_in_vain!(told)));
+            here(ok().try_with_lock(plain).map(|told| assert_waited_in_vain!(told)));
+            here(async {}.with_lock(plain).or_skip().map(|told| assert!(told.unwrap().is_none())));
+            here(plain.with_lease(async |_| ()).map(|told| assert_waited_in_vain!(told)));
+            here(plain.try_with_lease(async |_| ok().await).map(|told| assert_waited_in_vain!(told)));
+            here(StreamLockExt::with_lock(one(), plain).count().map(|n| assert_eq!(n, 1)));
+            here(StreamLockExt::try_with_lock(one(), plain).count().map(|n| assert_eq!(n, 1)));
+            here(plain.with_lease_stream(|_| one()).count().map(|n| assert_eq!(n, 1)));
+            here(plain.try_with_lease_stream(|_| one()).count().map(|n| assert_eq!(n, 1)));
+            here(plain.acquire().map(|told| assert!(!told.unwrap())));
+            here(plain.acquire_within(BRIEF).map(|told| assert!(!told.unwrap())));
+            here(plain.lease().map(|told| assert_waited_in_vain!(told)));
+            here(plain.lease_within(BRIEF).map(|told| assert_waited_in_vain!(told)));
+        }
+    };
+    for (waiter, inner) in waiters() {
+        let (work, outer) = here(waiter.with_lock(&s.lock));
+        work.await.unwrap();
+        assert_told(&log, outer, inner);
+    }
+    macro_rules! holders {
+        ($waiter:ident: $($holder:expr;)+) => {$(
+            let (waiter, inner) = here(plain.lease().map(|told| assert_waited_in_vain!(told)));
+            let $waiter = waiter;
+            let (holder, outer) = $holder;
+            holder.await;
+            assert_told(&log, outer, inner);
+        )+};
+    }
+    holders! { w:
+        here(w.with_lock(&s.lock).map(Result::unwrap));
+        here(w.map(Ok::<_, LockError>).try_with_lock(&s.lock).map(Result::unwrap));
+        here(s.lock.with_lease(|_| w).map(Result::unwrap));
+        here(s.lock.try_with_lease(|_| w.map(Ok::<_, LockError>)).map(Result::unwrap));
+        here(StreamLockExt::with_lock(stream::once(w), &s.lock).count());
+        here(StreamLockExt::try_with_lock(stream::once(w).map(Ok::<_, LockError>), &s.lock).count());
+        here(s.lock.with_lease_stream(|_| stream::once(w)).count());
+        here(s.lock.try_with_lease_stream(|_| stream::once(w).map(Ok::<_, LockError>)).count());
+    }
+    s.settles().await;
+}
+
+/// The innermost on the key is told: it is the nearest to what can be mended.
+#[tokio::test(start_paused = true)]
+async fn of_several_the_innermost_is_named() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = Log::begin();
+    let plain = s.here.obtain(KEY).wait(BRIEF);
+    let (waiter, inner) = here(plain.lease());
+    let (work, outer) = here(waiter.with_lock(&s.nested));
+    let told = work.with_lock((&s.here, "other")).with_lock(&s.lock).await;
+    assert_waited_in_vain!(told.unwrap().unwrap().unwrap());
+    assert_told(&log, outer, inner);
+    s.settles().await;
+}
+
+/// Once an acquisition, however often it is polled, and again for the next.
+#[tokio::test(start_paused = true)]
+async fn once_an_acquisition() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = Log::begin();
+    let plain = s.here.obtain(KEY).wait(BRIEF);
+    let work = async {
+        for times in 1..4 {
+            let mut waiter = plain.lease();
+            let told = loop {
+                tokio::select! {
+                    biased;
+                    told = &mut waiter => break told,
+                    () = tokio::time::sleep(ms(7)) => (),
+                }
+            };
+            assert_waited_in_vain!(told);
+            let told = log.take();
+            assert_eq!(
+                told.len(),
+                usize::from(cfg!(debug_assertions)),
+                "{times}: {told:#?}"
+            );
+        }
+    };
+    work.with_lock(&s.lock).await.unwrap();
+    s.settles().await;
+}
+
+/// Whatever is no deadlock is none.
+#[tokio::test(start_paused = true)]
+async fn the_innocent_are_not_warned_of() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = Log::begin();
+    let plain = s.here.obtain(KEY).wait(BRIEF);
+    let zero = plain.clone().wait(Duration::ZERO);
+    let theirs = s.there.obtain(KEY).wait(BRIEF);
+    let work = async {
+        assert!(!plain.acquire_once().await.unwrap());
+        assert!(plain.lease_once().await.unwrap().is_none());
+        assert!(!plain.acquire_within(Duration::ZERO).await.unwrap());
+        assert_waited_in_vain!(async {}.with_lock(&zero).await);
+        assert!(async {}.with_lock(&zero).or_skip().await.unwrap().is_none());
+        async {}.with_lock(&s.nested).await.unwrap();
+        async {}.with_lock((&s.here, "other")).await.unwrap();
+        assert_waited_in_vain!(theirs.lease().await);
+        assert_waited_in_vain!(tokio::spawn(plain.lease()).await.unwrap());
+        // Made, and not polled.
+        drop((plain.lease(), plain.acquire()));
+    };
+    work.with_lock(&s.lock).await.unwrap();
+    let guard = plain.lease().await.unwrap();
+    assert_waited_in_vain!(plain.lease().await);
+    guard.release().await.unwrap();
+    // What was lost is nobody's any more.
+    let run_on = plain.clone().ttl(ms(50)).on_lost(OnLost::RunOn);
+    let work = run_on.with_lease(async |lease| {
+        lease.lost().await;
+        plain.lease().await.unwrap().release().await.unwrap();
+    });
+    work.await.unwrap();
+    assert_eq!(log.take(), [""; 0]);
+    s.settles().await;
+}
+
+/// A handle that is dropped while it holds is warned of if that frees the lock, and only then.
+#[tokio::test(start_paused = true)]
+async fn a_handle_dropped_inside_frees_nothing() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = Log::begin();
+    let carried = async {
+        assert!(s.nested.clone().acquire().await.unwrap());
+        assert!(s.is_busy().await);
+        assert_eq!(log.take_all(), [""; 0]);
+        let handle = s.nested.clone();
+        assert!(handle.acquire().await.unwrap());
+        handle
+    };
+    let handle = carried.with_lock(&s.lock).await.unwrap();
+    assert_eq!(log.take_all(), [""; 0]);
+    drop(handle);
+    let told = log.take_all();
+    assert!(
+        told.len() == 1 && told[0].contains("the last handle"),
+        "{told:#?}"
+    );
+    s.settles().await;
+}

@@ -1,0 +1,359 @@
+//! A lease that is gone is known to be gone: early where that can be found out, and at its deadline at the latest.
+
+use std::future::pending;
+use std::io::Write;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use futures::{FutureExt, StreamExt, poll};
+use lockstream::{FutureLockExt, LockError, LockEvent, OnLost, Renewal};
+use tokio::time::{Instant, sleep, timeout};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::support::{RedisServer, wait_until};
+use crate::{BOUND, LATE, assert_took, builder, ms, nothing_left, registry, usable};
+
+/// Everything that this binary logs: one for all tests, since a subscriber of one thread's own may miss what another
+/// thread was the first to say.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn of_this_process() -> Self {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        LOG.get_or_init(|| {
+            let log = Log::default();
+            let subscriber = tracing_subscriber::fmt()
+                .with_writer(log.clone())
+                .with_max_level(tracing::Level::WARN)
+                .with_ansi(false)
+                .finish();
+            tracing::subscriber::set_global_default(subscriber).expect("the first and only");
+            log
+        })
+        .clone()
+    }
+
+    /// The lines that tell of a key.
+    fn of(&self, key: &str) -> Vec<String> {
+        self.with(&format!("key=\"{key}\""))
+    }
+
+    fn with(&self, text: &str) -> Vec<String> {
+        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let tells = |line: &&str| line.contains(text);
+        log.lines().filter(tells).map(str::to_owned).collect()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// The next renewal finds it out, a third of the ttl away at most; the stranger's key is left as it is.
+#[tokio::test]
+async fn a_key_deleted_or_overwritten_under_its_holder_is_missed_within_a_third() {
+    let server = RedisServer::start();
+    let ttl = ms(3000);
+    let locks = registry(&server.url(), ttl).await;
+    for overwritten in [false, true] {
+        let lease = locks.obtain("k").lease().await.unwrap();
+        let token = lease.token();
+        sleep(ms(1100)).await;
+        let begin = Instant::now();
+        if overwritten {
+            server.set("lock:k", "somebody else");
+        } else {
+            assert!(server.del("lock:k"));
+        }
+        let bound = ttl / 3 + ms(1000);
+        let lost = timeout(bound, lease.lost()).await.expect("within a third");
+        assert!(matches!(lost, LockError::Lost { token: of, .. } if of == token));
+        assert!(begin.elapsed() <= bound && !lease.is_valid());
+        let released = lease.release().await;
+        assert!(matches!(released, Err(LockError::Lost { .. })));
+        if overwritten {
+            assert_eq!(server.get("lock:k").as_deref(), Some("somebody else"));
+            assert_eq!(
+                server.pttl("lock:k"),
+                -1,
+                "a stranger's key was given a ttl"
+            );
+            assert!(server.del("lock:k"));
+        }
+        nothing_left(&server, &[&locks]).await;
+    }
+}
+
+/// Work under the lock is dropped then, and not at the deadline.
+#[tokio::test]
+async fn work_whose_key_is_deleted_is_dropped_within_a_third() {
+    let server = RedisServer::start();
+    let ttl = ms(2400);
+    let locks = registry(&server.url(), ttl).await;
+    let inside = Arc::new(());
+    let work = {
+        let inside = inside.clone();
+        async move {
+            let _inside = inside;
+            pending::<()>().await;
+        }
+    };
+    let work = tokio::spawn(work.with_lock(locks.obtain("k")));
+    wait_until("it is held", BOUND, || server.exists("lock:k")).await;
+    assert!(server.del("lock:k"));
+    let told = timeout(ttl / 3 + ms(1000), work).await.expect("in time");
+    assert!(matches!(told.unwrap(), Err(LockError::Lost { .. })));
+    assert_eq!(Arc::strong_count(&inside), 1);
+    nothing_left(&server, &[&locks]).await;
+}
+
+/// A server that says nothing for less than a ttl costs nobody a lease, whether it stood still or was away.
+#[tokio::test]
+async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
+    let mut server = RedisServer::builder().keep_data().start();
+    let ttl = ms(2500);
+    for killed in [false, true] {
+        let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
+        let locks = quick.build();
+        let lease = locks.obtain("k").lease().await.unwrap();
+        if killed {
+            server.kill();
+        } else {
+            server.stop();
+        }
+        sleep(ms(1100)).await;
+        assert!(lease.is_valid());
+        if killed {
+            server.restart();
+        } else {
+            server.cont();
+        }
+        wait_until("it is renewed", ms(1300), || server.pttl("lock:k") > 2200).await;
+        sleep(ttl).await;
+        assert!(lease.is_valid(), "killed: {killed}");
+        lease.release().await.unwrap();
+        nothing_left(&server, &[&locks]).await;
+    }
+}
+
+/// For more than that it does: at the deadline, while the server is still away.
+#[tokio::test]
+async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
+    let mut server = RedisServer::builder().keep_data().start();
+    let ttl = ms(1200);
+    for killed in [false, true] {
+        let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
+        let locks = quick.build();
+        let begin = Instant::now();
+        let lease = locks.obtain("k").lease().await.unwrap();
+        if killed {
+            server.kill();
+        } else {
+            server.stop();
+        }
+        assert!(lease.lost().await.is_lost());
+        assert_took(begin, usable(ttl));
+        drop(lease);
+        if killed {
+            server.restart();
+        } else {
+            server.cont();
+        }
+        // What was on its way to the server prolongs nothing.
+        wait_until("the key is gone", BOUND, || !server.exists("lock:k")).await;
+        let next = timeout(BOUND, locks.obtain("k").lease()).await;
+        next.expect("it goes on").unwrap().release().await.unwrap();
+        nothing_left(&server, &[&locks]).await;
+    }
+}
+
+/// Why leases are lost, the log says once an outage, however often it is tried again.
+#[tokio::test]
+async fn an_outage_that_costs_leases_is_in_the_log_once() {
+    let log = Log::of_this_process();
+    let mut server = RedisServer::builder().keep_data().start();
+    // No other server of this process has it.
+    let address = format!("127.0.0.1:{}", server.port());
+    let locks = registry(&server.url(), ms(900)).await;
+    for outages in 1..=2 {
+        let lease = locks.obtain("k").lease().await.unwrap();
+        server.kill();
+        assert!(lease.lost().await.is_lost());
+        let told = log.with(&address);
+        assert_eq!(told.len(), outages, "{told:?}");
+        assert!(told.iter().all(|line| line.contains("the store is away")));
+        server.restart();
+        drop(lease);
+        let next = timeout(BOUND, locks.obtain("k").lease()).await;
+        next.expect("it goes on").unwrap().release().await.unwrap();
+    }
+    nothing_left(&server, &[&locks]).await;
+}
+
+/// The data are gone with the server: its holders learn of it at the reconnect, a long time before the deadline.
+#[tokio::test]
+async fn a_server_that_comes_back_empty_tells_all_holders() {
+    let mut server = RedisServer::start();
+    let locks = registry(&server.url(), ms(30_000)).await;
+    let renewed = locks.obtain("renewed").lease().await.unwrap();
+    let fixed = locks.obtain("fixed").ttl(ms(30_000)).lease().await.unwrap();
+    let bounded = locks.obtain("bounded");
+    let bounded = bounded.renewal(Renewal::watchdog().max_renewals(3));
+    let bounded = bounded.lease().await.unwrap();
+    server.restart();
+    for lease in [renewed, fixed, bounded] {
+        let lost = timeout(BOUND, lease.lost())
+            .await
+            .expect("at the reconnect");
+        assert!(lost.is_lost() && !lease.is_valid());
+    }
+    wait_until("nothing is in use", BOUND, || locks.in_use() == 0).await;
+    assert_eq!(server.keys("*").len(), 0);
+}
+
+/// Whoever asks late is told all the same, and nobody is told of a loss who gave the lock back.
+#[tokio::test]
+async fn a_loss_is_told_afterwards_and_a_release_is_none() {
+    let server = RedisServer::start();
+    let ttl = ms(300);
+    let locks = registry(&server.url(), ttl).await;
+    let lease = locks.obtain("lost").ttl(ttl).lease().await.unwrap();
+    let view = lease.view();
+    assert!(lease.lost().await.is_lost());
+    for _ in 0..2 {
+        assert!(view.lost().await.is_lost());
+    }
+    drop(lease);
+    assert!(view.lost().await.is_lost(), "also when the lease is gone");
+
+    let lease = locks.obtain("released").lease().await.unwrap();
+    let (view, mut before) = (lease.view(), lease.lost());
+    assert!(poll!(&mut before).is_pending());
+    sleep(2 * ttl).await;
+    lease.release().await.unwrap();
+    let mut after = view.lost();
+    sleep(2 * ttl).await;
+    assert!(poll!(&mut before).is_pending() && poll!(&mut after).is_pending());
+    assert!(!view.is_valid());
+    nothing_left(&server, &[&locks]).await;
+}
+
+/// 50 ms after the deadline at the latest, on a machine that is not too busy to do so.
+#[tokio::test]
+async fn a_loss_is_told_soon_after_the_deadline() {
+    const LEASES: usize = 20;
+    let server = RedisServer::start();
+    let locks = registry(&server.url(), ms(30_000)).await;
+    let tasks = (0..LEASES).map(|at| {
+        let lock = locks.obtain(format!("k{at}"));
+        let renewal = Renewal::watchdog().max_renewals(u32::from(at % 2 == 0));
+        let lock = lock.ttl(ms(300 + 10 * at as u64)).renewal(renewal);
+        tokio::spawn(async move {
+            let lease = lock.lease().await.unwrap();
+            let lost = lease.lost();
+            assert!(lost.await.is_lost());
+            let (now, deadline) = (Instant::now(), lease.deadline());
+            assert!(now >= deadline, "{:?} too early", deadline - now);
+            now - deadline
+        })
+    });
+    let mut late = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        late.push(task.await.unwrap());
+    }
+    late.sort_unstable();
+    assert!(late[LEASES / 2] <= ms(50), "{late:?}");
+    assert!(late[LEASES - 1] <= LATE, "{late:?}");
+    nothing_left(&server, &[&locks]).await;
+}
+
+/// The work runs to its end and its value is delivered; that it ran without its lock is told by an event, by the log,
+/// and by the view of its lease: whether a renewal found it out, the deadline, or only the release.
+#[tokio::test]
+async fn run_on_delivers_the_value_and_tells_the_loss() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum By {
+        Renewal,
+        Deadline,
+        Release,
+    }
+    let log = Log::of_this_process();
+    let server = RedisServer::start();
+    let ttl = ms(900);
+    let locks = registry(&server.url(), ttl).await;
+    let others = registry(&server.url(), ttl).await;
+    for by in [By::Renewal, By::Deadline, By::Release] {
+        let key = format!("run on {by:?}");
+        let lock = locks.obtain(&*key).on_lost(OnLost::RunOn);
+        let lock = match by {
+            By::Renewal => lock,
+            By::Deadline => lock.ttl(ttl),
+            By::Release => lock.ttl(20 * ttl),
+        };
+        let other = others.obtain(&*key);
+        let mut events = locks.events();
+        let mut early = None;
+        let work = lock.with_lease(async |lease| {
+            assert!(lease.is_valid() && log.of(&key).is_empty());
+            early = Some(lease.lost());
+            assert!(poll!(early.as_mut().unwrap()).is_pending());
+            if by != By::Deadline {
+                assert!(server.del(&format!("lock:{key}")));
+            }
+            if by != By::Release {
+                assert!(lease.lost().await.is_lost());
+                assert!(!lease.is_valid());
+            }
+            assert!(other.acquire().await.unwrap(), "it is another's by now");
+            if by != By::Release {
+                sleep(ttl).await;
+            }
+            lease
+        });
+        let view = work.await.unwrap();
+        assert!(other.is_acquired(), "the late end took another's lock");
+
+        let told = log.of(&key);
+        assert_eq!(told.len(), 1, "{by:?}: {told:?}");
+        let token = format!("token={}", view.token());
+        assert!(told[0].contains("lost") && told[0].contains(&token));
+        let why = match by {
+            By::Deadline => "its ttl was over",
+            By::Renewal | By::Release => "deleted or overwritten",
+        };
+        assert!(told[0].contains(why), "{told:?}");
+        for lost in [early.unwrap(), view.lost()] {
+            let lost = timeout(BOUND, lost).await.expect("the view tells it");
+            assert!(matches!(lost, LockError::Lost { token, .. } if token == view.token()));
+        }
+        let mut told = Vec::new();
+        while let Some(Some(event)) = events.next().now_or_never() {
+            if event.token() == Some(view.token()) {
+                told.push(event);
+            }
+        }
+        assert!(
+            matches!(
+                &told[..],
+                [LockEvent::Acquired { .. }, LockEvent::Lost { .. }]
+            ),
+            "{by:?}: {told:?}"
+        );
+        assert!(other.release().await.unwrap());
+    }
+    nothing_left(&server, &[&locks, &others]).await;
+}

@@ -1,0 +1,91 @@
+//! Leases that are prolonged while they are held, on a real server: long work keeps its lock, what is over is known to
+//! be over, and no renewal outlives its lease.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `holding.rs` | is what is held kept, at what cost, and for how long at most? |
+//! | `stories.rs` | how did the watchdogs of others fail? |
+//! | `loss.rs` | who learns of a loss, and how soon? |
+//! | `ends.rs` | what of a lease whose runtime, process or holder is gone? |
+//! | `virtual_time.rs` | the same to the millisecond, on the memory store |
+#![cfg(all(feature = "redis", feature = "test-util"))]
+
+mod ends;
+mod holding;
+mod loss;
+mod stories;
+#[path = "../support/mod.rs"]
+mod support;
+mod virtual_time;
+
+use std::time::Duration;
+
+use lockstream::store::RedisStore;
+use lockstream::{LockRegistry, LockRegistryBuilder};
+use support::{RedisServer, wait_until};
+use tokio::time::Instant;
+
+/// For what takes a reconnect and some round trips.
+pub(crate) const BOUND: Duration = Duration::from_secs(5);
+
+/// How late something may come that a timer causes, on a machine with other work to do.
+pub(crate) const LATE: Duration = ms(400);
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The usable part of a lease: its ttl but for 1 % and 2 ms.
+pub(crate) fn usable(ttl: Duration) -> Duration {
+    ttl - ttl / 100 - ms(2)
+}
+
+/// Locks of this registry are renewed, as locks are by default.
+pub(crate) async fn builder(url: &str, ttl: Duration) -> LockRegistryBuilder {
+    let store = RedisStore::connect(url).await.unwrap();
+    LockRegistry::builder(store)
+        .ttl(ttl)
+        .response_timeout(Duration::from_secs(10))
+}
+
+pub(crate) async fn registry(url: &str, ttl: Duration) -> LockRegistry {
+    builder(url, ttl).await.build()
+}
+
+/// Nothing is left of any lease: not in the registry, and nothing but the fence on the server.
+pub(crate) async fn nothing_left(server: &RedisServer, registries: &[&LockRegistry]) {
+    wait_until("nothing is in use", BOUND, || {
+        registries.iter().all(|registry| registry.in_use() == 0)
+    })
+    .await;
+    wait_until("nothing is left", BOUND, || {
+        server.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}
+
+/// Sends nothing at all for so long: whoever still renewed something would.
+pub(crate) async fn assert_silent(server: &RedisServer, time: Duration) {
+    server.reset_stats();
+    tokio::time::sleep(time).await;
+    let calls = server.all_calls();
+    assert!(calls.is_empty(), "somebody still renews: {calls:?}");
+}
+
+/// Fails unless what began at `begin` took `expected`, or somewhat longer.
+#[track_caller]
+pub(crate) fn assert_took(begin: Instant, expected: Duration) {
+    let took = begin.elapsed();
+    assert!(
+        took + ms(1) >= expected && took <= expected + LATE,
+        "took {took:?} instead of {expected:?}"
+    );
+}
+
+/// Not a test, but what the other processes run.
+#[tokio::test]
+async fn worker() {
+    if let Some(role) = support::Role::of_this_process() {
+        ends::tick(role).await;
+    }
+}

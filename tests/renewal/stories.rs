@@ -1,0 +1,301 @@
+//! What befell the watchdogs of Redisson, told by the numbers of its tickets. Theirs either outlived the lock, so that
+//! nobody else ever got it, or slept while the lock was held, so that two had it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::FutureExt;
+use futures::future::join_all;
+use lockstream::{FutureLockExt, LockError, Renewal};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::support::{Proxy, RedisServer, Way, wait_until};
+use crate::{BOUND, LATE, assert_silent, assert_took, builder, ms, nothing_left, registry, usable};
+
+/// #7272: the watchdog was started by a callback on the acquisition and stopped by one on the release, and nothing put
+/// the two in order. An acquisition that was interrupted while its answer was on its way was released first and
+/// watched afterwards: the key's ttl jumped back up for ever, and nobody held it.
+///
+/// Here the futures are dropped at every point of a slow way there and back.
+#[tokio::test]
+async fn redisson_7272_a_cancelled_acquisition_starts_no_watchdog() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let ttl = ms(150);
+    let locks = registry(&proxy.url(), ttl).await;
+    let lock = locks.obtain("k");
+    lock.lease().await.unwrap().release().await.unwrap();
+    proxy.delay(Way::Both, ms(3));
+    let (mut early, mut held) = (0, 0);
+    for round in 0..60 {
+        // The answer comes after some 6 ms.
+        match timeout(ms(round % 12), lock.lease()).await {
+            Err(_) => early += 1,
+            Ok(lease) => {
+                held += 1;
+                if round % 2 == 0 {
+                    drop(lease.unwrap());
+                } else {
+                    lease.unwrap().release().await.unwrap();
+                }
+            }
+        }
+    }
+    assert!(early >= 10 && held >= 5, "{early} cancelled, {held} held");
+    proxy.delay(Way::Both, ms(0));
+    nothing_left(&server, &[&locks]).await;
+    assert_silent(&server, 3 * ttl).await;
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// #7277, the mending of #7272: it notes the watchdog before the acquisition is sent, and has to take the note back if
+/// the lock was another's. Here nobody is watched who was refused, and who acquires next while the release before is
+/// still on its way is watched for itself: the fixed lease of the second ends with its ttl, though a renewal for the
+/// first was on its way when the two changed places.
+#[tokio::test]
+async fn redisson_7277_a_watchdog_serves_nobody_but_its_own_lease() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let (ttl, short) = (ms(1200), ms(600));
+    let locks = registry(&proxy.url(), ttl).await;
+    let others = registry(&server.url(), ttl).await;
+
+    let held = others.obtain("k").lease().await.unwrap();
+    assert!(!locks.obtain("k").acquire_once().await.unwrap());
+    let wait = locks.obtain("k").acquire_within(ms(30));
+    assert!(!wait.await.unwrap());
+    held.release().await.unwrap();
+    nothing_left(&server, &[&locks, &others]).await;
+    assert_silent(&server, ttl / 2).await;
+
+    let first = locks.obtain("k").lease().await.unwrap();
+    wait_until("it is renewed", BOUND, || server.calls("pexpire") == 1).await;
+    // So that the answer is here. What the watchdog sends next is on its way.
+    sleep(ms(50)).await;
+    proxy.hold(Way::ToServer, true);
+    server.reset_stats();
+    sleep(ttl / 3 + ms(100)).await;
+    assert_eq!(server.calls("pexpire"), 0);
+    drop(first);
+    let mut second = locks.obtain("k").ttl(short).lease();
+    assert!((&mut second).now_or_never().is_none());
+    proxy.hold(Way::ToServer, false);
+    let second = timeout(BOUND, second).await.expect("in time").unwrap();
+    let begin = Instant::now();
+    assert_eq!(server.calls("pexpire"), 1, "that of the first");
+    assert!(
+        server.pttl("lock:k") <= 600,
+        "the first's ttl is not the second's"
+    );
+    assert!(second.lost().await.is_lost());
+    assert!(begin.elapsed() <= short + LATE);
+    assert_eq!(server.calls("pexpire"), 1);
+    drop(second);
+    nothing_left(&server, &[&locks, &others]).await;
+    assert_silent(&server, ttl).await;
+}
+
+/// #1626: in rare cases, under the load of a production, the watchdog of a lock that was long released was never
+/// cancelled and renewed it until its process was restarted, while threads piled up behind it. Here releases, drops and
+/// renewals meet thousands of times, and what comes after gets every lock at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redisson_1626_no_watchdog_is_left_behind_under_load() {
+    const KEYS: usize = 24;
+    const ROUNDS: u64 = 40;
+    let server = RedisServer::start();
+    let ttl = ms(90);
+    let locks = registry(&server.url(), ttl).await;
+    let tasks = (0..KEYS).map(|key| {
+        let lock = locks.obtain(format!("k{key}"));
+        tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                let lease = lock.lease().await.unwrap();
+                // Renewed every 30 ms: it is given back just when that is due.
+                sleep(ms(26) + std::time::Duration::from_micros(200 * (round + key as u64))).await;
+                if round % 2 == 0 {
+                    drop(lease);
+                } else {
+                    // A machine that is busy elsewhere may lose one; that is no matter here.
+                    let _ = lease.release().await;
+                }
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.unwrap();
+    }
+    let renewed = server.calls("pexpire");
+    assert!(
+        renewed >= 100,
+        "renewals and releases hardly met: {renewed}"
+    );
+    let others = registry(&server.url(), ms(30_000)).await;
+    let begin = Instant::now();
+    let next = join_all((0..KEYS).map(|key| others.obtain(format!("k{key}")).lease())).await;
+    assert!(begin.elapsed() <= ttl + LATE, "{:?}", begin.elapsed());
+    for lease in next {
+        lease.unwrap().release().await.unwrap();
+    }
+    nothing_left(&server, &[&locks, &others]).await;
+    assert_silent(&server, 3 * ttl).await;
+}
+
+/// A loss that races a renewal: it was sent in time, and is done by the server when its holder has already been told
+/// that the lease is over. It does prolong the key, for a whole ttl; the release that follows it (D5) undoes that.
+#[tokio::test]
+async fn a_renewal_that_crosses_the_loss_of_its_lease_prolongs_nothing() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    // The holder is told 52 ms before the key is gone.
+    let ttl = ms(5000);
+    let locks = registry(&proxy.url(), ttl).await;
+    let lease = locks.obtain("k").lease().await.unwrap();
+    wait_until("it is renewed", BOUND, || server.calls("pexpire") == 1).await;
+    let begin = Instant::now();
+    sleep(ms(50)).await;
+    proxy.hold(Way::ToServer, true);
+    assert!(lease.lost().await.is_lost());
+    assert_took(begin, usable(ttl) - ms(20));
+    proxy.hold(Way::ToServer, false);
+    wait_until("the key is gone", LATE, || !server.exists("lock:k")).await;
+    assert_eq!(server.calls("pexpire"), 2, "it came too late to cross");
+    nothing_left(&server, &[&locks]).await;
+    drop(lease);
+    assert_silent(&server, ms(500)).await;
+}
+
+/// #3194 (and #2515 before it): the network was away until the watchdog had failed and the lock had run out. It came
+/// back, the same lock was acquired again, and the watchdog took it for one that it was watching already: it was not
+/// renewed, and lost after a ttl.
+#[tokio::test]
+async fn redisson_3194_after_a_reconnect_the_next_lease_is_renewed() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let ttl = ms(600);
+    let locks = registry(&proxy.url(), ttl).await;
+    let others = registry(&server.url(), ttl).await;
+    let lock = locks.obtain("k");
+    for _ in 0..2 {
+        let begin = Instant::now();
+        let lease = lock.lease().await.unwrap();
+        proxy.refuse();
+        proxy.cut();
+        assert!(lease.lost().await.is_lost());
+        assert_took(begin, usable(ttl));
+        wait_until("its key is gone", BOUND, || !server.exists("lock:k")).await;
+        proxy.accept();
+
+        let lease = timeout(BOUND, lock.lease())
+            .await
+            .expect("in time")
+            .unwrap();
+        assert!(!others.obtain("k").acquire_within(3 * ttl).await.unwrap());
+        assert!(lease.is_valid());
+        lease.release().await.unwrap();
+    }
+    nothing_left(&server, &[&locks, &others]).await;
+}
+
+/// The same with a network that is back before the lease is over: it is the same lease then, and is renewed at once.
+#[tokio::test]
+async fn redisson_3194_a_lease_that_lives_through_a_reconnect_is_renewed_on() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let ttl = ms(3000);
+    let locks = registry(&proxy.url(), ttl).await;
+    let others = registry(&server.url(), ttl).await;
+    let lease = locks.obtain("k").lease().await.unwrap();
+    for _ in 0..3 {
+        proxy.refuse();
+        proxy.cut();
+        sleep(ms(400)).await;
+        proxy.accept();
+        // The next try to connect may be a second away.
+        wait_until("it is renewed", ms(1500), || server.pttl("lock:k") > 2900).await;
+        sleep(ms(100)).await;
+    }
+    assert!(!others.obtain("k").acquire_within(2 * ttl).await.unwrap());
+    assert!(lease.is_valid());
+    lease.release().await.unwrap();
+    nothing_left(&server, &[&locks, &others]).await;
+}
+
+/// #5698: three processes try for one lock every minute, and the one that gets it works for five. Now and then its
+/// watchdog, behind a connection that had died, did not come for more than a ttl, and a second one worked beside it.
+#[tokio::test]
+async fn redisson_5698_long_work_stays_alone_though_connections_die() {
+    const PROCESSES: usize = 3;
+    let server = RedisServer::start();
+    // A third of it, and the second that lies between two tries to connect at most.
+    let ttl = ms(2400);
+    let working = Arc::new(AtomicUsize::new(0));
+    let mut processes = Vec::new();
+    for process in 0..PROCESSES {
+        let locks = builder(&server.url(), ttl).await.wait(ms(100)).build();
+        let working = working.clone();
+        if process > 0 {
+            wait_until("the first works", BOUND, || server.exists("lock:channel")).await;
+        }
+        processes.push(tokio::spawn(async move {
+            loop {
+                let job = async {
+                    assert_eq!(working.fetch_add(1, Ordering::SeqCst), 0, "two at work");
+                    // The first has long work, the others only want their turn.
+                    sleep(if process == 0 { 4 * ttl } else { ttl / 4 }).await;
+                    working.fetch_sub(1, Ordering::SeqCst);
+                };
+                match job.with_lock((&locks, "channel")).await {
+                    Ok(()) => break,
+                    Err(LockError::NotAcquired { .. } | LockError::Store { .. }) => {
+                        sleep(ttl / 3).await;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }));
+    }
+    let mischief = async {
+        loop {
+            sleep(ms(370)).await;
+            server.client_kill_all();
+        }
+    };
+    let all = join_all(processes);
+    tokio::select! {
+        all = timeout(10 * BOUND, all) => {
+            for process in all.expect("all get their turn") {
+                process.unwrap();
+            }
+        }
+        () = mischief => unreachable!(),
+    }
+    wait_until("nothing is left", BOUND, || {
+        server.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}
+
+/// One that is renewed by a policy of its own goes the same way: nobody is watched by default who asked not to be.
+#[tokio::test]
+async fn a_lock_with_a_ttl_of_its_own_has_no_watchdog() {
+    let server = RedisServer::start();
+    let locks = registry(&server.url(), ms(30_000)).await;
+    let off = builder(&server.url(), ms(600))
+        .await
+        .renewal(Renewal::off())
+        .build();
+    for (locks, ttl) in [(&locks, Some(ms(600))), (&off, None)] {
+        let lock = locks.obtain("k");
+        let lock = ttl.map_or(lock.clone(), |ttl| lock.ttl(ttl));
+        let begin = Instant::now();
+        let lease = lock.lease().await.unwrap();
+        server.reset_stats();
+        sleep(ms(500)).await;
+        let calls = server.all_calls();
+        assert!(calls.is_empty(), "{calls:?}");
+        assert!(lease.lost().await.is_lost());
+        assert_took(begin, usable(ms(600)));
+        drop(lease);
+        nothing_left(&server, &[locks]).await;
+    }
+}
