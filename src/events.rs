@@ -245,6 +245,54 @@ impl LockEvent {
     }
 }
 
+/// One line for people: `order:42: acquired after 3.0ms, token 114897354611286400`.
+impl fmt::Display for LockEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = self.key() {
+            write!(f, "{key}: ")?;
+        }
+        match self {
+            Self::Waiting { waiter, .. } => write!(f, "waited for by {waiter}"),
+            Self::Acquired { waited, .. } => write!(f, "acquired after {waited:.1?}"),
+            Self::Passed { .. } => f.write_str("passed on in this registry"),
+            Self::Renewed { deadline, .. } => write!(f, "renewed, {}", left(*deadline)),
+            Self::RenewalUnknown { error, .. } => write!(f, "not known to be renewed ({error})"),
+            Self::LastRenewal { deadline, .. } => {
+                write!(f, "renewed for the last time, {}", left(*deadline))
+            }
+            Self::Lost { held, .. } => write!(f, "lost after {held:.1?}"),
+            Self::Released { held, .. } => write!(f, "released after {held:.1?}"),
+            Self::Unreleased { held, .. } => {
+                write!(
+                    f,
+                    "given back after {held:.1?}, and the store could not be told"
+                )
+            }
+            Self::LeftToExpire { held, .. } => write!(f, "left to expire after {held:.1?}"),
+            Self::Detached { held, .. } => write!(f, "detached after {held:.1?}"),
+            Self::Closed { held, .. } => write!(f, "closed by a shutdown after {held:.1?}"),
+            Self::GaveUp { waiter, waited, .. } => write!(f, "{waiter} gave up after {waited:.1?}"),
+            Self::QueueFull { waiter, limit, .. } => {
+                write!(f, "{waiter} turned away, {limit} wait already")
+            }
+            Self::DroppedWhileHeld { .. } => f.write_str("its last handle was dropped while held"),
+            Self::StoreDown { error } => write!(f, "the store is away ({error})"),
+            Self::StoreUp {} => f.write_str("the store is there"),
+            Self::Missed { count } => write!(f, "{count} events were missed"),
+        }?;
+        match self.token() {
+            Some(token) => write!(f, ", token {token}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An instant says nothing to people; how far away it is does.
+fn left(deadline: Instant) -> String {
+    let left = deadline.saturating_duration_since(Instant::now());
+    format!("{left:.1?} left")
+}
+
 /// Stream of [`LockRegistry::events`](crate::LockRegistry::events).
 #[must_use = "streams do nothing unless polled, and what happens meanwhile is kept for this one"]
 pub struct Events {
@@ -294,5 +342,49 @@ impl fmt::Debug for Events {
         f.debug_struct("Events")
             .field("ended", &self.ended)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line names the key, what happened and, of a lease, the token; an instant is told by how far
+    /// away it is.
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_one_line_for_people() {
+        let key: Arc<str> = "order:42".into();
+        let token = 7;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let waited = Duration::from_millis(3);
+        let waiter = 1;
+        let told = [
+            LockEvent::Acquired {
+                key: key.clone(),
+                waiter,
+                token,
+                waited,
+            },
+            LockEvent::Renewed {
+                key: key.clone(),
+                token,
+                deadline,
+            },
+            LockEvent::GaveUp {
+                key,
+                waiter,
+                waited,
+            },
+            LockEvent::Missed { count: 5 },
+        ];
+        assert_eq!(
+            told.map(|event| event.to_string()),
+            [
+                "order:42: acquired after 3.0ms, token 7",
+                "order:42: renewed, 30.0s left, token 7",
+                "order:42: 1 gave up after 3.0ms",
+                "5 events were missed",
+            ]
+        );
     }
 }

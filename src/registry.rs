@@ -185,7 +185,7 @@ impl LockRegistry {
     ///         LockEvent::Acquired { key, token, waited, .. } => println!("{key} #{token} after {waited:?}"),
     ///         LockEvent::Lost { key, token, .. } => eprintln!("{key} #{token} was lost"),
     ///         LockEvent::Missed { count, .. } => eprintln!("{count} events were missed"),
-    ///         other => println!("{other:?}"),
+    ///         other => println!("{other}"),
     ///     }
     /// }
     /// # Ok(()) }
