@@ -135,6 +135,14 @@ pub enum News {
 pub trait Listener: Send + Sync {
     /// May be called from any thread, with no lock held that [`Session::submit`] takes.
     fn news(&self, news: News);
+
+    /// The same for what came at once, in this order: the answers of one call. Cheaper than one by
+    /// one where each has to lock what they all change.
+    fn all_news(&self, news: Vec<News>) {
+        for news in news {
+            self.news(news);
+        }
+    }
 }
 
 /// Who opens a session.
