@@ -14,18 +14,16 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn told(at: ServerTime) -> Self {
-        Self {
-            told: at,
-            heard: Instant::now(),
-        }
+    /// `heard`: not before it reached us.
+    pub(super) fn told(at: ServerTime, heard: Instant) -> Self {
+        Self { told: at, heard }
     }
 
     /// The server's time when what is sent now is given up (O5). Never later than that: it counts
     /// from when the time reached us, not from when it was read, and with the slowest clock that
     /// we allow for. So it may be too early, after hours without a word; then the server says so.
-    pub(super) fn of_use(&self, response_timeout: Duration) -> ServerTime {
-        let since = self.heard.elapsed();
+    pub(super) fn of_use(&self, now: Instant, response_timeout: Duration) -> ServerTime {
+        let since = now.saturating_duration_since(self.heard);
         let ahead = since - since / 1000 + response_timeout;
         self.told
             .saturating_add(u64::try_from(ahead.as_micros()).unwrap_or(u64::MAX))
@@ -39,11 +37,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn o5_a_command_is_of_use_until_we_give_it_up() {
         let timeout = Duration::from_secs(1);
-        let clock = Clock::told(1_000_000);
-        assert_eq!(clock.of_use(timeout), 2_000_000);
+        let clock = Clock::told(1_000_000, Instant::now());
+        assert_eq!(clock.of_use(Instant::now(), timeout), 2_000_000);
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(
-            clock.of_use(timeout),
+            clock.of_use(Instant::now(), timeout),
             11_990_000,
             "less a thousandth for drift"
         );

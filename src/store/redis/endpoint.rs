@@ -5,12 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use redis::aio::AsyncPushSender;
+use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, ProtocolVersion, RedisError, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion,
+    RedisError, Value,
 };
 
 use super::fault::{Fault, Refusal};
+use super::socket::{self, Pump, Socket};
 
 /// What a url looks like, for those who wrote another.
 const EXPECTED: &str =
@@ -22,6 +25,8 @@ pub(super) struct Endpoint {
     resp3: Client,
     resp2: Client,
     address: Arc<str>,
+    /// Whether the client opens its sockets itself.
+    by_client: bool,
 }
 
 impl Endpoint {
@@ -47,12 +52,20 @@ impl Endpoint {
                 invalid(&format!("{text}; expected {EXPECTED}"))
             }
         })?;
-        Ok(Self::of(&client))
+        // The client's default would have a second call wait in the kernel for the reply to the first.
+        let at_once = TcpSettings::default().set_nodelay(true);
+        let info = client.get_connection_info().clone();
+        Ok(Self::new(info.set_tcp_settings(at_once), is_tls))
     }
 
-    /// The server and user of a client, whatever protocol it was made for.
+    /// The server and user of a client, whatever protocol it was made for. It opens its sockets
+    /// itself: not all that it was told about them can be read from it.
+    #[cfg(feature = "redis-1")]
     pub(super) fn of(client: &Client) -> Self {
-        let info = client.get_connection_info();
+        Self::new(client.get_connection_info().clone(), true)
+    }
+
+    fn new(info: ConnectionInfo, by_client: bool) -> Self {
         #[cfg(feature = "tls-rustls")]
         if let ConnectionAddr::TcpTls { .. } = info.addr() {
             choose_crypto();
@@ -70,6 +83,7 @@ impl Endpoint {
             resp3: with(ProtocolVersion::RESP3),
             resp2: with(ProtocolVersion::RESP2),
             address: address.into(),
+            by_client,
         }
     }
 
@@ -83,7 +97,7 @@ impl Endpoint {
         &self,
         within: Duration,
         pushes: impl AsyncPushSender,
-    ) -> Result<Option<MultiplexedConnection>, Fault> {
+    ) -> Result<Option<Socket>, Fault> {
         let config = config(within).set_push_sender(pushes);
         match self.open(&self.resp3, within, config).await {
             Err(Fault::Connect { source, .. }) if speaks_no_resp3(&source) => Ok(None),
@@ -92,24 +106,24 @@ impl Endpoint {
     }
 
     /// Connects without pushes.
-    pub(super) async fn connect_resp2(
-        &self,
-        within: Duration,
-    ) -> Result<MultiplexedConnection, Fault> {
+    pub(super) async fn connect_resp2(&self, within: Duration) -> Result<Socket, Fault> {
         self.open(&self.resp2, within, config(within)).await
     }
 
     /// Connects and hangs up: whether somebody answers, and takes us in.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
-        let mut connection = match self.connect(within, |_| Ok::<_, Infallible>(())).await? {
-            Some(connection) => connection,
+        let Socket {
+            mut connection,
+            mut pump,
+        } = match self.connect(within, |_| Ok::<_, Infallible>(())).await? {
+            Some(socket) => socket,
             None => self.connect_resp2(within).await?,
         };
         let address = self.address.clone();
         // RESP2 lets anybody connect, and only then says that a password is missing.
-        match tokio::time::timeout(within, connection.send_packed_command(&redis::cmd("PING")))
-            .await
-        {
+        let ping = redis::cmd("PING");
+        let asking = pump.run(connection.send_packed_command(&ping));
+        match tokio::time::timeout(within, asking).await {
             Err(_) => Err(Fault::Silent { address, within }),
             Ok(Err(source)) => Err(Fault::Broken { address, source }),
             Ok(Ok(Value::ServerError(error))) if error.code() != "NOPERM" => {
@@ -125,20 +139,26 @@ impl Endpoint {
         client: &Client,
         within: Duration,
         config: AsyncConnectionConfig,
-    ) -> Result<MultiplexedConnection, Fault> {
+    ) -> Result<Socket, Fault> {
         let (began, clock_began) = (std::time::Instant::now(), tokio::time::Instant::now());
-        client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-            .map_err(|source| {
-                let address = self.address.clone();
-                let clock_leapt = clock_began.elapsed() >= within && began.elapsed() < within / 2;
-                if source.is_timeout() && clock_leapt {
-                    Fault::PausedClock { address }
-                } else {
-                    Fault::Connect { address, source }
-                }
+        let opened = if self.by_client {
+            let connecting = client.get_multiplexed_async_connection_with_config(&config);
+            connecting.await.map(|connection| Socket {
+                connection,
+                pump: Pump::elsewhere(),
             })
+        } else {
+            socket::open(client.get_connection_info(), within, config).await
+        };
+        opened.map_err(|source| {
+            let address = self.address.clone();
+            let clock_leapt = clock_began.elapsed() >= within && began.elapsed() < within / 2;
+            if source.is_timeout() && clock_leapt {
+                Fault::PausedClock { address }
+            } else {
+                Fault::Connect { address, source }
+            }
+        })
     }
 }
 

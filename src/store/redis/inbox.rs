@@ -50,8 +50,10 @@ impl Inbox {
     /// Puts a job in, and wakes the task if there is one.
     pub(super) fn put(&self, job: Job) {
         self.jobs().push_back(job);
-        self.filled.store(true, Ordering::Release);
-        self.task.wake();
+        // Whoever put the first one in has woken it, and it has taken nothing since.
+        if !self.filled.swap(true, Ordering::AcqRel) {
+            self.task.wake();
+        }
     }
 
     /// Cuts the task's pause short.
@@ -93,12 +95,11 @@ impl Inbox {
         std::mem::take(&mut *jobs)
     }
 
-    /// Takes everything out.
-    pub(super) fn take(&self) -> VecDeque<Job> {
-        if self.filled.swap(false, Ordering::AcqRel) {
-            std::mem::take(&mut *self.jobs())
-        } else {
-            VecDeque::new()
+    /// Takes everything out, and leaves `room`, which is empty, for what comes.
+    pub(super) fn take(&self, room: &mut VecDeque<Job>) {
+        // The look before the swap keeps the many turns that bring nothing from writing.
+        if self.filled.load(Ordering::Relaxed) && self.filled.swap(false, Ordering::AcqRel) {
+            std::mem::swap(&mut *self.jobs(), room);
         }
     }
 

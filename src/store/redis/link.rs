@@ -1,5 +1,6 @@
 //! The one task of a session, from its first connection to its last.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -34,6 +35,10 @@ pub(super) struct Link {
     pub(super) old: Option<ClientId>,
     /// Whether it was said that there is no push.
     pub(super) was_warned: bool,
+    /// What is to be told together.
+    pub(super) news: Vec<News>,
+    /// Empty; what came in passes through it.
+    room: VecDeque<Job>,
     /// Whether the task was ever polled.
     has_begun: bool,
 }
@@ -62,6 +67,8 @@ impl Link {
             number: 0,
             old: None,
             was_warned: false,
+            news: Vec::new(),
+            room: VecDeque::new(),
             has_begun: false,
         }
     }
@@ -124,31 +131,37 @@ impl Link {
         }
     }
 
-    /// A connection ended that had stood. All its clones are gone by now, so nothing more of what
-    /// it carried goes out; what did is Unknown, op by op (O2). What was not sent waits on.
+    /// What callers put in meanwhile waits for its call.
+    pub(super) fn take_in(&mut self) {
+        self.inbox.take(&mut self.room);
+        self.traffic.add(self.room.drain(..));
+    }
+
+    /// A connection ended that had stood. It is gone by now with all that it would have written;
+    /// what went out is Unknown, op by op (O2). What was not sent waits on.
     fn lose(&mut self, error: &StoreError) {
         tracing::debug!(%error, "lost the connection");
         let jobs = self.traffic.crash();
         self.answer_all(jobs, &OpError::Unknown(error.clone()));
-        self.tell(News::Down(error.clone()));
+        self.announce(News::Down(error.clone()));
     }
 
     /// A connection could not be made: whoever waited for it is told.
     fn fail(&mut self, error: &StoreError) {
         tracing::debug!(%error, "could not connect");
-        self.traffic.add(self.inbox.take());
+        self.take_in();
         let jobs = self.traffic.cancel();
         self.answer_all(jobs, &OpError::Unsent(error.clone()));
-        self.tell(News::Down(error.clone()));
+        self.announce(News::Down(error.clone()));
     }
 
-    pub(super) fn answer_all(&self, jobs: impl IntoIterator<Item = Job>, error: &OpError) {
+    pub(super) fn answer_all(&mut self, jobs: impl IntoIterator<Item = Job>, error: &OpError) {
         for job in jobs {
             self.answer(job, error.clone());
         }
     }
 
-    pub(super) fn answer(&self, job: Job, error: OpError) {
+    pub(super) fn answer(&mut self, job: Job, error: OpError) {
         match job.wish {
             Wish::Op { op, .. } => self.tell(News::Replied {
                 key: job.key,
@@ -162,7 +175,25 @@ impl Link {
         }
     }
 
-    pub(super) fn tell(&self, news: News) {
+    /// Puts something with what is told together.
+    pub(super) fn tell(&mut self, news: News) {
+        self.news.push(news);
+    }
+
+    /// Tells what has come together: the registry is locked once for all of it.
+    pub(super) fn tell_all(&mut self) {
+        if self.news.is_empty() {
+            return;
+        }
+        let news = std::mem::take(&mut self.news);
+        if let Some(listener) = self.opening.listener.upgrade() {
+            listener.all_news(news);
+        }
+    }
+
+    /// Tells what is about the connection, after all that came before it.
+    pub(super) fn announce(&mut self, news: News) {
+        self.tell_all();
         if let Some(listener) = self.opening.listener.upgrade() {
             listener.news(news);
         }
@@ -185,6 +216,6 @@ impl Drop for Link {
         let (sent, unsent) = (self.traffic.crash(), self.traffic.cancel());
         self.answer_all(sent, &OpError::Unknown(error.clone()));
         self.answer_all(unsent, &OpError::Unsent(error.clone()));
-        self.tell(News::Down(error));
+        self.announce(News::Down(error));
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! | file | what it answers |
 //! |---|---|
-//! | `store`, `endpoint` | how is a server named, and connected to? |
+//! | `store`, `endpoint`, `socket` | how is a server named, and connected to? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
+//! | `bell` | when does that task run? |
 //! | `traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
 //! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
 //! | `*.lua` | what happens on the server? |
@@ -12,6 +13,7 @@
 //!
 //! The rules that the code cites by number are those of the protocol.
 
+mod bell;
 mod call;
 mod clock;
 mod endpoint;
@@ -25,6 +27,7 @@ mod script;
 mod serve;
 mod session;
 mod setup;
+mod socket;
 mod store;
 mod traffic;
 

@@ -1,15 +1,19 @@
 //! What the task does while a connection stands: sends, hears, and watches for the end.
 
-use std::future::poll_fn;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::future::{BoxFuture, MaybeDone, maybe_done};
+use futures::task::waker;
 use redis::{PushInfo, PushKind, RedisResult, Value};
+use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::bell::Bell;
 use super::call::{self, Job, Verdict, Wish};
 use super::clock::Clock;
 use super::fault::{Fault, Refusal};
@@ -18,22 +22,29 @@ use super::link::{End, Link};
 use super::setup::{self, Standing};
 use crate::store::contract::{Answer, News, OpError, ServerTime};
 
-type Call = BoxFuture<'static, (u64, RedisResult<Value>)>;
-
-/// A connection while it serves. Dropping it drops every clone of it, and so closes it (O4).
-struct Wire {
-    standing: Standing,
-    calls: FuturesUnordered<Call>,
-    /// Fires no later than the oldest call is overdue.
-    watch: Pin<Box<Sleep>>,
+/// A call under way.
+struct Call {
+    number: u64,
+    reply: MaybeDone<BoxFuture<'static, RedisResult<Value>>>,
 }
 
-enum Event {
-    Closed,
-    Pushed(Option<PushInfo>),
-    Replied(u64, RedisResult<Value>),
-    Overdue,
-    Submitted,
+/// A connection while it serves. Dropping it drops every clone of it and what moves its bytes, and
+/// so closes it with all that was not written (O4).
+struct Wire {
+    standing: Standing,
+    /// In the order in which they were sent. A handful, so that looking at all costs less than to
+    /// learn which is done.
+    calls: VecDeque<Call>,
+    /// Fires no later than the oldest call is overdue.
+    watch: Pin<Box<Sleep>>,
+    /// The time, if it was asked in this turn: a call and its reply cost one look at the clock each.
+    now: Option<Instant>,
+}
+
+impl Wire {
+    fn now(&mut self) -> Instant {
+        *self.now.get_or_insert_with(Instant::now)
+    }
 }
 
 impl Link {
@@ -42,35 +53,95 @@ impl Link {
         self.old = standing.id.take();
         let deaf = standing.deaf.take();
         tracing::debug!(address = &**self.endpoint.address(), ?deaf, "connected");
-        self.tell(News::Up {
+        self.announce(News::Up {
             queue: deaf.is_none(),
         });
         self.warn_once(deaf);
-        let early = std::mem::take(&mut standing.early);
-        let mut wire = Wire {
-            standing,
-            calls: FuturesUnordered::new(),
-            watch: Box::pin(sleep_until(Instant::now())),
-        };
-        let mut result = early.into_iter().try_for_each(|push| self.on_push(&push));
-        loop {
-            if let Err(fault) = result {
+        for push in std::mem::take(&mut standing.early) {
+            if let Err(fault) = self.on_push(&push) {
+                self.tell_all();
                 return fault.into();
             }
-            self.traffic.add(self.inbox.take());
-            self.send(&mut wire);
-            result = match poll_fn(|cx| self.poll_event(&mut wire, cx)).await {
-                Event::Closed => return End::Closed,
-                Event::Submitted => Ok(()),
-                Event::Pushed(Some(push)) => self.on_push(&push),
-                Event::Pushed(None) => Err(self.closed()),
-                Event::Replied(number, reply) => self.on_reply(&mut wire, number, reply),
-                Event::Overdue => Err(Fault::Silent {
-                    address: self.endpoint.address().clone(),
-                    within: self.opening.response_timeout,
-                }),
-            };
         }
+        let mut wire = Wire {
+            standing,
+            calls: VecDeque::new(),
+            watch: Box::pin(sleep_until(Instant::now())),
+            now: None,
+        };
+        let bell = Arc::new(Bell::default());
+        let ring = waker(bell.clone());
+        poll_fn(|cx| self.work(&mut wire, &bell, &ring, cx.waker())).await
+    }
+
+    /// Takes turns as long as there is something to do.
+    fn work(&mut self, wire: &mut Wire, bell: &Bell, ring: &Waker, task: &Waker) -> Poll<End> {
+        bell.begin(task);
+        wire.now = None;
+        loop {
+            let end = self.turn(wire, bell, &mut Context::from_waker(ring));
+            // Also what came before the end.
+            self.tell_all();
+            if let Err(end) = end {
+                return Poll::Ready(end);
+            }
+            // What the tokio's budget kept from being looked at has rung only us.
+            if !coop::has_budget_remaining() {
+                bell.call_back();
+                return Poll::Pending;
+            }
+            if !bell.has_rung() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Sends what may go, and hears what came: a wish goes from the inbox to the socket, and a
+    /// reply from the socket to the registry, in one go.
+    fn turn(&mut self, wire: &mut Wire, bell: &Bell, cx: &mut Context<'_>) -> Result<(), End> {
+        self.take_in();
+        self.send(wire);
+        bell.listen();
+        // From here on everything that may ring is looked at.
+        if self.inbox.poll_filled(cx).is_ready() {
+            if self.inbox.is_closed() {
+                return Err(End::Closed);
+            }
+            cx.waker().wake_by_ref();
+        }
+        let moved = wire.standing.socket.pump.poll(cx);
+        // What came before a reply is heard before it. Above all a change of subscription, after
+        // which no answer is its call's: an error does not even name its call.
+        self.hear(wire, cx)?;
+        let mut index = 0;
+        while let Some(call) = wire.calls.get_mut(index) {
+            if call.reply.poll_unpin(cx).is_pending() {
+                index += 1;
+                continue;
+            }
+            let mut call = wire.calls.remove(index).expect("it was just looked at");
+            let reply = Pin::new(&mut call.reply).take_output();
+            self.on_reply(wire, call.number, reply.expect("it is done"))?;
+        }
+        if moved.is_ready() {
+            return Err(self.closed().into());
+        }
+        if self.poll_overdue(wire, cx).is_ready() {
+            return Err(End::Broken(Fault::Silent {
+                address: self.endpoint.address().clone(),
+                within: self.opening.response_timeout,
+            }));
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Result<(), Fault> {
+        if let Some(pushes) = &mut wire.standing.pushes {
+            while let Poll::Ready(push) = pushes.poll_recv(cx) {
+                self.on_push(&push.ok_or_else(|| self.closed())?)?;
+            }
+        }
+        Ok(())
     }
 
     fn warn_once(&mut self, deaf: Option<String>) {
@@ -89,34 +160,21 @@ impl Link {
         while let Some((lane, jobs)) = self.traffic.next_call() {
             self.number += 1;
             let number = self.number;
-            let of_use = wire.standing.clock.of_use(self.opening.response_timeout);
+            let now = wire.now();
+            let timeout = self.opening.response_timeout;
+            let of_use = wire.standing.clock.of_use(now, timeout);
             let command = lane.command(&self.names, number, of_use, &jobs);
-            let mut connection = wire.standing.connection.clone();
-            // Polled by this task until its reply is here or the whole connection ends: a call
-            // that is dropped before it is written is never sent, and nobody knows (O2).
-            let call = async move { (number, lane.script().send(&mut connection, &command).await) };
-            wire.calls.push(call.boxed());
-            self.traffic.take_off(number, lane, jobs);
+            let mut connection = wire.standing.socket.connection.clone();
+            // Kept until its reply is here or the whole connection ends: a call that is dropped
+            // before it is written is never sent, and nobody knows (O2).
+            let reply = async move { lane.script().send(&mut connection, &command).await };
+            let mut reply = maybe_done(coop::unconstrained(reply).boxed());
+            // Puts it where the pump finds it: there is room for more calls than the window lets
+            // through, and no budget holds it up.
+            let _ = reply.poll_unpin(&mut Context::from_waker(Waker::noop()));
+            wire.calls.push_back(Call { number, reply });
+            self.traffic.take_off(number, lane, jobs, now);
         }
-    }
-
-    fn poll_event(&self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<Event> {
-        let submitted = self.inbox.poll_filled(cx);
-        if self.inbox.is_closed() {
-            return Poll::Ready(Event::Closed);
-        }
-        if let Some(pushes) = &mut wire.standing.pushes
-            && let Poll::Ready(push) = pushes.poll_recv(cx)
-        {
-            return Poll::Ready(Event::Pushed(push));
-        }
-        if let Poll::Ready(Some((number, reply))) = wire.calls.poll_next_unpin(cx) {
-            return Poll::Ready(Event::Replied(number, reply));
-        }
-        if self.poll_overdue(wire, cx).is_ready() {
-            return Poll::Ready(Event::Overdue);
-        }
-        submitted.map(|()| Event::Submitted)
     }
 
     /// Ready when the oldest call has been unanswered for too long. The clock is asked first: a
@@ -126,18 +184,21 @@ impl Link {
             return Poll::Pending;
         };
         let overdue = oldest + self.opening.response_timeout;
-        if overdue <= Instant::now() {
+        if overdue <= wire.now() {
             return Poll::Ready(());
         }
         // The watch is moved only when it has fired: to set it for each call would cost more than
         // the call does, and the oldest call only ever gets younger.
         while wire.watch.as_mut().poll(cx).is_ready() {
+            if overdue <= Instant::now() {
+                return Poll::Ready(());
+            }
             wire.watch.as_mut().reset(overdue);
         }
         Poll::Pending
     }
 
-    fn on_push(&self, push: &PushInfo) -> Result<(), Fault> {
+    fn on_push(&mut self, push: &PushInfo) -> Result<(), Fault> {
         match &push.kind {
             PushKind::Disconnection => return Err(self.closed()),
             // The client has given it to the oldest call for an answer, and from now on would give
@@ -164,13 +225,6 @@ impl Link {
         number: u64,
         reply: RedisResult<Value>,
     ) -> Result<(), Fault> {
-        // What came before the reply is heard before it. Above all a change of subscription, after
-        // which no answer is its call's: an error does not even name its call.
-        if let Some(pushes) = &mut wire.standing.pushes {
-            while let Ok(push) = pushes.try_recv() {
-                self.on_push(&push)?;
-            }
-        }
         let reply = reply.map_err(|source| Fault::Broken {
             address: self.endpoint.address().clone(),
             source,
@@ -194,7 +248,9 @@ impl Link {
             self.answer_all(flight.jobs, &OpError::Unknown(fault.clone().into()));
             return Err(fault);
         };
-        wire.standing.clock = Clock::told(reply.at);
+        // Not before it reached us (O5).
+        let now = *wire.now.insert(Instant::now());
+        wire.standing.clock = Clock::told(reply.at, now);
         for (job, verdict) in flight.jobs.into_iter().zip(reply.verdicts) {
             end = end.and(self.on_verdict(job, reply.at, verdict));
         }
@@ -237,7 +293,7 @@ impl Link {
     }
 
     /// The server said no, which may end the connection.
-    fn refuse(&self, job: Job, refusal: &Refusal) -> Result<(), Fault> {
+    fn refuse(&mut self, job: Job, refusal: &Refusal) -> Result<(), Fault> {
         let fault = Fault::Refused {
             address: self.endpoint.address().clone(),
             refusal: refusal.clone(),

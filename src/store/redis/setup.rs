@@ -4,9 +4,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, PushInfo, PushKind, RedisError, RedisResult, Value, cmd};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::time::Instant;
 
 use super::call;
 use super::clock::Clock;
@@ -15,10 +15,11 @@ use super::fault::{Fault, Refusal};
 use super::grant::{self, Message};
 use super::keys::Names;
 use super::script;
+use super::socket::Socket;
 
 /// A connection that stands.
 pub(super) struct Standing {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) socket: Socket,
     /// What the server says unasked; `None` on a connection that carries no such thing.
     pub(super) pushes: Option<UnboundedReceiver<PushInfo>>,
     /// Grants that came before the proof was complete.
@@ -50,13 +51,13 @@ impl Setup<'_> {
     /// connection is then thrown away with them, and none of them touches a lock.
     pub(super) async fn run(&self, old: Option<&ClientId>, number: u64) -> Result<Standing, Fault> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let (connection, mut ears) = match self.endpoint.connect(self.within, sender).await? {
-            Some(connection) => (connection, Some(Ears::new(receiver))),
+        let (socket, mut ears) = match self.endpoint.connect(self.within, sender).await? {
+            Some(socket) => (socket, Some(Ears::new(receiver))),
             None => (self.endpoint.connect_resp2(self.within).await?, None),
         };
         let mut steps = Steps {
             setup: self,
-            connection,
+            socket,
         };
 
         let id = steps.ask_id().await?;
@@ -82,9 +83,8 @@ impl Setup<'_> {
 
         let (pushes, early) =
             ears.map_or((None, Vec::new()), |ears| (Some(ears.receiver), ears.early));
-        let connection = steps.connection;
         Ok(Standing {
-            connection,
+            socket: steps.socket,
             pushes,
             early,
             deaf,
@@ -141,14 +141,15 @@ impl Ears {
 /// The steps after connecting.
 struct Steps<'a> {
     setup: &'a Setup<'a>,
-    connection: MultiplexedConnection,
+    socket: Socket,
 }
 
 impl Steps<'_> {
     async fn ask(&mut self, command: &Cmd) -> Result<Value, Fault> {
-        let asking = self.connection.send_packed_command(command);
+        let Socket { connection, pump } = &mut self.socket;
+        let asking = connection.send_packed_command(command);
         self.setup
-            .bounded(asking)
+            .bounded(pump.run(asking))
             .await?
             .map_err(|source| self.setup.broken(source))
     }
@@ -177,8 +178,9 @@ impl Steps<'_> {
 
     /// Subscribes to our channel, and sees that confirmed. `Some`: it was refused.
     async fn subscribe(&mut self, ears: &mut Ears) -> Result<Option<Refusal>, Fault> {
-        let subscribing = self.connection.subscribe(self.setup.names.channel());
-        match self.setup.bounded(subscribing).await? {
+        let Socket { connection, pump } = &mut self.socket;
+        let subscribing = connection.subscribe(self.setup.names.channel());
+        match self.setup.bounded(pump.run(subscribing)).await? {
             Ok(()) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
                 return Ok(Refusal::of(&error));
@@ -206,10 +208,11 @@ impl Steps<'_> {
         command
             .arg(if publish { channel } else { "" })
             .arg(grant::probe(nonce));
-        let asking = script::PROBE.send(&mut self.connection, &command);
+        let Socket { connection, pump } = &mut self.socket;
+        let asking = script::PROBE.send(connection, &command);
         let reply = self
             .setup
-            .bounded(asking)
+            .bounded(pump.run(asking))
             .await?
             .map_err(|source| self.setup.broken(source))?;
         if let Value::ServerError(error) = &reply {
@@ -221,15 +224,19 @@ impl Steps<'_> {
         }
         let (at, answers) = call::read_head(number, reply)
             .ok_or_else(|| self.setup.garbled("the reply to the probe is another's"))?;
-        Ok((Clock::told(at), answers.first().and_then(call::read_error)))
+        Ok((
+            Clock::told(at, Instant::now()),
+            answers.first().and_then(call::read_error),
+        ))
     }
 
     /// Waits for the nonce. The old connection may still be subscribed too, so any other message
     /// proves nothing.
     async fn hears(&mut self, ears: &mut Ears, nonce: &str) -> Result<bool, Fault> {
-        let give_up = tokio::time::Instant::now() + self.setup.within;
+        let give_up = Instant::now() + self.setup.within;
         loop {
-            match tokio::time::timeout_at(give_up, ears.receiver.recv()).await {
+            let hearing = self.socket.pump.run(ears.receiver.recv());
+            match tokio::time::timeout_at(give_up, hearing).await {
                 Ok(Some(push)) => {
                     if self.hear(ears, push, Some(nonce))? {
                         return Ok(true);

@@ -1,6 +1,6 @@
 //! Which jobs go out in which call, and which calls are under way.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -23,9 +23,10 @@ fn window(lane: Lane) -> usize {
 /// A call under way.
 #[derive(Debug)]
 pub(super) struct Flight {
-    pub(super) lane: Lane,
+    number: u64,
+    lane: Lane,
     pub(super) jobs: Vec<Job>,
-    pub(super) sent_at: Instant,
+    sent_at: Instant,
 }
 
 /// Keeps the order: the jobs of one key (renewals and looks aside) go one at a time, in the order
@@ -33,8 +34,8 @@ pub(super) struct Flight {
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     waiting: [VecDeque<Job>; Lane::ALL.len()],
-    /// By the calls' numbers, so the first is the oldest.
-    flying: BTreeMap<u64, Flight>,
+    /// The first is the oldest. So few that looking through them is the quickest.
+    flying: VecDeque<Flight>,
     flying_of: [usize; Lane::ALL.len()],
     /// The keys of the jobs under way in the batch lane.
     busy: HashSet<Arc<str>>,
@@ -68,7 +69,7 @@ impl Traffic {
             let count = waiting.len().min(JOBS_A_CALL);
             return waiting.drain(..count).collect();
         }
-        let mut jobs = Vec::new();
+        let mut jobs = Vec::with_capacity(waiting.len().min(JOBS_A_CALL));
         let mut held_back = Vec::new();
         while jobs.len() < JOBS_A_CALL
             && let Some(job) = waiting.pop_front()
@@ -86,22 +87,23 @@ impl Traffic {
     }
 
     /// The call is on its way.
-    pub(super) fn take_off(&mut self, number: u64, lane: Lane, jobs: Vec<Job>) {
+    pub(super) fn take_off(&mut self, number: u64, lane: Lane, jobs: Vec<Job>, now: Instant) {
         self.flying_of[lane as usize] += 1;
-        let sent_at = Instant::now();
-        self.flying.insert(
+        self.flying.push_back(Flight {
             number,
-            Flight {
-                lane,
-                jobs,
-                sent_at,
-            },
-        );
+            lane,
+            jobs,
+            sent_at: now,
+        });
     }
 
     /// The call's reply is here.
     pub(super) fn land(&mut self, number: u64) -> Option<Flight> {
-        let flight = self.flying.remove(&number)?;
+        let index = self
+            .flying
+            .iter()
+            .position(|flight| flight.number == number)?;
+        let flight = self.flying.remove(index)?;
         self.flying_of[flight.lane as usize] -= 1;
         if flight.lane == Lane::Batch {
             for job in &flight.jobs {
@@ -117,9 +119,7 @@ impl Traffic {
     }
 
     pub(super) fn oldest(&self) -> Option<Instant> {
-        self.flying
-            .first_key_value()
-            .map(|(_, flight)| flight.sent_at)
+        self.flying.front().map(|flight| flight.sent_at)
     }
 
     /// No reply will come any more: all jobs under way, oldest first.
@@ -127,7 +127,7 @@ impl Traffic {
         self.flying_of = Default::default();
         self.busy.clear();
         std::mem::take(&mut self.flying)
-            .into_values()
+            .into_iter()
             .flat_map(|flight| flight.jobs)
     }
 
@@ -193,7 +193,7 @@ mod tests {
         ]);
         let (lane, jobs) = traffic.next_call().unwrap();
         assert_eq!(owners(&jobs), [1, 3], "one job a key");
-        traffic.take_off(1, lane, jobs);
+        traffic.take_off(1, lane, jobs, Instant::now());
         assert!(traffic.next_call().is_none(), "the key is busy");
 
         // The job has to go again: it stays in front of the key's others.
@@ -208,7 +208,7 @@ mod tests {
         traffic.add([release("a", 1), renew("a"), renew("b")]);
         let (lane, jobs) = traffic.next_call().unwrap();
         assert_eq!((lane, jobs.len()), (Lane::Renew, 2));
-        traffic.take_off(1, lane, jobs);
+        traffic.take_off(1, lane, jobs, Instant::now());
         assert_eq!(traffic.next_call().unwrap().0, Lane::Batch);
     }
 
@@ -218,7 +218,7 @@ mod tests {
         for number in 0..4 {
             traffic.add([release(&format!("key {number}"), number)]);
             let (lane, jobs) = traffic.next_call().expect("a lone job goes out at once");
-            traffic.take_off(number, lane, jobs);
+            traffic.take_off(number, lane, jobs, Instant::now());
         }
         traffic.add((10..110).map(|number| release(&format!("key {number}"), number)));
         assert!(traffic.next_call().is_none());
@@ -232,7 +232,7 @@ mod tests {
         for number in 1..=2 {
             traffic.add([release(&format!("key {number}"), number)]);
             let (lane, jobs) = traffic.next_call().unwrap();
-            traffic.take_off(number, lane, jobs);
+            traffic.take_off(number, lane, jobs, Instant::now());
         }
         traffic.add([release("key 1", 3)]);
         assert_eq!(owners(&traffic.crash().collect::<Vec<_>>()), [1, 2]);
