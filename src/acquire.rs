@@ -7,13 +7,12 @@ use std::time::Duration;
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::clock::Clock;
 use crate::driver::{Arrival, Contender, Driver, Progress};
 use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::nesting;
 use crate::plan::Plan;
-use crate::turnstile::{Moment, Patience, Verdict};
+use crate::turnstile::{Patience, Verdict};
 
 /// A caller on its way to a lease: what every acquiring future wraps.
 ///
@@ -31,7 +30,6 @@ enum Stage {
     InLine {
         driver: Arc<Driver>,
         contender: Arc<Contender>,
-        arrived: Moment,
     },
     Done,
 }
@@ -96,28 +94,23 @@ impl Acquiring {
                     }
                     self.stage = Stage::InLine {
                         contender: Arc::new(Contender::new(self.plan.key().clone())),
-                        arrived: driver.clock().now(),
                         driver,
                     };
                     self.arrive();
                 }
-                Stage::InLine {
-                    driver,
-                    contender,
-                    arrived,
-                } => match contender.progress_or_wake(cx.waker()) {
+                Stage::InLine { driver, contender } => match contender.progress_or_wake(cx.waker()) {
                     Progress::Waiting => return Poll::Pending,
                     Progress::Seated { .. } => {
-                        if driver.take(contender).is_some() {
-                            let on_finish = self.plan.on_finish;
-                            let lease = Lease::new(driver.clone(), contender.clone(), on_finish);
-                            self.stage = Stage::Done;
+                        if let Some(token) = driver.take(contender)
+                            && let Stage::InLine { driver, contender } =
+                                std::mem::replace(&mut self.stage, Stage::Done)
+                        {
+                            let lease = Lease::new(driver, contender, token, self.plan.on_finish);
                             return Poll::Ready(Ok(Acquired::Lease(lease)));
                         }
                     }
                     Progress::TurnLost => {
-                        let now = driver.clock().now();
-                        let waited = now.saturating_sub(*arrived);
+                        let waited = contender.waited(driver.clock().now());
                         if waited >= self.wait && self.patience == Patience::Stand {
                             driver.leave(contender);
                             self.stage = Stage::Done;
@@ -126,7 +119,7 @@ impl Acquiring {
                         self.arrive();
                     }
                     Progress::Refused(verdict) => {
-                        let waited = driver.clock().now().saturating_sub(*arrived);
+                        let waited = contender.waited(driver.clock().now());
                         let refused = self.refused(verdict, waited);
                         self.stage = Stage::Done;
                         return Poll::Ready(refused);
@@ -158,30 +151,19 @@ impl Acquiring {
         None
     }
 
-    /// When the turnstile gives it up: at the end of the wait, or for one who does not wait, of
-    /// the time in which the store must have answered, counted anew each time it is asked.
-    fn until(&self, driver: &Driver, arrived: Moment) -> Moment {
-        match self.patience {
-            Patience::Once => {
-                Clock::after(driver.clock().now(), driver.settings().response_timeout)
-            }
-            Patience::Stand => Clock::after(arrived, self.wait),
-        }
-    }
-
     fn arrive(&self) {
-        if let Stage::InLine {
-            driver,
-            contender,
-            arrived,
-        } = &self.stage
-        {
+        if let Stage::InLine { driver, contender } = &self.stage {
+            // One who does not wait gives the store the time in which it must have answered.
+            let wait = match self.patience {
+                Patience::Once => driver.settings().response_timeout,
+                Patience::Stand => self.wait,
+            };
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
                 renewals: self.plan.renewal().times(),
                 on_finish: self.plan.on_finish,
                 patience: self.patience,
-                until: self.until(driver, *arrived),
+                wait,
                 repeats: self.plan.repeat().start(),
             };
             driver.arrive(contender, arrival);
@@ -204,10 +186,7 @@ impl Acquiring {
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        if let Stage::InLine {
-            driver, contender, ..
-        } = &self.stage
-        {
+        if let Stage::InLine { driver, contender } = &self.stage {
             driver.leave(contender);
         }
     }
@@ -271,14 +250,12 @@ impl FusedFuture for Acquire {
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct AcquireLease {
-    key: Arc<str>,
     acquiring: Acquiring,
 }
 
 impl AcquireLease {
     pub(crate) fn new(acquiring: Acquiring) -> Self {
-        let key = acquiring.plan.key().clone();
-        Self { key, acquiring }
+        Self { acquiring }
     }
 
     /// Turns "busy for the whole wait" into `Ok(None)`; everything else stays an error.
@@ -305,7 +282,7 @@ impl Future for AcquireLease {
         Poll::Ready(acquired.and_then(|acquired| match acquired {
             Acquired::Lease(lease) => Ok(lease),
             Acquired::Busy { waited } => Err(LockError::NotAcquired {
-                key: self.key.clone(),
+                key: self.acquiring.plan.key().clone(),
                 waited,
             }),
         }))

@@ -18,6 +18,11 @@ const LEAST_JUMP: Duration = Duration::from_millis(1);
 /// Tells for how long the machine has been suspended since it booted.
 pub(crate) trait Suspension: Send + Sync {
     fn so_far(&self) -> Duration;
+
+    /// A quick look, where there is one: the time since the machine booted, suspensions included.
+    fn since_boot(&self) -> Option<Duration> {
+        None
+    }
 }
 
 pub(crate) struct Clock {
@@ -25,6 +30,8 @@ pub(crate) struct Clock {
     suspension: Box<dyn Suspension>,
     /// What the suspension stood at when the clock was made.
     before: Duration,
+    /// What the time since boot stood at then.
+    booted: Option<Duration>,
     /// Nanoseconds of suspension since then that have been taken into account.
     slept: AtomicU64,
 }
@@ -32,10 +39,12 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn new(suspension: impl Suspension + 'static) -> Self {
         let before = suspension.so_far();
+        let (epoch, booted) = epoch(&suspension);
         Self {
-            epoch: Instant::now(),
+            epoch,
             suspension: Box::new(suspension),
             before,
+            booted,
             slept: AtomicU64::new(0),
         }
     }
@@ -45,20 +54,35 @@ impl Clock {
     }
 
     pub(crate) fn now(&self) -> Moment {
-        let slept = self.slept();
-        Instant::now().saturating_duration_since(self.epoch) + slept
+        let boot = self.since_boot();
+        let awake = Instant::now().saturating_duration_since(self.epoch);
+        awake + self.slept(boot, awake)
     }
 
     /// When `moment` comes, if the machine is not suspended again; never for [`FOREVER`].
     pub(crate) fn instant(&self, moment: Moment) -> Instant {
-        let awake = moment.saturating_sub(self.slept());
+        let boot = self.since_boot();
+        let now = Instant::now().saturating_duration_since(self.epoch);
+        let awake = moment.saturating_sub(self.slept(boot, now));
         // tokio's own "far future"; instants cannot be added to without end.
         let far = Duration::from_secs(86_400 * 365 * 30);
         self.epoch + awake.min(far)
     }
 
-    fn slept(&self) -> Duration {
+    /// The time since boot at which the clock was made has gone by by so much.
+    fn since_boot(&self) -> Option<Duration> {
+        let booted = self.booted?;
+        Some(self.suspension.since_boot()?.saturating_sub(booted))
+    }
+
+    /// `boot`: the time since boot that was read right before `awake`, tokio's; both since the clock
+    /// was made. As long as the two go alike there was no suspension, and the third clock need not be
+    /// read, on every event. Where tokio's is paused they do not, and it is asked.
+    fn slept(&self, boot: Option<Duration>, awake: Duration) -> Duration {
         let known = Duration::from_nanos(self.slept.load(Ordering::Relaxed));
+        if boot.is_some_and(|boot| boot.saturating_sub(awake) < known + LEAST_JUMP) {
+            return known;
+        }
         let told = self.suspension.so_far().saturating_sub(self.before);
         if told < known + LEAST_JUMP {
             return known;
@@ -74,6 +98,19 @@ impl Clock {
     }
 }
 
+/// tokio's clock and the time since boot, read at the same time: a thread that is put aside between
+/// the two would hide suspensions of that length for good, so the closest of a few readings counts.
+fn epoch(suspension: &impl Suspension) -> (Instant, Option<Duration>) {
+    let read = |_| {
+        let before = Instant::now();
+        let booted = suspension.since_boot();
+        (before.elapsed(), before, booted)
+    };
+    let closest = (0..3).map(read).min_by_key(|(took, ..)| *took);
+    let (_, epoch, booted) = closest.expect("there are three");
+    (epoch, booted)
+}
+
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Clock").field(&self.now()).finish()
@@ -83,15 +120,22 @@ impl fmt::Debug for Clock {
 /// The machine this runs on.
 struct Machine;
 
+#[cfg(target_os = "linux")]
+fn read(clock: rustix::time::ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 impl Suspension for Machine {
     #[cfg(target_os = "linux")]
+    fn since_boot(&self) -> Option<Duration> {
+        Some(read(rustix::time::ClockId::Boottime))
+    }
+
+    #[cfg(target_os = "linux")]
     fn so_far(&self) -> Duration {
-        use rustix::time::{ClockId, clock_gettime};
-        let read = |clock| {
-            let time = clock_gettime(clock);
-            let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-            Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
-        };
+        use rustix::time::ClockId;
         // A thread that is put aside between the two readings makes the difference smaller than
         // it is, never greater: no suspension is ever made up.
         let boot = read(ClockId::Boottime);

@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::clock::Clock;
 use crate::driver::{Arrival, Contender, Driver, Progress};
 use crate::key;
 use crate::lease::Lease;
@@ -243,13 +242,12 @@ impl Adopt {
     fn ask(&mut self) -> Result<(), LockError> {
         let driver = self.plan.driver()?.clone();
         let contender = Arc::new(Contender::new(self.plan.key().clone()));
-        let timeout = driver.settings().response_timeout;
         let arrival = Arrival {
             ttl: self.plan.ttl(),
             renewals: self.plan.renewal().times(),
             on_finish: self.plan.on_finish,
             patience: Patience::Once,
-            until: Clock::after(driver.clock().now(), timeout),
+            wait: driver.settings().response_timeout,
             repeats: Repeats(Box::new(|| None)),
         };
         let from = self.detached.owner.clone();
@@ -279,12 +277,12 @@ impl Adopt {
             return Poll::Ready(match contender.progress_or_wake(cx.waker()) {
                 Progress::Waiting => return Poll::Pending,
                 Progress::Seated { .. } => {
-                    if driver.take(contender).is_none() {
+                    let Some(token) = driver.take(contender) else {
                         // It learned of its end when it looked.
                         continue;
-                    }
+                    };
                     let (driver, contender) = (driver.clone(), contender.clone());
-                    Ok(Lease::new(driver, contender, self.plan.on_finish))
+                    Ok(Lease::new(driver, contender, token, self.plan.on_finish))
                 }
                 Progress::Refused(Verdict::Failed(source)) => Err(LockError::Store { key, source }),
                 Progress::Refused(Verdict::Lost) => Err(self.lost()),

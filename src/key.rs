@@ -14,9 +14,11 @@ pub(crate) fn fault(prefix: &str, key: &str) -> Option<&'static str> {
     if let Some(fault) = fault_of_text(key) {
         return Some(fault);
     }
-    let full = format!("{prefix}:{key}");
-    if full.contains('}') && !has_hash_tag(&full) {
-        return Some("it holds '}' without a hash tag '{…}' before it");
+    if prefix.contains('}') || key.contains('}') {
+        let full = format!("{prefix}:{key}");
+        if !has_hash_tag(&full) {
+            return Some("it holds '}' without a hash tag '{…}' before it");
+        }
     }
     None
 }

@@ -1,6 +1,6 @@
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -8,9 +8,8 @@ use futures::future::FusedFuture;
 use tokio::time::Instant;
 
 use crate::LockError;
-use crate::clock::Clock;
 use crate::detached::DetachedLease;
-use crate::driver::{Contender, Driver, End, Progress};
+use crate::driver::{Contender, Driver, End, Outlook, Progress};
 use crate::extend::Extend;
 use crate::settings::OnFinish;
 
@@ -47,27 +46,22 @@ pub struct Lease {
 /// when the lease is lost.
 #[derive(Clone)]
 pub struct LeaseView {
-    clock: Arc<Clock>,
-    contender: Arc<Contender>,
     /// A view keeps no registry at work.
-    driver: Weak<Driver>,
+    outlook: Arc<Outlook>,
+    contender: Arc<Contender>,
     token: u64,
 }
 
 impl Lease {
-    pub(crate) fn new(driver: Arc<Driver>, contender: Arc<Contender>, on_finish: OnFinish) -> Self {
-        let token = match contender.progress() {
-            Progress::Held { token } | Progress::Ended { token, .. } => token,
-            progress => unreachable!("{progress:?} right after it was taken"),
-        };
-        Self::of(driver, contender, token, on_finish)
-    }
-
-    fn of(driver: Arc<Driver>, contender: Arc<Contender>, token: u64, on_finish: OnFinish) -> Self {
+    pub(crate) fn new(
+        driver: Arc<Driver>,
+        contender: Arc<Contender>,
+        token: u64,
+        on_finish: OnFinish,
+    ) -> Self {
         let view = LeaseView {
-            clock: driver.clock().clone(),
+            outlook: driver.outlook().clone(),
             contender,
-            driver: Arc::downgrade(&driver),
             token,
         };
         Self {
@@ -85,7 +79,7 @@ impl Lease {
         on_finish: OnFinish,
     ) -> Option<Self> {
         let token = contender.join(driver.clock().now())?;
-        Some(Self::of(driver, contender, token, on_finish))
+        Some(Self::new(driver, contender, token, on_finish))
     }
 
     /// The name of what is locked.
@@ -260,13 +254,12 @@ impl LeaseView {
     /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
     /// move to an earlier instant.
     pub fn deadline(&self) -> Instant {
-        self.clock.instant(self.contender.deadline())
+        self.outlook.clock.instant(self.contender.deadline())
     }
 
     /// Whether the lease is held, and its deadline still to come. False once it is being released.
     pub fn is_valid(&self) -> bool {
-        matches!(self.contender.progress(), Progress::Held { .. })
-            && self.clock.now() < self.contender.deadline()
+        self.contender.is_held(self.outlook.clock.now())
     }
 
     /// Resolves to the ready-made error when the lease is lost ([`LockError::Lost`]) or its
@@ -301,7 +294,7 @@ impl LeaseView {
                 end: End::Lost,
             } => Some(LockError::Lost { key, token }),
             // The deadline is proved on our own clock, whether or not the timer has run.
-            Progress::Held { token } if self.clock.now() >= self.contender.deadline() => {
+            Progress::Held { token } if self.outlook.clock.now() >= self.contender.deadline() => {
                 Some(LockError::Lost { key, token })
             }
             _ => None,
@@ -347,7 +340,7 @@ impl Future for Lost {
             return Poll::Ready(loss);
         }
         if this.watch.is_none()
-            && let Some(driver) = this.view.driver.upgrade()
+            && let Some(driver) = this.view.outlook.driver.upgrade()
         {
             driver.attend();
         }

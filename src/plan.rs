@@ -13,6 +13,8 @@ use crate::{LockError, key};
 pub(crate) struct Plan {
     driver: Option<Arc<Driver>>,
     key: Arc<str>,
+    /// Why the key cannot name a lock: found once, however often the handle acquires.
+    key_fault: Option<&'static str>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) repeat: Option<Repeat>,
@@ -27,9 +29,13 @@ pub(crate) struct Plan {
 impl Plan {
     #[track_caller]
     pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
+        let key_fault = driver
+            .as_ref()
+            .and_then(|driver| key::fault(&driver.settings().prefix, key));
         Self {
             driver,
             key: Arc::from(key),
+            key_fault,
             ttl: None,
             wait: None,
             repeat: None,
@@ -60,15 +66,14 @@ impl Plan {
         let Some(driver) = &self.driver else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        let settings = driver.settings();
-        if let Some((setting, reason)) = settings.fault() {
+        if let Some((setting, reason)) = driver.fault() {
             return Err(LockError::InvalidSetting {
                 key: key(),
                 setting,
                 reason,
             });
         }
-        if let Some(reason) = key::fault(&settings.prefix, &self.key) {
+        if let Some(reason) = self.key_fault {
             return Err(LockError::InvalidKey { key: key(), reason });
         }
         if !TTL.contains(&self.ttl()) {

@@ -2,12 +2,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
+use super::few::Few;
+
 /// What is done about verdicts once no lock is held: wakers and the log run other people's code.
 #[derive(Default)]
 pub(super) struct Aftermath {
-    pub(super) wakers: Vec<Waker>,
+    pub(super) wakers: Few<Waker>,
     /// Keys and tokens of lost leases, and whether their time was over.
-    pub(super) lost: Vec<(Arc<str>, u64, bool)>,
+    pub(super) lost: Few<(Arc<str>, u64, bool)>,
 }
 
 impl Aftermath {

@@ -1,10 +1,10 @@
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Id;
 
 use super::aftermath::Aftermath;
 use super::journal::Journal;
@@ -16,8 +16,10 @@ use crate::turnstile::{Moment, Verdict, WaiterId};
 /// One caller from its arrival to the end of its lease: what its future and the driver share.
 pub(crate) struct Contender {
     key: Arc<str>,
+    /// The number of its latest arrival, 0 before the first. Written under the driver's lock.
+    id: AtomicU64,
     /// How many share its lease: whoever leaves last gives it back.
-    shares: AtomicUsize,
+    shares: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -25,23 +27,27 @@ struct State {
     progress: Progress,
     /// Who waits for the next verdict: the caller, or later its release.
     waker: Option<Waker>,
-    /// Who watches for the end of a held lease before its holder releases it, first come first: few,
-    /// as a rule one, and there may be very many leases.
-    watchers: Vec<Watcher>,
-    /// How many have watched so far.
-    watched: u64,
-    id: Option<WaiterId>,
+    /// Who watches for the end of a held lease before its holder releases it: as a rule nobody, and
+    /// there may be very many leases.
+    watchers: Option<Box<Watchers>>,
     /// The first of its ids: by this others know it.
     waiter: u64,
-    /// When it was first in line; once it has a lease, when it took that.
+    /// When it was first in line; once it has a lease, when it took that; and when it has given
+    /// that back, how long it had it.
     since: Moment,
-    /// How long it had its lease when it gave that back.
-    held: Duration,
     /// What becomes of the lease that it holds no more.
     parting: Parting,
     deadline: Moment,
     /// Where it arrived; once it has a lease, where it took that.
     runtime: Option<Id>,
+}
+
+/// First come first: few, as a rule one.
+#[derive(Default)]
+struct Watchers {
+    watching: Vec<Watcher>,
+    /// How many have watched so far.
+    watched: u64,
 }
 
 struct Watcher {
@@ -97,16 +103,14 @@ impl Contender {
     pub(crate) fn new(key: Arc<str>) -> Self {
         Self {
             key,
-            shares: AtomicUsize::new(1),
+            id: AtomicU64::new(0),
+            shares: AtomicU32::new(1),
             state: Mutex::new(State {
                 progress: Progress::Waiting,
                 waker: None,
-                watchers: Vec::new(),
-                watched: 0,
-                id: None,
+                watchers: None,
                 waiter: 0,
                 since: Moment::ZERO,
-                held: Duration::ZERO,
                 parting: Parting::Release,
                 deadline: Moment::ZERO,
                 runtime: None,
@@ -122,9 +126,17 @@ impl Contender {
         self.lock().progress.clone()
     }
 
-    /// How far it has come; the waker is told of the next verdict.
+    /// How far it has come; while it waits, the waker is told of the next verdict.
     pub(crate) fn progress_or_wake(&self, waker: &Waker) -> Progress {
         let mut state = self.lock();
+        if let Progress::Seated { .. }
+        | Progress::TurnLost
+        | Progress::Refused(_)
+        | Progress::Ended { .. }
+        | Progress::Finished { .. } = state.progress
+        {
+            return state.progress.clone();
+        }
         let known = state.waker.as_ref();
         let before = if known.is_some_and(|known| known.will_wake(waker)) {
             None
@@ -180,23 +192,23 @@ impl Contender {
     /// between the look and the watching; and [unwatches](Self::unwatch).
     pub(crate) fn watch(&self, watch: &mut Option<u64>, of_deadlines: bool, waker: &Waker) {
         let mut state = self.lock();
+        let watchers = state.watchers.get_or_insert_default();
         let watch = *watch.get_or_insert_with(|| {
-            state.watched += 1;
-            state.watched
+            watchers.watched += 1;
+            watchers.watched
         });
-        let before = match state.place_of(watch) {
-            Ok(at) if state.watchers[at].waker.will_wake(waker) => None,
-            Ok(at) => Some(std::mem::replace(
-                &mut state.watchers[at].waker,
-                waker.clone(),
-            )),
+        let place = watchers.place_of(watch);
+        let watching = &mut watchers.watching;
+        let before = match place {
+            Ok(at) if watching[at].waker.will_wake(waker) => None,
+            Ok(at) => Some(std::mem::replace(&mut watching[at].waker, waker.clone())),
             Err(at) => {
                 let watcher = Watcher {
                     number: watch,
                     of_deadlines,
                     waker: waker.clone(),
                 };
-                state.watchers.insert(at, watcher);
+                watching.insert(at, watcher);
                 None
             }
         };
@@ -206,29 +218,28 @@ impl Contender {
 
     pub(crate) fn unwatch(&self, watch: u64) {
         let mut state = self.lock();
-        let place = state.place_of(watch).ok();
-        let watcher = place.map(|at| state.watchers.remove(at));
+        let watcher = state.watchers.as_mut().and_then(|watchers| {
+            let place = watchers.place_of(watch).ok();
+            place.map(|at| watchers.watching.remove(at))
+        });
         drop(state);
         drop(watcher);
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
-        self.lock().id
+        // Whoever has arrived, or was told so, has it from there.
+        let id = self.id.load(Ordering::Relaxed);
+        (id != 0).then_some(WaiterId(id))
     }
 
-    /// Stands in line (again).
-    pub(super) fn arrives(&self) {
-        let mut state = self.lock();
-        state.progress = Progress::Waiting;
-        state.id = None;
-        state.runtime = Handle::try_current().ok().map(|current| current.id());
+    /// Since when it waits, if it has arrived before.
+    pub(super) fn since(&self) -> Option<Moment> {
+        self.id().map(|_| self.lock().since)
     }
 
-    /// It looks, and may do so on another runtime than the one on which it arrived; true if that is so.
-    pub(super) fn moves(&self) -> bool {
-        let runtime = Handle::try_current().ok().map(|current| current.id());
-        let before = std::mem::replace(&mut self.lock().runtime, runtime);
-        runtime != before
+    /// How long it has waited by now.
+    pub(crate) fn waited(&self, now: Moment) -> Duration {
+        now.saturating_sub(self.lock().since)
     }
 
     /// Whether it belongs to one of these runtimes.
@@ -237,9 +248,18 @@ impl Contender {
         runtime.is_some_and(|runtime| runtimes.contains(&runtime))
     }
 
-    pub(super) fn arrived(&self, id: WaiterId, now: Moment, journal: &Journal) {
+    /// Stands in line (again).
+    pub(super) fn arrived(
+        &self,
+        id: WaiterId,
+        runtime: Option<Id>,
+        now: Moment,
+        journal: &Journal,
+    ) {
+        self.id.store(id.0, Ordering::Relaxed);
         let mut state = self.lock();
-        state.id = Some(id);
+        state.progress = Progress::Waiting;
+        state.runtime = runtime;
         // One that lost its turn is waiting still.
         if state.waiter == 0 {
             state.waiter = id.0;
@@ -263,13 +283,19 @@ impl Contender {
     /// The lease is seen, and held from here on. Its holder need not be the task that acquired
     /// it, whose waker is given back: it may be the last that keeps that task alive, so it is to be
     /// dropped where no lock is held.
-    pub(super) fn takes(&self, now: Moment, journal: &Journal) -> Option<(u64, Option<Waker>)> {
+    pub(super) fn takes(
+        &self,
+        runtime: Option<Id>,
+        now: Moment,
+        journal: &Journal,
+    ) -> Option<(u64, Option<Waker>)> {
         let mut state = self.lock();
         let Progress::Seated { token } = state.progress else {
             return None;
         };
         let waited = now.saturating_sub(state.since);
         state.progress = Progress::Held { token };
+        state.runtime = runtime;
         state.since = now;
         if is_passed(token) {
             journal.tell(|| LockEvent::Passed {
@@ -293,7 +319,7 @@ impl Contender {
             return false;
         };
         state.progress = Progress::Finishing { token };
-        state.held = now.saturating_sub(state.since);
+        state.since = now.saturating_sub(state.since);
         state.parting = parting;
         true
     }
@@ -309,14 +335,10 @@ impl Contender {
             token,
             end: End::Lost,
         };
-        let watchers = std::mem::take(&mut state.watchers);
-        let waker = state.waker.take();
+        let mut aftermath = Aftermath::default();
+        state.take_watchers(&mut aftermath);
+        aftermath.wakers.extend(state.waker.take());
         drop(state);
-        let wakers = watchers.into_iter().map(|watcher| watcher.waker);
-        let aftermath = Aftermath {
-            wakers: wakers.chain(waker).collect(),
-            ..Aftermath::default()
-        };
         aftermath.come();
     }
 
@@ -405,9 +427,7 @@ impl Contender {
             aftermath.lost.push((self.key.clone(), token, is_over));
         }
         if lost.is_some() || matches!(progress, Progress::Ended { .. }) {
-            let watchers = std::mem::take(&mut state.watchers);
-            let wakers = watchers.into_iter().map(|watcher| watcher.waker);
-            aftermath.wakers.extend(wakers);
+            state.take_watchers(aftermath);
         } else if let Progress::Finished { .. } = &progress {
             aftermath.wakers.extend(state.watchers_of_deadlines());
         }
@@ -468,7 +488,7 @@ impl State {
                 End::from(verdict.clone()).event(key, *token, held)
             }
             (Progress::Finishing { token }, verdict) => {
-                let (token, held) = (*token, self.held);
+                let (token, held) = (*token, self.since);
                 match (End::from(verdict.clone()), self.parting) {
                     (End::Released, Parting::Keep) => LockEvent::LeftToExpire { key, token, held },
                     (End::Released, Parting::Detach) => LockEvent::Detached { key, token, held },
@@ -488,16 +508,28 @@ impl State {
         }
     }
 
-    fn place_of(&self, watch: u64) -> Result<usize, usize> {
-        self.watchers
-            .binary_search_by_key(&watch, |watcher| watcher.number)
+    /// All who watch are told, and watch no more.
+    fn take_watchers(&mut self, aftermath: &mut Aftermath) {
+        if let Some(watchers) = &mut self.watchers {
+            let watching = std::mem::take(&mut watchers.watching);
+            let wakers = watching.into_iter().map(|watcher| watcher.waker);
+            aftermath.wakers.extend(wakers);
+        }
     }
 
     fn watchers_of_deadlines(&self) -> impl Iterator<Item = Waker> {
         let watchers = self.watchers.iter();
         watchers
+            .flat_map(|watchers| &watchers.watching)
             .filter(|watcher| watcher.of_deadlines)
             .map(|watcher| watcher.waker.clone())
+    }
+}
+
+impl Watchers {
+    fn place_of(&self, watch: u64) -> Result<usize, usize> {
+        self.watching
+            .binary_search_by_key(&watch, |watcher| watcher.number)
     }
 }
 

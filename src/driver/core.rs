@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use event_listener::EventListener;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::contender::{Contender, Parting};
 use super::journal::Journal;
-use super::state::{Outbox, State};
+use super::state::{Now, Outbox, State};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::{Events, LockEvent};
@@ -20,17 +21,24 @@ use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter,
 
 /// One registry at work.
 pub(crate) struct Driver {
-    me: Weak<Driver>,
+    outlook: Arc<Outlook>,
     /// The registry's random id, with which its owners begin.
     instance: Arc<str>,
     settings: Settings,
-    clock: Arc<Clock>,
+    /// What is wrong with them, if anything.
+    fault: Option<(&'static str, &'static str)>,
     state: Mutex<State>,
     /// What happens, told under the state's lock.
     journal: Arc<Journal>,
     timer: Timer,
     /// Told when nothing is in use any more.
     idle: event_listener::Event,
+}
+
+/// What a lease's views need of its registry, which they do not keep at work.
+pub(crate) struct Outlook {
+    pub(crate) clock: Arc<Clock>,
+    pub(crate) driver: Weak<Driver>,
 }
 
 /// What a caller wants.
@@ -40,7 +48,9 @@ pub(crate) struct Arrival {
     pub(crate) renewals: u32,
     pub(crate) on_finish: OnFinish,
     pub(crate) patience: Patience,
-    pub(crate) until: Moment,
+    /// How long until the turnstile gives it up: for one who stands in line counted from when it
+    /// came first, else anew each time it asks.
+    pub(crate) wait: Duration,
     pub(crate) repeats: Repeats,
 }
 
@@ -59,11 +69,14 @@ impl Driver {
             });
             let clock = Arc::new(clock);
             Self {
-                me: me.clone(),
                 instance,
                 journal: Journal::new(&settings, clock.clone()),
+                fault: settings.fault(),
                 settings,
-                clock,
+                outlook: Arc::new(Outlook {
+                    clock,
+                    driver: me.clone(),
+                }),
                 state: Mutex::new(State {
                     entries: HashMap::new(),
                     timeouts: BTreeSet::new(),
@@ -85,8 +98,21 @@ impl Driver {
         &self.settings
     }
 
+    /// The first setting that is out of range, and what is wrong with it.
+    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
+        self.fault
+    }
+
     pub(crate) fn clock(&self) -> &Arc<Clock> {
-        &self.clock
+        &self.outlook.clock
+    }
+
+    pub(crate) fn outlook(&self) -> &Arc<Outlook> {
+        &self.outlook
+    }
+
+    fn me(&self) -> Weak<Driver> {
+        self.outlook.driver.clone()
     }
 
     /// The line to the store, with its tasks running; `None` once the registry is shut down.
@@ -101,8 +127,8 @@ impl Driver {
     /// Somebody waits for the end of a lease on the caller's runtime, which need not be the one
     /// that acquired it.
     pub(crate) fn attend(&self) {
-        self.timer.attend();
-        self.timer.ensure(|| self.me.clone());
+        self.timer.attend(Handle::try_current().ok().as_ref());
+        self.timer.ensure(|| self.me());
     }
 
     /// What happens from here on. `patient`: however far its reader falls behind, it misses
@@ -164,22 +190,31 @@ impl Driver {
             Waiter<Arc<Contender>>,
         ) -> WaiterId,
     ) {
-        contender.arrives();
-        self.session();
-        self.timer.attend();
-        let waiter = Waiter {
-            who: contender.clone(),
-            ttl: arrival.ttl,
-            renewals: arrival.renewals,
-            keeps: arrival.on_finish == OnFinish::LetExpire,
-            patience: arrival.patience,
-            until: arrival.until,
-            repeats: arrival.repeats,
-        };
-        self.feed(contender.key(), true, |turnstile, cx| {
-            let id = event(turnstile, cx, waiter);
-            // Before its verdict, which is told when this returns.
-            contender.arrived(id, cx.now, &self.journal);
+        let runtime = Handle::try_current().ok();
+        self.timer.attend(runtime.as_ref());
+        let runtime = runtime.map(|runtime| runtime.id());
+        let who = contender.clone();
+        self.at_once(|state, at| {
+            at.outbox.arrived = true;
+            let since = match arrival.patience {
+                Patience::Once => at.now,
+                Patience::Stand => contender.since().unwrap_or(at.now),
+            };
+            let waiter = Waiter {
+                who,
+                ttl: arrival.ttl,
+                renewals: arrival.renewals,
+                keeps: arrival.on_finish == OnFinish::LetExpire,
+                patience: arrival.patience,
+                until: Clock::after(since, arrival.wait),
+                repeats: arrival.repeats,
+            };
+            let (key, journal) = (contender.key(), at.journal);
+            state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
+                let id = event(turnstile, cx, waiter);
+                // Before its verdict, which is told when this returns.
+                contender.arrived(id, runtime, cx.now, journal);
+            });
         });
     }
 
@@ -187,9 +222,11 @@ impl Driver {
     pub(crate) fn leave(&self, contender: &Contender) {
         if let Some(id) = contender.id() {
             // Also if its key is not in use any more: it may have lost its turn there.
-            let leaves = |now| contender.leaves(now, &self.journal);
-            self.feed_after(leaves, contender.key(), false, |turnstile, cx| {
-                turnstile.leave(cx, id);
+            self.at_once(|state, at| {
+                contender.leaves(at.now, at.journal);
+                state.feed(at, contender.key(), None, |turnstile, cx| {
+                    turnstile.leave(cx, id);
+                });
             });
         }
     }
@@ -197,13 +234,13 @@ impl Driver {
     /// A seated caller looks: its token, if the turn is still its.
     pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
         let id = contender.id()?;
-        if contender.moves() {
-            self.timer.attend();
-        }
-        let taken = self.feed(contender.key(), false, |turnstile, cx| {
+        let runtime = Handle::try_current().ok();
+        self.timer.attend(runtime.as_ref());
+        let runtime = runtime.map(|runtime| runtime.id());
+        let taken = self.feed(contender.key(), |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
-                contender.takes(cx.now, &self.journal)
+                contender.takes(runtime, cx.now, &self.journal)
             } else {
                 None
             }
@@ -237,7 +274,7 @@ impl Driver {
     fn end(&self, contender: &Contender, parting: Parting) -> Option<Option<Owner>> {
         let id = contender.id()?;
         let keep = parting != Parting::Release;
-        self.feed(contender.key(), false, |turnstile, cx| {
+        self.feed(contender.key(), |turnstile, cx| {
             let finishes = contender.finishes(cx.now, parting);
             finishes.then(|| turnstile.finish(cx, id, keep))
         })?
@@ -246,7 +283,7 @@ impl Driver {
     /// A lease is to last `ttl` from now at least: until when, if it is still held.
     pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
         let id = contender.id()?;
-        self.feed(contender.key(), false, |turnstile, cx| {
+        self.feed(contender.key(), |turnstile, cx| {
             turnstile.extend(cx, id, ttl)
         })?
     }
@@ -264,7 +301,8 @@ impl Driver {
     pub(crate) fn close(&self) -> Instant {
         self.feed_all(|state| state.closed = true, &[&Turnstile::close]);
         let patience = self.settings.response_timeout.saturating_mul(3);
-        self.clock.instant(Clock::after(self.clock.now(), patience))
+        let clock = self.clock();
+        clock.instant(Clock::after(clock.now(), patience))
     }
 
     /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
@@ -288,36 +326,52 @@ impl Driver {
         (!state.entries.is_empty()).then(|| self.idle.listen())
     }
 
-    /// Feeds the turnstile of a key; makes one if `make`, else `None` if there is none.
+    /// Feeds the turnstile of a key; `None` if there is none.
     fn feed<R>(
         &self,
         key: &Arc<str>,
-        make: bool,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
-        self.feed_after(|_| (), key, make, event)
+        self.at_once(|state, at| state.feed(at, key, None, event))
     }
 
-    /// Does something with the state locked, then feeds the turnstile of a key.
-    fn feed_after<R>(
-        &self,
-        first: impl FnOnce(Moment),
-        key: &Arc<str>,
-        make: bool,
-        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
-    ) -> Option<R> {
+    /// Tells the turnstile of a key what the store said of it.
+    fn feed_news(&self, state: &mut State, at: &mut Now<'_>, news: News) {
+        match news {
+            News::Replied { key, op, result } => {
+                state.feed(at, &key, None, |turnstile, cx| {
+                    turnstile.replied(cx, &op, result);
+                });
+            }
+            // Also for a key that is not in use: what was granted to nobody is given back.
+            News::Granted { key, grant } => {
+                let rules = Some(self.settings.rules());
+                state.feed(at, &key, rules, |turnstile, cx| turnstile.granted(cx, grant));
+            }
+            News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
+        }
+    }
+
+    /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
+    fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
+        self.at_once(|state, at| {
+            change(state);
+            let keys: Vec<_> = state.entries.keys().cloned().collect();
+            for event in events {
+                for key in &keys {
+                    state.feed(at, key, None, event);
+                }
+            }
+        });
+    }
+
+    /// Does something with the state locked, and then what must follow it.
+    fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
         let mut outbox = Outbox::default();
         let result = {
             let mut state = self.lock();
-            let now = self.clock.now();
-            first(now);
-            if make {
-                state.make(key, self.settings.rules());
-            }
-            let result = state.feed(key, now, &self.journal, &mut outbox, event);
-            if state.session.is_none() {
-                state.forget(key);
-            }
+            let now = self.clock().now();
+            let result = change(&mut state, &mut self.at(now, &mut outbox));
             self.seal(&mut state, &mut outbox);
             result
         };
@@ -325,27 +379,17 @@ impl Driver {
         result
     }
 
-    /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
-    fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
-        let mut outbox = Outbox::default();
-        {
-            let mut state = self.lock();
-            change(&mut state);
-            let now = self.clock.now();
-            let keys: Vec<_> = state.entries.keys().cloned().collect();
-            for event in events {
-                for key in &keys {
-                    state.feed(key, now, &self.journal, &mut outbox, event);
-                }
-            }
-            self.seal(&mut state, &mut outbox);
+    fn at<'a>(&'a self, now: Moment, outbox: &'a mut Outbox) -> Now<'a> {
+        Now {
+            now,
+            journal: &self.journal,
+            outbox,
         }
-        self.deliver(outbox);
     }
 
     /// The last thing done under the lock: what must happen after it.
     fn seal(&self, state: &mut State, outbox: &mut Outbox) {
-        if !outbox.sends.is_empty() {
+        if outbox.arrived || !outbox.sends.is_empty() {
             outbox.session.clone_from(&state.session);
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
@@ -364,18 +408,21 @@ impl Driver {
                 self.journal.end();
             }
         } else if state.keep.is_none() {
-            state.keep = self.me.upgrade();
+            state.keep = self.outlook.driver.upgrade();
         }
     }
 
     fn deliver(&self, outbox: Outbox) {
         if outbox.waits {
-            self.timer.ensure(|| self.me.clone());
+            self.timer.ensure(|| self.me());
         }
         if outbox.earlier {
             self.timer.ring();
         }
         if let Some(session) = outbox.session {
+            if outbox.arrived {
+                session.start();
+            }
             for (key, op) in outbox.sends {
                 session.submit(key, op);
             }
@@ -403,18 +450,14 @@ impl Due for Driver {
         let gone = self.timer.gone();
         let (next, session) = {
             let mut state = self.lock();
-            let now = self.clock.now();
+            let now = self.clock().now();
             if !gone.is_empty() {
                 // First: what is due below may be the renewal of a lease that nobody can have any more.
                 for entry in state.entries.values_mut() {
                     entry.turnstile.unwatch(|who| who.is_of(&gone));
                 }
             }
-            while let Some((moment, key)) = state.timeouts.first().cloned()
-                && moment <= now
-            {
-                state.feed(&key, now, &self.journal, &mut outbox, Turnstile::tick);
-            }
+            state.feed_due(&mut self.at(now, &mut outbox));
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
             let next = first.map(|first| first.min(now + SUSPENSION_TICK));
@@ -427,21 +470,30 @@ impl Due for Driver {
         if let Some(session) = session {
             session.revive();
         }
-        next.map(|moment| self.clock.instant(moment))
+        next.map(|moment| self.clock().instant(moment))
     }
 }
 
 impl Listener for Driver {
+    fn all_news(&self, news: Vec<News>) {
+        let mut news = news.into_iter().peekable();
+        while news.peek().is_some() {
+            // One lock for all of them: a call has up to some dozens of answers.
+            self.at_once(|state, at| {
+                while let Some(news) = news.next_if(News::is_of_a_key) {
+                    self.feed_news(state, at, news);
+                }
+            });
+            if let Some(other) = news.next() {
+                self.news(other);
+            }
+        }
+    }
+
     fn news(&self, news: News) {
         match news {
-            News::Replied { key, op, result } => {
-                self.feed(&key, false, |turnstile, cx| {
-                    turnstile.replied(cx, &op, result)
-                });
-            }
-            // Also for a key that is not in use: what was granted to nobody is given back.
-            News::Granted { key, grant } => {
-                self.feed(&key, true, |turnstile, cx| turnstile.granted(cx, grant));
+            News::Replied { .. } | News::Granted { .. } => {
+                self.at_once(|state, at| self.feed_news(state, at, news));
             }
             News::Up { queue } => {
                 let mut was_down = false;

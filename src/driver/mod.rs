@@ -8,6 +8,7 @@
 mod aftermath;
 mod contender;
 mod core;
+mod few;
 mod journal;
 mod state;
 #[cfg(test)]
@@ -15,5 +16,5 @@ mod tests;
 mod timer;
 
 pub(crate) use self::contender::{Contender, End, Progress};
-pub(crate) use self::core::{Arrival, Driver};
+pub(crate) use self::core::{Arrival, Driver, Outlook};
 pub(crate) use self::journal::Journal;

@@ -1,9 +1,11 @@
+use std::collections::hash_map::Entry as Place;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::aftermath::Aftermath;
 use super::contender::Contender;
 use super::core::Driver;
+use super::few::Few;
 use super::journal::Journal;
 use crate::store::contract::{Op, Session};
 use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
@@ -11,8 +13,10 @@ use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
 /// What a registry knows, under its one lock.
 pub(super) struct State {
     /// One entry a key in use; none when idle.
-    pub(super) entries: HashMap<Arc<str>, Entry>,
-    /// What each entry waits for.
+    ///
+    /// Boxed: a table is up to twice as long as what is in it, and copied when it grows.
+    pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
+    /// When to look after each entry, no later than what it waits for.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
     /// When the timer task will look next by itself.
     pub(super) armed: Option<Moment>,
@@ -30,14 +34,17 @@ pub(super) struct State {
 
 pub(super) struct Entry {
     pub(super) turnstile: Turnstile<Arc<Contender>>,
-    pub(super) timeout: Option<Moment>,
+    /// Where it stands in [`State::timeouts`].
+    timeout: Option<Moment>,
 }
 
 /// What is done once the state is unlocked.
 #[derive(Default)]
 pub(super) struct Outbox {
-    pub(super) sends: Vec<(Arc<str>, Op)>,
+    pub(super) sends: Few<(Arc<str>, Op)>,
     pub(super) aftermath: Aftermath,
+    /// Somebody arrived: the session's tasks are to run.
+    pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
     pub(super) earlier: bool,
     pub(super) waits: bool,
@@ -45,67 +52,76 @@ pub(super) struct Outbox {
     pub(super) kept: Option<Arc<Driver>>,
 }
 
+/// One moment under the lock: everything that is fed then happens at once.
+pub(super) struct Now<'a> {
+    pub(super) now: Moment,
+    pub(super) journal: &'a Journal,
+    pub(super) outbox: &'a mut Outbox,
+}
+
 impl State {
-    pub(super) fn make(&mut self, key: &Arc<str>, rules: Rules) {
-        if !self.entries.contains_key(key) {
-            let mut turnstile = Turnstile::new(rules, self.queue);
-            if self.closed {
-                let supply = &mut self.supply;
-                turnstile.close(&mut Cx {
-                    now: Moment::ZERO,
-                    supply,
-                });
-            }
-            let timeout = None;
-            self.entries
-                .insert(key.clone(), Entry { turnstile, timeout });
-        }
-    }
-
-    /// After hanging up: nobody would answer what a key still owes.
-    pub(super) fn forget(&mut self, key: &Arc<str>) {
-        if let Some(Entry {
-            timeout: Some(timeout),
-            ..
-        }) = self.entries.remove(key)
-        {
-            self.timeouts.remove(&(timeout, key.clone()));
-        }
-    }
-
-    /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle.
+    /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle. Where there is none,
+    /// `rules` are those of the one to make, if any.
     pub(super) fn feed<R>(
         &mut self,
+        at: &mut Now<'_>,
         key: &Arc<str>,
-        now: Moment,
-        journal: &Journal,
-        outbox: &mut Outbox,
+        rules: Option<Rules>,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
-        let entry = self.entries.get_mut(key)?;
-        let supply = &mut self.supply;
+        let (now, supply) = (at.now, &mut self.supply);
+        let mut place = match self.entries.entry(key.clone()) {
+            Place::Occupied(place) => place,
+            Place::Vacant(place) => {
+                let mut turnstile = Turnstile::new(rules?, self.queue);
+                if self.closed {
+                    turnstile.close(&mut Cx { now, supply });
+                }
+                let timeout = None;
+                place.insert_entry(Box::new(Entry { turnstile, timeout }))
+            }
+        };
+        let entry = &mut **place.get_mut();
         let result = event(&mut entry.turnstile, &mut Cx { now, supply });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
-                Effect::Send(op) => outbox.sends.push((key.clone(), op)),
+                Effect::Send(op) => at.outbox.sends.push((key.clone(), op)),
                 Effect::Wake(contender, verdict) => {
-                    contender.tell(verdict, now, journal, &mut outbox.aftermath);
+                    contender.tell(verdict, now, at.journal, &mut at.outbox.aftermath);
                 }
             }
         }
-        let timeout = entry.turnstile.next_timeout();
-        if timeout != entry.timeout {
-            if let Some(before) = entry.timeout {
-                self.timeouts.remove(&(before, key.clone()));
+        // After hanging up nobody would answer what a key still owes.
+        if entry.turnstile.is_idle() || self.session.is_none() {
+            if let Some(timeout) = entry.timeout {
+                self.timeouts.remove(&(timeout, key.clone()));
             }
-            if let Some(after) = timeout {
-                self.timeouts.insert((after, key.clone()));
+            place.remove();
+        } else if let Some(next) = entry.turnstile.next_timeout()
+            // One that moves to a later moment, as most do at most events, is found there when the
+            // earlier one is over: that is two changes of the tree a lease, and not eight.
+            && entry.timeout.is_none_or(|timeout| next < timeout)
+        {
+            if let Some(timeout) = entry.timeout.replace(next) {
+                self.timeouts.remove(&(timeout, key.clone()));
             }
-            entry.timeout = timeout;
-        }
-        if entry.turnstile.is_idle() {
-            self.entries.remove(key);
+            self.timeouts.insert((next, key.clone()));
         }
         Some(result)
+    }
+
+    /// Feeds every turnstile whose time has come.
+    pub(super) fn feed_due(&mut self, at: &mut Now<'_>) {
+        while self
+            .timeouts
+            .first()
+            .is_some_and(|(moment, _)| *moment <= at.now)
+        {
+            let (_, key) = self.timeouts.pop_first().expect("it was just seen");
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.timeout = None;
+            }
+            self.feed(at, &key, None, Turnstile::tick);
+        }
     }
 }

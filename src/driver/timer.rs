@@ -1,7 +1,8 @@
 //! The one timer task of a registry: it serves every deadline, wait and pause.
 
+use std::hash::{Hash, Hasher};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures::future::{self, Either};
@@ -22,24 +23,25 @@ pub(super) trait Due: Send + Sync {
 pub(super) struct Timer {
     bell: Arc<Notify>,
     running: Arc<AtomicBool>,
-    runtimes: Arc<Mutex<Runtimes>>,
+    runtimes: Arc<Runtimes>,
 }
 
 impl Timer {
     /// Notes the caller's runtime, on which somebody waits: if the one that the task runs on goes
     /// first, it runs on here.
-    pub(super) fn attend(&self) {
-        if let Ok(current) = Handle::try_current() {
-            lock(&self.runtimes).note(current);
+    pub(super) fn attend(&self, current: Option<&Handle>) {
+        if let Some(current) = current {
+            self.runtimes.note(current);
         }
     }
 
     /// Sees to it that the task runs.
     pub(super) fn ensure(&self, due: impl FnOnce() -> Weak<dyn Due>) {
-        if self.running.swap(true, Ordering::AcqRel) {
+        // Looked at first: whoever writes takes the cache line from every other thread.
+        if self.running.load(Ordering::Acquire) || self.running.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.attend();
+        self.attend(Handle::try_current().ok().as_ref());
         let runtimes = self.runtimes.clone();
         let (due, bell, running) = (due(), self.bell.clone(), self.running.clone());
         Task {
@@ -55,7 +57,7 @@ impl Timer {
 
     /// The runtimes that have gone since this was last asked.
     pub(super) fn gone(&self) -> Vec<Id> {
-        lock(&self.runtimes).take_gone()
+        self.runtimes.change(Known::take_gone)
     }
 
     pub(super) fn ring(&self) {
@@ -69,16 +71,25 @@ impl Drop for Timer {
     }
 }
 
-/// The runtimes on which somebody has waited, the latest last. Also for those who come without
-/// one: a drop on a plain thread.
+/// The runtimes on which somebody has waited. Also for those who come without one: a drop on a
+/// plain thread.
 #[derive(Debug, Default)]
 struct Runtimes {
-    known: Vec<Known>,
+    /// The number of the latest, 0 if there is none: nearly everybody comes from that one, and has
+    /// nothing to lock for.
+    latest: AtomicU64,
+    known: Mutex<Known>,
+}
+
+/// The latest last.
+#[derive(Debug, Default)]
+struct Known {
+    known: Vec<Runtime>,
     gone: Vec<Id>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct Runtime {
     runtime: Handle,
     sign: Option<Sign>,
 }
@@ -96,7 +107,7 @@ impl Drop for Sign {
     }
 }
 
-impl Known {
+impl Runtime {
     /// Whether its tasks still run. One that is spawned on a runtime that has gone is dropped at once.
     fn lives(&mut self) -> bool {
         let sign = self.sign.get_or_insert_with(|| {
@@ -117,15 +128,58 @@ impl Known {
 const MOST_RUNTIMES: usize = 16;
 
 impl Runtimes {
-    fn note(&mut self, current: Handle) {
-        let is_current = |known: &Known| known.runtime.id() == current.id();
+    fn note(&self, current: &Handle) {
+        if self.latest.load(Ordering::Acquire) != number(current.id()) {
+            self.change(|known| known.note(current));
+        }
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Known) -> R) -> R {
+        let mut known = self.lock();
+        let result = change(&mut known);
+        let latest = known.known.last();
+        let latest = latest.map_or(0, |latest| number(latest.runtime.id()));
+        self.latest.store(latest, Ordering::Release);
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // Every change leaves the list whole, so a panic elsewhere is no reason to stop.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The number that a runtime's id is, which it gives to a hasher alone.
+fn number(id: Id) -> u64 {
+    struct Bytes(u64);
+
+    impl Hasher for Bytes {
+        fn write(&mut self, bytes: &[u8]) {
+            for byte in bytes {
+                self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+            }
+        }
+
+        fn finish(&self) -> u64 {
+            self.0
+        }
+    }
+
+    let mut bytes = Bytes(0);
+    id.hash(&mut bytes);
+    bytes.finish()
+}
+
+impl Known {
+    fn note(&mut self, current: &Handle) {
+        let is_current = |known: &Runtime| known.runtime.id() == current.id();
         if self.known.last().is_some_and(is_current) {
             return;
         }
         let known = match self.known.iter().position(is_current) {
             Some(at) => self.known.remove(at),
-            None => Known {
-                runtime: current,
+            None => Runtime {
+                runtime: current.clone(),
                 sign: None,
             },
         };
@@ -156,18 +210,13 @@ impl Runtimes {
     }
 }
 
-fn lock(runtimes: &Mutex<Runtimes>) -> MutexGuard<'_, Runtimes> {
-    // Every change leaves the list whole, so a panic elsewhere is no reason to stop.
-    runtimes.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The task's own. When its runtime ends under it, it moves to another on which somebody has
 /// waited: those there may have nothing else that would wake them.
 struct Task {
     due: Weak<dyn Due>,
     bell: Arc<Notify>,
     running: Arc<AtomicBool>,
-    runtimes: Arc<Mutex<Runtimes>>,
+    runtimes: Arc<Runtimes>,
     runs_on: Option<Handle>,
     ended: bool,
 }
@@ -177,7 +226,7 @@ impl Task {
     /// again.
     fn start(mut self) {
         let noted = self.runtimes.clone();
-        let runtimes = lock(&noted);
+        let runtimes = noted.lock();
         let runtime = runtimes.known.last().map(|known| known.runtime.clone());
         if runtime.is_none() {
             // Still under the lock: whoever notes a runtime after this look finds that no task runs. Else
@@ -224,7 +273,7 @@ impl Drop for Task {
             return;
         }
         if let Some(gone) = self.runs_on.take() {
-            lock(&self.runtimes).bury(gone.id());
+            self.runtimes.change(|known| known.bury(gone.id()));
         }
         Task {
             due: self.due.clone(),

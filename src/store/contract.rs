@@ -131,6 +131,13 @@ pub enum News {
     Down(StoreError),
 }
 
+impl News {
+    /// Whether it speaks of one key alone.
+    pub(crate) fn is_of_a_key(&self) -> bool {
+        matches!(self, Self::Replied { .. } | Self::Granted { .. })
+    }
+}
+
 /// The registry, as its session sees it.
 pub trait Listener: Send + Sync {
     /// May be called from any thread, with no lock held that [`Session::submit`] takes.
