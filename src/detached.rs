@@ -250,7 +250,7 @@ impl Adopt {
             on_finish: self.plan.on_finish,
             patience: Patience::Once,
             until: Clock::after(driver.clock().now(), timeout),
-            repeats: Repeats(Box::new(|| None)),
+            repeats: Repeats::Begun(Box::new(|| None)),
         };
         let from = self.detached.owner.clone();
         driver.adopt(&contender, from, arrival);
