@@ -248,7 +248,7 @@ impl Adopt {
             on_finish: self.plan.on_finish,
             patience: Patience::Once,
             wait: driver.settings().response_timeout,
-            repeats: Repeats(Box::new(|| None)),
+            repeats: Repeats::Begun(Box::new(|| None)),
         };
         let from = self.detached.owner.clone();
         driver.adopt(&contender, from, arrival);

@@ -128,7 +128,10 @@ impl Campaign {
         let opening = self.stage == Stage::Opening;
         // Whoever finds it busy stands in line; every other way to end would end so again at once.
         if !(opening && error.is_not_acquired()) && may_mend(&error) {
-            let pause = (self.pauses.0)().expect("an exponential policy never ends");
+            let pause = self
+                .pauses
+                .next()
+                .expect("an exponential policy never ends");
             tracing::warn!(
                 key = error.key(),
                 %error,

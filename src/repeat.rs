@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 
-use crate::turnstile::Repeats;
+use crate::turnstile::{Pauses, Repeats};
 
 /// How to try again when an attempt came back empty: the pauses between attempts.
 ///
@@ -43,7 +43,7 @@ use crate::turnstile::Repeats;
 /// ```
 #[derive(Clone)]
 pub struct Repeat {
-    policy: Arc<dyn Fn() -> Repeats + Send + Sync>,
+    policy: Arc<dyn Fn() -> Pauses + Send + Sync>,
     name: Cow<'static, str>,
 }
 
@@ -162,7 +162,7 @@ impl Repeat {
         let Self { policy, name } = self;
         Self::named(format!("{name}, until"), move || {
             let over = over.clone();
-            let Repeats(mut pauses) = policy();
+            let mut pauses = policy();
             let mut repeats = 0_u32;
             move || {
                 if over(repeats) {
@@ -194,9 +194,9 @@ impl Repeat {
         })
     }
 
-    /// The pauses of one wait.
+    /// The pauses of one wait, which begins when the first is asked for.
     pub(crate) fn start(&self) -> Repeats {
-        (self.policy)()
+        Repeats::Fresh(self.policy.clone())
     }
 
     fn named<S, P>(name: impl Into<Cow<'static, str>>, start: S) -> Self
@@ -205,7 +205,7 @@ impl Repeat {
         P: FnMut() -> Option<Duration> + Send + 'static,
     {
         Self {
-            policy: Arc::new(move || Repeats(Box::new(start()))),
+            policy: Arc::new(move || Box::new(start())),
             name: name.into(),
         }
     }
@@ -248,7 +248,7 @@ mod tests {
 
     fn pauses(repeat: &Repeat, n: usize) -> Vec<Option<Duration>> {
         let mut pauses = repeat.start();
-        (0..n).map(|_| (pauses.0)()).collect()
+        (0..n).map(|_| pauses.next()).collect()
     }
 
     /// Pauses of a policy that never ends.
@@ -330,10 +330,10 @@ mod tests {
         let pause = Some(ms(5));
         // Each wait counts for itself, also while another goes on.
         let mut other = repeat.start();
-        assert_eq!((other.0)(), pause);
+        assert_eq!(other.next(), pause);
         assert_eq!(pauses(&repeat, 5), [pause, pause, pause, None, None]);
         assert_eq!(
-            [(other.0)(), (other.0)(), (other.0)()],
+            [other.next(), other.next(), other.next()],
             [pause, pause, None]
         );
         assert_eq!(*asked.lock().unwrap(), [0, 0, 1, 2, 3, 3, 1, 2, 3]);

@@ -1,16 +1,21 @@
 //! What the state asks for next: a turn, an errand, a question to the store.
 
 use super::claim::{Claim, Exposure, QUEUE_MARGIN};
-use super::errand::Errand;
+use super::errand::{Ending, Errand};
 use super::line::WaiterId;
 use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
-use super::time::Moment;
+use super::time::{Point, Span};
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
     /// Does whatever the state now asks for.
     pub(super) fn advance(&mut self, cx: &mut Cx<'_>) {
+        self.advance_from(cx, None);
+    }
+
+    /// The same after a turn: its lease is told what becomes of the tenure.
+    pub(super) fn advance_from(&mut self, cx: &mut Cx<'_>, mut ending: Option<Ending<C>>) {
         loop {
             if let Standing::Inside(tenure) = &self.standing {
                 let is_free = tenure.seat.is_none();
@@ -19,18 +24,18 @@ impl<C: Clone> Turnstile<C> {
                     self.wake(adopter.waiter.who, Verdict::Lost);
                 }
                 if is_free {
-                    self.next_turn(cx);
+                    self.next_turn(cx, ending.take());
                 }
             }
             if self.flight.is_some() {
                 return;
             }
             if self.down {
-                self.abandon_unsent(cx.now);
+                self.abandon_unsent(cx.at());
                 return;
             }
             if let Some(errand) = self.owed.front() {
-                if errand.not_before > cx.now {
+                if errand.not_before > cx.at() {
                     return;
                 }
                 self.run_errand(cx);
@@ -41,8 +46,8 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The seat of our tenure is empty: the next local waiter's, another registry's, or nobody's.
-    fn next_turn(&mut self, cx: &mut Cx<'_>) {
-        let now = cx.now;
+    fn next_turn(&mut self, cx: &mut Cx<'_>, ending: Option<Ending<C>>) {
+        let now = cx.at();
         let Standing::Inside(tenure) = &mut self.standing else {
             unreachable!("the caller looked")
         };
@@ -50,25 +55,25 @@ impl<C: Clone> Turnstile<C> {
         if let Some(next) = next
             && tenure.may_seat(&self.rules, next, now)
         {
-            let ending = tenure.ending.take();
             let (id, waiter) = self.line.pop_first().expect("first() has seen it");
             let who = waiter.who.clone();
             let (token, deadline) = tenure.seat(id, waiter, now);
             if let Some(ending) = ending {
                 self.wake(ending.who, Verdict::Released);
             }
+            let deadline = deadline.moment();
             self.wake(who, Verdict::Seated { token, deadline });
             self.refuse_once(WaiterId(u64::MAX));
             return;
         }
-        let ending = tenure.ending.take();
         let old = tenure.owner;
         let until = tenure.runs_out(now);
-        let head_ttl = self.line.first().map(|head| head.ttl);
+        let head_ttl = self.line.first().map(|head| Span::from(head.ttl));
         match head_ttl {
             Some(ttl) if self.queue && self.line.has_standing() => {
                 let claim = Claim::new(cx.supply.owner(), ttl);
                 let new = claim.owner;
+                let ttl = ttl.duration();
                 let op = Op::Yield { old, new, ttl };
                 self.owed.push_back(Errand::new(op, ending, until));
                 self.standing = Standing::Seeking { claim, ask_at: now };
@@ -96,35 +101,33 @@ impl<C: Clone> Turnstile<C> {
                 errand.op = Op::Release { owner: old };
                 self.standing = Standing::Out;
             } else if let Standing::Seeking { claim, .. } = &mut self.standing {
-                claim.sent(cx.now);
+                claim.sent(cx.at());
                 claim.exposure = Exposure::Ticket;
             }
         }
         let op = errand.op.clone();
-        self.fly(cx.now, op, Sent::Errand(errand));
+        self.fly(cx.at(), op, Sent::Errand(errand));
     }
 
     /// Asks the store for the key, if that is due; false if there is nothing to send.
     fn seek(&mut self, cx: &mut Cx<'_>) -> bool {
-        let now = cx.now;
+        let now = cx.at();
         let adopter = self.adopters.front();
-        let adopter = adopter.map(|first| (first.id, first.waiter.ttl, first.from.clone()));
         match &mut self.standing {
             Standing::Inside(_) => false,
-            Standing::Seeking { claim, .. }
-                if claim.adopter != adopter.as_ref().map(|(id, ..)| *id) =>
-            {
+            Standing::Seeking { claim, .. } if claim.adopter != adopter.map(|first| first.id) => {
                 // One who adopts goes before the line; or it has gone, or had its answer.
                 self.abandon(now);
                 true
             }
             Standing::Out => {
-                if let Some((id, ttl, _)) = adopter {
-                    let claim = Claim::adopting(cx.supply.owner(), ttl, id);
+                if let Some(first) = adopter {
+                    let ttl = first.waiter.ttl.into();
+                    let claim = Claim::adopting(cx.supply.owner(), ttl, first.id);
                     self.standing = Standing::Seeking { claim, ask_at: now };
                     return true;
                 }
-                let Some(ttl) = self.line.first().map(|head| head.ttl) else {
+                let Some(ttl) = self.line.first().map(|head| head.ttl.into()) else {
                     return false;
                 };
                 let claim = Claim::new(cx.supply.owner(), ttl);
@@ -132,14 +135,15 @@ impl<C: Clone> Turnstile<C> {
                 true
             }
             Standing::Seeking { claim, ask_at } => {
-                if let Some((.., from)) = adopter {
+                if let Some(first) = adopter {
                     if *ask_at > now {
                         return false;
                     }
-                    let (owner, ttl) = (claim.owner, claim.ttl);
+                    let (owner, ttl) = (claim.owner, claim.ttl.duration());
+                    let from = first.from.clone();
                     let op = Op::Adopt { owner, from, ttl };
                     claim.sent(now);
-                    self.fly(now, op.clone(), Sent::Ask(op));
+                    self.fly(now, op, Sent::Ask { entered: false });
                     return true;
                 }
                 let stands = self.queue && self.line.has_standing();
@@ -151,7 +155,7 @@ impl<C: Clone> Turnstile<C> {
                 if *ask_at > now {
                     return false;
                 }
-                let (owner, ttl) = (claim.owner, claim.ttl);
+                let (owner, ttl) = (claim.owner, claim.ttl.duration());
                 let op = if stands {
                     let score = claim.score;
                     Op::Enter { owner, ttl, score }
@@ -159,7 +163,7 @@ impl<C: Clone> Turnstile<C> {
                     Op::Attempt { owner, ttl }
                 };
                 claim.sent(now);
-                self.fly(now, op.clone(), Sent::Ask(op));
+                self.fly(now, op, Sent::Ask { entered: stands });
                 true
             }
         }
@@ -167,7 +171,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// Nobody wants the key any more while the connection is gone, perhaps for good: the claim does
     /// not wait for the next one. (A yield that is owed needs its claim, and goes by its own time.)
-    fn abandon_unsent(&mut self, now: Moment) {
+    fn abandon_unsent(&mut self, now: Point) {
         let yields = |errand: &Errand<C>| matches!(errand.op, Op::Yield { .. });
         let wanted = |claim: &Claim| match claim.adopter {
             Some(id) => self.adopters.iter().any(|adopter| adopter.id == id),
@@ -181,7 +185,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Nobody wants the key any more, or not by way of this claim.
-    fn abandon(&mut self, now: Moment) {
+    fn abandon(&mut self, now: Point) {
         let Standing::Seeking { claim, .. } = std::mem::replace(&mut self.standing, Standing::Out)
         else {
             unreachable!("only a claim is abandoned")
@@ -192,13 +196,13 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    fn fly(&mut self, now: Moment, op: Op, what: Sent<C>) {
-        self.flight = Some(Flight {
+    fn fly(&mut self, now: Point, op: Op, what: Sent<C>) {
+        self.flight = Some(Box::new(Flight {
             sent: now,
             upto: self.line.last_id(),
             what,
             grant: None,
-        });
+        }));
         self.send(op);
     }
 

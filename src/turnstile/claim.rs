@@ -1,11 +1,9 @@
-use std::time::Duration;
-
 use super::line::WaiterId;
-use super::time::{Moment, drift};
+use super::time::{Point, Span, drift};
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
 /// K3: how much longer than its lock the store keeps a queue.
-pub(super) const QUEUE_MARGIN: Duration = Duration::from_secs(60);
+pub(super) const QUEUE_MARGIN: Span = Span::secs(60);
 
 /// What the store may have under an owner of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,19 +20,19 @@ pub(super) enum Exposure {
 pub(super) struct Claim {
     pub(super) owner: Owner,
     /// What its ticket says; fixed when it is first sent (K1, W3).
-    pub(super) ttl: Duration,
+    pub(super) ttl: Span,
     pub(super) score: Option<u64>,
     pub(super) exposure: Exposure,
     /// Who adopts by it, if it is not the line's.
     pub(super) adopter: Option<WaiterId>,
-    first_sent: Option<Moment>,
+    first_sent: Option<Point>,
     proof: Option<Proof>,
 }
 
 /// One answered command: it was sent at `sent` on our clock, and ran at `at` on the store's.
 #[derive(Clone, Copy, Debug)]
 struct Proof {
-    sent: Moment,
+    sent: Point,
     at: ServerTime,
 }
 
@@ -42,7 +40,7 @@ struct Proof {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Belief {
     /// Its ttl counts from here on our clock.
-    From(Moment),
+    From(Point),
     /// An answer that is newer than the grant has told that it is over.
     Over,
     /// The store's clock has stepped: nothing can be told from it.
@@ -50,7 +48,7 @@ pub(super) enum Belief {
 }
 
 impl Claim {
-    pub(super) fn new(owner: Owner, ttl: Duration) -> Self {
+    pub(super) fn new(owner: Owner, ttl: Span) -> Self {
         Self {
             owner,
             ttl,
@@ -63,18 +61,18 @@ impl Claim {
     }
 
     /// For somebody who adopts: it never has a ticket.
-    pub(super) fn adopting(owner: Owner, ttl: Duration, adopter: WaiterId) -> Self {
+    pub(super) fn adopting(owner: Owner, ttl: Span, adopter: WaiterId) -> Self {
         Self {
             adopter: Some(adopter),
             ..Self::new(owner, ttl)
         }
     }
 
-    pub(super) fn sent(&mut self, now: Moment) {
+    pub(super) fn sent(&mut self, now: Point) {
         self.first_sent.get_or_insert(now);
     }
 
-    pub(super) fn answered(&mut self, sent: Moment, at: ServerTime) {
+    pub(super) fn answered(&mut self, sent: Point, at: ServerTime) {
         self.proof = Some(Proof { sent, at });
     }
 
@@ -93,7 +91,7 @@ impl Claim {
     }
 
     /// By when whatever the store has under this owner has run out by itself.
-    pub(super) fn outlasted_by(&self) -> Duration {
+    pub(super) fn outlasted_by(&self) -> Span {
         let lock = self.ttl + drift(self.ttl);
         match self.exposure {
             Exposure::Ticket => lock + QUEUE_MARGIN,
@@ -102,11 +100,11 @@ impl Claim {
     }
 
     /// D2: from when on our clock the ttl of a grant counts that came at `received`.
-    pub(super) fn believe(&self, grant: &Grant, received: Moment) -> Belief {
+    pub(super) fn believe(&self, grant: &Grant, received: Point) -> Belief {
         let start = match self.proof {
             Some(proof) if proof.at > grant.at => return Belief::Over,
             Some(proof) => {
-                let since = Duration::from_micros(grant.at - proof.at);
+                let since = Span::micros(grant.at - proof.at);
                 proof.sent + since - since / 1000
             }
             None => match self.first_sent {

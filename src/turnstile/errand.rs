@@ -1,6 +1,5 @@
-use std::collections::VecDeque;
-
-use super::time::Moment;
+use super::few::Few;
+use super::time::Point;
 use crate::store::contract::{Op, Owner};
 
 /// A finished lease whose end the store has not confirmed yet.
@@ -8,7 +7,7 @@ use crate::store::contract::{Op, Owner};
 pub(super) struct Ending<C> {
     pub(super) who: C,
     /// Until then it is worth trying.
-    pub(super) deadline: Moment,
+    pub(super) deadline: Point,
 }
 
 /// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a
@@ -21,18 +20,18 @@ pub(super) struct Errand<C> {
     /// Whether an earlier sending may have been done.
     pub(super) resent: bool,
     /// After a refusal, the store is left in peace until then.
-    pub(super) not_before: Moment,
+    pub(super) not_before: Point,
     /// By then what it should undo has run out by itself.
-    pub(super) until: Moment,
+    pub(super) until: Point,
 }
 
 impl<C> Errand<C> {
-    pub(super) fn new(op: Op, ending: Option<Ending<C>>, until: Moment) -> Self {
+    pub(super) fn new(op: Op, ending: Option<Ending<C>>, until: Point) -> Self {
         Self {
             op,
             ending,
             resent: false,
-            not_before: Moment::ZERO,
+            not_before: Point::START,
             until,
         }
     }
@@ -49,11 +48,11 @@ impl<C> Errand<C> {
 
 /// What is owed to the store, in order (O2).
 #[derive(Debug)]
-pub(super) struct Errands<C>(VecDeque<Errand<C>>);
+pub(super) struct Errands<C>(Few<Errand<C>>);
 
 impl<C> Errands<C> {
     pub(super) fn new() -> Self {
-        Self(VecDeque::new())
+        Self(Few::new())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -89,11 +88,11 @@ impl<C> Errands<C> {
     }
 
     /// Drops what is not worth sending any more.
-    pub(super) fn forget_past(&mut self, now: Moment) {
+    pub(super) fn forget_past(&mut self, now: Point) {
         self.0.retain(|errand| now < errand.until);
     }
 
-    pub(super) fn next_timeout(&self) -> Option<Moment> {
+    pub(super) fn next_timeout(&self) -> Option<Point> {
         self.0
             .iter()
             .flat_map(|errand| {

@@ -1,25 +1,17 @@
 //! How a tenure begins, and what becomes of a grant.
 
-use std::time::Duration;
-
 use super::claim::{Belief, Exposure};
 use super::errand::Errand;
-use super::machine::{Flight, Sent, Standing, Turnstile};
+use super::machine::{Standing, Turnstile};
 use super::supply::Cx;
 use super::tenure::Tenure;
-use super::time::{Moment, deadline, drift};
+use super::time::{Point, Span, deadline, drift};
 use crate::store::contract::{Grant, Op};
 
 impl<C: Clone> Turnstile<C> {
     /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
-    pub(super) fn enter_tenure(
-        &mut self,
-        cx: &mut Cx<'_>,
-        draw: u64,
-        start: Moment,
-        ttl: Duration,
-    ) {
-        let now = cx.now;
+    pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Point, ttl: Span) {
+        let now = cx.at();
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
         };
@@ -34,7 +26,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// A grant that came at `received`, now or before a reply that it had to wait for.
-    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Moment, grant: Grant) {
+    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Point, grant: Grant) {
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
                 if self.down {
@@ -50,28 +42,27 @@ impl<C: Clone> Turnstile<C> {
                 match claim.believe(&grant, received) {
                     Belief::From(start) => {
                         claim.exposure = Exposure::Ticket;
-                        self.enter_tenure(cx, grant.draw, start, grant.ttl);
+                        self.enter_tenure(cx, grant.draw, start, grant.ttl.into());
                     }
                     Belief::Over => {}
-                    Belief::Stepped => *ask_at = cx.now,
+                    Belief::Stepped => *ask_at = cx.at(),
                 }
             }
             Standing::Inside(tenure) if tenure.owner == grant.owner => {}
             // It brought a tenure that is over, and whose key is meant to stay.
-            _ if cx.supply.is_kept(grant.owner, cx.now) => {}
-            _ => self.give_back(cx.now, &grant),
+            _ if cx.supply.is_kept(grant.owner, cx.at()) => {}
+            _ => self.give_back(cx.at(), &grant),
         }
     }
 
     /// O1: a grant for an owner that is no longer, or never was.
-    fn give_back(&mut self, now: Moment, grant: &Grant) {
-        let settled_in_flight = matches!(
-            &self.flight,
-            Some(Flight { what: Sent::Errand(errand), .. }) if errand.settles(grant.owner)
-        );
+    fn give_back(&mut self, now: Point, grant: &Grant) {
+        let errand = self.errand_in_flight();
+        let settled_in_flight = errand.is_some_and(|errand| errand.settles(grant.owner));
         if !settled_in_flight && !self.owed.settles(grant.owner) {
             let op = Op::Release { owner: grant.owner };
-            let until = now + grant.ttl + drift(grant.ttl);
+            let ttl = grant.ttl.into();
+            let until = now + ttl + drift(ttl);
             self.owed.push_back(Errand::new(op, None, until));
         }
     }

@@ -2,9 +2,10 @@
 
 use super::errand::{Ending, Errand};
 use super::line::Patience;
-use super::machine::{Flight, Sent, Standing, Turnstile, Verdict, no_answer};
+use super::machine::{Standing, Turnstile, Verdict, no_answer};
 use super::supply::Cx;
-use super::time::Moment;
+use super::time::Point;
+use crate::StoreError;
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
@@ -14,28 +15,29 @@ impl<C: Clone> Turnstile<C> {
         self.lapse(cx);
         if !self.down
             && let Standing::Inside(tenure) = &mut self.standing
-            && tenure.is_renewal_due(cx.now)
+            && tenure.is_renewal_due(cx.at())
         {
-            self.renew(cx.now);
+            self.renew(cx.at());
         }
     }
 
     /// Tells everybody whose time is over. All of [`pass_time`](Self::pass_time) where a lease is about to be given back:
     /// one that is due for a renewal right then needs none.
     pub(super) fn lapse(&mut self, cx: &mut Cx<'_>) {
-        let now = cx.now;
+        let now = cx.at();
         while let Some(waiter) = self.line.pop_ended(now) {
             let verdict = match (&self.trouble, waiter.patience) {
-                (Some(trouble), _) => Verdict::Failed(trouble.clone()),
+                (Some(trouble), _) => Verdict::Failed(StoreError::clone(trouble)),
                 (None, Patience::Once) => Verdict::Failed(no_answer()),
                 (None, Patience::Stand) => Verdict::Busy,
             };
             self.wake(waiter.who, verdict);
         }
-        while let Some(ended) = self.adopters.iter().position(|one| one.waiter.until <= now)
-            && let Some(adopter) = self.adopters.remove(ended)
+        while let Some(adopter) = self
+            .adopters
+            .remove_first(|one| Point::from(one.waiter.until) <= now)
         {
-            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            let trouble = self.trouble();
             self.wake(adopter.waiter.who, Verdict::Failed(trouble));
         }
         self.end_endings(now);
@@ -45,19 +47,9 @@ impl<C: Clone> Turnstile<C> {
         };
         if now >= tenure.deadline {
             self.expire(now);
-        } else if let Some(seat) = &tenure.seat {
-            let (who, taken) = (seat.who.clone(), seat.taken);
-            if now >= seat.deadline || (!taken && now >= seat.take_by) {
-                tenure.seat = None;
-                self.wake(
-                    who,
-                    if taken {
-                        Verdict::Lost
-                    } else {
-                        Verdict::TurnLost
-                    },
-                );
-            }
+        } else if let Some(seat) = tenure.seat.take_if(|seat| seat.is_over(now)) {
+            let verdict = seat.loss();
+            self.wake(seat.who, verdict);
         }
     }
 
@@ -70,9 +62,9 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Finished leases whose deadline passes before the store has confirmed their end.
-    fn end_endings(&mut self, now: Moment) {
+    fn end_endings(&mut self, now: Point) {
         for ending in self.take_endings(|ending| now >= ending.deadline) {
-            let trouble = self.trouble.clone().unwrap_or_else(no_answer);
+            let trouble = self.trouble();
             self.wake(ending.who, Verdict::Failed(trouble));
         }
     }
@@ -81,34 +73,23 @@ impl<C: Clone> Turnstile<C> {
     /// `over`.
     fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
         let mut ended = Vec::new();
-        if let Some(Flight {
-            what: Sent::Errand(errand),
-            ..
-        }) = &mut self.flight
-        {
+        if let Some(errand) = self.errand_in_flight() {
             ended.extend(errand.ending.take_if(&over));
         }
         for errand in self.owed.iter_mut() {
             ended.extend(errand.ending.take_if(&over));
         }
-        if let Standing::Inside(tenure) = &mut self.standing {
-            ended.extend(tenure.ending.take_if(&over));
-        }
         ended
     }
 
     /// D5: the tenure is over by our clock.
-    fn expire(&mut self, now: Moment) {
+    fn expire(&mut self, now: Point) {
         let Standing::Inside(mut tenure) = std::mem::replace(&mut self.standing, Standing::Out)
         else {
             unreachable!("only a tenure expires")
         };
         if let Some(seat) = tenure.seat.take() {
-            let verdict = if seat.taken {
-                Verdict::Lost
-            } else {
-                Verdict::TurnLost
-            };
+            let verdict = seat.loss();
             self.wake(seat.who, verdict);
         }
         // The store may hold the key a little longer than we dare to.

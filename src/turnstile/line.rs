@@ -1,9 +1,9 @@
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::time::{FOREVER, Moment};
+use super::crowd::Crowd;
+use super::time::{FOREVER, Moment, Point};
 
 /// One arrival of one waiter; later arrivals have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,8 +18,28 @@ pub(crate) enum Patience {
     Stand,
 }
 
-/// The pauses between attempts where no grants come; `None` ends them.
-pub(crate) struct Repeats(pub(crate) Box<dyn FnMut() -> Option<Duration> + Send>);
+/// The pauses of one wait, one by one; `None` ends them.
+pub(crate) type Pauses = Box<dyn FnMut() -> Option<Duration> + Send>;
+
+/// The pauses between attempts where no grants come.
+pub(crate) enum Repeats {
+    /// Not asked for yet, as nearly everybody's for good: an arrival allocates nothing for them.
+    Fresh(Arc<dyn Fn() -> Pauses + Send + Sync>),
+    Begun(Pauses),
+}
+
+impl Repeats {
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Option<Duration> {
+        if let Self::Fresh(begin) = self {
+            *self = Self::Begun(begin());
+        }
+        match self {
+            Self::Begun(pauses) => pauses(),
+            Self::Fresh(_) => unreachable!("just begun"),
+        }
+    }
+}
 
 impl fmt::Debug for Repeats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,6 +62,15 @@ pub(crate) struct Waiter<C> {
 }
 
 impl<C> Waiter<C> {
+    pub(super) fn stands(&self) -> bool {
+        self.patience == Patience::Stand
+    }
+
+    /// When its wait is over, if ever.
+    pub(super) fn end(&self) -> Option<Point> {
+        (self.until != FOREVER).then(|| self.until.into())
+    }
+
     /// Whether the watchdog prolongs its lease.
     pub(super) fn is_renewed(&self) -> bool {
         self.renewals > 0
@@ -59,93 +88,161 @@ pub(super) struct Adopter<C> {
 }
 
 /// The waiters of one key in order of arrival.
+///
+/// Most keys have none, or one: that is a pointer, and one allocation.
 #[derive(Debug)]
-pub(super) struct Line<C> {
-    waiters: BTreeMap<WaiterId, Waiter<C>>,
-    ends: BTreeSet<(Moment, WaiterId)>,
-    standing: usize,
+pub(super) enum Line<C> {
+    Empty,
+    One(Box<(WaiterId, Waiter<C>)>),
+    Many(Box<Crowd<C>>),
 }
 
 impl<C> Line<C> {
-    pub(super) fn new() -> Self {
-        Self {
-            waiters: BTreeMap::new(),
-            ends: BTreeSet::new(),
-            standing: 0,
-        }
+    pub(super) const fn new() -> Self {
+        Self::Empty
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
+        matches!(self, Self::Empty)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.waiters.len()
+        match self {
+            Self::Empty => 0,
+            Self::One(_) => 1,
+            Self::Many(crowd) => crowd.len(),
+        }
     }
 
     /// Whether anybody wants a place in the store's queue.
     pub(super) fn has_standing(&self) -> bool {
-        self.standing > 0
+        match self {
+            Self::Empty => false,
+            Self::One(one) => one.1.stands(),
+            Self::Many(crowd) => crowd.has_standing(),
+        }
     }
 
+    /// The newest arrival.
     pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
-        if waiter.until != FOREVER {
-            self.ends.insert((waiter.until, id));
+        debug_assert!(id > self.last_id(), "{id:?} is not the newest");
+        if let Self::Many(crowd) = self {
+            crowd.push(id, waiter);
+            return;
         }
-        self.standing += usize::from(waiter.patience == Patience::Stand);
-        self.waiters.insert(id, waiter);
+        *self = match std::mem::replace(self, Self::Empty) {
+            Self::One(one) => {
+                let mut crowd = Crowd::new();
+                crowd.push(one.0, one.1);
+                crowd.push(id, waiter);
+                Self::Many(Box::new(crowd))
+            }
+            _ => Self::One(Box::new((id, waiter))),
+        };
     }
 
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter<C>> {
-        let waiter = self.waiters.remove(&id)?;
-        self.ends.remove(&(waiter.until, id));
-        self.standing -= usize::from(waiter.patience == Patience::Stand);
-        Some(waiter)
+        match self {
+            Self::One(one) if one.0 == id => self.take_one(),
+            Self::Many(crowd) => {
+                let removed = crowd.remove(id);
+                self.forget_crowd();
+                removed
+            }
+            _ => None,
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
-        self.waiters.values()
+        let (one, crowd) = match self {
+            Self::Empty => (None, None),
+            Self::One(one) => (Some(&one.1), None),
+            Self::Many(crowd) => (None, Some(crowd.iter())),
+        };
+        one.into_iter().chain(crowd.into_iter().flatten())
     }
 
     pub(super) fn first(&mut self) -> Option<&mut Waiter<C>> {
-        self.waiters.values_mut().next()
+        match self {
+            Self::Empty => None,
+            Self::One(one) => Some(&mut one.1),
+            Self::Many(crowd) => crowd.first(),
+        }
     }
 
     pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<C>)> {
-        let id = *self.waiters.keys().next()?;
-        self.remove(id).map(|waiter| (id, waiter))
+        match self {
+            Self::Empty => None,
+            Self::One(one) => {
+                let id = one.0;
+                self.take_one().map(|waiter| (id, waiter))
+            }
+            Self::Many(crowd) => {
+                let first = crowd.pop_first();
+                self.forget_crowd();
+                first
+            }
+        }
     }
 
     /// Takes out those who will not stand in line and arrived no later than `upto`.
     pub(super) fn take_once(&mut self, upto: WaiterId) -> Vec<Waiter<C>> {
-        if self.standing == self.waiters.len() {
-            return Vec::new();
+        match self {
+            Self::One(one) if one.0 <= upto && !one.1.stands() => {
+                self.take_one().into_iter().collect()
+            }
+            Self::Many(crowd) => {
+                let taken = crowd.take_once(upto);
+                self.forget_crowd();
+                taken
+            }
+            _ => Vec::new(),
         }
-        let ids: Vec<_> = self
-            .waiters
-            .range(..=upto)
-            .filter(|(_, waiter)| waiter.patience == Patience::Once)
-            .map(|(id, _)| *id)
-            .collect();
-        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// The newest arrival.
     pub(super) fn last_id(&self) -> WaiterId {
-        self.waiters
-            .keys()
-            .next_back()
-            .copied()
-            .unwrap_or(WaiterId(0))
+        match self {
+            Self::Empty => WaiterId(0),
+            Self::One(one) => one.0,
+            Self::Many(crowd) => crowd.last_id(),
+        }
     }
 
-    pub(super) fn next_end(&self) -> Option<Moment> {
-        self.ends.first().map(|(end, _)| *end)
+    pub(super) fn next_end(&self) -> Option<Point> {
+        match self {
+            Self::Empty => None,
+            Self::One(one) => one.1.end(),
+            Self::Many(crowd) => crowd.next_end(),
+        }
     }
 
     /// Takes out one whose time is over.
-    pub(super) fn pop_ended(&mut self, now: Moment) -> Option<Waiter<C>> {
-        let (end, id) = *self.ends.first()?;
-        if end > now { None } else { self.remove(id) }
+    pub(super) fn pop_ended(&mut self, now: Point) -> Option<Waiter<C>> {
+        if self.next_end()? > now {
+            return None;
+        }
+        match self {
+            Self::Many(crowd) => {
+                let ended = crowd.pop_next_end();
+                self.forget_crowd();
+                ended
+            }
+            _ => self.take_one(),
+        }
+    }
+
+    fn take_one(&mut self) -> Option<Waiter<C>> {
+        match std::mem::replace(self, Self::Empty) {
+            Self::One(one) => Some(one.1),
+            _ => None,
+        }
+    }
+
+    /// Gives back the memory of a crowd that is gone.
+    fn forget_crowd(&mut self) {
+        if self.len() == 0 {
+            *self = Self::Empty;
+        }
     }
 }

@@ -1,19 +1,19 @@
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::claim::Claim;
 use super::errand::{Ending, Errand, Errands};
+use super::few::Few;
 use super::line::{Adopter, Line, Patience, Waiter, WaiterId};
-use super::rules::Rules;
+use super::rules::{Limits, Rules};
 use super::supply::Cx;
 use super::tenure::Tenure;
-use super::time::{Moment, deadline};
+use super::time::{Moment, Point, Span, deadline};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
 /// For how long a renewal may be under way.
-const UNDER_WAY: Duration = Duration::from_secs(60);
+const UNDER_WAY: Span = Span::secs(60);
 
 /// What a waiter, or the lease that it became, is told.
 #[derive(Clone, Debug)]
@@ -56,23 +56,23 @@ pub(crate) enum Effect<C> {
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
 pub(crate) struct Turnstile<C> {
-    pub(super) rules: Rules,
+    pub(super) rules: Limits,
     pub(super) line: Line<C>,
     /// Those who adopt, first come first: served before the line, one at a time.
-    pub(super) adopters: VecDeque<Adopter<C>>,
+    pub(super) adopters: Few<Adopter<C>>,
     pub(super) standing: Standing<C>,
-    pub(super) flight: Option<Flight<C>>,
+    pub(super) flight: Option<Box<Flight<C>>>,
     pub(super) owed: Errands<C>,
     /// Whether the store has a queue, and grants reach us.
     pub(super) queue: bool,
     /// Whether the connection is known to be gone: nothing is sent until it is back.
     pub(super) down: bool,
     /// What the store said last, if it was no answer.
-    pub(super) trouble: Option<StoreError>,
+    pub(super) trouble: Option<Box<StoreError>>,
     /// Refusals in a row.
     pub(super) failures: u32,
     closed: bool,
-    effects: VecDeque<Effect<C>>,
+    effects: Few<Effect<C>>,
 }
 
 /// How this registry stands to the key in the store.
@@ -82,7 +82,7 @@ pub(super) enum Standing<C> {
     /// An owner of ours is on its way to a tenure; the store is asked again at `ask_at`.
     Seeking {
         claim: Claim,
-        ask_at: Moment,
+        ask_at: Point,
     },
     Inside(Tenure<C>),
 }
@@ -90,18 +90,20 @@ pub(super) enum Standing<C> {
 /// The op in flight (O2).
 #[derive(Debug)]
 pub(super) struct Flight<C> {
-    pub(super) sent: Moment,
+    pub(super) sent: Point,
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
     pub(super) what: Sent<C>,
     /// A grant that came before the reply that may have caused it (O3), and when it came.
-    pub(super) grant: Option<(Moment, Grant)>,
+    pub(super) grant: Option<(Point, Grant)>,
 }
 
 #[derive(Debug)]
 pub(super) enum Sent<C> {
     /// An attempt or enter for the claim that we seek with.
-    Ask(Op),
+    Ask {
+        entered: bool,
+    },
     Errand(Errand<C>),
 }
 
@@ -109,9 +111,9 @@ impl<C: Clone> Turnstile<C> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
     pub(crate) fn new(rules: Rules, queue: bool) -> Self {
         Self {
-            rules,
+            rules: rules.into(),
             line: Line::new(),
-            adopters: VecDeque::new(),
+            adopters: Few::new(),
             standing: Standing::Out,
             flight: None,
             owed: Errands::new(),
@@ -120,7 +122,7 @@ impl<C: Clone> Turnstile<C> {
             trouble: None,
             failures: 0,
             closed: false,
-            effects: VecDeque::new(),
+            effects: Few::new(),
         }
     }
 
@@ -163,15 +165,21 @@ impl<C: Clone> Turnstile<C> {
     /// When to call [`tick`](Self::tick) at the latest.
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
         let mut next = self.line.next_end();
-        let mut consider = |moment: Option<Moment>| {
-            next = next.into_iter().chain(moment).min();
+        let mut consider = |point: Option<Point>| {
+            next = match (next, point) {
+                (Some(next), Some(point)) => Some(next.min(point)),
+                (next, point) => next.or(point),
+            };
         };
-        consider(self.adopters.iter().map(|one| one.waiter.until).min());
+        consider(
+            self.adopters
+                .iter()
+                .map(|one| one.waiter.until.into())
+                .min(),
+        );
         consider(self.owed.next_timeout());
-        if let Some(Flight {
-            what: Sent::Errand(errand),
-            ..
-        }) = &self.flight
+        if let Some(flight) = &self.flight
+            && let Sent::Errand(errand) = &flight.what
         {
             consider(errand.ending.as_ref().map(|ending| ending.deadline));
         }
@@ -188,7 +196,7 @@ impl<C: Clone> Turnstile<C> {
             }
             Standing::Inside(tenure) => consider(Some(tenure.next_timeout(self.down))),
         }
-        next
+        next.map(Point::moment)
     }
 
     /// A caller wants the key. Its verdicts come as effects.
@@ -201,11 +209,11 @@ impl<C: Clone> Turnstile<C> {
         } else if waiter.patience == Patience::Once && (held || self.line.has_standing()) {
             let verdict = match &self.trouble {
                 // Nobody is known to have it.
-                Some(trouble) if !held => Verdict::Failed(trouble.clone()),
+                Some(trouble) if !held => Verdict::Failed(StoreError::clone(trouble)),
                 _ => Verdict::Busy,
             };
             self.wake(waiter.who, verdict);
-        } else if self.line.len() >= self.rules.max_waiters {
+        } else if self.line.len() >= self.rules.waiters {
             self.wake(waiter.who, Verdict::QueueFull);
         } else {
             self.line.push(id, waiter);
@@ -231,10 +239,8 @@ impl<C: Clone> Turnstile<C> {
     /// A waiter gave up, or was dropped: in line, adopting, or seated and not taken.
     pub(crate) fn leave(&mut self, cx: &mut Cx<'_>, id: WaiterId) {
         self.pass_time(cx);
-        let adopter = self.adopters.iter().position(|one| one.id == id);
-        if let Some(adopter) = adopter {
-            self.adopters.remove(adopter);
-        } else if self.line.remove(id).is_none()
+        if self.adopters.remove_first(|one| one.id == id).is_none()
+            && self.line.remove(id).is_none()
             && let Standing::Inside(tenure) = &mut self.standing
             && tenure.seat.as_ref().is_some_and(|seat| seat.id == id)
         {
@@ -250,13 +256,13 @@ impl<C: Clone> Turnstile<C> {
         let mut taken = false;
         let mut wants_more = false;
         if let Standing::Inside(tenure) = &mut self.standing
-            && tenure.take(id, cx.now)
+            && tenure.take(id, cx.at())
         {
             taken = true;
             wants_more = tenure.wants_more();
         }
         if wants_more {
-            self.renew(cx.now);
+            self.renew(cx.at());
         }
         self.advance(cx);
         taken
@@ -271,19 +277,20 @@ impl<C: Clone> Turnstile<C> {
         ttl: Duration,
     ) -> Option<Moment> {
         self.pass_time(cx);
-        let until = deadline(cx.now, ttl);
+        let ttl = Span::from(ttl);
+        let until = deadline(cx.at(), ttl);
         let mut held = false;
         if let Standing::Inside(tenure) = &mut self.standing
             && tenure.is_held_by(id)
         {
             held = true;
-            if let Some((who, verdict)) = tenure.wish(cx.now, ttl, until) {
+            if let Some((who, verdict)) = tenure.wish(cx.at(), ttl, until) {
                 self.wake(who, verdict);
             }
             self.pass_time(cx);
         }
         self.advance(cx);
-        held.then_some(until)
+        held.then(|| until.moment())
     }
 
     /// A lease is over for its holder. Without `keep` it is given back, and told what became of it;
@@ -292,6 +299,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, id: WaiterId, keep: bool) -> Option<Owner> {
         self.lapse(cx);
         let mut kept = None;
+        let mut ending = None;
         if let Standing::Inside(tenure) = &mut self.standing
             && let Some(seat) = tenure.seat.take_if(|seat| seat.id == id)
         {
@@ -300,13 +308,13 @@ impl<C: Clone> Turnstile<C> {
                 self.wake(seat.who, Verdict::Released);
                 self.keep(cx);
             } else {
-                tenure.ending = Some(Ending {
+                ending = Some(Ending {
                     who: seat.who,
                     deadline: seat.deadline,
                 });
             }
         }
-        self.advance(cx);
+        self.advance_from(cx, ending);
         kept
     }
 
@@ -317,13 +325,13 @@ impl<C: Clone> Turnstile<C> {
         };
         // I7: the grant that brought it may be seen only now, after the reply that told of it (O3). It
         // must not be given back as a stranger's (O1).
-        let mut until = tenure.runs_out(cx.now);
+        let mut until = tenure.runs_out(cx.at());
         if tenure.renewing.is_some() {
             // It may be done at any time until its connection is given up. To remember the owner for too
             // long costs nothing: the key runs out by itself.
             until += UNDER_WAY;
         }
-        cx.supply.keep(tenure.owner, cx.now, until);
+        cx.supply.keep(tenure.owner, cx.at(), until);
     }
 
     /// The lease of one whose runtime has gone is renewed no more; it lasts for as long as it was
@@ -337,7 +345,7 @@ impl<C: Clone> Turnstile<C> {
     /// The store gave the key to one of our tickets.
     pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant) {
         self.pass_time(cx);
-        self.on_grant(cx, cx.now, grant);
+        self.on_grant(cx, cx.at(), grant);
         self.advance(cx);
     }
 
@@ -358,7 +366,7 @@ impl<C: Clone> Turnstile<C> {
     /// its holder learns the truth.
     pub(crate) fn up_renew(&mut self, cx: &mut Cx<'_>) {
         self.pass_time(cx);
-        self.renew(cx.now);
+        self.renew(cx.at());
         self.advance(cx);
     }
 
@@ -371,7 +379,7 @@ impl<C: Clone> Turnstile<C> {
         self.queue = queue;
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {
             claim.forget_proof();
-            *ask_at = cx.now;
+            *ask_at = cx.at();
         }
         self.advance(cx);
     }
@@ -399,6 +407,22 @@ impl<C: Clone> Turnstile<C> {
         self.advance(cx);
     }
 
+    /// What the store said last, where it is to blame.
+    pub(super) fn trouble(&self) -> StoreError {
+        let trouble = self.trouble.as_deref();
+        trouble.cloned().unwrap_or_else(no_answer)
+    }
+
+    pub(super) fn errand_in_flight(&mut self) -> Option<&mut Errand<C>> {
+        match self.flight.as_deref_mut() {
+            Some(Flight {
+                what: Sent::Errand(errand),
+                ..
+            }) => Some(errand),
+            _ => None,
+        }
+    }
+
     pub(super) fn wake(&mut self, who: C, verdict: Verdict) {
         self.effects.push_back(Effect::Wake(who, verdict));
     }
@@ -407,7 +431,7 @@ impl<C: Clone> Turnstile<C> {
         self.effects.push_back(Effect::Send(op));
     }
 
-    pub(super) fn renew(&mut self, now: Moment) {
+    pub(super) fn renew(&mut self, now: Point) {
         let Standing::Inside(tenure) = &mut self.standing else {
             return;
         };
@@ -418,6 +442,7 @@ impl<C: Clone> Turnstile<C> {
             tenure.renew_again = false;
             tenure.asked(now, ttl);
             let owner = tenure.owner;
+            let ttl = ttl.duration();
             self.send(Op::Renew { owner, ttl });
         }
     }

@@ -17,7 +17,9 @@
 
 mod advance;
 mod claim;
+mod crowd;
 mod errand;
+mod few;
 mod grants;
 mod lapse;
 mod line;
@@ -32,7 +34,7 @@ mod tenure;
 mod tests;
 mod time;
 
-pub(crate) use self::line::{Patience, Repeats, Waiter, WaiterId};
+pub(crate) use self::line::{Patience, Pauses, Repeats, Waiter, WaiterId};
 pub(crate) use self::machine::{Effect, Turnstile, Verdict};
 pub(crate) use self::rules::Rules;
 pub(crate) use self::supply::{Cx, Supply};

@@ -1,19 +1,17 @@
 //! What the store's answers change.
 
-use std::time::Duration;
-
 use super::claim::Exposure;
 use super::errand::{Ending, Errand};
 use super::line::{Adopter, Patience, WaiterId};
 use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
 use super::tenure::Tenure;
-use super::time::{Moment, deadline};
+use super::time::{Point, Span, deadline};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome};
 
 /// How long a ticket stands at most before it is entered again (W2).
-const RECHECK: Duration = Duration::from_secs(10);
+const RECHECK: Span = Span::secs(10);
 
 impl<C: Clone> Turnstile<C> {
     /// The one answer to an op that was sent.
@@ -21,7 +19,7 @@ impl<C: Clone> Turnstile<C> {
         self.pass_time(cx);
         if let Op::Renew { owner, ttl } = *op {
             if matches!(&self.standing, Standing::Inside(tenure) if tenure.owner == owner) {
-                self.on_renewal(cx, ttl, result);
+                self.on_renewal(cx, ttl.into(), result);
             }
         } else if let Some(flight) = self.flight.take() {
             if result.is_ok() {
@@ -33,9 +31,9 @@ impl<C: Clone> Turnstile<C> {
                 upto,
                 what,
                 grant,
-            } = flight;
+            } = *flight;
             match what {
-                Sent::Ask(op) => self.on_asked(cx, &op, sent, upto, result),
+                Sent::Ask { entered } => self.on_asked(cx, entered, sent, upto, result),
                 Sent::Errand(errand) => self.on_errand(cx, errand, sent, upto, result),
             }
             self.on_held_grant(cx, grant);
@@ -45,7 +43,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
     /// makes it good.
-    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<(Moment, Grant)>) {
+    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<(Point, Grant)>) {
         if let Some((received, grant)) = grant
             && !self.down
         {
@@ -56,8 +54,8 @@ impl<C: Clone> Turnstile<C> {
     fn on_asked(
         &mut self,
         cx: &mut Cx<'_>,
-        op: &Op,
-        sent: Moment,
+        entered: bool,
+        sent: Point,
         upto: WaiterId,
         result: Result<Answer, OpError>,
     ) {
@@ -65,7 +63,6 @@ impl<C: Clone> Turnstile<C> {
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim stays until its op is answered")
         };
-        let entered = matches!(op, Op::Enter { .. });
         match result {
             Ok(Answer { at, outcome }) => match outcome {
                 Outcome::Won { draw } => {
@@ -96,9 +93,9 @@ impl<C: Clone> Turnstile<C> {
                     } else if claim.exposure == Exposure::Lock {
                         claim.exposure = Exposure::Nothing;
                     }
-                    self.on_busy(cx, entered, left, upto);
+                    self.on_busy(cx, entered, left.map(Span::from), upto);
                 }
-                _ => debug_assert!(false, "no answer to {op:?}"),
+                _ => debug_assert!(false, "{outcome:?} to who asks"),
             },
             Err(OpError::Unknown(error)) => {
                 claim.exposure = claim.exposure.max(if entered {
@@ -110,15 +107,15 @@ impl<C: Clone> Turnstile<C> {
             }
             Err(OpError::Unsent(error)) => self.on_down(&error),
             Err(OpError::Refused(error)) => {
-                *ask_at = cx.now + pause;
+                *ask_at = cx.at() + pause;
                 self.on_refused(&error);
             }
         }
     }
 
     /// What was left in the store is ours now, for one who may have gone meanwhile.
-    fn on_adopted(&mut self, cx: &mut Cx<'_>, adopter: WaiterId, draw: u64, sent: Moment) {
-        let now = cx.now;
+    fn on_adopted(&mut self, cx: &mut Cx<'_>, adopter: WaiterId, draw: u64, sent: Point) {
+        let now = cx.at();
         let first = self.adopters.front().map(|first| first.id);
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
@@ -139,12 +136,13 @@ impl<C: Clone> Turnstile<C> {
         let who = waiter.who.clone();
         let (token, deadline) = tenure.seat(id, waiter, now);
         self.standing = Standing::Inside(tenure);
+        let deadline = deadline.moment();
         self.wake(who, Verdict::Seated { token, deadline });
         self.refuse_once(WaiterId(u64::MAX));
     }
 
     /// Another has the key: when to ask again.
-    fn on_busy(&mut self, cx: &mut Cx<'_>, stands: bool, left: Option<Duration>, upto: WaiterId) {
+    fn on_busy(&mut self, cx: &mut Cx<'_>, stands: bool, left: Option<Span>, upto: WaiterId) {
         self.refuse_once(upto);
         let next = if stands && self.queue {
             // W2: the holder may have changed, crashed, or be a foreign lock with no ttl at all;
@@ -156,45 +154,45 @@ impl<C: Clone> Turnstile<C> {
         };
         if let Standing::Seeking { ask_at, .. } = &mut self.standing {
             // A policy of the user's own may name any pause.
-            *ask_at = cx.now.saturating_add(next);
+            *ask_at = cx.at() + next;
         }
     }
 
     /// W5: where no grants come, the head of the line says how long to pause.
-    fn next_repeat(&mut self) -> Duration {
+    fn next_repeat(&mut self) -> Span {
         while let Some(head) = self.line.first() {
             if head.patience == Patience::Once {
                 // Arrived after the attempt was sent: it gets one of its own.
-                return Duration::ZERO;
+                return Span::ZERO;
             }
             if self.queue {
-                return Duration::ZERO;
+                return Span::ZERO;
             }
-            if let Some(pause) = (head.repeats.0)() {
-                return pause;
+            if let Some(pause) = head.repeats.next() {
+                return pause.into();
             }
             let (_, waiter) = self.line.pop_first().expect("first() has seen it");
             self.wake(waiter.who, Verdict::Busy);
         }
-        Duration::ZERO
+        Span::ZERO
     }
 
     fn on_refused(&mut self, error: &StoreError) {
         self.failures += 1;
-        self.trouble = Some(error.clone());
+        self.trouble = Some(Box::new(error.clone()));
         self.fail_waiters(error);
     }
 
     /// The pause after a refusal: 50 ms, doubled with each, up to 1.6 s.
-    fn pause(&self, cx: &mut Cx<'_>) -> Duration {
-        Duration::from_millis(50 << self.failures.min(5)) + cx.supply.jitter(1, 50)
+    fn pause(&self, cx: &mut Cx<'_>) -> Span {
+        Span::millis(50 << self.failures.min(5)) + cx.supply.jitter(1, 50)
     }
 
     fn on_errand(
         &mut self,
         cx: &mut Cx<'_>,
         mut errand: Errand<C>,
-        sent: Moment,
+        sent: Point,
         upto: WaiterId,
         result: Result<Answer, OpError>,
     ) {
@@ -227,7 +225,7 @@ impl<C: Clone> Turnstile<C> {
                 claim.answered(sent, at);
                 claim.score = score;
                 claim.exposure = Exposure::Ticket;
-                self.on_busy(cx, true, left, upto);
+                self.on_busy(cx, true, left.map(Span::from), upto);
             }
             // Wherever the new owner is, entering it makes it good (S3). If this was sent before,
             // it may well be somewhere.
@@ -235,7 +233,7 @@ impl<C: Clone> Turnstile<C> {
                 if !errand.resent {
                     claim.exposure = Exposure::Nothing;
                 }
-                *ask_at = cx.now;
+                *ask_at = cx.at();
             }
         }
     }
@@ -279,7 +277,7 @@ impl<C: Clone> Turnstile<C> {
                     errand.resent = true;
                     self.owed.push_front(errand);
                 } else if error.is_retryable() {
-                    errand.not_before = cx.now + pause;
+                    errand.not_before = cx.at() + pause;
                     self.owed.push_front(errand);
                 } else if let Some(ending) = errand.ending.take() {
                     self.wake(ending.who, Verdict::Failed(error));
@@ -288,9 +286,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    fn on_renewal(&mut self, cx: &mut Cx<'_>, ttl: Duration, result: Result<Answer, OpError>) {
-        let now = cx.now;
-        let again = now + Duration::from_millis(50).min(ttl / 9) + cx.supply.jitter(0, 5);
+    fn on_renewal(&mut self, cx: &mut Cx<'_>, ttl: Span, result: Result<Answer, OpError>) {
+        let now = cx.at();
+        let again = now + Span::millis(50).min(ttl / 9) + cx.supply.jitter(0, 5);
         let Standing::Inside(tenure) = &mut self.standing else {
             unreachable!("the caller looked")
         };
@@ -315,15 +313,8 @@ impl<C: Clone> Turnstile<C> {
                     unreachable!("seen above")
                 };
                 if let Some(seat) = tenure.seat {
-                    let verdict = if seat.taken {
-                        Verdict::Lost
-                    } else {
-                        Verdict::TurnLost
-                    };
+                    let verdict = seat.loss();
                     self.wake(seat.who, verdict);
-                }
-                if let Some(ending) = tenure.ending {
-                    self.wake(ending.who, Verdict::Lost);
                 }
             }
             Ok(outcome) => debug_assert!(false, "{outcome:?} to a renewal"),
@@ -347,7 +338,7 @@ impl<C: Clone> Turnstile<C> {
         if let Standing::Seeking { claim, .. } = &mut self.standing {
             claim.forget_proof();
         }
-        self.trouble = Some(error.clone());
+        self.trouble = Some(Box::new(error.clone()));
         self.fail_waiters(error);
     }
 
@@ -357,7 +348,8 @@ impl<C: Clone> Turnstile<C> {
             self.line.take_once(WaiterId(u64::MAX))
         } else {
             let line = std::iter::from_fn(|| self.line.pop_first()).map(|(_, waiter)| waiter);
-            let adopters = self.adopters.drain(..).map(|adopter| adopter.waiter);
+            let adopters = std::iter::from_fn(|| self.adopters.pop_front());
+            let adopters = adopters.map(|adopter| adopter.waiter);
             adopters.chain(line).collect()
         };
         for waiter in failed {

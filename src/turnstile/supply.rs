@@ -1,8 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use super::line::WaiterId;
-use super::time::Moment;
+use super::time::{Moment, Point, Span};
 use crate::store::contract::Owner;
 
 /// What all turnstiles of a registry draw from: numbers that are never used twice, and chance; and
@@ -13,8 +12,8 @@ pub(crate) struct Supply {
     chance: u64,
     /// Owners whose key was left in the store, and when that has let go of it by itself. The
     /// turnstile that left it is forgotten by then.
-    kept: BTreeMap<Owner, Moment>,
-    kept_until: BTreeSet<(Moment, Owner)>,
+    kept: BTreeMap<Owner, Point>,
+    kept_until: BTreeSet<(Point, Owner)>,
 }
 
 impl Supply {
@@ -28,7 +27,7 @@ impl Supply {
     }
 
     /// The key of a retired owner stays in the store, until then at the latest.
-    pub(super) fn keep(&mut self, owner: Owner, now: Moment, until: Moment) {
+    pub(super) fn keep(&mut self, owner: Owner, now: Point, until: Point) {
         while let Some((end, over)) = self.kept_until.first().copied()
             && end <= now
         {
@@ -40,7 +39,7 @@ impl Supply {
     }
 
     /// Whether what the store still has under a retired owner is meant to be there.
-    pub(super) fn is_kept(&self, owner: Owner, now: Moment) -> bool {
+    pub(super) fn is_kept(&self, owner: Owner, now: Point) -> bool {
         self.kept.get(&owner).is_some_and(|until| now < *until)
     }
 
@@ -55,14 +54,14 @@ impl Supply {
     }
 
     /// A duration of `low` to `high` milliseconds (splitmix64, Steele, Lea and Flood 2014).
-    pub(super) fn jitter(&mut self, low: u64, high: u64) -> Duration {
+    pub(super) fn jitter(&mut self, low: u64, high: u64) -> Span {
         self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.chance;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
         let micros = low * 1000 + z % ((high - low) * 1000 + 1);
-        Duration::from_micros(micros)
+        Span::micros(micros)
     }
 }
 
@@ -71,4 +70,11 @@ impl Supply {
 pub(crate) struct Cx<'a> {
     pub(crate) now: Moment,
     pub(crate) supply: &'a mut Supply,
+}
+
+impl Cx<'_> {
+    /// The time, as a turnstile keeps it.
+    pub(super) fn at(&self) -> Point {
+        self.now.into()
+    }
 }

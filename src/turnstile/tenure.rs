@@ -1,35 +1,27 @@
-use std::time::Duration;
-
-use super::errand::Ending;
 use super::line::{Waiter, WaiterId};
 use super::machine::Verdict;
-use super::rules::Rules;
-use super::time::{Moment, deadline, drift};
+use super::rules::{Limits, MOST_PASSES};
+use super::time::{Point, Span, deadline, drift};
 use crate::store::contract::Owner;
-
-/// F2: a token has six bits for the passes.
-const MOST_PASSES: u32 = 63;
 
 /// The span in which this registry holds the key in the store.
 #[derive(Debug)]
 pub(super) struct Tenure<C> {
     pub(super) owner: Owner,
-    pub(super) ttl: Duration,
-    pub(super) deadline: Moment,
+    pub(super) ttl: Span,
+    pub(super) deadline: Point,
     pub(super) seat: Option<Seat<C>>,
-    /// Finished, and waiting for what becomes of the tenure.
-    pub(super) ending: Option<Ending<C>>,
     /// A renewal in flight: when it was sent.
-    pub(super) renewing: Option<Moment>,
+    pub(super) renewing: Option<Point>,
     /// Another renewal was wished for meanwhile.
     pub(super) renew_again: bool,
     /// The longest ttl that the store was asked for.
-    longest: Duration,
+    longest: Span,
     /// The longest ttl that a holder has extended its lease by.
-    extended: Duration,
+    extended: Span,
     draw: u64,
     /// When we learned of it.
-    began: Moment,
+    began: Point,
     /// Leases given inside it.
     turns: u32,
 }
@@ -39,51 +31,66 @@ pub(super) struct Tenure<C> {
 pub(super) struct Seat<C> {
     pub(super) id: WaiterId,
     pub(super) who: C,
-    pub(super) deadline: Moment,
+    pub(super) deadline: Point,
     /// Whether the waiter has seen it.
     pub(super) taken: bool,
     /// W4: when it is taken from one who does not look.
-    pub(super) take_by: Moment,
+    pub(super) take_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) keeps: bool,
-    ttl: Duration,
+    ttl: Span,
     /// When a fixed lease ends, however long the tenure lasts.
-    own_end: Option<Moment>,
+    own_end: Option<Point>,
     passed: bool,
     /// How often the watchdog may still prolong it.
     renewals: u32,
     /// Whether the renewal in flight is one of those.
     counted: bool,
     /// Until when it was meant to last when it was taken, or when the watchdog came last.
-    meant: Moment,
+    meant: Point,
     /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
-    renew_at: Option<Moment>,
+    renew_at: Option<Point>,
     /// What its holder asked for, and the store has not confirmed.
-    wish: Option<Wish>,
+    wish: Option<Box<Wish>>,
 }
 
 /// A lease is to last longer.
 #[derive(Debug)]
 struct Wish {
-    ttl: Duration,
+    ttl: Span,
     /// The deadline that fulfils it.
-    until: Moment,
+    until: Point,
     /// When the store is asked (again).
-    ask_at: Moment,
+    ask_at: Point,
+}
+
+impl<C> Seat<C> {
+    /// Whether its time is over, or its waiter has not looked in time.
+    pub(super) fn is_over(&self, now: Point) -> bool {
+        now >= self.deadline || (!self.taken && now >= self.take_by)
+    }
+
+    /// What its waiter is told when it is taken away.
+    pub(super) fn loss(&self) -> Verdict {
+        if self.taken {
+            Verdict::Lost
+        } else {
+            Verdict::TurnLost
+        }
+    }
 }
 
 impl<C: Clone> Tenure<C> {
-    pub(super) fn new(owner: Owner, ttl: Duration, draw: u64, start: Moment, now: Moment) -> Self {
+    pub(super) fn new(owner: Owner, ttl: Span, draw: u64, start: Point, now: Point) -> Self {
         Self {
             owner,
             ttl,
             deadline: deadline(start, ttl),
             seat: None,
-            ending: None,
             renewing: None,
             renew_again: false,
             longest: ttl,
-            extended: Duration::ZERO,
+            extended: Span::ZERO,
             draw,
             began: now,
             turns: 0,
@@ -91,7 +98,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Whether the next waiter may have the key without the store being asked.
-    pub(super) fn may_seat<W>(&self, rules: &Rules, next: &Waiter<W>, now: Moment) -> bool {
+    pub(super) fn may_seat<W>(&self, rules: &Limits, next: &Waiter<W>, now: Point) -> bool {
         if self.turns == 0 {
             return true;
         }
@@ -99,36 +106,38 @@ impl<C: Clone> Tenure<C> {
             // The key is to stay for the whole of its ttl, and a pass brings less.
             return false;
         }
-        if self.extended > next.ttl.max(self.ttl) {
+        let ttl = Span::from(next.ttl);
+        if self.extended > ttl.max(self.ttl) {
             // The store would keep the key for the last holder's hours when the next one crashes, and
             // a lease that is renewed a few times at most would last as long.
             return false;
         }
         let needed = if next.is_renewed() {
-            next.ttl / 2
+            ttl / 2
         } else {
-            next.ttl / 100 * 95
+            ttl / 100 * 95
         };
-        self.turns <= rules.local_passes.min(MOST_PASSES)
-            && now.saturating_sub(self.began) < rules.local_span
-            && self.deadline.saturating_sub(now) >= needed
+        self.turns <= rules.passes
+            && now.since(self.began) < rules.span
+            && self.deadline.since(now) >= needed
     }
 
     /// Seats a waiter; returns its token (F2) and its deadline.
-    pub(super) fn seat(&mut self, id: WaiterId, waiter: Waiter<C>, now: Moment) -> (u64, Moment) {
+    pub(super) fn seat(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (u64, Point) {
         // A fence that was set by hand to what no clock shows is no reason to panic.
         let first = self.draw.saturating_mul(u64::from(MOST_PASSES + 1));
         let token = first.saturating_add(u64::from(self.turns));
         let passed = self.turns > 0;
         self.turns += 1;
+        let ttl = Span::from(waiter.ttl);
+        let meant = deadline(now, ttl);
         let own_end = (!waiter.is_renewed()).then(|| {
-            let end = deadline(now, waiter.ttl);
             // W3: only one who wants longer than the ticket brought is worth a renewal. The
             // others have nearly all they want, and no more than the tenure has.
-            if passed || waiter.ttl <= self.ttl {
-                end.min(self.deadline)
+            if passed || ttl <= self.ttl {
+                meant.min(self.deadline)
             } else {
-                end
+                meant
             }
         });
         let seat = Seat {
@@ -138,12 +147,12 @@ impl<C: Clone> Tenure<C> {
             taken: false,
             take_by: now + self.ttl / 3,
             keeps: waiter.keeps,
-            ttl: waiter.ttl,
+            ttl,
             own_end,
             passed,
             renewals: waiter.renewals,
             counted: false,
-            meant: deadline(now, waiter.ttl),
+            meant,
             renew_at: None,
             wish: None,
         };
@@ -154,16 +163,16 @@ impl<C: Clone> Tenure<C> {
 
     /// For how long the store should be asked to prolong the tenure: as long as the lease in it
     /// is meant to last from now on.
-    pub(super) fn wanted(&self, now: Moment) -> Option<Duration> {
+    pub(super) fn wanted(&self, now: Point) -> Option<Span> {
         let seat = self.seat.as_ref()?;
         let meant = match seat.own_end {
-            Some(end) => (end + drift(seat.ttl)).saturating_sub(now),
+            Some(end) => (end + drift(seat.ttl)).since(now),
             None if seat.renewals == u32::MAX => seat.ttl,
             // A new connection asks as well (O4), and those are not counted: they make good what the
             // watchdog asked for last, or only look, lest a wire that breaks often prolong for ever
             // what is to end.
-            None if seat.meant > now => seat.meant + drift(seat.ttl) - now,
-            None => self.deadline.saturating_sub(now),
+            None if seat.meant > now => (seat.meant + drift(seat.ttl)).since(now),
+            None => self.deadline.since(now),
         };
         let wished = seat.wish.as_ref().map(|wish| wish.ttl);
         Some(wished.map_or(meant, |ttl| ttl.max(meant)))
@@ -177,12 +186,7 @@ impl<C: Clone> Tenure<C> {
 
     /// The holder wants its lease to last `until` at least, for which the store is to be asked for
     /// `ttl`. Returns what the lease is to be told if the tenure lasts longer than it already.
-    pub(super) fn wish(
-        &mut self,
-        now: Moment,
-        ttl: Duration,
-        until: Moment,
-    ) -> Option<(C, Verdict)> {
+    pub(super) fn wish(&mut self, now: Point, ttl: Span, until: Point) -> Option<(C, Verdict)> {
         let seat = self.seat.as_mut()?;
         seat.own_end = seat.own_end.map(|end| end.max(until));
         if self.deadline >= until {
@@ -190,13 +194,12 @@ impl<C: Clone> Tenure<C> {
         }
         self.extended = self.extended.max(ttl);
         let before = seat.wish.take();
-        let (before_ttl, before_until) =
-            before.map_or_else(Default::default, |wish| (wish.ttl, wish.until));
-        seat.wish = Some(Wish {
+        let (before_ttl, before_until) = before.map_or((ttl, until), |wish| (wish.ttl, wish.until));
+        seat.wish = Some(Box::new(Wish {
             ttl: ttl.max(before_ttl),
             until: until.max(before_until),
             ask_at: now,
-        });
+        }));
         // One in flight may have asked for less.
         self.renew_again |= self.renewing.is_some();
         self.proved()
@@ -209,7 +212,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// No answer, or a refusal: a wish that is not met is tried again.
-    pub(super) fn wish_after(&mut self, again: Moment) {
+    pub(super) fn wish_after(&mut self, again: Point) {
         let seat = self.seat.as_mut();
         if let Some(wish) = seat.and_then(|seat| seat.wish.as_mut()) {
             wish.ask_at = again;
@@ -225,7 +228,10 @@ impl<C: Clone> Tenure<C> {
         let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
         let moved = deadline > seat.deadline;
         seat.deadline = deadline;
-        moved.then(|| (seat.who.clone(), Verdict::Prolonged { deadline, last }))
+        moved.then(|| {
+            let deadline = deadline.moment();
+            (seat.who.clone(), Verdict::Prolonged { deadline, last })
+        })
     }
 
     /// W3: whether the lease just taken should outlast what its ticket brought.
@@ -237,7 +243,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The waiter has seen its lease, and holds it from here on.
-    pub(super) fn take(&mut self, id: WaiterId, now: Moment) -> bool {
+    pub(super) fn take(&mut self, id: WaiterId, now: Point) -> bool {
         let seat = self.seat.as_mut().filter(|seat| seat.id == id);
         let Some(seat) = seat else {
             return false;
@@ -250,7 +256,7 @@ impl<C: Clone> Tenure<C> {
 
     /// Whether the watchdog is due, or a wish is not met; the watchdog comes again after another
     /// third of the ttl.
-    pub(super) fn is_renewal_due(&mut self, now: Moment) -> bool {
+    pub(super) fn is_renewal_due(&mut self, now: Point) -> bool {
         let Some(seat) = &mut self.seat else {
             return false;
         };
@@ -280,7 +286,7 @@ impl<C: Clone> Tenure<C> {
 
     /// The store refused a renewal: the watchdog tries again, on the same count. So it does for a
     /// fixed lease that has less than it was promised (W3).
-    pub(super) fn renew_after(&mut self, again: Moment) {
+    pub(super) fn renew_after(&mut self, again: Point) {
         let tenure_ends = self.deadline;
         if let Some(seat) = self.seat.as_mut().filter(|seat| seat.taken) {
             if std::mem::take(&mut seat.counted) {
@@ -292,19 +298,19 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// A renewal is sent; it may be done even if nobody ever hears of it.
-    pub(super) fn asked(&mut self, now: Moment, ttl: Duration) {
+    pub(super) fn asked(&mut self, now: Point, ttl: Span) {
         self.renewing = Some(now);
         self.longest = self.longest.max(ttl);
     }
 
     /// When the store has let go of it by itself, whatever becomes of what is sent now.
-    pub(super) fn runs_out(&self, now: Moment) -> Moment {
+    pub(super) fn runs_out(&self, now: Point) -> Point {
         now + self.longest + drift(self.longest)
     }
 
     /// The store prolonged the tenure; returns what its lease is to be told: if its deadline moved, or
     /// if that was the watchdog's last.
-    pub(super) fn prolong(&mut self, sent: Moment, until: Moment) -> Option<(C, Verdict)> {
+    pub(super) fn prolong(&mut self, sent: Point, until: Point) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
         let was_last = std::mem::take(&mut seat.counted) && seat.renewals == 0;
@@ -316,13 +322,13 @@ impl<C: Clone> Tenure<C> {
         }
         self.proved().or_else(|| {
             let seat = self.seat.as_ref().filter(|_| was_last)?;
-            let (deadline, last) = (seat.deadline, true);
+            let (deadline, last) = (seat.deadline.moment(), true);
             Some((seat.who.clone(), Verdict::Prolonged { deadline, last }))
         })
     }
 
     /// `down`: the watchdog rests until the connection is back, which renews at once.
-    pub(super) fn next_timeout(&self, down: bool) -> Moment {
+    pub(super) fn next_timeout(&self, down: bool) -> Point {
         let mut next = self.deadline;
         if let Some(seat) = &self.seat {
             next = next.min(seat.deadline);
@@ -334,9 +340,6 @@ impl<C: Clone> Tenure<C> {
                 let wish = seat.wish.as_ref();
                 next = wish.map_or(next, |wish| next.min(wish.ask_at));
             }
-        }
-        if let Some(ending) = &self.ending {
-            next = next.min(ending.deadline);
         }
         next
     }

@@ -157,7 +157,7 @@ impl World {
             keeps: caller.keeps,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
-            repeats: Repeats(Box::new(move || {
+            repeats: Repeats::Begun(Box::new(move || {
                 pauses = pauses.checked_sub(1)?;
                 Some(pause)
             })),

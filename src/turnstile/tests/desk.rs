@@ -177,7 +177,7 @@ impl Desk {
             keeps: wish.keeps,
             patience: wish.patience,
             until: wish.until,
-            repeats: Repeats(Box::new(|| Some(ms(30)))),
+            repeats: Repeats::Begun(Box::new(|| Some(ms(30)))),
         }
     }
 

@@ -431,7 +431,7 @@ impl Bench {
                         Patience::Stand
                     },
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
-                    repeats: Repeats(Box::new(|| Some(ms(20)))),
+                    repeats: Repeats::Begun(Box::new(|| Some(ms(20)))),
                 };
                 let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter));
                 self.callers.push((id, Stage::Waiting));
@@ -446,7 +446,7 @@ impl Bench {
                     keeps: false,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
-                    repeats: Repeats(Box::new(|| None)),
+                    repeats: Repeats::Begun(Box::new(|| None)),
                 };
                 let from = "other:1".into();
                 let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));

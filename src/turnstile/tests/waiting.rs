@@ -295,7 +295,7 @@ fn a_pause_without_end_is_no_fault() {
         keeps: false,
         patience: Patience::Stand,
         until: ms(5000),
-        repeats: Repeats(Box::new(|| Some(Duration::MAX))),
+        repeats: Repeats::Begun(Box::new(|| Some(Duration::MAX))),
     };
     desk.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
     let attempt = desk.sent();
