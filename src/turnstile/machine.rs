@@ -90,6 +90,8 @@ pub(super) enum Standing<C> {
 /// The op in flight (O2).
 #[derive(Debug)]
 pub(super) struct Flight<C> {
+    /// Itself, until the shell has taken it.
+    pub(super) unsent: Option<Op>,
     pub(super) sent: Point,
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
@@ -128,7 +130,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
-        self.effects.pop_front()
+        // The op in flight is the last that an event asks for: it waits there, which saves two allocations a pair.
+        self.effects.pop_front().or_else(|| {
+            let flight = self.flight.as_mut()?;
+            flight.unsent.take().map(Effect::Send)
+        })
     }
 
     /// Nothing waits, is held, or is owed: the turnstile may be forgotten.
@@ -427,10 +433,6 @@ impl<C: Clone> Turnstile<C> {
         self.effects.push_back(Effect::Wake(who, verdict));
     }
 
-    pub(super) fn send(&mut self, op: Op) {
-        self.effects.push_back(Effect::Send(op));
-    }
-
     pub(super) fn renew(&mut self, now: Point) {
         let Standing::Inside(tenure) = &mut self.standing else {
             return;
@@ -443,7 +445,8 @@ impl<C: Clone> Turnstile<C> {
             tenure.asked(now, ttl);
             let owner = tenure.owner;
             let ttl = ttl.duration();
-            self.send(Op::Renew { owner, ttl });
+            let op = Op::Renew { owner, ttl };
+            self.effects.push_back(Effect::Send(op));
         }
     }
 }
