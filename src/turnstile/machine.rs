@@ -104,6 +104,7 @@ pub(super) struct Flight<C> {
 pub(super) enum Sent<C> {
     /// An attempt or enter for the claim that we seek with.
     Ask {
+        /// Whether it is an enter.
         entered: bool,
     },
     Errand(Errand<C>),
