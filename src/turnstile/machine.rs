@@ -266,7 +266,7 @@ impl<C: Clone> Turnstile<C> {
             && tenure.take(id, cx.at())
         {
             taken = true;
-            wants_more = tenure.wants_more();
+            wants_more = tenure.wants_more(cx.at());
         }
         if wants_more {
             self.renew(cx.at());
