@@ -198,12 +198,12 @@ impl<C: Clone> Turnstile<C> {
 
     fn fly(&mut self, now: Point, op: Op, what: Sent<C>) {
         self.flight = Some(Box::new(Flight {
+            unsent: Some(op),
             sent: now,
             upto: self.line.last_id(),
             what,
             grant: None,
         }));
-        self.send(op);
     }
 
     /// Tells those who will not stand in line, and whom the answer speaks to, that it is busy.

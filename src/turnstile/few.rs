@@ -17,6 +17,7 @@ impl<T> Few<T> {
         Self(None)
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_none()
     }
@@ -42,7 +43,12 @@ impl<T> Few<T> {
         self.0.as_ref().map(|filled| &filled.first)
     }
 
+    #[inline]
     pub(super) fn pop_front(&mut self) -> Option<T> {
+        if self.is_empty() { None } else { self.pop() }
+    }
+
+    fn pop(&mut self) -> Option<T> {
         let filled = self.0.as_mut()?;
         match filled.rest.pop_front() {
             Some(second) => Some(std::mem::replace(&mut filled.first, second)),
@@ -51,6 +57,7 @@ impl<T> Few<T> {
     }
 
     /// Takes out the first that is meant.
+    #[inline]
     pub(super) fn remove_first(&mut self, which: impl Fn(&T) -> bool) -> Option<T> {
         let filled = self.0.as_mut()?;
         if which(&filled.first) {
@@ -60,6 +67,7 @@ impl<T> Few<T> {
         filled.rest.remove(at)
     }
 
+    #[inline]
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let Some(filled) = &mut self.0 else {
             return;

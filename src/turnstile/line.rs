@@ -241,7 +241,7 @@ impl<C> Line<C> {
 
     /// Gives back the memory of a crowd that is gone.
     fn forget_crowd(&mut self) {
-        if self.len() == 0 {
+        if matches!(self, Self::Many(crowd) if crowd.len() == 0) {
             *self = Self::Empty;
         }
     }

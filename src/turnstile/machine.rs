@@ -90,6 +90,8 @@ pub(super) enum Standing<C> {
 /// The op in flight (O2).
 #[derive(Debug)]
 pub(super) struct Flight<C> {
+    /// Itself, until the shell has taken it.
+    pub(super) unsent: Option<Op>,
     pub(super) sent: Point,
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
@@ -102,6 +104,7 @@ pub(super) struct Flight<C> {
 pub(super) enum Sent<C> {
     /// An attempt or enter for the claim that we seek with.
     Ask {
+        /// Whether it is an enter.
         entered: bool,
     },
     Errand(Errand<C>),
@@ -128,7 +131,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
-        self.effects.pop_front()
+        // The op in flight is the last that an event asks for: it waits there, which saves two allocations a pair.
+        self.effects.pop_front().or_else(|| {
+            let flight = self.flight.as_mut()?;
+            flight.unsent.take().map(Effect::Send)
+        })
     }
 
     /// Nothing waits, is held, or is owed: the turnstile may be forgotten.
@@ -259,7 +266,7 @@ impl<C: Clone> Turnstile<C> {
             && tenure.take(id, cx.at())
         {
             taken = true;
-            wants_more = tenure.wants_more();
+            wants_more = tenure.wants_more(cx.at());
         }
         if wants_more {
             self.renew(cx.at());
@@ -427,10 +434,6 @@ impl<C: Clone> Turnstile<C> {
         self.effects.push_back(Effect::Wake(who, verdict));
     }
 
-    pub(super) fn send(&mut self, op: Op) {
-        self.effects.push_back(Effect::Send(op));
-    }
-
     pub(super) fn renew(&mut self, now: Point) {
         let Standing::Inside(tenure) = &mut self.standing else {
             return;
@@ -443,7 +446,8 @@ impl<C: Clone> Turnstile<C> {
             tenure.asked(now, ttl);
             let owner = tenure.owner;
             let ttl = ttl.duration();
-            self.send(Op::Renew { owner, ttl });
+            let op = Op::Renew { owner, ttl };
+            self.effects.push_back(Effect::Send(op));
         }
     }
 }

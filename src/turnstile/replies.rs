@@ -27,6 +27,7 @@ impl<C: Clone> Turnstile<C> {
                 self.failures = 0;
             }
             let Flight {
+                unsent: _,
                 sent,
                 upto,
                 what,

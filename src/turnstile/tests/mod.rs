@@ -4,6 +4,7 @@ mod deadlines;
 mod desk;
 mod ends;
 mod keyspace;
+mod line;
 mod owners;
 mod passes;
 mod property;

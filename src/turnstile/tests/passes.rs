@@ -86,7 +86,8 @@ fn w6_passes_end_with_the_local_span() {
     assert!(matches!(desk.sent(), Op::Yield { .. }));
 }
 
-/// A fixed lease needs 95 % of its ttl left in the tenure, a renewed one half, and renews at once.
+/// A fixed lease needs 95 % of its ttl left in the tenure, a renewed one half, and renews at once if it
+/// has no more than that.
 #[test]
 fn w6_a_pass_needs_enough_of_the_ttl() {
     let mut desk = after_one(rules(), 1000, fixed(1030), 1005);
@@ -106,6 +107,28 @@ fn w6_a_pass_needs_enough_of_the_ttl() {
     assert!(desk.take(b));
     let ttl = super::desk::ms(1900);
     assert_eq!(desk.sent(), Op::Renew { owner, ttl });
+}
+
+/// To renew at each pass would cost a busy key more calls than its turns do.
+#[test]
+fn w6_a_lease_that_was_passed_most_of_its_ttl_waits_for_its_watchdog() {
+    for (taken_at, at_once) in [(1010, false), (1037, false), (1039, true)] {
+        let mut desk = Desk::new();
+        let (a, owner) = desk.hold("a", fixed(1000), 5);
+        let b = desk.arrive("b", fixed(1000).renewed());
+        desk.finish(a);
+        desk.seated("b");
+        desk.wait_until(taken_at);
+        assert!(desk.take(b));
+        if !at_once {
+            desk.silent();
+            desk.wait_until(taken_at + 333);
+            desk.silent();
+            desk.wait_until(taken_at + 334);
+        }
+        let ttl = super::desk::ms(1000);
+        assert_eq!(desk.sent(), Op::Renew { owner, ttl }, "taken at {taken_at}");
+    }
 }
 
 /// The renewal of the lease before is still under way when the next takes over and wants more:

@@ -1,0 +1,230 @@
+//! The line against a naive one, and what it keeps in memory.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::desk::ms;
+use crate::turnstile::line::Line;
+use crate::turnstile::time::Point;
+use crate::turnstile::{FOREVER, Moment, Patience, Repeats, Turnstile, Waiter, WaiterId};
+
+/// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
+/// everything: whoever makes it larger makes each of them larger.
+#[test]
+fn a_turnstile_is_small() {
+    let size = size_of::<Turnstile<Arc<()>>>();
+    assert!(size <= 240, "{size} bytes");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push { until: Option<u64>, once: bool },
+    Remove(prop::sample::Index),
+    PopFirst,
+    PopEnded(u64),
+    TakeOnce(prop::sample::Index),
+}
+
+fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
+    let until = proptest::option::weighted(0.8, 0_u64..1000);
+    let once = proptest::bool::weighted(0.2);
+    let index = any::<prop::sample::Index>();
+    let step = prop_oneof![
+        8 => (until, once).prop_map(|(until, once)| Step::Push { until, once }),
+        5 => index.clone().prop_map(Step::Remove),
+        1 => Just(Step::PopFirst),
+        1 => (0_u64..1000).prop_map(Step::PopEnded),
+        1 => index.prop_map(Step::TakeOnce),
+    ];
+    proptest::collection::vec(step, 1..most)
+}
+
+fn waiter(who: &Arc<u64>, patience: Patience, until: Moment) -> Waiter<Arc<u64>> {
+    Waiter {
+        who: who.clone(),
+        ttl: ms(1000),
+        renewals: 0,
+        keeps: false,
+        patience,
+        until,
+        repeats: Repeats::Begun(Box::new(|| None)),
+    }
+}
+
+struct Naive {
+    who: Arc<u64>,
+    once: bool,
+    until: Moment,
+}
+
+#[derive(Default)]
+struct Both {
+    line: Option<Line<Arc<u64>>>,
+    naive: Vec<Naive>,
+    gone: Vec<Arc<u64>>,
+    last: u64,
+}
+
+impl Both {
+    fn line(&mut self) -> &mut Line<Arc<u64>> {
+        self.line.get_or_insert_with(Line::new)
+    }
+
+    fn push(&mut self, until: Option<u64>, once: bool) {
+        // Other keys draw from the same sequence.
+        self.last += 1 + self.last % 3;
+        let who = Arc::new(self.last);
+        let until = until.map_or(FOREVER, ms);
+        let patience = if once {
+            Patience::Once
+        } else {
+            Patience::Stand
+        };
+        let (id, waiter) = (WaiterId(self.last), waiter(&who, patience, until));
+        self.line().push(id, waiter);
+        self.naive.push(Naive { who, once, until });
+    }
+
+    /// Whoever the naive line says must be who the line took out.
+    fn took(&mut self, taken: Option<Waiter<Arc<u64>>>, at: Option<usize>) {
+        let naive = at.map(|at| self.naive.remove(at).who);
+        assert_eq!(taken.map(|taken| taken.who), naive);
+        self.gone.extend(naive);
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Push { until, once } => self.push(until, once),
+            Step::Remove(index) => {
+                // Perhaps one who has gone, or never was.
+                let id = index.index(self.last as usize + 2) as u64;
+                let removed = self.line().remove(WaiterId(id));
+                let at = self.naive.iter().position(|one| *one.who == id);
+                self.took(removed, at);
+            }
+            Step::PopFirst => {
+                let first = self.line().pop_first();
+                let at = (!self.naive.is_empty()).then_some(0);
+                if let Some((id, waiter)) = &first {
+                    assert_eq!(id.0, *waiter.who);
+                }
+                self.took(first.map(|(_, waiter)| waiter), at);
+            }
+            Step::PopEnded(now) => {
+                let ended = self.line().pop_ended(Point::from(ms(now)));
+                let over = self.naive.iter().filter(|one| one.until <= ms(now));
+                let first = over.map(|one| (one.until, *one.who)).min();
+                let at = first.and_then(|(_, id)| self.naive.iter().position(|one| *one.who == id));
+                self.took(ended, at);
+            }
+            Step::TakeOnce(index) => {
+                let upto = index.index(self.last as usize + 2) as u64;
+                for taken in self.line().take_once(WaiterId(upto)) {
+                    let meant = |one: &Naive| one.once && *one.who <= upto;
+                    let at = self.naive.iter().position(meant);
+                    self.took(Some(taken), at);
+                }
+                let left = self.naive.iter().any(|one| one.once && *one.who <= upto);
+                assert!(!left);
+            }
+        }
+        self.check();
+    }
+
+    fn check(&mut self) {
+        let Self {
+            line, naive, gone, ..
+        } = self;
+        let line = line.get_or_insert_with(Line::new);
+        assert_eq!(line.len(), naive.len());
+        assert_eq!(line.is_empty(), naive.is_empty());
+        assert_eq!(line.has_standing(), naive.iter().any(|one| !one.once));
+        let last = naive.last().map_or(0, |one| *one.who);
+        assert_eq!(line.last_id(), WaiterId(last));
+        let first = line.first().map(|first| first.who.clone());
+        assert_eq!(first.as_ref(), naive.first().map(|one| &one.who));
+        let end = naive.iter().map(|one| one.until).min();
+        let end = end.filter(|end| *end != FOREVER).map(Point::from);
+        assert_eq!(line.next_end(), end);
+        let there = naive.iter().map(|one| &one.who);
+        assert!(line.iter().map(|waiter| &waiter.who).eq(there));
+        // Nothing of one who has gone is kept alive.
+        assert!(gone.iter().all(|who| Arc::strong_count(who) == 1));
+        gone.clear();
+        check_memory(line);
+    }
+}
+
+/// What the line keeps, and has room for, is bounded by who is there.
+fn check_memory<C>(line: &Line<C>) {
+    match line {
+        Line::Empty => {}
+        Line::One(_) => assert_eq!(line.len(), 1),
+        Line::Many(crowd) => {
+            assert!(!line.is_empty(), "an empty line keeps its buffers");
+            let (kept, room) = crowd.kept();
+            let most = 32 + 2 * line.len();
+            assert!(kept <= most, "{kept} kept of {}", line.len());
+            assert!(room <= 4 * most, "room for {room} of {}", line.len());
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_line_is_who_arrived_and_has_not_left(steps in steps(400)) {
+        let mut both = Both::default();
+        for step in steps {
+            both.step(step);
+        }
+    }
+}
+
+/// Ten thousand come and go, those first who came first, last, or anyhow: it takes no thousands of steps each, and the
+/// memory goes along with them.
+#[test]
+fn ten_thousand_leave_in_any_order() {
+    const MANY: u64 = 10_000;
+    let who = Arc::new(0);
+    let orders: [fn(u64) -> u64; 4] = [
+        |n| n,
+        |n| MANY - 1 - n,
+        |n| n * 7919 % MANY,
+        // All but a few at the two ends first.
+        |n| (n + 5) % MANY,
+    ];
+    for order in orders {
+        let mut line = Line::new();
+        for id in 0..MANY {
+            let until = ms(if id % 3 == 0 { 1000 + id } else { 20_000 - id });
+            line.push(WaiterId(id + 1), waiter(&who, Patience::Stand, until));
+        }
+        for n in 0..MANY {
+            assert!(line.remove(WaiterId(order(n) + 1)).is_some());
+            assert_eq!(Arc::strong_count(&who) as u64, MANY - n);
+            check_memory(&line);
+        }
+        assert!(matches!(line, Line::Empty));
+        assert_eq!(line.next_end(), None);
+    }
+}
+
+/// Pauses begin when the first is asked for, once.
+#[test]
+fn pauses_begin_when_they_are_asked_for() {
+    let begun = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counter = begun.clone();
+    let mut repeats = Repeats::Fresh(Arc::new(move || {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut pause = ms(1);
+        Box::new(move || {
+            pause *= 2;
+            Some(pause)
+        })
+    }));
+    let times = || begun.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(times(), 0);
+    assert_eq!([repeats.next(), repeats.next()], [Some(ms(2)), Some(ms(4))]);
+    assert_eq!(times(), 1);
+}
