@@ -194,9 +194,12 @@ impl Link {
             self.answer_all(flight.jobs, &OpError::Unknown(fault.clone().into()));
             return Err(fault);
         };
-        wire.standing.clock = Clock::told(reply.at);
+        if let Some(at) = reply.at {
+            wire.standing.clock = Clock::told(at);
+        }
+        let at = wire.standing.clock.last();
         for (job, verdict) in flight.jobs.into_iter().zip(reply.verdicts) {
-            end = end.and(self.on_verdict(job, reply.at, verdict));
+            end = end.and(self.on_verdict(job, at, verdict));
         }
         end
     }
