@@ -76,7 +76,8 @@ pub enum Outcome {
     Lost,
 }
 
-/// An outcome, and the store's time when it came about.
+/// An outcome, and the store's time when it came about; after a release perhaps an earlier one, the
+/// last that it told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub at: ServerTime,

@@ -1,75 +1,161 @@
--- Attempt, enter, withdraw, release, yield and adopt, over any number of locks in one call.
+-- Attempt, enter, withdraw, release, yield and adopt, over any number of locks in one call, each
+-- at most once (O2).
 --
--- KEYS  the fence, then the lock and the queue of each op
--- ARGV  the call's number, the last server time at which A, E and D are of use (O5), the
---       prefix, then the words of each op:
---         A owner ttl        E owner ttl score|''    Y old ttl new
---         R owner            W owner                 D owner ttl from
--- ->    the call's number, the server's time, then one answer an op:
+-- KEYS  the fence, then the lock of each op, then the queue of each
+-- ARGV  the call's number, a letter for each op, the last server time at which A, E and D are of
+--       use ('' if there are none; O5), the owner of each op, then what else belongs to each:
+--         A ttl        E ttl score|''    Y ttl new
+--         R            W                 D ttl from
+-- ->    if all went plainly, a text: 'number', each R gave up what it held; 'number seconds
+--       micros', and each A and E won, with draws in their order from that time of the server on.
+--       Else the call's number, the server's time, then one answer an op:
 --         {'won', draw}  {'busy', ms left or -1, score or nil}  {'not-old'}  {'gone', 1 or 0}
 --         {'stale'}      {'error', text}
+--       or in short, to A and E: the draw with which it won, and to R: 1, it was held.
 --
 -- An op that errs has done nothing, or has left a lock whose owner knows (S1): what can fail by
 -- type or rights comes before the lock is set, or is caught and undone. Times are in µs, ttls in
 -- ms.
 
-local call, try, pcall, max = redis.call, redis.pcall, pcall, math.max
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
-local of_use, prefix = tonumber(ARGV[2]), ARGV[3]
-local ops = (#KEYS - 1) / 2
-
--- F3: `n .. ''` would lose the last digits of a number of 16.
-local function text(n)
-  return string.format('%.0f', n)
+local call, try, max, sub = redis.call, redis.pcall, math.max, string.sub
+local ops, of_use = ARGV[2], tonumber(ARGV[3])
+local count = #ops
+local answers = {}
+local time, now
+if of_use then
+  time = call('TIME')
+  now = time[1] * 1000000 + time[2]
 end
 
--- F1. Read once a batch, and written once: with room for every op of the batch, before the first
--- lock that draws from it is set.
+-- F1. What the fence holds, and the last draw that was taken from it.
 local fence, drawn
 
-local function know_fence()
-  if not fence then
-    fence = tonumber(call('GET', KEYS[1]) or 0)
-    if not fence then
-      error('WRONGTYPE the fence ' .. KEYS[1] .. ' does not hold a number', 0)
+-- What most calls meet: nobody waits, and nothing is in the way. Then what counts is how often the
+-- server is called, how many tables are made, and how many the reply has: so the calls are for all
+-- ops at once, and the reply is one text. For acquire and release, pipelined to redis 7.0, that took
+-- 17.7 µs of the server down to 10.9 in calls of one op, 6.3 to 3.8 in calls of 16, and 5.4 to 3.3 in
+-- calls of 64; SET NX PX and a script that compares and deletes take 3.1.
+--
+-- Whatever is not quite so, an error too, is left undone and without an answer, for the functions
+-- below to do in full; they are not even made before an op needs them.
+local wins, freed = 0, 0
+if count == 1 then
+  local lock, queue = KEYS[2], KEYS[3]
+  if ops == 'R' then
+    if try('GET', lock) == ARGV[4] and try('EXISTS', queue) == 0 and try('DEL', lock) == 1 then
+      freed = 1
+    end
+  elseif (ops == 'A' or ops == 'E') and now <= of_use and try('EXISTS', lock, queue) == 0 then
+    answers[1] = true
+    wins = 1
+  end
+else
+  local values = try('MGET', unpack(KEYS, 2, count + 1))
+  local is_quiet = try('EXISTS', unpack(KEYS, count + 2)) == 0
+  local ours = {}
+  for i = 1, values.err and 0 or count do
+    local op, value = sub(ops, i, i), values[i]
+    local is_ours = op == 'R' and value == ARGV[3 + i]
+    -- False also for what is no text: then SET finds it.
+    local is_free = not value and (op == 'A' or op == 'E') and now <= of_use
+    if (is_ours or is_free) and (is_quiet or try('EXISTS', KEYS[1 + count + i]) == 0) then
+      if is_free then
+        answers[i] = true
+        wins = wins + 1
+      else
+        answers[i] = 1
+        freed = freed + 1
+        ours[freed] = KEYS[1 + i]
+      end
+    end
+  end
+  -- Before the first SET, since it frees memory (S1). One that is refused has deleted none.
+  if freed > 0 and try('DEL', unpack(ours)) ~= freed then
+    freed = 0
+    for i = 1, count do
+      answers[i] = answers[i] == true or nil
     end
   end
 end
 
-local function reserve()
-  know_fence()
-  if not drawn then
-    local first = max(fence + 1, now)
-    call('SET', KEYS[1], text(first + ops - 1))
-    drawn = first - 1
+if wins > 0 then
+  -- F1: read and written in one, before the first lock that draws from it is set, with room for all
+  -- that are to win. Nearly always the clock is past the fence, so the draws are now and what
+  -- follows. If it is not, or this is no fence, that is mended at once; nobody sees it meanwhile, and
+  -- no server that took the first write refuses the second. (KEEPTTL: it goes back as it was.)
+  local old = try('SET', KEYS[1], now + wins - 1, 'KEEPTTL', 'GET')
+  local was = tonumber(old or 0)
+  if was then
+    drawn = max(was, now - 1)
+    fence = drawn + wins
+    if was >= now then
+      call('SET', KEYS[1], fence)
+    end
+  elseif type(old) == 'string' then
+    call('SET', KEYS[1], old, 'KEEPTTL')
+  end
+  local word = 4 + count
+  wins = 0
+  for i = 1, count do
+    if answers[i] == true then
+      -- NX, since what MGET shows as nothing may be a list.
+      local set = was and try('SET', KEYS[1 + i], ARGV[3 + i], 'NX', 'PX', ARGV[word])
+      if set and set.ok then
+        wins = wins + 1
+        drawn = drawn + 1
+        answers[i] = drawn
+      else
+        answers[i] = nil
+      end
+    end
+    local op = sub(ops, i, i)
+    word = word + ((op == 'R' or op == 'W') and 0 or op == 'A' and 1 or 2)
   end
 end
 
-local function draw()
-  reserve()
-  drawn = drawn + 1
-  return drawn
+if wins + freed == count then
+  if wins == 0 then
+    return ARGV[1]
+  elseif drawn == now + wins - 1 then
+    return ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2]
+  end
 end
 
--- What most ops meet: nobody waits. Whatever is not quite so, an error too, is left undone, for the
--- functions below to do in full; they are not even made before an op needs them.
-local function plainly(op, lock, queue, owner, ttl)
-  if op == 'R' then
-    if try('GET', lock) == owner and try('EXISTS', queue) == 0 and try('DEL', lock) == 1 then
-      return { 'gone', 1 }
-    end
-  elseif (op == 'A' or op == 'E') and now <= of_use and try('EXISTS', queue) == 0
-    and (drawn or (try('GET', lock) == false and pcall(reserve))) then
-    local set = try('SET', lock, owner, 'NX', 'PX', ttl)
-    if set and set.ok then
-      return { 'won', draw() }
-    end
-  end
+if not now then
+  time = call('TIME')
+  now = time[1] * 1000000 + time[2]
 end
 
 local function in_full()
+  local prefix = KEYS[1]:match('^(.*):~fence')
   local channels = prefix .. ':~grant:'
+
+  -- F3: `n .. ''` would lose the last digits of a number of 16.
+  local function text(n)
+    return string.format('%.0f', n)
+  end
+
+  local function know_fence()
+    if not fence then
+      fence = tonumber(call('GET', KEYS[1]) or 0)
+      if not fence then
+        error('WRONGTYPE the fence ' .. KEYS[1] .. ' does not hold a number', 0)
+      end
+      drawn = fence
+    end
+  end
+
+  -- F1. Written with room for every op of the call, before the first lock that draws from it is set.
+  local function draw()
+    know_fence()
+    if drawn == fence then
+      local before = max(fence, now - 1)
+      call('SET', KEYS[1], text(before + count))
+      drawn, fence = before, before + count
+    end
+    drawn = drawn + 1
+    return drawn
+  end
 
   -- K3: taking the last ticket deletes the queue and its expiry with it, so this follows every
   -- ZADD. Never shorter; 60 s more than the lock, since waiters enter again every 10 s at the
@@ -312,23 +398,23 @@ local function in_full()
   return run
 end
 
-local answers = { tonumber(ARGV[1]), now }
+local reply = { tonumber(ARGV[1]), now }
 local run
-local word = 4
-for i = 1, ops do
-  local op, lock, queue = ARGV[word], KEYS[2 * i], KEYS[2 * i + 1]
-  local owner, second, third = ARGV[word + 1], ARGV[word + 2], ARGV[word + 3]
-  local answer = plainly(op, lock, queue, owner, second)
+local word = 4 + count
+for i = 1, count do
+  local op = sub(ops, i, i)
+  local answer = answers[i]
   if not answer then
     run = run or in_full()
-    local ok, result = pcall(run[op], lock, queue, owner, second, third)
+    local lock, queue, owner = KEYS[1 + i], KEYS[1 + count + i], ARGV[3 + i]
+    local ok, result = pcall(run[op], lock, queue, owner, ARGV[word], ARGV[word + 1])
     -- Some servers raise a table, some a text.
     if not ok then
       result = { 'error', type(result) == 'table' and result.err or tostring(result) }
     end
     answer = result
   end
-  answers[i + 2] = answer
-  word = word + ((op == 'R' or op == 'W') and 2 or op == 'A' and 3 or 4)
+  reply[i + 2] = answer
+  word = word + ((op == 'R' or op == 'W') and 0 or op == 'A' and 1 or 2)
 end
-return answers
+return reply

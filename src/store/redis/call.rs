@@ -1,11 +1,11 @@
 //! Ops as the words of a script call, and what its reply says about each.
 
-use std::fmt::Write;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::channel::oneshot;
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisWrite, Value};
 
 use super::fault::Refusal;
 use super::keys::Names;
@@ -70,82 +70,124 @@ impl Lane {
         of_use: ServerTime,
         jobs: &[Job],
     ) -> Cmd {
+        let count = jobs.len();
         let (keys, words) = match self {
-            Self::Renew => (jobs.len(), 1 + 2 * jobs.len()),
-            Self::Batch => (1 + 2 * jobs.len(), 3 + 4 * jobs.len()),
-            Self::Inspect => (2 * jobs.len(), 1),
+            Self::Renew => (count, 1 + 2 * count),
+            Self::Batch => (1 + 2 * count, 3 + 4 * count),
+            Self::Inspect => (2 * count, 1),
         };
         let mut command = self.script().command(keys, words);
         if self == Self::Batch {
             command.arg(names.fence());
         }
         for job in jobs {
-            let lock = names.lock(&job.key);
-            command.arg(&lock);
-            if self != Self::Renew {
-                command.arg(Names::queue(&lock));
+            add(&mut command, &names.lock(&job.key));
+        }
+        if self != Self::Renew {
+            for job in jobs {
+                add(&mut command, &names.queue(&job.key));
             }
         }
         command.arg(number);
-        if self == Self::Batch {
-            command.arg(of_use).arg(names.prefix());
-        }
-        for job in jobs {
-            if let Wish::Op { op, .. } = &job.wish {
-                add_words(&mut command, names, op);
+        let ops = jobs.iter().filter_map(|job| match &job.wish {
+            Wish::Op { op, .. } => Some(op),
+            Wish::Look(_) => None,
+        });
+        match self {
+            Self::Renew => {
+                for op in ops {
+                    add_owner(&mut command, names, op);
+                    add_more(&mut command, names, op);
+                }
             }
+            Self::Batch => {
+                let mut letters = command.writer_for_next_arg();
+                let mut must_be_soon = false;
+                for op in ops.clone() {
+                    let letter = letter(op);
+                    must_be_soon |= matches!(letter, b'A' | b'E' | b'D');
+                    letters.write_all(&[letter]).expect(TAKES_ALL);
+                }
+                drop(letters);
+                if must_be_soon {
+                    command.arg(of_use);
+                } else {
+                    command.arg("");
+                }
+                for op in ops.clone() {
+                    add_owner(&mut command, names, op);
+                }
+                for op in ops {
+                    add_more(&mut command, names, op);
+                }
+            }
+            Self::Inspect => {}
         }
         command
     }
 }
 
-fn add_words(command: &mut Cmd, names: &Names, op: &Op) {
-    let owner = |owner: &Owner| {
-        let mut text = String::with_capacity(names.instance().len() + 21);
-        write!(text, "{}:{}", names.instance(), owner.0).expect("a String takes everything");
-        text
-    };
+const TAKES_ALL: &str = "a command takes everything";
+
+/// Adds one word that comes in pieces.
+fn add(command: &mut Cmd, pieces: &[&str]) {
+    let mut word = command.writer_for_next_arg();
+    for piece in pieces {
+        word.write_all(piece.as_bytes()).expect(TAKES_ALL);
+    }
+}
+
+fn add_text_of(command: &mut Cmd, names: &Names, owner: Owner) {
+    let mut word = command.writer_for_next_arg();
+    write!(word, "{}:{}", names.instance(), owner.0).expect(TAKES_ALL);
+}
+
+/// What `batch.lua` calls the op.
+fn letter(op: &Op) -> u8 {
     match op {
-        Op::Attempt { owner: of, ttl } => {
-            command.arg("A").arg(owner(of)).arg(millis(*ttl));
+        Op::Attempt { .. } => b'A',
+        Op::Enter { .. } => b'E',
+        Op::Withdraw { .. } => b'W',
+        Op::Release { .. } => b'R',
+        Op::Yield { .. } => b'Y',
+        Op::Adopt { .. } => b'D',
+        Op::Renew { .. } => unreachable!("it goes in a lane of its own"),
+    }
+}
+
+/// Whose op it is.
+fn add_owner(command: &mut Cmd, names: &Names, op: &Op) {
+    match op {
+        Op::Attempt { owner, .. }
+        | Op::Enter { owner, .. }
+        | Op::Withdraw { owner }
+        | Op::Release { owner }
+        | Op::Yield { old: owner, .. }
+        | Op::Adopt { owner, .. }
+        | Op::Renew { owner, .. } => add_text_of(command, names, *owner),
+    }
+}
+
+/// What else there is to say of it.
+fn add_more(command: &mut Cmd, names: &Names, op: &Op) {
+    match op {
+        Op::Withdraw { .. } | Op::Release { .. } => {}
+        Op::Attempt { ttl, .. } | Op::Renew { ttl, .. } => {
+            command.arg(millis(*ttl));
         }
-        Op::Enter {
-            owner: of,
-            ttl,
-            score,
-        } => {
-            command.arg("E").arg(owner(of)).arg(millis(*ttl));
+        Op::Enter { ttl, score, .. } => {
+            command.arg(millis(*ttl));
             match score {
                 Some(score) => command.arg(*score),
                 None => command.arg(""),
             };
         }
-        Op::Withdraw { owner: of } => {
-            command.arg("W").arg(owner(of));
+        Op::Yield { ttl, new, .. } => {
+            command.arg(millis(*ttl));
+            add_text_of(command, names, *new);
         }
-        Op::Release { owner: of } => {
-            command.arg("R").arg(owner(of));
-        }
-        Op::Yield { old, new, ttl } => {
-            command
-                .arg("Y")
-                .arg(owner(old))
-                .arg(millis(*ttl))
-                .arg(owner(new));
-        }
-        Op::Adopt {
-            owner: of,
-            from,
-            ttl,
-        } => {
-            command
-                .arg("D")
-                .arg(owner(of))
-                .arg(millis(*ttl))
-                .arg(&**from);
-        }
-        Op::Renew { owner: of, ttl } => {
-            command.arg(owner(of)).arg(millis(*ttl));
+        Op::Adopt { ttl, from, .. } => {
+            command.arg(millis(*ttl)).arg(&**from);
         }
     }
 }
@@ -168,13 +210,17 @@ pub(super) enum Verdict {
 /// A reply, taken apart.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reply {
-    pub(super) at: ServerTime,
+    /// The server's time; a call of releases alone does not ask for it.
+    pub(super) at: Option<ServerTime>,
     pub(super) verdicts: Vec<Verdict>,
 }
 
 /// Takes the reply to call `number` apart. `None` if it is not the reply to this call about these
 /// jobs: then whatever follows on its connection may be another's, too (O4).
 pub(super) fn read_reply(number: u64, jobs: &[Job], reply: Value) -> Option<Reply> {
+    if let Value::BulkString(bytes) = &reply {
+        return read_plain(number, jobs, bytes);
+    }
     let (at, answers) = read_head(number, reply)?;
     if answers.len() != jobs.len() {
         return None;
@@ -184,6 +230,43 @@ pub(super) fn read_reply(number: u64, jobs: &[Job], reply: Value) -> Option<Repl
         .zip(answers)
         .map(|(job, answer)| read_verdict(&job.wish, answer))
         .collect::<Option<_>>()?;
+    let at = Some(at);
+    Some(Reply { at, verdicts })
+}
+
+/// The short reply of `batch.lua`: everything went as it mostly does.
+fn read_plain(number: u64, jobs: &[Job], reply: &[u8]) -> Option<Reply> {
+    let mut words = std::str::from_utf8(reply).ok()?.split(' ').map(str::parse);
+    if words.next()?.ok()? != number {
+        return None;
+    }
+    let at = match (words.next(), words.next(), words.next()) {
+        (None, _, _) => None,
+        (Some(Ok(seconds)), Some(Ok(micros)), None) => Some(ServerTime::checked_add(
+            u64::checked_mul(seconds, 1_000_000)?,
+            micros,
+        )?),
+        _ => return None,
+    };
+    let mut draws = at.into_iter().flat_map(|at| at..);
+    let verdicts = jobs
+        .iter()
+        .map(|job| match &job.wish {
+            Wish::Op { op, .. } => match op {
+                Op::Attempt { .. } | Op::Enter { .. } => Some(Outcome::Won {
+                    draw: draws.next()?,
+                }),
+                Op::Release { .. } => Some(Outcome::Gone { held: true }),
+                _ => None,
+            },
+            Wish::Look(_) => None,
+        })
+        .map(|outcome| outcome.map(Verdict::Done))
+        .collect::<Option<_>>()?;
+    if at.is_some() && draws.next() == at {
+        // Told for no win.
+        return None;
+    }
     Some(Reply { at, verdicts })
 }
 
@@ -213,6 +296,17 @@ pub(super) fn read_error(answer: &Value) -> Option<Refusal> {
 fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
     if let Some(refusal) = read_error(&answer) {
         return Some(Verdict::Refused(refusal));
+    }
+    if let (Value::Int(number), Wish::Op { op, .. }) = (&answer, wish) {
+        // In short, what is most common.
+        return match op {
+            Op::Attempt { .. } | Op::Enter { .. } => {
+                let draw = u64::try_from(*number).ok()?;
+                Some(Verdict::Done(Outcome::Won { draw }))
+            }
+            Op::Release { .. } if *number == 1 => Some(Verdict::Done(Outcome::Gone { held: true })),
+            _ => None,
+        };
     }
     let (tag, values) = fields(&answer)?;
     let op = match wish {
@@ -351,12 +445,18 @@ mod tests {
                 ttl: TTL,
             },
         ];
-        let keys = "|lock:k|{lock:k}:~queue1".repeat(7);
-        let ops = "A|ab:1|30000|E|ab:2|30000||E|ab:3|30000|7|W|ab:4|R|ab:5|Y|ab:6|30000|ab:7\
-                   |D|ab:8|30000|cd:9";
+        let (locks, queues) = ("|lock:k".repeat(7), "|{lock:k}:~queue1".repeat(7));
+        let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:8";
+        let more = "30000|30000||30000|7|30000|ab:7|30000|cd:9";
         assert_eq!(
             words(Lane::Batch, &batch.map(job)),
-            format!("15|lock:~fence{keys}|5|1000|lock|{ops}")
+            format!("15|lock:~fence{locks}{queues}|5|AEEWRYD|1000|{owners}|{more}")
+        );
+        let release = job(Op::Release { owner: Owner(5) });
+        assert_eq!(
+            words(Lane::Batch, &[release]),
+            "3|lock:~fence|lock:k|{lock:k}:~queue1|5|R||ab:5",
+            "of use at any time"
         );
         let renew = job(Op::Renew {
             owner: Owner(8),
@@ -382,7 +482,10 @@ mod tests {
         let release = [job(Op::Release { owner: Owner(1) })];
         let fits = read_reply(5, &release, reply("gone", &[1])).unwrap();
         let held = Outcome::Gone { held: true };
-        assert_eq!((fits.at, fits.verdicts), (9, vec![Verdict::Done(held)]));
+        assert_eq!(
+            (fits.at, fits.verdicts),
+            (Some(9), vec![Verdict::Done(held)])
+        );
         for (number, wrong) in [
             (6, reply("gone", &[1])),
             (5, reply("gone", &[])),
@@ -399,5 +502,61 @@ mod tests {
                 "{wrong:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_plain_reply_that_does_not_fit_its_call_is_none() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let owner = Owner(1);
+        let take = || job(Op::Attempt { owner, ttl: TTL });
+        let release = || job(Op::Release { owner });
+
+        let freed = read_reply(5, &[release(), release()], text("5")).unwrap();
+        let held = || Verdict::Done(Outcome::Gone { held: true });
+        assert_eq!((freed.at, freed.verdicts), (None, vec![held(), held()]));
+
+        let mixed = read_reply(5, &[take(), release(), take()], text("5 1700 42")).unwrap();
+        let won = |draw| Verdict::Done(Outcome::Won { draw });
+        let (first, second) = (1_700_000_042, 1_700_000_043);
+        assert_eq!(mixed.at, Some(first));
+        assert_eq!(mixed.verdicts, [won(first), held(), won(second)]);
+
+        for wrong in ["5", "6 1 2", "5 1", "5 1 2 3", "5 1 x", "5 -1 2", "", " "] {
+            assert_eq!(read_reply(5, &[take()], text(wrong)), None, "{wrong:?}");
+        }
+        for wrong in ["6", "5 1 2", "5 ", "", "x"] {
+            assert_eq!(read_reply(5, &[release()], text(wrong)), None, "{wrong:?}");
+        }
+        let withdraw = job(Op::Withdraw { owner });
+        let r#yield = job(Op::Yield {
+            old: owner,
+            new: Owner(2),
+            ttl: TTL,
+        });
+        let renew = job(Op::Renew { owner, ttl: TTL });
+        for other in [withdraw, r#yield, renew] {
+            let jobs = [other, release(), take()];
+            for (jobs, answer) in [(&jobs[..2], "5"), (&jobs, "5 1 2")] {
+                assert_eq!(read_reply(5, jobs, text(answer)), None, "{jobs:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_short_answer_that_does_not_fit_its_op_is_none() {
+        let reply = |short| Value::Array(vec![Value::Int(5), Value::Int(9), Value::Int(short)]);
+        let owner = Owner(1);
+        let read = |op, short| {
+            let reply = read_reply(5, &[job(op)], reply(short))?;
+            reply.verdicts.into_iter().next()
+        };
+        let won = Verdict::Done(Outcome::Won { draw: 7 });
+        let held = Verdict::Done(Outcome::Gone { held: true });
+        assert_eq!(read(Op::Attempt { owner, ttl: TTL }, 7), Some(won));
+        assert_eq!(read(Op::Attempt { owner, ttl: TTL }, -1), None);
+        assert_eq!(read(Op::Release { owner }, 1), Some(held));
+        assert_eq!(read(Op::Release { owner }, 0), None);
+        assert_eq!(read(Op::Withdraw { owner }, 1), None);
+        assert_eq!(read(Op::Renew { owner, ttl: TTL }, 1), None);
     }
 }

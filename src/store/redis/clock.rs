@@ -19,6 +19,11 @@ impl Clock {
         Self { told: at, heard }
     }
 
+    /// The last time that the server told.
+    pub(super) fn last(&self) -> ServerTime {
+        self.told
+    }
+
     /// The server's time when what is sent now is given up (O5). Never later than that: it counts
     /// from when the time reached us, not from when it was read, and with the slowest clock that
     /// we allow for. So it may be too early, after hours without a word; then the server says so.

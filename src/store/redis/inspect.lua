@@ -1,6 +1,6 @@
 -- Looks at locks and writes nothing.
 --
--- KEYS  the lock and the queue of each
+-- KEYS  the lock of each, then the queue of each
 -- ARGV  the call's number
 -- ->    the call's number, the server's time in µs, then {'sight', value or nil, ms left or
 --       negative, tickets} or {'error', text}
@@ -13,8 +13,9 @@ local function look(lock, queue)
 end
 
 local answers = { tonumber(ARGV[1]), time[1] * 1000000 + time[2] }
-for i = 1, #KEYS / 2 do
-  local ok, answer = pcall(look, KEYS[2 * i - 1], KEYS[2 * i])
+local count = #KEYS / 2
+for i = 1, count do
+  local ok, answer = pcall(look, KEYS[i], KEYS[count + i])
   if not ok then
     answer = { 'error', type(answer) == 'table' and answer.err or tostring(answer) }
   end

@@ -21,10 +21,6 @@ impl Names {
         }
     }
 
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// The registry's id, with which all its owners begin.
     pub(super) fn instance(&self) -> &str {
         &self.instance
@@ -40,52 +36,63 @@ impl Names {
         &self.channel
     }
 
-    /// The plain string that holds the owner of `key`.
-    pub(super) fn lock(&self, key: &str) -> String {
-        format!("{}:{key}", self.prefix)
+    /// The plain string that holds the owner of `key`; in pieces, so that it need not be put together
+    /// elsewhere than in the command.
+    pub(super) fn lock<'a>(&'a self, key: &'a str) -> [&'a str; 3] {
+        [&self.prefix, ":", key]
     }
 
     /// The sorted set of the tickets for the lock, in the lock's hash slot. The number is the
     /// format's: another version of this crate must not misread these tickets.
-    pub(super) fn queue(lock: &str) -> String {
-        if has_hash_tag(lock) {
-            format!("{lock}:~queue1")
+    pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 5] {
+        if self.has_hash_tag(key) {
+            ["", &self.prefix, ":", key, ":~queue1"]
         } else {
-            format!("{{{lock}}}:~queue1")
+            ["{", &self.prefix, ":", key, "}:~queue1"]
         }
     }
-}
 
-/// Whether Redis takes a part of the name for its slot: what stands between the first `{` and the
-/// first `}` after it, if that is something.
-fn has_hash_tag(name: &str) -> bool {
-    name.split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .is_some_and(|(tag, _)| !tag.is_empty())
+    /// Whether Redis takes a part of the lock's name for its slot: what stands between the first `{`
+    /// and the first `}` after it, if that is something.
+    fn has_hash_tag(&self, key: &str) -> bool {
+        if !key.contains('{') && !self.prefix.contains('{') {
+            return false;
+        }
+        self.lock(key)
+            .concat()
+            .split_once('{')
+            .and_then(|(_, rest)| rest.split_once('}'))
+            .is_some_and(|(tag, _)| !tag.is_empty())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn queue(prefix: &str, key: &str) -> String {
+        Names::new(prefix.into(), "1f".into()).queue(key).concat()
+    }
+
     #[test]
     fn a_queue_lies_in_the_slot_of_its_lock() {
-        assert_eq!(Names::queue("lock:order:42"), "{lock:order:42}:~queue1");
-        assert_eq!(Names::queue("lock:{order}:42"), "lock:{order}:42:~queue1");
-        assert_eq!(Names::queue("{app}:order"), "{app}:order:~queue1");
+        assert_eq!(queue("lock", "order:42"), "{lock:order:42}:~queue1");
+        assert_eq!(queue("lock", "{order}:42"), "lock:{order}:42:~queue1");
+        assert_eq!(queue("{app}", "order"), "{app}:order:~queue1");
+        assert_eq!(queue("{ap", "p}"), "{ap:p}:~queue1", "a tag over both");
         assert_eq!(
-            Names::queue("a{b"),
-            "{a{b}:~queue1",
+            queue("p", "a{b"),
+            "{p:a{b}:~queue1",
             "an open brace is no tag"
         );
         assert_eq!(
-            Names::queue("a{}{b}"),
-            "{a{}{b}}:~queue1",
+            queue("p", "a{}{b}"),
+            "{p:a{}{b}}:~queue1",
             "an empty first tag means none, for Redis"
         );
         assert_eq!(
-            Names::queue("a}b{c}"),
-            "a}b{c}:~queue1",
+            queue("p", "a}b{c}"),
+            "p:a}b{c}:~queue1",
             "a brace that closes nothing"
         );
     }
@@ -93,7 +100,7 @@ mod tests {
     #[test]
     fn names_stand_under_the_prefix() {
         let names = Names::new("p".into(), "1f".into());
-        assert_eq!(names.lock("n"), "p:n");
+        assert_eq!(names.lock("n").concat(), "p:n");
         assert_eq!(names.fence(), "p:~fence");
         assert_eq!(names.channel(), "p:~grant:1f");
     }

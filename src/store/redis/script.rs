@@ -53,7 +53,7 @@ impl Script {
         }
     }
 
-    fn in_full(&self, command: &Cmd) -> Cmd {
+    pub(super) fn in_full(&self, command: &Cmd) -> Cmd {
         let mut full = redis::cmd("EVAL");
         full.arg(self.text);
         for arg in command.args_iter().skip(2) {

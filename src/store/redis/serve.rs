@@ -248,11 +248,14 @@ impl Link {
             self.answer_all(flight.jobs, &OpError::Unknown(fault.clone().into()));
             return Err(fault);
         };
-        // Not before it reached us (O5).
-        let now = *wire.now.insert(Instant::now());
-        wire.standing.clock = Clock::told(reply.at, now);
+        if let Some(at) = reply.at {
+            // Not before it reached us (O5).
+            let now = *wire.now.insert(Instant::now());
+            wire.standing.clock = Clock::told(at, now);
+        }
+        let at = wire.standing.clock.last();
         for (job, verdict) in flight.jobs.into_iter().zip(reply.verdicts) {
-            end = end.and(self.on_verdict(job, reply.at, verdict));
+            end = end.and(self.on_verdict(job, at, verdict));
         }
         end
     }

@@ -103,9 +103,18 @@ impl Request {
         self.arguments()[0].parse().unwrap()
     }
 
-    /// How many attempts a call is about; a probe counts as one.
+    /// How many ops a call is about; a probe counts as one.
     fn ops(&self) -> usize {
-        ((self.arguments().len() - 3) / 3).max(1)
+        if self.is_probe() {
+            1
+        } else {
+            self.arguments()[1].len()
+        }
+    }
+
+    /// The last time at which a call is of use.
+    pub(super) fn of_use(&self) -> u64 {
+        self.arguments()[2].parse().unwrap()
     }
 
     /// The reply to a call that answers the same to each op, told at that time.

@@ -13,6 +13,7 @@ mod handover;
 #[path = "../../../../tests/support/hearing.rs"]
 mod hearing;
 mod links;
+mod plain;
 mod queue;
 mod registry;
 mod stale;

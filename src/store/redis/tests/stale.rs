@@ -44,9 +44,8 @@ async fn o5_a_stale_script_does_nothing_and_tells_its_time() {
             "lock:k",
             "{lock:k}:~queue1",
             "7",
-            "1000",
-            "lock",
             op,
+            "1000",
             "a1:1",
             "30000",
             "",
@@ -68,7 +67,7 @@ async fn o5_a_stale_op_goes_again_with_the_new_time() {
     let fake = Fake::start(move |request| {
         let mut seen = seen.lock().unwrap();
         request.is_call().then(|| {
-            seen.push(request.arguments()[1].parse::<u64>().unwrap());
+            seen.push(request.of_use());
             request.reply(later, if seen.len() == 1 { STALE } else { WON })
         })
     });
