@@ -27,10 +27,7 @@ pub(crate) struct Acquiring {
 
 enum Stage {
     Unpolled,
-    InLine {
-        driver: Arc<Driver>,
-        contender: Arc<Contender>,
-    },
+    InLine(Arc<Contender>),
     Done,
 }
 
@@ -81,35 +78,36 @@ impl Acquiring {
             match &self.stage {
                 Stage::Done => panic!("an acquiring future polled after it was done"),
                 Stage::Unpolled => {
-                    let driver = match self.plan.driver() {
-                        Ok(driver) => driver.clone(),
+                    let nested = match self.plan.driver() {
+                        Ok(driver) => self.nested(driver),
                         Err(fault) => {
                             self.stage = Stage::Done;
                             return Poll::Ready(Err(fault));
                         }
                     };
-                    if let Some(lease) = self.nested(&driver) {
+                    if let Some(lease) = nested {
                         self.stage = Stage::Done;
                         return Poll::Ready(Ok(Acquired::Lease(lease)));
                     }
-                    self.stage = Stage::InLine {
-                        contender: Arc::new(Contender::new(self.plan.key().clone())),
-                        driver,
-                    };
+                    let contender = Contender::new(self.plan.key().clone());
+                    self.stage = Stage::InLine(Arc::new(contender));
                     self.arrive();
                 }
-                Stage::InLine { driver, contender } => match contender.progress_or_wake(cx.waker()) {
+                Stage::InLine(contender) => match contender.progress_or_wake(cx.waker()) {
                     Progress::Waiting => return Poll::Pending,
                     Progress::Seated { .. } => {
-                        if let Some(token) = driver.take(contender)
-                            && let Stage::InLine { driver, contender } =
+                        if let Some(token) = self.plan.registry().take(contender)
+                            && let Stage::InLine(contender) =
                                 std::mem::replace(&mut self.stage, Stage::Done)
                         {
-                            let lease = Lease::new(driver, contender, token, self.plan.on_finish);
+                            let (driver, on_finish) =
+                                (self.plan.take_registry(), self.plan.on_finish);
+                            let lease = Lease::new(driver, contender, token, on_finish);
                             return Poll::Ready(Ok(Acquired::Lease(lease)));
                         }
                     }
                     Progress::TurnLost => {
+                        let driver = self.plan.registry();
                         let waited = contender.waited(driver.clock().now());
                         if waited >= self.wait && self.patience == Patience::Stand {
                             driver.leave(contender);
@@ -119,7 +117,8 @@ impl Acquiring {
                         self.arrive();
                     }
                     Progress::Refused(verdict) => {
-                        let waited = contender.waited(driver.clock().now());
+                        let now = self.plan.registry().clock().now();
+                        let waited = contender.waited(now);
                         let refused = self.refused(verdict, waited);
                         self.stage = Stage::Done;
                         return Poll::Ready(refused);
@@ -152,7 +151,8 @@ impl Acquiring {
     }
 
     fn arrive(&self) {
-        if let Stage::InLine { driver, contender } = &self.stage {
+        if let Stage::InLine(contender) = &self.stage {
+            let driver = self.plan.registry();
             // One who does not wait gives the store the time in which it must have answered.
             let wait = match self.patience {
                 Patience::Once => driver.settings().response_timeout,
@@ -186,8 +186,8 @@ impl Acquiring {
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        if let Stage::InLine { driver, contender } = &self.stage {
-            driver.leave(contender);
+        if let Stage::InLine(contender) = &self.stage {
+            self.plan.registry().leave(contender);
         }
     }
 }
@@ -196,7 +196,7 @@ impl fmt::Debug for Acquiring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stage = match self.stage {
             Stage::Unpolled => "not polled yet",
-            Stage::InLine { .. } => "in line",
+            Stage::InLine(_) => "in line",
             Stage::Done => "done",
         };
         f.debug_struct("Acquiring")

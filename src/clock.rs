@@ -196,6 +196,64 @@ mod tests {
         assert_eq!(clock.now(), Duration::from_micros(2_100));
     }
 
+    /// Both clocks of a machine, and how often the one that costs more was asked.
+    struct Both {
+        boot: Arc<AtomicU64>,
+        slept: Arc<AtomicU64>,
+        asked: Arc<AtomicU64>,
+    }
+
+    impl Suspension for Both {
+        fn since_boot(&self) -> Option<Duration> {
+            Some(Duration::from_micros(self.boot.load(Ordering::Relaxed)))
+        }
+
+        fn so_far(&self) -> Duration {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            Duration::from_micros(self.slept.load(Ordering::Relaxed))
+        }
+    }
+
+    /// D3 with a quick look: the same is seen, and the suspension asked for only when the time since
+    /// boot has left tokio's behind. Where tokio's is paused it always has, and no suspension is made up.
+    #[tokio::test(start_paused = true)]
+    async fn d3_a_quick_look_sees_the_same() {
+        let [boot, slept, asked] = [7_000_000, 5_000_000, 0].map(|at| Arc::new(AtomicU64::new(at)));
+        let clock = Clock::new(Both {
+            boot: boot.clone(),
+            slept: slept.clone(),
+            asked: asked.clone(),
+        });
+        let passes = |boots: u64, sleeps: u64| {
+            boot.fetch_add(boots, Ordering::Relaxed);
+            slept.fetch_add(sleeps, Ordering::Relaxed);
+        };
+        let was_asked = || asked.swap(0, Ordering::Relaxed) > 0;
+        assert!(was_asked(), "when it was made");
+        let second = Duration::from_secs(1);
+        tokio::time::advance(second).await;
+        passes(1_000_999, 0);
+        assert_eq!(clock.now(), second);
+        assert!(!was_asked(), "they went alike");
+        let deadline = second * 90;
+        let before = clock.instant(deadline);
+        passes(60_000_000, 60_000_000);
+        assert_eq!(clock.now(), second * 61);
+        assert!(was_asked());
+        assert_eq!(before - clock.instant(deadline), second * 60);
+        was_asked();
+        tokio::time::advance(second).await;
+        passes(1_000_000, 0);
+        assert_eq!(clock.now(), second * 62);
+        assert!(!was_asked(), "what is known is no news");
+        // Real time goes by while tokio's is paused, and the other way round.
+        passes(30_000_000, 0);
+        assert_eq!(clock.now(), second * 62);
+        assert!(was_asked());
+        tokio::time::advance(second * 100).await;
+        assert_eq!(clock.now(), second * 162);
+    }
+
     #[test]
     fn this_machine_was_not_suspended_just_now() {
         let clock = Clock::system();

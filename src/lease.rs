@@ -36,7 +36,8 @@ use crate::settings::OnFinish;
 #[clippy::has_significant_drop]
 pub struct Lease {
     driver: Arc<Driver>,
-    view: LeaseView,
+    contender: Arc<Contender>,
+    token: u64,
     /// Whether it has left the lease already, which others may share.
     parted: bool,
     on_finish: OnFinish,
@@ -59,14 +60,10 @@ impl Lease {
         token: u64,
         on_finish: OnFinish,
     ) -> Self {
-        let view = LeaseView {
-            outlook: driver.outlook().clone(),
-            contender,
-            token,
-        };
         Self {
             driver,
-            view,
+            contender,
+            token,
             on_finish,
             parted: false,
         }
@@ -84,35 +81,39 @@ impl Lease {
 
     /// The name of what is locked.
     pub fn key(&self) -> &str {
-        self.view.key()
+        self.contender.key()
     }
 
     /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
     /// (SQL's `bigint`), not a double.
     pub fn token(&self) -> u64 {
-        self.view.token()
+        self.token
     }
 
     /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
     /// instant; suspended time counts, so that may move it to an earlier one.
     pub fn deadline(&self) -> Instant {
-        self.view.deadline()
+        self.driver.clock().instant(self.contender.deadline())
     }
 
     /// Whether the lease is held, and its deadline still to come.
     pub fn is_valid(&self) -> bool {
-        self.view.is_valid()
+        self.contender.is_held(self.driver.clock().now())
     }
 
     /// Resolves when the lease is lost; see [`LeaseView::lost`].
     pub fn lost(&self) -> Lost {
-        self.view.lost()
+        self.view().lost()
     }
 
     /// A view of this lease, to hand to the work.
     #[must_use]
     pub fn view(&self) -> LeaseView {
-        self.view.clone()
+        LeaseView {
+            outlook: self.driver.outlook().clone(),
+            contender: self.contender.clone(),
+            token: self.token,
+        }
     }
 
     /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
@@ -147,7 +148,7 @@ impl Lease {
     /// # Ok(()) }
     /// ```
     pub fn extend(&self, ttl: Duration) -> Extend {
-        Extend::new(self.driver.clone(), self.view.clone(), ttl)
+        Extend::new(self.driver.clone(), self.view(), ttl)
     }
 
     /// Lets go of the lease without giving it back, so that another process may
@@ -163,9 +164,9 @@ impl Lease {
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
     pub fn detach(self) -> DetachedLease {
         let clock = self.driver.clock();
-        let left = self.view.contender.deadline().saturating_sub(clock.now());
-        let owner = self.driver.detach(&self.view.contender);
-        DetachedLease::new(self.view.contender.key().clone(), owner, self.token(), left)
+        let left = self.contender.deadline().saturating_sub(clock.now());
+        let owner = self.driver.detach(&self.contender);
+        DetachedLease::new(self.contender.key().clone(), owner, self.token(), left)
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
@@ -199,11 +200,11 @@ impl Lease {
 
     /// The last handle of the lock that holds it is dropped.
     pub(crate) fn dropped_while_held(&self) {
-        self.driver.dropped_while_held(&self.view.contender);
+        self.driver.dropped_while_held(&self.contender);
     }
 
     pub(crate) fn contender(&self) -> &Arc<Contender> {
-        &self.view.contender
+        &self.contender
     }
 
     pub(crate) fn on_finish(&self) -> OnFinish {
@@ -212,7 +213,7 @@ impl Lease {
 
     /// Whether the lock stays held when this guard goes, because others share its lease.
     pub(crate) fn is_shared(&self) -> bool {
-        self.view.contender.is_shared()
+        self.contender.is_shared()
     }
 
     /// Whether its key stays in the store when it ends.
@@ -225,9 +226,9 @@ impl Lease {
         if std::mem::replace(&mut self.parted, true) {
             return false;
         }
-        let last = self.view.contender.part();
+        let last = self.contender.part();
         if last {
-            self.driver.finish(&self.view.contender, self.on_finish);
+            self.driver.finish(&self.contender, self.on_finish);
         }
         last
     }
@@ -304,7 +305,7 @@ impl LeaseView {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.view.fmt_as("Lease", f)
+        self.view().fmt_as("Lease", f)
     }
 }
 
@@ -390,13 +391,13 @@ impl Future for LeaseRelease {
         if !this.started {
             this.started = true;
             // Looked for before it leaves: after that the others may end the lease at any moment.
-            let loss = lease.is_shared().then(|| lease.view.loss()).flatten();
+            let loss = lease.is_shared().then(|| lease.view().loss()).flatten();
             if !lease.part() {
                 this.lease = None;
                 return Poll::Ready(loss.map_or(Ok(()), Err));
             }
         }
-        let contender = &lease.view.contender;
+        let contender = &lease.contender;
         let (token, end) = match contender.progress_or_wake(cx.waker()) {
             Progress::Finished { token, end } | Progress::Ended { token, end } => (token, end),
             _ => return Poll::Pending,

@@ -85,6 +85,17 @@ impl Plan {
         Ok(driver)
     }
 
+    /// The same, once it was found that it can be acquired.
+    pub(crate) fn registry(&self) -> &Arc<Driver> {
+        self.driver.as_ref().expect("who is in line has a registry")
+    }
+
+    /// The registry goes on to the lease, and nothing is acquired by this plan after that. All threads
+    /// count on its one counter, so each clone that is not made saves them a wait for each other.
+    pub(crate) fn take_registry(&mut self) -> Arc<Driver> {
+        self.driver.take().expect("who is in line has a registry")
+    }
+
     pub(crate) fn key(&self) -> &Arc<str> {
         &self.key
     }

@@ -14,7 +14,7 @@ pub(super) struct Aftermath {
 
 impl Aftermath {
     pub(super) fn come(self) {
-        for (key, token, is_over) in self.lost {
+        self.lost.for_each(|(key, token, is_over)| {
             let key = &*key;
             if is_over {
                 tracing::warn!(key, token, "lease lost: its ttl was over before its work");
@@ -25,10 +25,10 @@ impl Aftermath {
                     "lease lost: the store has it no more, its key was deleted or overwritten"
                 );
             }
-        }
-        for waker in self.wakers {
+        });
+        self.wakers.for_each(|waker| {
             // One that panics has told so by the panic hook; the others are to be woken all the same.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-        }
+        });
     }
 }

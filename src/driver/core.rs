@@ -81,6 +81,7 @@ impl Driver {
                     entries: HashMap::new(),
                     timeouts: BTreeSet::new(),
                     armed: None,
+                    latest: Moment::ZERO,
                     supply: Supply::new(rand::random()),
                     queue: true,
                     up: None,
@@ -167,6 +168,12 @@ impl Driver {
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
         self.lock().entries.len()
+    }
+
+    /// How many keys the timer looks after.
+    #[cfg(test)]
+    pub(super) fn timeouts(&self) -> usize {
+        self.lock().timeouts.len()
     }
 
     pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
@@ -346,7 +353,9 @@ impl Driver {
             // Also for a key that is not in use: what was granted to nobody is given back.
             News::Granted { key, grant } => {
                 let rules = Some(self.settings.rules());
-                state.feed(at, &key, rules, |turnstile, cx| turnstile.granted(cx, grant));
+                state.feed(at, &key, rules, |turnstile, cx| {
+                    turnstile.granted(cx, grant)
+                });
             }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }
@@ -368,9 +377,11 @@ impl Driver {
     /// Does something with the state locked, and then what must follow it.
     fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
         let mut outbox = Outbox::default();
+        // Read before the lock, which others wait for: what happens then is no earlier.
+        let now = self.clock().now();
         let result = {
             let mut state = self.lock();
-            let now = self.clock().now();
+            let now = state.no_earlier(now);
             let result = change(&mut state, &mut self.at(now, &mut outbox));
             self.seal(&mut state, &mut outbox);
             result
@@ -423,9 +434,7 @@ impl Driver {
             if outbox.arrived {
                 session.start();
             }
-            for (key, op) in outbox.sends {
-                session.submit(key, op);
-            }
+            outbox.sends.for_each(|(key, op)| session.submit(key, op));
         }
         if outbox.idle {
             self.idle.notify(usize::MAX);
@@ -451,6 +460,7 @@ impl Due for Driver {
         let (next, session) = {
             let mut state = self.lock();
             let now = self.clock().now();
+            let now = state.no_earlier(now);
             if !gone.is_empty() {
                 // First: what is due below may be the renewal of a lease that nobody can have any more.
                 for entry in state.entries.values_mut() {

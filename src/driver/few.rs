@@ -26,6 +26,14 @@ impl<T> Few<T> {
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
+
+    /// In the order in which they came.
+    pub(super) fn for_each(self, mut each: impl FnMut(T)) {
+        if let Some(first) = self.first {
+            each(first);
+            self.others.into_iter().for_each(each);
+        }
+    }
 }
 
 impl<T> Extend<T> for Few<T> {
@@ -34,11 +42,19 @@ impl<T> Extend<T> for Few<T> {
     }
 }
 
-impl<T> IntoIterator for Few<T> {
-    type Item = T;
-    type IntoIter = std::iter::Chain<std::option::IntoIter<T>, std::vec::IntoIter<T>>;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn into_iter(self) -> Self::IntoIter {
-        self.first.into_iter().chain(self.others)
+    #[test]
+    fn they_come_out_in_the_order_in_which_they_went_in() {
+        for most in 0..4 {
+            let mut few = Few::default();
+            few.extend(0..most);
+            assert_eq!(few.is_empty(), most == 0);
+            let mut out = Vec::new();
+            few.for_each(|item| out.push(item));
+            assert_eq!(out, Vec::from_iter(0..most));
+        }
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct State {
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
     /// When the timer task will look next by itself.
     pub(super) armed: Option<Moment>,
+    /// When anything was fed last.
+    pub(super) latest: Moment,
     pub(super) supply: Supply,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
@@ -60,6 +62,13 @@ pub(super) struct Now<'a> {
 }
 
 impl State {
+    /// The time that was read before the lock was had: those who had it first may have read it
+    /// later, and for a turnstile it does not go back.
+    pub(super) fn no_earlier(&mut self, read: Moment) -> Moment {
+        self.latest = self.latest.max(read);
+        self.latest
+    }
+
     /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle. Where there is none,
     /// `rules` are those of the one to make, if any.
     pub(super) fn feed<R>(
@@ -99,7 +108,7 @@ impl State {
             place.remove();
         } else if let Some(next) = entry.turnstile.next_timeout()
             // One that moves to a later moment, as most do at most events, is found there when the
-            // earlier one is over: that is two changes of the tree a lease, and not eight.
+            // earlier one is over: that halves what the tree costs a lease.
             && entry.timeout.is_none_or(|timeout| next < timeout)
         {
             if let Some(timeout) = entry.timeout.replace(next) {

@@ -1,15 +1,18 @@
 //! What only the driver can get wrong: clocks, runtimes, and who is kept alive.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
-use crate::store::contract::{Grant, Listener, News, Owner};
-use crate::{FutureLockExt, LockError, LockRegistry, Renewal};
+use crate::store::contract::{
+    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Session, Sight,
+};
+use crate::{FutureLockExt, LockError, LockRegistry, Renewal, StoreError};
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
 
@@ -253,4 +256,127 @@ async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
     driver.news(News::Granted { key, grant });
     assert_eq!(driver.in_use(), 0);
     assert_eq!(Arc::strong_count(&driver), 1);
+}
+
+/// A time-out is moved to earlier moments alone. It must neither be late where it was earlier meanwhile, nor be left
+/// behind for a key that is not in use any more.
+#[tokio::test(start_paused = true)]
+async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
+    let locks = LockRegistry::builder(MemoryStore::new())
+        .renewal(Renewal::off())
+        .build();
+    let driver = locks.driver().clone();
+    let begin = Instant::now();
+    let held = locks.obtain("k").lease().await.expect("it is free");
+    assert_eq!(driver.timeouts(), 1);
+    // The end of the first wait is the earliest, then that of the second, then the lease's own.
+    for wait in [20, 10, 25] {
+        let waiter = locks.obtain("k").lease_within(Duration::from_secs(wait));
+        let mut waiter = Box::pin(waiter);
+        assert!(futures::poll!(&mut waiter).is_pending());
+        assert_eq!(driver.timeouts(), 1);
+        if wait == 10 {
+            let began = Instant::now();
+            assert!(waiter.await.is_err());
+            assert_eq!(began.elapsed(), Duration::from_secs(10));
+        }
+    }
+    assert!(held.lost().await.is_lost());
+    assert_eq!(begin.elapsed().as_millis(), 30_000 - 302);
+    drop(held);
+    assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
+    // One that lasts far less than what its caller was ready to wait.
+    let short = locks.obtain("s").ttl(Duration::from_millis(500));
+    let lease = short.lease_within(Duration::from_secs(60)).await;
+    let lease = lease.expect("it is free");
+    let begin = Instant::now();
+    assert!(lease.lost().await.is_lost());
+    assert_eq!(begin.elapsed().as_millis(), 500 - 7);
+    assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
+}
+
+/// A store that answers when it is told to, to all at once.
+#[derive(Clone, Debug, Default)]
+struct Silent {
+    asked: Arc<Mutex<Vec<(Arc<str>, Op)>>>,
+}
+
+impl Session for Silent {
+    fn start(&self) {}
+
+    fn submit(&self, key: Arc<str>, op: Op) {
+        self.asked.lock().unwrap().push((key, op));
+    }
+
+    fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+        unimplemented!("nobody looks")
+    }
+}
+
+impl crate::store::sealed::Sealed for Silent {}
+
+impl crate::store::LockStore for Silent {
+    fn open(&self, _: Opening) -> Arc<dyn Session> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Silent {
+    /// Answers whatever was asked.
+    fn answers(&self) -> Vec<News> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap());
+        let answer = |(key, op): (Arc<str>, Op)| {
+            let outcome = match op {
+                Op::Release { .. } => Outcome::Gone { held: true },
+                _ => Outcome::Won { draw: 1 },
+            };
+            let result = Ok(Answer { at: 1, outcome });
+            News::Replied { key, op, result }
+        };
+        asked.into_iter().map(answer).collect()
+    }
+}
+
+/// The answers of one call are fed at once, and what else came with them in its place: the connection broke in the midst
+/// of them, and stood again.
+#[tokio::test(start_paused = true)]
+async fn the_answers_of_a_call_are_all_told_and_in_order() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let driver = locks.driver().clone();
+    let keys: Vec<_> = (0..20).map(|n| format!("k{n}")).collect();
+    let leases = keys.iter().map(|key| locks.obtain(key).lease());
+    let leases = tokio::spawn(futures::future::join_all(leases));
+    tokio::task::yield_now().await;
+    let answers = store.answers();
+    assert_eq!(answers.len(), keys.len());
+    driver.all_news(answers);
+    let leases = leases.await.expect("they are all had");
+    let leases: Vec<_> = leases.into_iter().map(|lease| lease.unwrap()).collect();
+    assert!(leases.iter().all(crate::Lease::is_valid));
+
+    let releases = leases.into_iter().map(crate::Lease::release);
+    let mut releases = Box::pin(futures::future::join_all(releases));
+    assert!(futures::poll!(&mut releases).is_pending());
+    let mut news = store.answers();
+    let broke = StoreError::new("it broke");
+    for news in &mut news[10..] {
+        if let News::Replied { result, .. } = news {
+            *result = Err(OpError::Unknown(broke.clone()));
+        }
+    }
+    news.push(News::Down(broke));
+    news.push(News::Up { queue: true });
+    driver.all_news(news);
+    let again = store.answers();
+    assert_eq!(
+        again.len(),
+        10,
+        "what got no answer is sent on the new connection"
+    );
+    driver.all_news(again);
+    let released = releases.await;
+    assert!(released.iter().all(Result::is_ok), "{released:?}");
+    assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
+    assert_eq!(Arc::strong_count(&driver), 2, "it keeps itself no more");
 }
