@@ -9,6 +9,8 @@ pub(crate) mod contract;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(any(feature = "redis", test))]
+pub(crate) mod traffic;
 
 use std::fmt::Debug;
 use std::sync::Arc;

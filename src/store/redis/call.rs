@@ -12,6 +12,7 @@ use super::keys::Names;
 use super::script::{self, Script};
 use crate::StoreError;
 use crate::store::contract::{Op, Outcome, Owner, ServerTime, Sight};
+use crate::store::traffic::{Cargo, Lane};
 
 /// One wish about one lock, on its way to the server and back.
 #[derive(Debug)]
@@ -30,19 +31,20 @@ pub(super) enum Wish {
     Look(oneshot::Sender<Result<Sight, StoreError>>),
 }
 
-/// Jobs of one lane may share a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    Renew,
-    Batch,
-    Inspect,
+impl Cargo for Job {
+    type Key = Arc<str>;
+
+    fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::of(&self.wish)
+    }
 }
 
 impl Lane {
-    /// In the order in which they are served: leases must survive whatever else is wanted.
-    pub(super) const ALL: [Self; 3] = [Self::Renew, Self::Batch, Self::Inspect];
-
-    pub(super) fn of(wish: &Wish) -> Self {
+    fn of(wish: &Wish) -> Self {
         match wish {
             Wish::Op {
                 op: Op::Renew { .. },

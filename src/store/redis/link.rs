@@ -16,9 +16,9 @@ use super::inbox::{Inbox, Pace};
 use super::keys::Names;
 use super::pauses::Pauses;
 use super::setup::{ClientId, Setup, Standing};
-use super::traffic::Traffic;
 use crate::StoreError;
 use crate::store::contract::{News, OpError, Opening};
+use crate::store::traffic::{Limits, Traffic};
 
 /// The task's state. Dropped, wherever the task stands, it answers every job that it has.
 ///
@@ -28,7 +28,7 @@ pub(super) struct Link {
     pub(super) endpoint: Endpoint,
     pub(super) opening: Opening,
     pub(super) names: Names,
-    pub(super) traffic: Traffic,
+    pub(super) traffic: Traffic<Job, Instant>,
     /// The last call's number, over all connections of this task.
     pub(super) number: u64,
     /// The last connection that stood.
@@ -63,7 +63,7 @@ impl Link {
             endpoint,
             names: Names::new(opening.prefix.clone(), opening.instance.clone()),
             opening,
-            traffic: Traffic::default(),
+            traffic: Traffic::new(Limits::default()),
             number: 0,
             old: None,
             was_warned: false,

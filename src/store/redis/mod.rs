@@ -6,7 +6,7 @@
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `bell` | when does that task run? |
-//! | `traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
+//! | `../traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
 //! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
 //! | `*.lua` | what happens on the server? |
 //! | `fault` | what went wrong? |
@@ -29,7 +29,6 @@ mod session;
 mod setup;
 mod socket;
 mod store;
-mod traffic;
 
 pub use self::store::{ConnectStore, RedisStore};
 

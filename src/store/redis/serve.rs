@@ -39,6 +39,8 @@ struct Wire {
     watch: Pin<Box<Sleep>>,
     /// The time, if it was asked in this turn: a call and its reply cost one look at the clock each.
     now: Option<Instant>,
+    /// How much was told in the last turns, and so how many tasks may be about to want something.
+    told: usize,
 }
 
 impl Wire {
@@ -68,6 +70,7 @@ impl Link {
             calls: VecDeque::new(),
             watch: Box::pin(sleep_until(Instant::now())),
             now: None,
+            told: 0,
         };
         let bell = Arc::new(Bell::default());
         let ring = waker(bell.clone());
@@ -77,9 +80,17 @@ impl Link {
     /// Takes turns as long as there is something to do.
     fn work(&mut self, wire: &mut Wire, bell: &Bell, ring: &Waker, task: &Waker) -> Poll<End> {
         bell.begin(task);
+        // The first of the tasks that were woken together to want something has had this one run
+        // next. The others are let by, once, and share its call: at 64 tasks a fifth more pairs a
+        // second, with a tenth less of both processors. A lone caller is not held up.
+        if std::mem::take(&mut wire.told) > 1 {
+            bell.call_back();
+            return Poll::Pending;
+        }
         wire.now = None;
         loop {
             let end = self.turn(wire, bell, &mut Context::from_waker(ring));
+            wire.told += self.news.len();
             // Also what came before the end.
             self.tell_all();
             if let Err(end) = end {

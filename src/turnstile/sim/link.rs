@@ -1,6 +1,5 @@
-//! A registry's session: what the Redis store does between a registry and the wire.
-
-use std::collections::VecDeque;
+//! A registry's session: what the Redis store does between a registry and the wire. Which ops share
+//! a call, and in what order they go, is decided by the store's own code.
 
 use super::clock::{MILLI, True};
 use super::process::{News, ProcessId};
@@ -8,30 +7,60 @@ use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, ServerTime};
+use crate::store::traffic::{Cargo, Lane, Limits, Traffic};
 use crate::turnstile::Moment;
 
-/// How many calls may be in flight before what comes waits for them.
-const CALLS_IN_FLIGHT: usize = 2;
-
-#[derive(Default)]
 pub(super) struct Link {
     pub(super) conn: Option<ConnId>,
     pub(super) up: bool,
-    unsent: VecDeque<Item>,
-    calls: VecDeque<Call>,
-    /// Came back for want of a script; sent again when everything that went after it is back,
-    /// so that the order holds.
-    again: VecDeque<Call>,
+    traffic: Traffic<Item, True>,
     flushing: bool,
     last_call: u64,
     probe: (ServerTime, Moment),
 }
 
-/// The answer to one call; `None` if the script was not there.
+impl Link {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            conn: None,
+            up: false,
+            traffic: Traffic::new(limits),
+            flushing: false,
+            last_call: 0,
+            probe: (0, Moment::ZERO),
+        }
+    }
+}
+
+impl Cargo for Item {
+    type Key = KeyId;
+
+    fn key(&self) -> &KeyId {
+        &self.key
+    }
+
+    fn lane(&self) -> Lane {
+        match self.op {
+            Op::Renew { .. } => Lane::Renew,
+            _ => Lane::Batch,
+        }
+    }
+}
+
+/// The answer to one call.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
-    pub(super) call: u64,
-    pub(super) said: Option<Vec<Said>>,
+    pub(super) call: Call,
+    pub(super) said: Told,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Told {
+    /// The script was not there.
+    NoScript,
+    /// Nothing of it was done.
+    Refused,
+    Ops(Vec<Said>),
 }
 
 /// The answer to one op.
@@ -72,7 +101,7 @@ impl World {
         };
         let link = &mut self.processes[id].link;
         if link.conn == conn && (link.up || self.profile.ops_wait) {
-            link.unsent.push_back(item);
+            link.traffic.add([item]);
             self.flush_soon(id);
         } else {
             let (op, error) = (item.op, OpError::Unsent(broken()));
@@ -82,7 +111,7 @@ impl World {
 
     fn flush_soon(&mut self, id: ProcessId) {
         let link = &mut self.processes[id].link;
-        if link.up && !link.unsent.is_empty() && !link.flushing {
+        if link.up && link.traffic.is_waiting() && !link.flushing {
             link.flushing = true;
             let delay = if self.profile.batches {
                 self.rng.between(0, 500)
@@ -100,33 +129,27 @@ impl World {
         let (Some(conn), true) = (link.conn, link.up) else {
             return;
         };
-        let busy = self.profile.batches && link.calls.len() >= CALLS_IN_FLIGHT;
-        if busy || !link.again.is_empty() || link.unsent.is_empty() {
-            return;
-        }
         let now = process.clock.moment(self.now);
         let since = now.saturating_sub(link.probe.1).as_micros() as u64;
         let use_by = link.probe.0 + since + self.profile.response_timeout;
-        let most = if self.profile.batches { 64 } else { 1 };
-        let count = link.unsent.len().min(most);
-        let mut ops: Vec<_> = link.unsent.drain(..count).collect();
-        for item in &mut ops {
-            item.use_by = use_by;
+        while let Some((lane, mut ops)) = self.processes[id].link.traffic.next_call() {
+            for item in &mut ops {
+                item.use_by = use_by;
+            }
+            let link = &mut self.processes[id].link;
+            link.last_call += 1;
+            let call = Call {
+                id: link.last_call,
+                ops: ops.clone(),
+                loads: false,
+            };
+            link.traffic.take_off(call.id, lane, ops, self.now);
+            if lane == Lane::Batch && call.ops.len() > 1 {
+                self.referee.counts.shared += 1;
+            }
+            self.plan(self.profile.response_timeout, Event::Overdue(conn, call.id));
+            self.transmit(conn, call);
         }
-        link.last_call += 1;
-        let call = Call {
-            id: link.last_call,
-            ops,
-            loads: false,
-        };
-        self.post(id, conn, call);
-        self.flush_soon(id);
-    }
-
-    fn post(&mut self, id: ProcessId, conn: ConnId, call: Call) {
-        self.processes[id].link.calls.push_back(call.clone());
-        self.plan(self.profile.response_timeout, Event::Overdue(conn, call.id));
-        self.transmit(conn, call);
     }
 
     pub(super) fn on_reply(&mut self, conn: ConnId, reply: Reply) {
@@ -135,28 +158,29 @@ impl World {
         if link.conn != Some(conn) || self.server.conns[conn].cut {
             return;
         }
-        let call = link.calls.pop_front().expect("a reply has its call");
-        assert_eq!(call.id, reply.call, "replies come in order");
-        match reply.said {
-            None => link.again.push_back(Call {
-                loads: true,
-                ..call
-            }),
-            Some(said) => {
-                let mut doubtful = false;
-                for (item, said) in call.ops.into_iter().zip(said) {
-                    doubtful |= self.on_said(id, item, said);
-                }
-                if doubtful {
-                    return self.break_off(id);
-                }
+        let said = match reply.said {
+            // At once, with the script: its keys are busy, so their order holds.
+            Told::NoScript => {
+                return self.transmit(
+                    conn,
+                    Call {
+                        loads: true,
+                        ..reply.call
+                    },
+                );
             }
+            Told::Refused => vec![Said::Refused { lasting: false }; reply.call.ops.len()],
+            Told::Ops(said) => said,
+        };
+        let flight = link.traffic.land(reply.call.id);
+        let ops = flight.expect("a call is under way until its reply").jobs;
+        assert_eq!(ops.len(), said.len(), "an answer for each op");
+        let mut doubtful = false;
+        for (item, said) in ops.into_iter().zip(said) {
+            doubtful |= self.on_said(id, item, said);
         }
-        let link = &mut self.processes[id].link;
-        if link.calls.is_empty() {
-            for call in std::mem::take(&mut link.again) {
-                self.post(id, conn, call);
-            }
+        if doubtful {
+            return self.break_off(id);
         }
         self.flush_soon(id);
     }
@@ -177,7 +201,8 @@ impl World {
                 link.probe = (at, now);
                 if !item.late_before {
                     item.late_before = true;
-                    link.unsent.push_front(item);
+                    link.traffic.add_again(item);
+                    self.referee.counts.again += 1;
                     return false;
                 }
                 let error = OpError::Unknown(broken());
@@ -201,7 +226,9 @@ impl World {
         let id = self.server.conns[conn].process;
         let link = &self.processes[id].link;
         let handshake = call == 0 && !link.up;
-        let waits = handshake || link.calls.iter().any(|waiting| waiting.id <= call);
+        let oldest = link.traffic.oldest();
+        let late = oldest.is_some_and(|sent| sent + self.profile.response_timeout <= self.now);
+        let waits = handshake || late;
         if link.conn == Some(conn) && waits {
             self.break_off(id);
         }
@@ -219,13 +246,22 @@ impl World {
         self.note(|_| format!("r{id} gives up its connection"));
         let link = &mut self.processes[id].link;
         let conn = link.conn.take();
-        link.up = false;
-        let calls: Vec<_> = link.again.drain(..).chain(link.calls.drain(..)).collect();
-        let unsent: Vec<_> = link.unsent.drain(..).collect();
+        let stood = std::mem::replace(&mut link.up, false);
+        let lost: Vec<_> = link.traffic.crash().collect();
+        // What was not sent waits for the next connection, unless that can not be made.
+        let unsent: Vec<_> = if stood && self.profile.ops_wait {
+            Vec::new()
+        } else {
+            link.traffic.cancel().collect()
+        };
         if let Some(conn) = conn {
             self.cut(conn);
         }
-        for item in calls.into_iter().flat_map(|call| call.ops) {
+        let batched = |item: &&Item| item.lane() == Lane::Batch;
+        if lost.iter().filter(batched).count() > 1 {
+            self.referee.counts.lost += 1;
+        }
+        for item in lost {
             let error = OpError::Unknown(broken());
             self.tell(id, News::Replied(item.key, item.op, Err(error)));
         }

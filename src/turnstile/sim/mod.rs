@@ -66,7 +66,7 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 9];
+    let mut counts = [0; 12];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
@@ -82,6 +82,9 @@ fn simulation() {
                     c.kept,
                     c.extended,
                     c.adopted,
+                    c.shared,
+                    c.lost,
+                    c.again,
                 ];
                 for (sum, count) in counts.iter_mut().zip(seen) {
                     *sum += count;
@@ -100,14 +103,20 @@ fn simulation() {
         kept,
         extended,
         adopted,
+        shared,
+        lost,
+        again,
     ] = counts;
     println!(
         "{seeds} seeds, {steps} steps; leases begun {begun}, taken {taken}, passed {passed}; renewals \
          {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
-         extended {extended}, adopted {adopted}"
+         extended {extended}, adopted {adopted}; calls of several ops {shared}, {lost} times several \
+         ops lost, {again} ops sent again"
     );
     // A run without them would prove nothing about renewal, nor about the other ends of leases.
     let few = seeds / 2;
     assert!(seeds < SEEDS || (prolonged > few && crossed > few / 4));
     assert!(seeds < SEEDS || (kept > few && extended > few && adopted > few / 4));
+    // Nor about group commit.
+    assert!(seeds < SEEDS || (shared > few && lost > few / 4 && again > few / 64));
 }

@@ -10,6 +10,7 @@ use super::link::Link;
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError};
+use crate::store::traffic::Limits;
 use crate::turnstile::{Cx, Effect, Rules, Supply, Turnstile};
 
 pub(super) type ProcessId = usize;
@@ -47,11 +48,11 @@ pub(super) enum News {
 }
 
 impl Process {
-    pub(super) fn new(id: ProcessId, clock: Clock, seed: u64) -> Self {
+    pub(super) fn new(id: ProcessId, clock: Clock, seed: u64, limits: Limits) -> Self {
         Self {
             instance: format!("r{id}").into(),
             clock,
-            link: Link::default(),
+            link: Link::new(limits),
             stopped: false,
             backlog: Vec::new(),
             gone: false,

@@ -1,5 +1,6 @@
 use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
+use crate::store::traffic::Limits;
 
 /// What a run is about. Most seeds mix; some keep to one kind of trouble, so that the bounds that
 /// hold without the others can be checked there.
@@ -55,8 +56,10 @@ pub(super) struct Profile {
     pub(super) response_timeout: u64,
     pub(super) ttls: Vec<u64>,
     pub(super) holds: Vec<u64>,
-    /// Ops wait for the call in flight, and go as one.
+    /// Ops that come together go together.
     pub(super) batches: bool,
+    /// How many ops share a call, and how many calls are under way.
+    pub(super) limits: Limits,
     /// Whether a reconnect can kill what the old connection still has on its way (O4).
     pub(super) kills: bool,
     /// Whether ops without a connection wait for one, or come back.
@@ -116,7 +119,7 @@ impl Profile {
         let mut profile = Self {
             theme,
             registries: rng.between(1, 5) as usize,
-            keys: rng.pick(&[1, 1, 1, 2, 3]),
+            keys: rng.pick(&[1, 1, 1, 2, 3, 8]),
             callers: rng.between(4, 60) as usize,
             calm_at,
             latency,
@@ -132,6 +135,15 @@ impl Profile {
             ttls,
             holds: vec![100, MILLI, 5 * MILLI, ttl_base / 2, ttl_base * 2],
             batches: rng.chance(500),
+            limits: rng.pick(&[
+                Limits::default(),
+                Limits { jobs: 64, calls: 1 },
+                Limits { jobs: 2, calls: 2 },
+                Limits {
+                    jobs: 1,
+                    calls: usize::MAX,
+                },
+            ]),
             kills: rng.chance(700),
             ops_wait: rng.chance(500),
             refusals: 0,

@@ -59,6 +59,11 @@ pub(super) struct Counts {
     pub(super) kept: u64,
     pub(super) extended: u64,
     pub(super) adopted: u64,
+    /// Calls that carried several ops, connections that took several ops along, and ops that were
+    /// sent again in place.
+    pub(super) shared: u64,
+    pub(super) lost: u64,
+    pub(super) again: u64,
 }
 
 /// A lease that was given and has not ended.

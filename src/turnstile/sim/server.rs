@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::clock::{Clock, MILLI, SECOND, True};
-use super::link::{Reply, Said};
+use super::link::{Reply, Said, Told};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
@@ -107,22 +107,32 @@ impl World {
         let process = channel.process;
         if !self.server.scripts && !call.loads {
             self.note(|_| format!("server: no script for call {} of r{process}", call.id));
-            let reply = Reply {
-                call: call.id,
-                said: None,
-            };
-            return self.send_reply(conn, reply);
+            let said = Told::NoScript;
+            return self.send_reply(conn, Reply { call, said });
         }
         self.server.scripts = true;
+        if !self.calm && self.rng.chance(self.profile.refusals / 4) {
+            self.note(|_| format!("server: r{process} call {} refused", call.id));
+            let said = Told::Refused;
+            return self.send_reply(conn, Reply { call, said });
+        }
+        self.check_order_of(&call);
         let mut said = Vec::new();
         for item in &call.ops {
             said.push(self.execute(process, item));
         }
-        let reply = Reply {
-            call: call.id,
-            said: Some(said),
-        };
-        self.send_reply(conn, reply);
+        let said = Told::Ops(said);
+        self.send_reply(conn, Reply { call, said });
+    }
+
+    /// O2: a call has one op a key, renewals aside.
+    fn check_order_of(&mut self, call: &Call) {
+        let mut keys: Vec<_> = call.ops.iter().map(|item| item.key).collect();
+        keys.sort_unstable();
+        let renews = |item: &Item| matches!(item.op, Op::Renew { .. });
+        if !call.ops.iter().any(renews) && keys.windows(2).any(|two| two[0] == two[1]) {
+            self.breach(format!("O2: two ops of one key in {call:?}"));
+        }
     }
 
     fn execute(&mut self, process: ProcessId, item: &Item) -> Said {

@@ -131,7 +131,7 @@ impl World {
         for id in 0..world.profile.registries {
             let seed = world.rng.next();
             let ppm = drift(&mut world.rng);
-            let process = Process::new(id, Clock::new(0, ppm), seed);
+            let process = Process::new(id, Clock::new(0, ppm), seed, world.profile.limits);
             world.processes.push(process);
             world.plan(world.rng.clone().below(1000), Event::Reconnect(id));
         }
