@@ -80,6 +80,10 @@
 //! The README has what happens when, fairness, and when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "test-util")]
+#[doc(hidden)]
+#[path = "bench.rs"]
+pub mod __bench;
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 #[path = "macros.rs"]

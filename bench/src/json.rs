@@ -61,10 +61,13 @@ fn machine(report: &Report) -> Value {
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
         .map(|(_, name)| name.trim().to_owned());
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags"));
+    let is_virtual = flags.map(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
     let kernel = read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned());
     json!({
         "processor": processor,
         "cores": std::thread::available_parallelism().ok().map(usize::from),
+        "virtual": is_virtual,
         "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         "kernel": kernel,
         "server": report.server,

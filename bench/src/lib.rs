@@ -13,6 +13,7 @@
 //! | `worker` | the processes that do the work, and the talk with them |
 //! | `scenarios` | what they do, a file a scenario or group |
 //! | `clock`, `journal`, `tally`, `figures` | from points in time to figures |
+//! | `readme` | what the README shows of a run |
 //! | `run`, `report`, `ratios`, `json`, `plot` | from figures to what is printed, written and drawn |
 
 mod clock;
@@ -24,6 +25,7 @@ mod monitor;
 mod options;
 mod plot;
 mod ratios;
+mod readme;
 mod report;
 mod run;
 mod scenarios;
@@ -46,6 +48,7 @@ pub fn main() -> ExitCode {
     }
     let done = match options::parse(args) {
         Ok(Wish::Run(options)) => run::run(&options),
+        Ok(Wish::Redraw) => readme::make(),
         Ok(Wish::Help) => {
             println!("{}", options::HELP);
             return ExitCode::SUCCESS;

@@ -16,6 +16,9 @@ usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTIO
   --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock)
   --json FILE   writes everything there, every round of it
   --plot DIR    draws charts there, as SVG
+  --readme      makes docs/speed.json, docs/speed.svg and the README's table of this run, which must
+                be a whole one
+  --redraw      makes the latter two of docs/speed.json again, and runs nothing
   --help        says this
 
 It prints `SCENARIO LIB FIGURE VALUE UNIT`, VALUE being the median of the rounds, and FIGURE-spread
@@ -29,11 +32,13 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
     pub(crate) json: Option<PathBuf>,
     pub(crate) plot: Option<PathBuf>,
+    pub(crate) readme: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wish {
     Run(Options),
+    Redraw,
     Help,
 }
 
@@ -46,6 +51,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
         rounds: 3,
         json: None,
         plot: None,
+        readme: false,
     };
     while let Some(arg) = args.next() {
         let (name, joined) = match arg.split_once('=') {
@@ -59,6 +65,8 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
         match name {
             // Cargo says this to every bench.
             "--bench" => {}
+            "--readme" => options.readme = true,
+            "--redraw" => return Ok(Wish::Redraw),
             "--help" | "-h" => return Ok(Wish::Help),
             "--secs" => options.secs = number(name, &value()?, 0.1..=60.0)?,
             "--rounds" => options.rounds = whole(name, &value()?, 1..=100)?,
@@ -72,6 +80,9 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
                 push_new(&mut options.scenarios, Scenario::ALL[found]);
             }
         }
+    }
+    if options.readme && (!options.scenarios.is_empty() || options.libs.len() < Lib::ALL.len()) {
+        return Err("--readme is of a whole run, with every scenario and library".to_owned());
     }
     if options.scenarios.is_empty() {
         options.scenarios = Scenario::ALL.to_vec();
@@ -160,6 +171,14 @@ mod tests {
     }
 
     #[test]
+    fn a_readme_is_of_everything() {
+        let all = options("--readme --secs 1");
+        assert!(all.readme && !options("").readme);
+        assert_eq!(all.scenarios, Scenario::ALL);
+        assert_eq!(say("--redraw"), Ok(Wish::Redraw));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (line, names) in [
             ("free-2", "free-2"),
@@ -171,6 +190,8 @@ mod tests {
             ("--rounds 0", "--rounds"),
             ("--rounds 1.5", "--rounds"),
             ("--round 1", "--round"),
+            ("--readme free-8", "--readme"),
+            ("--readme --libs bare", "--readme"),
         ] {
             let error = say(line).expect_err(line);
             assert!(error.contains(names), "{line}: {error}");

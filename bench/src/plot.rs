@@ -13,12 +13,12 @@ use crate::report::{Report, shown};
 use crate::scenarios::Scenario;
 
 const SIZE: (u32, u32) = (860, 380);
-const FONT: &str = "sans-serif";
+pub(crate) const FONT: &str = "sans-serif";
 
 /// As far from white as from black.
-const TEXT: RGBColor = RGBColor(0x78, 0x78, 0x78);
+pub(crate) const TEXT: RGBColor = RGBColor(0x78, 0x78, 0x78);
 
-fn colour(lib: Lib) -> RGBColor {
+pub(crate) fn colour(lib: Lib) -> RGBColor {
     match lib {
         Lib::Lockstream => RGBColor(0x1f, 0x8f, 0xd6),
         Lib::Bare => RGBColor(0x8a, 0x8a, 0x8a),

@@ -5,7 +5,7 @@ use crate::options::Options;
 use crate::report::{Entry, Report};
 use crate::scenarios::{Round, Scenario};
 use crate::server::Server;
-use crate::{json, plot, report};
+use crate::{json, plot, readme, report};
 
 pub(crate) fn run(options: &Options) -> Outcome<()> {
     if let Some(path) = &options.json {
@@ -37,6 +37,10 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     }
     if let Some(folder) = &options.plot {
         plot::draw(folder, &all)?;
+    }
+    if options.readme {
+        json::write(&readme::run_file(), &all)?;
+        readme::make()?;
     }
     let failed = all
         .entries

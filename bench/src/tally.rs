@@ -115,6 +115,26 @@ impl Tally {
         figures
     }
 
+    /// Of two processes on one key, of which one has one task and the other many, what each gets.
+    pub(crate) fn of_unequals(&self, [one, many]: [Self; 2]) -> Vec<Figure> {
+        let share = |part: &Self| 100.0 * part.acquisitions as f64 / self.acquisitions as f64;
+        let turns = many.most_turns as f64 / many.fewest_turns.max(1) as f64;
+        let mut figures = vec![
+            Figure::new("one-acquisitions", one.rate(one.acquisitions), "acq/s"),
+            Figure::new("one-share", share(&one), "%"),
+        ];
+        figures.extend(one.wait("one-wait-p50", 50.0));
+        figures.extend([
+            Figure::new("one-maxwait", one.longest_wait / 1e3, "ms"),
+            Figure::new("many-acquisitions", many.rate(many.acquisitions), "acq/s"),
+            Figure::new("many-share", share(&many), "%"),
+            Figure::new("many-turns", turns, "most/fewest"),
+        ]);
+        figures.extend(many.wait("many-wait-p50", 50.0));
+        figures.push(Figure::new("many-maxwait", many.longest_wait / 1e3, "ms"));
+        figures
+    }
+
     fn rate(&self, count: usize) -> f64 {
         count as f64 / self.secs
     }
@@ -173,6 +193,28 @@ mod tests {
         assert_eq!(value(&figures, "changes"), 6.0);
         assert_eq!(value(&figures, "turns"), 2.0);
         assert_eq!(value(&figures, "maxwait"), 1_000.0);
+    }
+
+    #[test]
+    fn each_process_has_its_share() {
+        let one = [diary(&[(1_000, 1_003)], Some(1_100))];
+        let many = [
+            diary(&[(1_000, 1_001), (1_001, 1_004)], None),
+            diary(&[(1_000, 1_002)], None),
+        ];
+        let all = [one.as_slice(), &many].concat();
+        let parts = [one.as_slice(), &many].map(|part| Tally::of(part, WINDOW));
+        let figures = Tally::of(&all, WINDOW).of_unequals(parts);
+        for (name, expected) in [
+            ("one-share", 25.0),
+            ("one-acquisitions", 2.0),
+            ("one-maxwait", 400.0),
+            ("many-share", 75.0),
+            ("many-turns", 2.0),
+            ("many-maxwait", 3.0),
+        ] {
+            assert_eq!(value(&figures, name), expected, "{name}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod handover;
 mod held;
 mod many_keys;
 mod turns;
+mod waiters;
 mod waiting;
 
 use serde::{Deserialize, Serialize};
@@ -27,10 +28,13 @@ pub(crate) enum Scenario {
     Handover,
     Held100k,
     ManyKeys,
+    Fair1To100,
+    Fair1To100Nopass,
+    Waiters10k,
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Free1,
         Self::Free8,
         Self::Free64,
@@ -42,6 +46,9 @@ impl Scenario {
         Self::Handover,
         Self::Held100k,
         Self::ManyKeys,
+        Self::Fair1To100,
+        Self::Fair1To100Nopass,
+        Self::Waiters10k,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -57,12 +64,22 @@ impl Scenario {
             Self::Handover => "handover",
             Self::Held100k => "held-100k",
             Self::ManyKeys => "many-keys",
+            Self::Fair1To100 => "fair-1-100",
+            Self::Fair1To100Nopass => "fair-1-100-nopass",
+            Self::Waiters10k => "waiters-10k",
         }
     }
 
     /// Whether it is run once, for lockstream alone.
     pub(crate) fn is_ours_alone(self) -> bool {
-        matches!(self, Self::Held100k | Self::ManyKeys)
+        matches!(
+            self,
+            Self::Held100k
+                | Self::ManyKeys
+                | Self::Fair1To100
+                | Self::Fair1To100Nopass
+                | Self::Waiters10k
+        )
     }
 }
 
@@ -83,6 +100,7 @@ impl Round<'_> {
             Scenario::Handover => handover::round(&mut self),
             Scenario::Held100k => held::round(&mut self),
             Scenario::ManyKeys => many_keys::round(&mut self),
+            Scenario::Waiters10k => waiters::round(&mut self),
             _ => turns::round(&mut self),
         }
     }
@@ -112,6 +130,7 @@ pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
     match (job.scenario, job.lib) {
         (Scenario::Held100k, _) => held::work(&job, boss).await,
         (Scenario::ManyKeys, _) => many_keys::work(&job, boss).await,
+        (Scenario::Waiters10k, _) => waiters::work(&job, boss).await,
         (_, Lib::Lockstream) => work_with::<Lockstream>(job, boss).await,
         (_, Lib::Bare) => work_with::<Bare>(job, boss).await,
         (_, Lib::Rslock) => work_with::<Rslock>(job, boss).await,

@@ -1,4 +1,4 @@
-//! `free-*` and `hot-*`: tasks that take a lock and give it back, again and again.
+//! `free-*`, `hot-*` and `fair-*`: tasks that take a lock and give it back, again and again.
 //!
 //! Nothing is done under the lock, and nothing between two turns: what is measured is the lock.
 
@@ -27,10 +27,9 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The stretch in which calls are counted, and rates are not taken.
 const COUNTED_SECS: f64 = 0.4;
 
-/// How many processes of how many tasks.
+/// How many tasks each process has.
 struct Shape {
-    processes: usize,
-    tasks: usize,
+    tasks: &'static [usize],
     /// All on one key, or each on its own.
     one_key: bool,
     passes: Passes,
@@ -38,21 +37,21 @@ struct Shape {
 
 impl Shape {
     fn of(scenario: Scenario) -> Self {
-        let (processes, tasks, one_key) = match scenario {
-            Scenario::Free1 => (1, 1, false),
-            Scenario::Free8 => (1, 8, false),
-            Scenario::Free64 => (1, 64, false),
-            Scenario::Free256 => (1, 256, false),
-            Scenario::HotLocal => (1, 16, true),
-            Scenario::HotProcesses | Scenario::HotProcessesNopass => (4, 4, true),
+        let (tasks, one_key): (&[usize], bool) = match scenario {
+            Scenario::Free1 => (&[1], false),
+            Scenario::Free8 => (&[8], false),
+            Scenario::Free64 => (&[64], false),
+            Scenario::Free256 => (&[256], false),
+            Scenario::HotLocal => (&[16], true),
+            Scenario::HotProcesses | Scenario::HotProcessesNopass => (&[4; 4], true),
+            Scenario::Fair1To100 | Scenario::Fair1To100Nopass => (&[1, 100], true),
             other => unreachable!("{} is in another file", other.name()),
         };
         let passes = match scenario {
-            Scenario::HotProcessesNopass => Passes::None,
+            Scenario::HotProcessesNopass | Scenario::Fair1To100Nopass => Passes::None,
             _ => Passes::Default,
         };
         Self {
-            processes,
             tasks,
             one_key,
             passes,
@@ -90,8 +89,13 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     let each = 1e6 / turns(&diaries)?;
     figures.push(Figure::new("clients-cpu", processor_secs * each, "us/acq"));
     figures.push(Figure::new("server-cpu", server_secs * each, "us/acq"));
-    if round.scenario == Scenario::HotProcessesNopass {
-        figures.push(calls(round, &shape)?);
+    match round.scenario {
+        Scenario::HotProcessesNopass => figures.push(calls(round, &shape)?),
+        Scenario::Fair1To100 | Scenario::Fair1To100Nopass => {
+            let (one, hundred) = diaries.split_at(shape.tasks[0]);
+            figures.extend(tally.of_unequals([one, hundred].map(|part| Tally::of(part, window))));
+        }
+        _ => {}
     }
     Ok(figures)
 }
@@ -116,14 +120,14 @@ fn turns(diaries: &[Diary]) -> Outcome<f64> {
 }
 
 fn hire(round: &Round<'_>, shape: &Shape, secs: f64) -> Outcome<Vec<Worker>> {
-    (0..shape.processes)
+    (0..shape.tasks.len())
         .map(|role| round.hire(role, secs))
         .collect()
 }
 
 /// What all processes did.
 struct Work {
-    /// One for each task.
+    /// One for each task, process by process.
     diaries: Vec<Diary>,
     processor_secs: f64,
 }
@@ -154,7 +158,8 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     let lib: Arc<L> = Arc::new(connect(job, shape.passes).await?);
     // As much as the quickest of tasks could fill; a list that grows is a wait for its task, and
     // for all others on its key.
-    let room = (job.secs * 3e6 / shape.tasks as f64) as usize + 10_000;
+    let tasks_here = shape.tasks[job.role];
+    let room = (job.secs * 3e6 / tasks_here as f64) as usize + 10_000;
     let (sender, written) = mpsc::channel();
     let begin = boss.ready().await?;
     let end = begin + LEAD + clock::nanos(job.secs);
@@ -162,7 +167,7 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     let processor_before = clock::processor_time();
 
     let mut tasks = JoinSet::new();
-    for task in 0..shape.tasks {
+    for task in 0..tasks_here {
         let lock = if shape.one_key {
             lib.lock("hot")
         } else {

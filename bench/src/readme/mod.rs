@@ -1,0 +1,171 @@
+//! The chart and the table that the crate's README shows, made of one run: `--readme`.
+//!
+//! `docs/speed.json` is that run, as `--json` writes it. The chart and the table come from there and
+//! from nowhere else, and a test sees to it that they are those of the run.
+
+mod chart;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::libs::{Lib, Outcome, told};
+use crate::scenarios::Scenario;
+
+/// What stands around the part of the README that is made here.
+const BEGIN: &str = "<!-- speed -->\n";
+const END: &str = "<!-- /speed -->\n";
+
+/// The run that the README shows.
+pub(crate) struct Speed(Value);
+
+impl Speed {
+    fn parse(text: &str) -> Outcome<Self> {
+        serde_json::from_str(text)
+            .map(Self)
+            .map_err(told("docs/speed.json"))
+    }
+
+    fn median(&self, scenario: Scenario, lib: Lib, figure: &str) -> Option<f64> {
+        let entry = self.0["results"].as_array()?.iter().find(|entry| {
+            entry["scenario"].as_str() == Some(scenario.name())
+                && entry["lib"].as_str() == Some(lib.name())
+        });
+        let figures = entry?["figures"].as_array()?;
+        let figure = figures
+            .iter()
+            .find(|one| one["figure"].as_str() == Some(figure));
+        figure?["median"].as_f64()
+    }
+
+    /// Where and how it was taken, in words.
+    fn place(&self) -> String {
+        let machine = &self.0["machine"];
+        let cores = machine["cores"].as_u64().unwrap_or(0);
+        let of = match machine["virtual"].as_bool() {
+            Some(true) => " of a virtual machine",
+            _ => "",
+        };
+        let system = machine["system"].as_str().unwrap_or("an unknown system");
+        let server = machine["server"].as_str().unwrap_or("an unknown server");
+        let (secs, rounds) = (&self.0["secs"], &self.0["rounds"]);
+        let rounds = match rounds.as_u64() {
+            Some(1) | None => format!("one round of {secs} s each"),
+            Some(many) => format!("the median of {many} rounds of {secs} s each"),
+        };
+        format!("{cores} cores{of} ({system}), {server} over loopback, {rounds}")
+    }
+}
+
+/// Where the file of the run is.
+pub(crate) fn run_file() -> PathBuf {
+    root().join("docs/speed.json")
+}
+
+/// Makes the chart and the table of the run in `docs/speed.json`.
+pub(crate) fn make() -> Outcome<()> {
+    let speed = Speed::parse(&read(&run_file())?)?;
+    let chart = root().join("docs/speed.svg");
+    write(&chart, &chart::draw(&speed)?)?;
+    let readme = root().join("README.md");
+    let text = with_part(&read(&readme)?, &part(&speed))?;
+    write(&readme, &text)
+}
+
+/// What stands in the README between [`BEGIN`] and [`END`].
+fn part(speed: &Speed) -> String {
+    let alt = "How fast it is beside three others. The table below has the same figures.";
+    let (place, table) = (speed.place(), table::of(speed));
+    let alone = table::of_ours_alone(speed);
+    format!(
+        "![{alt}](docs/speed.svg)\n\nOn {place}. Scales with marks are logarithmic.\n\n{table}\n{alone}"
+    )
+}
+
+fn with_part(readme: &str, part: &str) -> Outcome<String> {
+    let split = readme.split_once(BEGIN);
+    let split = split.and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let (before, after) = split.ok_or("README.md has no <!-- speed --> and <!-- /speed -->")?;
+    Ok(format!("{before}{BEGIN}{part}{END}{after}"))
+}
+
+/// A number with as many digits as a run bears out.
+fn short(value: f64) -> String {
+    let (value, unit) = match value.abs() {
+        1e6.. => (value / 1e6, " M"),
+        1e3.. => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let text = match value.abs() {
+        100.0.. => return format!("{value:.0}{unit}"),
+        10.0.. => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    };
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{text}{unit}")
+}
+
+fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("the bench is in the workspace")
+}
+
+fn read(path: &Path) -> Outcome<String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Outcome<()> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_shows_the_run_that_is_in_docs() {
+        let speed = Speed::parse(&read(&run_file()).unwrap()).unwrap();
+        let readme = read(&root().join("README.md")).unwrap();
+        let again = "make it anew: cargo bench -p lockstream-bench --bench scenarios -- --redraw";
+        assert!(
+            readme == with_part(&readme, &part(&speed)).unwrap(),
+            "README.md is not of docs/speed.json; {again}"
+        );
+        let chart = read(&root().join("docs/speed.svg")).unwrap();
+        assert!(
+            chart == chart::draw(&speed).unwrap(),
+            "docs/speed.svg is not of docs/speed.json; {again}"
+        );
+    }
+
+    #[test]
+    fn only_what_is_between_the_marks_is_replaced() {
+        let readme = format!("a\n{BEGIN}old\n{END}b\n");
+        let new = with_part(&readme, "new\n").unwrap();
+        assert_eq!(new, format!("a\n{BEGIN}new\n{END}b\n"));
+        assert!(with_part("a\n", "new\n").is_err());
+        assert!(with_part(&format!("{END}{BEGIN}"), "new\n").is_err());
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.2, "0.2"),
+            (0.034, "0.03"),
+            (1.003, "1"),
+            (1.026, "1.03"),
+            (96.03, "96"),
+            (720.4, "720"),
+            (1_000.0, "1 k"),
+            (9_876.0, "9.88 k"),
+            (51_804.0, "51.8 k"),
+            (143_219.0, "143 k"),
+            (1_250_000.0, "1.25 M"),
+        ] {
+            assert_eq!(short(value), text);
+        }
+    }
+}

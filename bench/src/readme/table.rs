@@ -1,0 +1,143 @@
+use std::fmt::Write;
+
+use super::{Speed, short};
+use crate::libs::Lib;
+use crate::scenarios::Scenario;
+
+/// What is done, where it was measured, and the figure.
+const ROWS: [(&str, Scenario, &str); 16] = [
+    ("1 task, free keys: pairs/s", Scenario::Free1, "pairs"),
+    ("8 tasks", Scenario::Free8, "pairs"),
+    ("64 tasks", Scenario::Free64, "pairs"),
+    ("256 tasks", Scenario::Free256, "pairs"),
+    (
+        "16 tasks, one key: acquisitions/s",
+        Scenario::HotLocal,
+        "acquisitions",
+    ),
+    (
+        "by another task than the last",
+        Scenario::HotLocal,
+        "changes",
+    ),
+    (
+        "turns of the luckiest task to those of the unluckiest",
+        Scenario::HotLocal,
+        "turns",
+    ),
+    ("longest wait, ms", Scenario::HotLocal, "maxwait"),
+    (
+        "4 processes of 4 tasks, one key: acquisitions/s",
+        Scenario::HotProcesses,
+        "acquisitions",
+    ),
+    (
+        "by another task than the last",
+        Scenario::HotProcesses,
+        "changes",
+    ),
+    (
+        "turns of the luckiest to those of the unluckiest",
+        Scenario::HotProcesses,
+        "turns",
+    ),
+    ("longest wait, ms", Scenario::HotProcesses, "maxwait"),
+    (
+        "release in one process to held in another, median, µs",
+        Scenario::Handover,
+        "p50",
+    ),
+    ("99 of 100 within, µs", Scenario::Handover, "p99"),
+    (
+        "1,000 tasks wait for a held key: commands/s",
+        Scenario::Waiting1000,
+        "commands",
+    ),
+    (
+        "server's processor time for a pair at 64 tasks, µs",
+        Scenario::Free64,
+        "server-cpu",
+    ),
+];
+
+/// In Markdown: a row a figure, a column a library; what is indented belongs to the row above it.
+pub(super) fn of(speed: &Speed) -> String {
+    let mut text = String::from("| |");
+    for lib in Lib::ALL {
+        write!(text, " {} |", lib.name()).expect("a String takes everything");
+    }
+    text.push_str("\n|---|");
+    text.push_str(&"--:|".repeat(Lib::ALL.len()));
+    text.push('\n');
+    for (name, scenario, figure) in ROWS {
+        write!(text, "| {name} |").expect("a String takes everything");
+        for lib in Lib::ALL {
+            // What failed in every round has no figure.
+            let value = speed.median(scenario, lib, figure);
+            let value = value.map_or("–".to_owned(), short);
+            write!(text, " {value} |").expect("a String takes everything");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// What was measured for lockstream alone, a sentence each; nothing of what was not.
+pub(super) fn of_ours_alone(speed: &Speed) -> String {
+    let of = |scenario, figure| speed.median(scenario, Lib::Lockstream, figure);
+    let leases = || {
+        let (bytes, cpu) = (
+            of(Scenario::Held100k, "bytes")?,
+            of(Scenario::Held100k, "cpu")?,
+        );
+        let (bytes, cpu) = (bytes.round(), short(100.0 * cpu));
+        Some(format!(
+            "- 100,000 leases held and renewed in one process: {bytes} bytes each and {cpu} % of a core.\n"
+        ))
+    };
+    let waiters = || {
+        let own = of(Scenario::Waiters10k, "own-bytes")?.round();
+        let task = of(Scenario::Waiters10k, "task-bytes")?.round();
+        let served = short(of(Scenario::Waiters10k, "served")?);
+        Some(format!(
+            "- 10,000 tasks of one process that wait for a key: {own} bytes each beside the task's own \
+             {task}; each has had its turn {served} ms after the release.\n"
+        ))
+    };
+    let keys = || {
+        let left = of(Scenario::ManyKeys, "left")?;
+        Some(format!(
+            "- 1,000,000 different keys locked once each: {left} entries and keys left.\n"
+        ))
+    };
+    [leases(), waiters(), keys()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_a_cell_for_each_library_also_for_one_that_failed() {
+        let speed = r#"{"results": [
+            {"scenario": "free-8", "lib": "bare", "figures": [{"figure": "pairs", "median": 31400.0}]},
+            {"scenario": "free-8", "lib": "rslock", "figures": []}
+        ]}"#;
+        let table = of(&Speed::parse(speed).unwrap());
+        assert!(
+            table.contains("\n| 8 tasks | – | 31.4 k | – | – |\n"),
+            "{table}"
+        );
+        let rows: Vec<&str> = table.lines().collect();
+        assert_eq!(rows.len(), 2 + ROWS.len());
+        let cells = |row: &&str| row.matches('|').count();
+        assert!(
+            rows.iter()
+                .map(cells)
+                .all(|cells| cells == 2 + Lib::ALL.len())
+        );
+    }
+}
