@@ -66,7 +66,7 @@ impl Turns {
             keeps: false,
             patience: Patience::Stand,
             until: FOREVER,
-            repeats: Repeats(Box::new(|| None)),
+            repeats: Repeats::Begun(Box::new(|| None)),
         };
         let id = self.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
         self.line.push_back(id);
