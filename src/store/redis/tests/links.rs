@@ -53,6 +53,31 @@ async fn what_piles_up_shares_calls_and_a_lone_op_goes_at_once() {
     assert!((10..=20).contains(&calls), "{calls} calls for 640 ops");
 }
 
+/// A worker runs what its last task woke before what waits in its queue: the session's task before
+/// the other callers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn tasks_that_were_woken_together_share_the_next_call() {
+    let server = RedisServer::start();
+    let locks = crate::LockRegistry::connect(server.url()).await.unwrap();
+    let first = locks.obtain("first").lease().await.unwrap();
+    first.release().await.unwrap();
+    server.reset_stats();
+    let tasks = (0..16).map(|task| {
+        let lock = locks.obtain(format!("k{task}"));
+        tokio::spawn(async move {
+            for _ in 0..20 {
+                let lease = lock.lease().await.unwrap();
+                lease.release().await.unwrap();
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let calls = server.calls("evalsha");
+    assert!((1..=160).contains(&calls), "{calls} calls for 640 ops");
+}
+
 #[tokio::test]
 async fn o2_ops_of_one_key_are_done_in_order() {
     let server = RedisServer::start();

@@ -13,6 +13,16 @@ async fn a_dropped_session_closes_its_connection() {
     one.down().await;
 }
 
+/// The client would have a second one for the socket, and every call would pass through both.
+#[tokio::test]
+async fn a_session_has_one_task_which_does_everything() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    won(&one.outcome("k", attempt(1)).await);
+    let metrics = tokio::runtime::Handle::current().metrics();
+    assert_eq!(metrics.num_alive_tasks(), 1);
+}
+
 #[tokio::test]
 async fn a_session_dropped_while_it_pauses_ends_its_task() {
     let mut server = RedisServer::start();
