@@ -295,10 +295,12 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
 }
 
+type Asked = (Arc<str>, Op);
+
 /// A store that answers when it is told to, to all at once.
 #[derive(Clone, Debug, Default)]
 struct Silent {
-    asked: Arc<Mutex<Vec<(Arc<str>, Op)>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
 }
 
 impl Session for Silent {
@@ -309,7 +311,7 @@ impl Session for Silent {
     }
 
     fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
-        unimplemented!("nobody looks")
+        unreachable!("nobody looks")
     }
 }
 
@@ -325,7 +327,7 @@ impl Silent {
     /// Answers whatever was asked.
     fn answers(&self) -> Vec<News> {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap());
-        let answer = |(key, op): (Arc<str>, Op)| {
+        let answer = |(key, op): Asked| {
             let outcome = match op {
                 Op::Release { .. } => Outcome::Gone { held: true },
                 _ => Outcome::Won { draw: 1 },
