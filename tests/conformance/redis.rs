@@ -1,23 +1,51 @@
-//! A Redis server of the case's own, in real time, behind a proxy that breaks the wire.
+//! A server of the case's own, in real time, behind a proxy that breaks the wire.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
-use crate::support::{Proxy, RedisServer, Way};
+use crate::support::{Program, Proxy, RedisServer, Way};
 use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
 
+/// Which server a world is on.
+pub(crate) trait Make: Send + Sync + 'static {
+    const PROGRAM: Program;
+}
+
+macro_rules! makes {
+    ($($make:ident, $world:ident: $doc:literal)*) => {$(
+        #[derive(Debug)]
+        pub(crate) struct $make;
+
+        impl Make for $make {
+            const PROGRAM: Program = Program::$make;
+        }
+
+        #[doc = $doc]
+        pub(crate) type $world = On<$make>;
+    )*};
+}
+
+makes! {
+    Usual, Redis: "On what everything runs on."
+    Valkey, OnValkey: "On Valkey 9.1."
+    Redis8, OnRedis8: "On Redis 8.2."
+    Redis6, OnRedis6: "On Redis 6.2."
+}
+
 #[derive(Debug)]
-pub(crate) struct Redis {
+pub(crate) struct On<M> {
     // Dropped first: what connects through it must not see the server go.
     proxy: Proxy,
     server: RedisServer,
     watch: Watch,
+    make: PhantomData<M>,
 }
 
-impl Redis {
+impl<M: Make> On<M> {
     pub(crate) fn server(&self) -> &RedisServer {
         &self.server
     }
@@ -39,18 +67,19 @@ impl Redis {
     }
 }
 
-impl World for Redis {
+impl<M: Make> World for On<M> {
     const LATE: Duration = ms(500);
     const PAUSED: bool = false;
 
     fn new() -> Self {
-        let server = RedisServer::start();
+        let server = RedisServer::builder().program(M::PROGRAM).start();
         let proxy = Proxy::to(&server);
         let watch = Watch::new();
         Self {
             proxy,
             server,
             watch,
+            make: PhantomData,
         }
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
+//! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `ports.rs` | which port may a test listen on? |
@@ -21,6 +22,7 @@
 mod keeper;
 mod ports;
 mod process;
+mod program;
 mod proxy;
 mod server;
 
@@ -28,6 +30,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 pub use process::{Role, Worker};
+pub use program::Program;
 pub use proxy::{Proxy, Way};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder};
 
