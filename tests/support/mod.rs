@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};
-pub use server::{ClientRow, RedisServer, RedisServerBuilder};
+pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
 
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

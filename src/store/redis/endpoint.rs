@@ -50,6 +50,13 @@ impl Endpoint {
         Ok(Self::of(&client))
     }
 
+    /// The same with certificates.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn secured(self, certificates: &super::tls::Certificates) -> Result<Self, Fault> {
+        let client = certificates.apply(self.resp3.get_connection_info())?;
+        Ok(Self::of(&client))
+    }
+
     /// The server and user of a client, whatever protocol it was made for.
     pub(super) fn of(client: &Client) -> Self {
         let info = client.get_connection_info();

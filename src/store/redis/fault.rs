@@ -13,7 +13,14 @@ use crate::StoreError;
 pub(super) enum Fault {
     #[error("not a Redis url: {reason}")]
     Url { reason: String },
-    #[error("cannot connect to Redis at {address}: {source}")]
+    /// Nothing of them is shown.
+    #[cfg(feature = "tls-rustls")]
+    #[error("the certificates cannot be used: {reason}")]
+    Certificates { reason: String },
+    #[error(
+        "cannot connect to Redis at {address}: {}{source}",
+        disbelieved(source)
+    )]
     Connect {
         address: Arc<str>,
         source: RedisError,
@@ -49,14 +56,30 @@ impl Fault {
     fn is_lasting(&self) -> bool {
         match self {
             Self::Url { .. } => true,
+            #[cfg(feature = "tls-rustls")]
+            Self::Certificates { .. } => true,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
             Self::Connect { source, .. } => match source.kind() {
                 ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
+                _ if disbelief(source).is_some() => true,
                 _ => Refusal::of(source).is_some_and(|refusal| refusal.is_lasting()),
             },
             _ => false,
         }
     }
+}
+
+#[cfg(feature = "tls-rustls")]
+use super::tls::disbelief;
+
+/// Without TLS nobody asks for a certificate.
+#[cfg(not(feature = "tls-rustls"))]
+fn disbelief(_: &RedisError) -> Option<&'static str> {
+    None
+}
+
+fn disbelieved(error: &RedisError) -> String {
+    disbelief(error).map_or_else(String::new, |why| format!("{why}: "))
 }
 
 impl From<Fault> for StoreError {

@@ -2,7 +2,7 @@
 //!
 //! | file | what it answers |
 //! |---|---|
-//! | `store`, `endpoint` | how is a server named, and connected to? |
+//! | `store`, `endpoint`, `tls` | how is a server named, and connected to? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
@@ -26,9 +26,11 @@ mod serve;
 mod session;
 mod setup;
 mod store;
+#[cfg(feature = "tls-rustls")]
+mod tls;
 mod traffic;
 
-pub use self::store::{ConnectStore, RedisStore};
+pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]
 mod tests;

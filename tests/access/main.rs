@@ -1,0 +1,31 @@
+//! Who gets in, with which rights, and what is never shown of it.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `authority.rs` | who makes a certificate? |
+//! | `tls.rs` | which certificates are believed, and what is said of those that are not? |
+#![cfg(all(feature = "redis", feature = "test-util"))]
+
+#[cfg(feature = "tls-rustls")]
+mod authority;
+#[path = "../support/mod.rs"]
+mod support;
+#[cfg(feature = "tls-rustls")]
+mod tls;
+
+use std::time::Duration;
+
+use lockstream::{LockError, StoreError};
+
+/// For what takes a reconnect and some round trips; far below the usual ttl and wait.
+pub(crate) const BOUND: Duration = Duration::from_secs(5);
+
+/// The store's word in an error.
+#[track_caller]
+pub(crate) fn told<T>(result: Result<T, LockError>) -> StoreError {
+    match result {
+        Err(LockError::Store { source, .. }) => source,
+        Err(other) => panic!("not the store's: {other:?}"),
+        Ok(_) => panic!("it should not have worked"),
+    }
+}
