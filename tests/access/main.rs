@@ -3,11 +3,17 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `authority.rs` | who makes a certificate? |
+//! | `log.rs` | what was logged? |
+//! | `rights.rs` | which rights are needed, and what is said of one that is missing? |
 //! | `tls.rs` | which certificates are believed, and what is said of those that are not? |
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 #[cfg(feature = "tls-rustls")]
 mod authority;
+#[path = "../support/hearing.rs"]
+mod hearing;
+mod log;
+mod rights;
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(feature = "tls-rustls")]

@@ -6,13 +6,16 @@ use std::time::Duration;
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
-use crate::support::{Program, Proxy, RedisServer, Way};
+use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
 
 /// Which server a world is on.
 pub(crate) trait Make: Send + Sync + 'static {
     const PROGRAM: Program;
+
+    /// Whether registries are a user who may do what the documentation says is needed, and nothing else.
+    const MEEK: bool = false;
 }
 
 macro_rules! makes {
@@ -37,6 +40,17 @@ makes! {
 }
 
 #[derive(Debug)]
+pub(crate) struct Meek;
+
+impl Make for Meek {
+    const PROGRAM: Program = Program::Usual;
+    const MEEK: bool = true;
+}
+
+/// On what everything runs on, with the least rights.
+pub(crate) type WithLeastRights = On<Meek>;
+
+#[derive(Debug)]
 pub(crate) struct On<M> {
     // Dropped first: what connects through it must not see the server go.
     proxy: Proxy,
@@ -58,6 +72,14 @@ impl<M: Make> On<M> {
         &self.proxy
     }
 
+    fn url(&self) -> String {
+        if M::MEEK {
+            self.proxy.url_with("lockstream", "password", 0)
+        } else {
+            self.proxy.url()
+        }
+    }
+
     fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(ms(2000))
@@ -72,7 +94,11 @@ impl<M: Make> World for On<M> {
     const PAUSED: bool = false;
 
     fn new() -> Self {
-        let server = RedisServer::builder().program(M::PROGRAM).start();
+        let mut server = RedisServer::builder().program(M::PROGRAM);
+        if M::MEEK {
+            server = server.config(format!("user {}", least_rights().join(" ")));
+        }
+        let server = server.start();
         let proxy = Proxy::to(&server);
         let watch = Watch::new();
         Self {
@@ -88,11 +114,11 @@ impl<M: Make> World for On<M> {
     }
 
     async fn builder(&self) -> Builder {
-        self.settle(RedisStore::connect(self.proxy.url()).await.unwrap())
+        self.settle(RedisStore::connect(self.url()).await.unwrap())
     }
 
     fn lazy_builder(&self) -> Builder {
-        self.settle(RedisStore::connect_lazy(self.proxy.url()).unwrap())
+        self.settle(RedisStore::connect_lazy(self.url()).unwrap())
     }
 
     fn set_offline(&self, offline: bool) {

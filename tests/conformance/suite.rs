@@ -36,7 +36,7 @@ async fn assert_nothing_left<W: World>(world: &W) {
 }
 
 /// Makes a test of every case on every store, by the name `store::module::case`; of those that are marked `#[core]` on
-/// every kind of server.
+/// every kind of server, and with the least rights.
 #[macro_export]
 macro_rules! suite {
     ($($module:ident: $kind:ident { $($(#[$mark:ident])? $case:ident),* $(,)? })*) => {
@@ -65,6 +65,10 @@ macro_rules! suite {
         $crate::core! { on_redis_8, OnRedis8, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
         $crate::core! { on_redis_6, OnRedis6, $($module: $kind { $([$($mark)?] $case)* })* }
+        #[cfg(feature = "redis")]
+        $crate::core! {
+            with_least_rights, WithLeastRights, $($module: $kind { $([$($mark)?] $case)* })*
+        }
 
         /// A suite that lost its cases, or its second store, must not pass in silence.
         #[test]
@@ -80,7 +84,7 @@ macro_rules! suite {
                 }
             }
             #[cfg(feature = "redis")]
-            for server in ["on_valkey", "on_redis_8", "on_redis_6"] {
+            for server in ["on_valkey", "on_redis_8", "on_redis_6", "with_least_rights"] {
                 assert_eq!($crate::suite::count_in(&tests, server), $crate::CORE, "{server}");
             }
         }
@@ -131,7 +135,7 @@ macro_rules! redis_alone {
                 let cases = [$(stringify!($case)),*].map(|case| format!("on_redis_alone::{case}: test"));
                 assert_eq!(cases.len(), $crate::CASES_OF_REDIS_ALONE);
                 assert!(cases.iter().all(|case| tests.contains(case)));
-                for server in ["on_valkey_alone", "on_redis_8_alone", "on_redis_6_alone"] {
+                for server in ["on_valkey_alone", "on_redis_8_alone", "on_redis_6_alone", "with_least_rights_alone"] {
                     let cases = $crate::suite::count_in(&tests, server);
                     assert_eq!(cases, $crate::CORE_OF_REDIS_ALONE, "{server}");
                 }
@@ -141,6 +145,11 @@ macro_rules! redis_alone {
         $crate::core! { on_valkey_alone, OnValkey, redis_alone: in_runtime { $([$($mark)?] $case)* } }
         $crate::core! { on_redis_8_alone, OnRedis8, redis_alone: in_runtime { $([$($mark)?] $case)* } }
         $crate::core! { on_redis_6_alone, OnRedis6, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! {
+            with_least_rights_alone, WithLeastRights, redis_alone: in_runtime {
+                $([$($mark)?] $case)*
+            }
+        }
     };
 }
 

@@ -7,6 +7,7 @@
 //! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
 //! | `process.rs` | how does a test get a second process? |
+//! | `rights.rs` | which rights are enough? |
 //! | `ports.rs` | which port may a test listen on? |
 //! | `hearing.rs` | how does a test hear all that its thread logs? (It stands by itself.) |
 //!
@@ -24,6 +25,7 @@ mod ports;
 mod process;
 mod program;
 mod proxy;
+mod rights;
 mod server;
 
 use std::fmt::Display;
@@ -32,6 +34,7 @@ use std::time::{Duration, Instant};
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};
+pub use rights::least_rights;
 pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
 
 /// Between two looks at a condition that nobody announces.

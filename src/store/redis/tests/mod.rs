@@ -15,6 +15,7 @@ mod hearing;
 mod links;
 mod queue;
 mod registry;
+mod rights;
 mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
