@@ -5,7 +5,9 @@
 //! | `authority.rs` | who makes a certificate? |
 //! | `log.rs` | what was logged? |
 //! | `rights.rs` | which rights are needed, and what is said of one that is missing? |
+//! | `secrets.rs` | what is never shown? |
 //! | `tls.rs` | which certificates are believed, and what is said of those that are not? |
+//! | `words.rs` | what if a url or a key is any text at all? |
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 #[cfg(feature = "tls-rustls")]
@@ -14,10 +16,12 @@ mod authority;
 mod hearing;
 mod log;
 mod rights;
+mod secrets;
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(feature = "tls-rustls")]
 mod tls;
+mod words;
 
 use std::time::Duration;
 

@@ -145,11 +145,11 @@ suite! {
         #[core]
         a_lease_goes_from_process_to_process,
         a_registry_adopts_what_it_left,
-        #[core]
         what_is_not_there_cannot_be_adopted,
         #[core]
         of_many_that_adopt_one_is_served,
         who_waits_here_waits_on_behind_an_adoption,
+        #[core]
         an_adopted_lease_is_renewed,
         an_outage_does_not_lose_what_is_detached,
         adoptions_that_cannot_be,

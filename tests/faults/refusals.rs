@@ -45,7 +45,10 @@ async fn passes(server: &RedisServer, scene: Scene, code: &str, mend: impl FnOnc
     let error = refused(&scene.waiting, code).await;
     assert!(error.is_retryable(), "{error}");
     let begin = Instant::now();
-    told(scene.holding.obtain("other").acquire_within(ms(300)).await, code);
+    told(
+        scene.holding.obtain("other").acquire_within(ms(300)).await,
+        code,
+    );
     assert!(begin.elapsed() >= ms(290), "{code}: {:?}", begin.elapsed());
     let patient = tokio::spawn(scene.holding.obtain("patient").lease());
     sleep(ms(200)).await;
@@ -209,7 +212,8 @@ async fn loading() {
         .config("key-load-delay 1000")
         .start();
     let scene = Scene::set(&server, &server.url(), LONG).await;
-    let writes = "for _ = 1, 5000 do redis.call('SET', 'filler', '') end redis.call('DEL', 'filler')";
+    let writes =
+        "for _ = 1, 5000 do redis.call('SET', 'filler', '') end redis.call('DEL', 'filler')";
     server.cmd(&["EVAL", writes, "0"]);
     let restarting = tokio::task::spawn_blocking(move || {
         server.restart();

@@ -31,10 +31,11 @@ impl Endpoint {
             reason: reason.to_owned(),
         };
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-        let is_tls = matches!(scheme, "rediss" | "valkeys");
-        if is_tls && url.ends_with("#insecure") {
+        let scheme = scheme.to_ascii_lowercase();
+        let is_tls = matches!(&*scheme, "rediss" | "valkeys");
+        if !scheme.contains("unix") && has_unescaped(url) {
             return Err(invalid(
-                "TLS without a check of the server's certificate is not offered",
+                "a user or password that holds / ? or # must have them percent-encoded (%2F %3F %23)",
             ));
         }
         let client = Client::open(url).map_err(|error| {
@@ -47,6 +48,11 @@ impl Endpoint {
                 invalid(&format!("{text}; expected {EXPECTED}"))
             }
         })?;
+        if let ConnectionAddr::TcpTls { insecure: true, .. } = client.get_connection_info().addr() {
+            return Err(invalid(
+                "TLS without a check of the server's certificate is not offered",
+            ));
+        }
         Ok(Self::of(&client))
     }
 
@@ -147,6 +153,14 @@ impl Endpoint {
                 }
             })
     }
+}
+
+/// Whether the part before the `@` ends too early: the rest of a password would be taken for something that is shown,
+/// such as a host.
+fn has_unescaped(url: &str) -> bool {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let end = authority.find(['/', '?', '#']);
+    end.is_some_and(|end| authority[end..].contains('@'))
 }
 
 /// Of the client's own time-outs only connecting is on; the link watches all the rest (O4).
