@@ -1,5 +1,5 @@
 use std::error::Error;
-use std::fmt::{Debug, Display};
+use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
@@ -29,7 +29,7 @@ fn shows_nothing(shown: &(impl Debug + ?Sized)) {
 
 /// Nor in what is told of the error, or of what caused it.
 #[track_caller]
-fn tells_nothing(error: &(impl Error + Display)) {
+fn tells_nothing(error: &impl Error) {
     assert_hidden(&format!("{error} {error:?} {error:#?}"));
     let mut cause = error.source();
     while let Some(error) = cause {
