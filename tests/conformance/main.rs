@@ -65,7 +65,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 39;
+const CORE: usize = 35;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -73,7 +73,6 @@ suite! {
     waiting: in_runtime {
         #[core]
         a_free_lock_is_had_at_once,
-        #[core]
         a_busy_lock_is_false_when_the_wait_is_over,
         a_wait_of_nothing_asks_once,
         #[core]
@@ -149,7 +148,6 @@ suite! {
         #[core]
         of_many_that_adopt_one_is_served,
         who_waits_here_waits_on_behind_an_adoption,
-        #[core]
         an_adopted_lease_is_renewed,
         an_outage_does_not_lose_what_is_detached,
         adoptions_that_cannot_be,
@@ -173,7 +171,6 @@ suite! {
         a_follower_leads_when_the_leader_leaves,
         a_lost_lead_is_followed_and_had_again,
         a_lead_taken_away_comes_back,
-        #[core]
         one_of_three_leads,
         a_campaign_that_ends_leaves_nothing,
         who_resigns_does_not_wait_for_an_absent_store,
@@ -290,7 +287,6 @@ suite! {
     runtimes: without_runtime {
         a_runtime_dropped_right_after_a_lease_was_taken,
         a_lease_dropped_with_its_runtime_runs_out,
-        #[core]
         a_lease_of_one_runtime_is_released_on_another,
         a_registry_outlives_its_runtimes,
         waiters_outlive_another_runtime,
