@@ -173,6 +173,7 @@ assert_not_impl_any!(future::WithLock<std::future::Pending<Rc<u8>>>: Send);
 #[cfg(feature = "redis")]
 lasting! {
     lockstream::store::RedisStore: Send, Sync, Unpin, Clone;
+    lockstream::store::RedisStoreBuilder: Send, Sync, Unpin, Clone;
     future::Connect: Send, Unpin, Future;
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 pub use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use self::redis::{ConnectStore, RedisStore};
+pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 /// Where leases live.
 ///

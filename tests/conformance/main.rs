@@ -1,5 +1,6 @@
 //! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
-//! time. A case sees its store as a [`World`](world::World), and every registry made there as a process.
+//! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, and
+//! as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -62,39 +63,54 @@ const CASES: usize = 155;
 #[cfg(feature = "redis")]
 const CASES_OF_REDIS_ALONE: usize = 15;
 
+/// How many of each are the core: what may go wrong on one server and not on another.
+#[cfg(feature = "redis")]
+const CORE: usize = 35;
+#[cfg(feature = "redis")]
+const CORE_OF_REDIS_ALONE: usize = 9;
+
 suite! {
     waiting: in_runtime {
+        #[core]
         a_free_lock_is_had_at_once,
         a_busy_lock_is_false_when_the_wait_is_over,
         a_wait_of_nothing_asks_once,
+        #[core]
         a_waiter_gets_what_is_released,
         waits_end_each_in_its_own_time,
         a_waiter_that_gave_up_leaves_nothing_in_the_way,
+        #[core]
         what_was_granted_to_a_dropped_waiter_is_given_back,
+        #[core]
         a_crashed_holders_key_is_had_when_its_ttl_is_over,
         a_waiter_that_looks_in_vain_goes_on_waiting,
         a_future_polled_now_and_then_keeps_its_place,
         a_future_that_is_not_polled_has_taken_nothing,
         other_keys_and_prefixes_are_other_locks,
+        #[core]
         nothing_is_left_of_a_wait,
         done_futures_say_so,
     }
     work: in_runtime {
+        #[core]
         work_runs_under_the_lock,
         whatever_names_a_lock_will_do,
         work_is_not_polled_while_others_hold_the_lock,
         work_starts_when_the_lock_is_free,
         work_that_errs_releases,
         an_inner_locks_busy_is_not_skipped,
+        #[core]
         work_dropped_at_any_await_releases,
         a_combinator_dropped_around_its_work_leaves_nothing,
         work_that_panics_releases,
+        #[core]
         work_that_wants_its_token_gets_it,
         nested_locks_take_the_outermost_first,
         done_combinators_say_so,
         the_works_own_wakers_reach_it,
     }
     streams: in_runtime {
+        #[core]
         a_stream_is_held_to_its_end_not_to_its_first_item,
         a_stream_dropped_half_way_releases,
         a_stream_is_not_polled_while_others_hold_the_lock,
@@ -105,25 +121,31 @@ suite! {
         done_streams_say_so,
     }
     renewal: in_runtime {
+        #[core]
         a_renewed_lease_is_held_for_three_ttls_and_still_ours,
         work_longer_than_its_ttl_keeps_its_lock,
         at_most_so_many_renewals,
+        #[core]
         a_renewal_finds_the_loss,
         released_leases_are_not_renewed,
     }
     ends: in_runtime {
+        #[core]
         a_kept_key_stays_until_its_ttl_is_over,
         who_waits_here_gets_a_kept_key_no_sooner,
         the_end_of_a_kept_lease_waits_for_nothing,
         what_was_to_stay_can_be_released,
         nothing_prolongs_what_is_kept,
         a_shutdown_leaves_what_is_to_stay,
+        #[core]
         a_lease_is_extended,
         what_cannot_be_extended_says_so,
         an_extension_outlasts_an_outage,
+        #[core]
         a_lease_goes_from_process_to_process,
         a_registry_adopts_what_it_left,
         what_is_not_there_cannot_be_adopted,
+        #[core]
         of_many_that_adopt_one_is_served,
         who_waits_here_waits_on_behind_an_adoption,
         an_adopted_lease_is_renewed,
@@ -132,10 +154,12 @@ suite! {
         handed_round_tokens_grow,
     }
     loss: in_runtime {
+        #[core]
         lost_work_is_dropped_at_once,
         a_lost_stream_is_dropped_at_once,
         work_done_too_late_has_lost,
         run_on_lets_the_work_end,
+        #[core]
         a_release_that_finds_another_is_a_loss,
         a_handle_learns_of_the_end_by_itself,
         a_lease_tells_its_end,
@@ -143,6 +167,7 @@ suite! {
     }
     leadership: in_runtime {
         a_free_lead_is_had_at_once,
+        #[core]
         a_follower_leads_when_the_leader_leaves,
         a_lost_lead_is_followed_and_had_again,
         a_lead_taken_away_comes_back,
@@ -162,18 +187,25 @@ suite! {
     outage: in_runtime {
         acquiring_from_an_absent_store_errs,
         an_absent_store_leaves_nothing_behind,
+        #[core]
         a_store_that_comes_back_within_the_wait_serves_it,
+        #[core]
         waiters_outlast_an_outage,
+        #[core]
         a_release_that_cannot_be_told_is_made_good_later,
         a_guards_release_tries_until_the_deadline,
         a_reply_that_comes_too_late_brings_no_dead_lease,
         a_store_that_does_not_answer_errs_in_time,
+        #[core]
         an_outage_is_no_loss,
     }
     turns: in_runtime {
+        #[core]
         processes_take_turns_in_order_of_arrival,
         waiters_of_one_process_take_turns_in_order_of_arrival,
+        #[core]
         a_crowd_in_one_process_does_not_shut_others_out,
+        #[core]
         a_turn_that_is_not_taken_goes_to_the_next_process,
         a_turn_that_is_not_taken_goes_to_the_next_in_the_process,
         a_turn_that_nobody_takes_frees_the_lock,
@@ -181,6 +213,7 @@ suite! {
         too_many_waiters_are_turned_away,
     }
     shutdown: in_runtime {
+        #[core]
         everybody_is_told_and_everything_given_back,
         a_closed_registry_stays_closed,
         a_shutdown_dropped_goes_on,
@@ -193,10 +226,12 @@ suite! {
     }
     scenarios: in_runtime {
         of_five_that_ask_once_one_gets_it,
+        #[core]
         three_that_wait_take_turns,
         of_three_that_wait_too_short_one_is_refused,
     }
     events: in_runtime {
+        #[core]
         a_lease_is_told_from_its_wait_to_its_end,
         waits_that_end_with_nothing_are_told,
         a_turn_lost_does_not_end_a_wait,
@@ -212,23 +247,29 @@ suite! {
         events_end_with_their_registry,
         a_slow_reader_is_told_how_many_it_missed,
         a_reader_is_woken_for_everything_in_order,
+        #[core]
         a_snapshot_shows_what_is_held_and_waited_for,
         of_five_that_ask_once,
         three_that_wait,
         three_of_which_one_waits_too_short,
     }
     exclusion: in_runtime {
+        #[core]
         a_hundred_tasks_in_eight_processes_never_meet,
         comings_and_goings_break_nothing,
+        #[core]
         everything_at_once_breaks_nothing,
         tokens_grow_over_ten_thousand_leases,
+        #[core]
         tokens_grow_through_passes,
     }
     leftovers: in_runtime {
         idle_registries_hold_no_entries,
         a_release_by_another_handle_harms_nothing,
+        #[core]
         the_last_of_a_registry_gives_everything_back,
         a_future_keeps_its_registry_alive,
+        #[core]
         inspecting_touches_nothing,
     }
     handles: in_runtime {
@@ -237,6 +278,7 @@ suite! {
         acquiring_a_held_handle_waits,
         a_guard_is_not_the_handles,
         a_second_release_says_that_nothing_was_held,
+        #[core]
         a_guards_release_goes_on_when_dropped,
         a_held_handle_dropped_releases_and_warns,
         a_temporary_handle_releases_at_once_and_warns,
@@ -256,17 +298,26 @@ suite! {
 
 #[cfg(feature = "redis")]
 redis_alone! {
+    #[core]
     plain_locks_exclude_us_and_we_them,
     a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting,
     a_foreign_lock_without_a_ttl_is_looked_at,
     a_value_of_somebody_else_is_never_deleted,
+    #[core]
     nothing_is_left_but_the_fence,
+    #[core]
     who_waits_sends_nothing,
+    #[core]
     a_lock_costs_two_calls,
+    #[core]
     tokens_grow_without_their_fence,
+    #[core]
     scripts_that_the_server_forgot_are_sent_again,
+    #[core]
     connections_that_are_killed_lose_nothing,
+    #[core]
     a_server_that_is_stopped_is_told_of_in_time,
+    #[core]
     a_server_that_lost_its_data_tells_the_holders,
     a_lead_that_the_server_refuses_is_had_when_it_relents,
     connecting_tells_what_is_wrong,

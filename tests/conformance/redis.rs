@@ -1,23 +1,65 @@
-//! A Redis server of the case's own, in real time, behind a proxy that breaks the wire.
+//! A server of the case's own, in real time, behind a proxy that breaks the wire.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
-use crate::support::{Proxy, RedisServer, Way};
+use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
 
+/// Which server a world is on.
+pub(crate) trait Make: Send + Sync + 'static {
+    const PROGRAM: Program;
+
+    /// Whether registries are a user who may do what the documentation says is needed, and nothing else.
+    const MEEK: bool = false;
+}
+
+macro_rules! makes {
+    ($($make:ident, $world:ident: $doc:literal)*) => {$(
+        #[derive(Debug)]
+        pub(crate) struct $make;
+
+        impl Make for $make {
+            const PROGRAM: Program = Program::$make;
+        }
+
+        #[doc = $doc]
+        pub(crate) type $world = On<$make>;
+    )*};
+}
+
+makes! {
+    Usual, Redis: "On what everything runs on."
+    Valkey, OnValkey: "On Valkey 9.1."
+    Redis8, OnRedis8: "On Redis 8.2."
+    Redis6, OnRedis6: "On Redis 6.2."
+}
+
 #[derive(Debug)]
-pub(crate) struct Redis {
+pub(crate) struct Meek;
+
+impl Make for Meek {
+    const PROGRAM: Program = Program::Usual;
+    const MEEK: bool = true;
+}
+
+/// On what everything runs on, with the least rights.
+pub(crate) type WithLeastRights = On<Meek>;
+
+#[derive(Debug)]
+pub(crate) struct On<M> {
     // Dropped first: what connects through it must not see the server go.
     proxy: Proxy,
     server: RedisServer,
     watch: Watch,
+    make: PhantomData<M>,
 }
 
-impl Redis {
+impl<M: Make> On<M> {
     pub(crate) fn server(&self) -> &RedisServer {
         &self.server
     }
@@ -30,6 +72,14 @@ impl Redis {
         &self.proxy
     }
 
+    fn url(&self) -> String {
+        if M::MEEK {
+            self.proxy.url_with("lockstream", "password", 0)
+        } else {
+            self.proxy.url()
+        }
+    }
+
     fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(ms(2000))
@@ -39,18 +89,23 @@ impl Redis {
     }
 }
 
-impl World for Redis {
+impl<M: Make> World for On<M> {
     const LATE: Duration = ms(500);
     const PAUSED: bool = false;
 
     fn new() -> Self {
-        let server = RedisServer::start();
+        let mut server = RedisServer::builder().program(M::PROGRAM);
+        if M::MEEK {
+            server = server.config(format!("user {}", least_rights().join(" ")));
+        }
+        let server = server.start();
         let proxy = Proxy::to(&server);
         let watch = Watch::new();
         Self {
             proxy,
             server,
             watch,
+            make: PhantomData,
         }
     }
 
@@ -59,11 +114,11 @@ impl World for Redis {
     }
 
     async fn builder(&self) -> Builder {
-        self.settle(RedisStore::connect(self.proxy.url()).await.unwrap())
+        self.settle(RedisStore::connect(self.url()).await.unwrap())
     }
 
     fn lazy_builder(&self) -> Builder {
-        self.settle(RedisStore::connect_lazy(self.proxy.url()).unwrap())
+        self.settle(RedisStore::connect_lazy(self.url()).unwrap())
     }
 
     fn set_offline(&self, offline: bool) {

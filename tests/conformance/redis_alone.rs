@@ -9,7 +9,7 @@ use lockstream::{FutureLockExt, Leadership, LockRegistry};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
-use crate::redis::Redis;
+use crate::redis::{Make, On, Redis};
 use crate::support::RedisServer;
 use crate::watch::{assert_names, told_so_far, told_until};
 use crate::world::{
@@ -22,7 +22,7 @@ fn set_nx(server: &RedisServer, value: &str, ttl: &str) -> bool {
     reply.is_some()
 }
 
-pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &Redis) {
+pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &On<impl Make>) {
     let lock = w.registry().await.obtain("k");
     assert!(set_nx(w.server(), "foreign", "60000"));
     assert!(!lock.acquire_once().await.unwrap());
@@ -109,7 +109,7 @@ pub(crate) async fn a_value_of_somebody_else_is_never_deleted(w: &Redis) {
     w.server().del("lock:k");
 }
 
-pub(crate) async fn nothing_is_left_but_the_fence(w: &Redis) {
+pub(crate) async fn nothing_is_left_but_the_fence(w: &On<impl Make>) {
     let registries: [_; 4] = w.registries().await;
     join_all((0..200).map(async |n| {
         let lock = registries[n % 4].obtain(format!("key {}", n % 10));
@@ -145,7 +145,7 @@ pub(crate) async fn nothing_is_left_but_the_fence(w: &Redis) {
     .await;
 }
 
-pub(crate) async fn who_waits_sends_nothing(w: &Redis) {
+pub(crate) async fn who_waits_sends_nothing(w: &On<impl Make>) {
     let [holder, crowd] = w.registries().await;
     let held = holder.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
     let mut in_line: Vec<_> = (0..1000).map(|_| crowd.obtain("k").lease()).collect();
@@ -161,7 +161,7 @@ pub(crate) async fn who_waits_sends_nothing(w: &Redis) {
 }
 
 /// One to acquire and one to release, free or waited for.
-pub(crate) async fn a_lock_costs_two_calls(w: &Redis) {
+pub(crate) async fn a_lock_costs_two_calls(w: &On<impl Make>) {
     let [one, two] = w.registries().await;
     // The scripts are known to the server from here on.
     async {}.with_lock((&one, "k")).await.unwrap();
@@ -187,7 +187,7 @@ pub(crate) async fn a_lock_costs_two_calls(w: &Redis) {
     assert!(lock.release().await.unwrap());
 }
 
-pub(crate) async fn tokens_grow_without_their_fence(w: &Redis) {
+pub(crate) async fn tokens_grow_without_their_fence(w: &On<impl Make>) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let mut newest = 0;
@@ -204,7 +204,7 @@ pub(crate) async fn tokens_grow_without_their_fence(w: &Redis) {
     }
 }
 
-pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &Redis) {
+pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &On<impl Make>) {
     let [here, there] = w.registries().await;
     for _ in 0..3 {
         w.server().script_flush();
@@ -223,7 +223,7 @@ pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &Redis) {
 }
 
 /// A wire that breaks again and again while many use it costs nobody a lease, a turn or an error.
-pub(crate) async fn connections_that_are_killed_lose_nothing(w: &Redis) {
+pub(crate) async fn connections_that_are_killed_lose_nothing(w: &On<impl Make>) {
     let registries: [_; 4] = w.registries().await;
     let tasks = (0..40).map(|n| {
         let lock = registries[n % 4].obtain("k").ttl(ms(8000)).wait(3 * BOUND);
@@ -248,7 +248,7 @@ pub(crate) async fn connections_that_are_killed_lose_nothing(w: &Redis) {
     empty(w).await;
 }
 
-pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &Redis) {
+pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make>) {
     let registry = w.builder().await.response_timeout(ms(300)).build();
     let lock = registry.obtain("k");
     assert!(lock.acquire_once().await.unwrap());
@@ -268,7 +268,7 @@ pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &Redis) {
 }
 
 /// The server comes back without its data. Whoever held a key learns of it long before the ttl is over.
-pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut Redis) {
+pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<impl Make>) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(30_000));
     let mut work = Box::pin(pending::<()>().with_lock(&lock));

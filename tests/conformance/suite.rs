@@ -35,10 +35,11 @@ async fn assert_nothing_left<W: World>(world: &W) {
     empty(world).await;
 }
 
-/// Makes a test of every case on every store, by the name `store::module::case`.
+/// Makes a test of every case on every store, by the name `store::module::case`; of those that are marked `#[core]` on
+/// every kind of server, and with the least rights.
 #[macro_export]
 macro_rules! suite {
-    ($($module:ident: $kind:ident { $($case:ident),* $(,)? })*) => {
+    ($($module:ident: $kind:ident { $($(#[$mark:ident])? $case:ident),* $(,)? })*) => {
         /// On the memory store.
         mod on_memory {
             $(mod $module {
@@ -58,6 +59,17 @@ macro_rules! suite {
             })*
         }
 
+        #[cfg(feature = "redis")]
+        $crate::core! { on_valkey, OnValkey, $($module: $kind { $([$($mark)?] $case)* })* }
+        #[cfg(feature = "redis")]
+        $crate::core! { on_redis_8, OnRedis8, $($module: $kind { $([$($mark)?] $case)* })* }
+        #[cfg(feature = "redis")]
+        $crate::core! { on_redis_6, OnRedis6, $($module: $kind { $([$($mark)?] $case)* })* }
+        #[cfg(feature = "redis")]
+        $crate::core! {
+            with_least_rights, WithLeastRights, $($module: $kind { $([$($mark)?] $case)* })*
+        }
+
         /// A suite that lost its cases, or its second store, must not pass in silence.
         #[test]
         fn no_case_is_missing() {
@@ -71,15 +83,46 @@ macro_rules! suite {
                     assert!(tests.contains(&test), "no test {test}");
                 }
             }
+            #[cfg(feature = "redis")]
+            for server in ["on_valkey", "on_redis_8", "on_redis_6", "with_least_rights"] {
+                assert_eq!($crate::suite::count_in(&tests, server), $crate::CORE, "{server}");
+            }
         }
     };
 }
 
-/// Makes a test of every case that needs a server.
+/// Makes a test of every case that is marked, on one kind of server.
+#[cfg(feature = "redis")]
+#[macro_export]
+macro_rules! core {
+    ($name:ident, $world:ident, $($module:ident: $kind:ident { $([$($mark:ident)?] $case:ident)* })*) => {
+        mod $name {
+            $(mod $module {
+                #[allow(unused_imports, reason = "a module may have no case of the core")]
+                use $crate::redis::$world;
+                $($crate::core_case! { [$($mark)?] $kind $world, $module, $case })*
+            })*
+        }
+    };
+}
+
+/// One test of one case, if it is marked.
+#[cfg(feature = "redis")]
+#[macro_export]
+macro_rules! core_case {
+    ([] $kind:ident $world:ident, $module:ident, $case:ident) => {};
+    ([core] $kind:ident $world:ident, $module:ident, $case:ident) => {
+        $crate::case! {
+            $kind $world, $module, $case, (flavor = "multi_thread", worker_threads = 2)
+        }
+    };
+}
+
+/// Makes a test of every case that needs a server; of those that are marked `#[core]` on every kind of server.
 #[cfg(feature = "redis")]
 #[macro_export]
 macro_rules! redis_alone {
-    ($($case:ident),* $(,)?) => {
+    ($($(#[$mark:ident])? $case:ident),* $(,)?) => {
         mod on_redis_alone {
             use $crate::redis::Redis;
             $($crate::case! {
@@ -92,6 +135,19 @@ macro_rules! redis_alone {
                 let cases = [$(stringify!($case)),*].map(|case| format!("on_redis_alone::{case}: test"));
                 assert_eq!(cases.len(), $crate::CASES_OF_REDIS_ALONE);
                 assert!(cases.iter().all(|case| tests.contains(case)));
+                for server in ["on_valkey_alone", "on_redis_8_alone", "on_redis_6_alone", "with_least_rights_alone"] {
+                    let cases = $crate::suite::count_in(&tests, server);
+                    assert_eq!(cases, $crate::CORE_OF_REDIS_ALONE, "{server}");
+                }
+            }
+        }
+
+        $crate::core! { on_valkey_alone, OnValkey, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! { on_redis_8_alone, OnRedis8, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! { on_redis_6_alone, OnRedis6, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! {
+            with_least_rights_alone, WithLeastRights, redis_alone: in_runtime {
+                $([$($mark)?] $case)*
             }
         }
     };
@@ -123,4 +179,14 @@ pub(crate) fn tests_of_this_binary() -> Vec<String> {
         .unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     listed.lines().map(str::to_owned).collect()
+}
+
+/// How many of the tests are in the module.
+#[cfg(feature = "redis")]
+pub(crate) fn count_in(tests: &[String], module: &str) -> usize {
+    let is_in = |test: &&String| {
+        test.strip_prefix(module)
+            .is_some_and(|rest| rest.starts_with("::"))
+    };
+    tests.iter().filter(is_in).count()
 }

@@ -7,11 +7,13 @@
 //! | `server.rs` | the server: restarted, flushed, stopped, its connections killed |
 //! | `wire.rs` | the wire: cut, silent, slow |
 //! | `rights.rs` | rights, passwords, no server at all |
+//! | `refusals.rs` | nothing: the server says no |
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod ends;
 #[path = "../support/hearing.rs"]
 mod hearing;
+mod refusals;
 mod rights;
 mod server;
 #[path = "../support/mod.rs"]

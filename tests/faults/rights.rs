@@ -119,9 +119,8 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// Without rights on channels no grant can come: it works by asking again, and says so once.
-#[tokio::test]
-async fn no_right_to_channels() {
+/// Where no grant can come it works by asking again, and says so once.
+async fn asks_again(server: &RedisServer, url: &str, why: &str) {
     let log = Log::default();
     crate::hearing::beside_others();
     let _logging = tracing::subscriber::set_default(
@@ -131,10 +130,7 @@ async fn no_right_to_channels() {
             .with_ansi(false)
             .finish(),
     );
-    let user = "user x on >p ~* resetchannels +@all";
-    let server = RedisServer::builder().config(user).start();
-    let url = server.url_with("x", "p", 0);
-    let (one, two) = (builder(&url).await.build(), builder(&url).await.build());
+    let (one, two) = (builder(url).await.build(), builder(url).await.build());
     let lease = one.obtain("k").lease().await.unwrap();
     assert!(!two.obtain("k").acquire_once().await.unwrap());
     let waiter = tokio::spawn(two.obtain("k").lease());
@@ -168,10 +164,30 @@ async fn no_right_to_channels() {
         .release()
         .await
         .unwrap();
-    nothing_left(&server, &[&one, &two]).await;
+    nothing_left(server, &[&one, &two]).await;
     let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     // One a registry, and a reconnect says nothing new.
     assert_eq!(logged.matches("cannot push grants").count(), 2, "{logged}");
+    assert_eq!(logged.matches(why).count(), 2, "{logged}");
+}
+
+#[tokio::test]
+async fn no_right_to_channels() {
+    let user = "user x on >p ~* resetchannels +@all";
+    let server = RedisServer::builder().config(user).start();
+    let url = server.url_with("x", "p", 0);
+    asks_again(&server, &url, "it takes &lock:~grant:*").await;
+}
+
+/// Of old, or behind a proxy that is: no RESP3, and so no pushes beside the answers.
+#[tokio::test]
+async fn no_third_version_of_the_protocol() {
+    let server = RedisServer::builder()
+        .config("rename-command HELLO \"\"")
+        .config("requirepass p")
+        .start();
+    let url = server.url_with("", "p", 0);
+    asks_again(&server, &url, "speaks RESP2 only").await;
 }
 
 /// Without the right to scripts nothing works, and nothing will: that is said at once, and not tried for ever.

@@ -1,11 +1,8 @@
-//! The server's process: found, run, and never left behind.
+//! The server's process: run, and never left behind.
 
-use std::env;
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -114,30 +111,4 @@ impl Log {
             .unwrap();
         state.1
     }
-}
-
-/// The program that `LOCKSTREAM_REDIS_SERVER` names, else the first server on the path.
-pub(super) fn find_server() -> PathBuf {
-    const VARIABLE: &str = "LOCKSTREAM_REDIS_SERVER";
-    const REMEDY: &str = "these tests need a Redis server (7.0 or newer) or a Valkey server: \
-                          `apt-get install redis-server`, `brew install redis`, run the tests with `./tests/run`, \
-                          which sees to one, or name the program in LOCKSTREAM_REDIS_SERVER";
-    let runs = |path: &Path| {
-        fs::metadata(path).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
-    };
-    let named = env::var_os(VARIABLE).filter(|named| !named.is_empty());
-    if let Some(named) = named.map(PathBuf::from) {
-        assert!(
-            runs(&named),
-            "{VARIABLE} is {}, which is no program; {REMEDY}",
-            named.display()
-        );
-        return named;
-    }
-    let path = env::var_os("PATH").unwrap_or_default();
-    ["redis-server", "valkey-server"]
-        .into_iter()
-        .flat_map(|name| env::split_paths(&path).map(move |folder| folder.join(name)))
-        .find(|candidate| runs(candidate))
-        .unwrap_or_else(|| panic!("no server on the path; {REMEDY}"))
 }

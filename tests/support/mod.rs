@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
+//! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
 //! | `process.rs` | how does a test get a second process? |
+//! | `rights.rs` | which rights are enough? |
 //! | `ports.rs` | which port may a test listen on? |
 //! | `hearing.rs` | how does a test hear all that its thread logs? (It stands by itself.) |
 //!
@@ -21,15 +23,19 @@
 mod keeper;
 mod ports;
 mod process;
+mod program;
 mod proxy;
+mod rights;
 mod server;
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 pub use process::{Role, Worker};
+pub use program::Program;
 pub use proxy::{Proxy, Way};
-pub use server::{ClientRow, RedisServer, RedisServerBuilder};
+pub use rights::least_rights;
+pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
 
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -36,10 +36,11 @@ impl Endpoint {
             reason: reason.to_owned(),
         };
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-        let is_tls = matches!(scheme, "rediss" | "valkeys");
-        if is_tls && url.ends_with("#insecure") {
+        let scheme = scheme.to_ascii_lowercase();
+        let is_tls = matches!(&*scheme, "rediss" | "valkeys");
+        if !scheme.contains("unix") && has_unescaped(url) {
             return Err(invalid(
-                "TLS without a check of the server's certificate is not offered",
+                "a user or password that holds / ? or # must have them percent-encoded (%2F %3F %23)",
             ));
         }
         let client = Client::open(url).map_err(|error| {
@@ -52,10 +53,22 @@ impl Endpoint {
                 invalid(&format!("{text}; expected {EXPECTED}"))
             }
         })?;
+        if let ConnectionAddr::TcpTls { insecure: true, .. } = client.get_connection_info().addr() {
+            return Err(invalid(
+                "TLS without a check of the server's certificate is not offered",
+            ));
+        }
         // The client's default would have a second call wait in the kernel for the reply to the first.
         let at_once = TcpSettings::default().set_nodelay(true);
         let info = client.get_connection_info().clone();
         Ok(Self::new(info.set_tcp_settings(at_once), is_tls))
+    }
+
+    /// The same with certificates.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn secured(self, certificates: &super::tls::Certificates) -> Result<Self, Fault> {
+        let client = certificates.apply(self.resp3.get_connection_info())?;
+        Ok(Self::new(client.get_connection_info().clone(), true))
     }
 
     /// The server and user of a client, whatever protocol it was made for. It opens its sockets
@@ -160,6 +173,14 @@ impl Endpoint {
             }
         })
     }
+}
+
+/// Whether the part before the `@` ends too early: the rest of a password would be taken for something that is shown,
+/// such as a host.
+fn has_unescaped(url: &str) -> bool {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let end = authority.find(['/', '?', '#']);
+    end.is_some_and(|end| authority[end..].contains('@'))
 }
 
 /// Of the client's own time-outs only connecting is on; the link watches all the rest (O4).

@@ -1,10 +1,12 @@
 //! What goes wrong between us and a server, and whether asking again may help.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerError};
 
+use super::keys::Names;
 use crate::StoreError;
 
 /// Everything that a [`StoreError`] of this store may hold. No variant shows a password: the
@@ -13,7 +15,14 @@ use crate::StoreError;
 pub(super) enum Fault {
     #[error("not a Redis url: {reason}")]
     Url { reason: String },
-    #[error("cannot connect to Redis at {address}: {source}")]
+    /// Nothing of them is shown.
+    #[cfg(feature = "tls-rustls")]
+    #[error("the certificates cannot be used: {reason}")]
+    Certificates { reason: String },
+    #[error(
+        "cannot connect to Redis at {address}: {}{source}",
+        disbelieved(source)
+    )]
     Connect {
         address: Arc<str>,
         source: RedisError,
@@ -49,14 +58,30 @@ impl Fault {
     fn is_lasting(&self) -> bool {
         match self {
             Self::Url { .. } => true,
+            #[cfg(feature = "tls-rustls")]
+            Self::Certificates { .. } => true,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
             Self::Connect { source, .. } => match source.kind() {
                 ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
+                _ if disbelief(source).is_some() => true,
                 _ => Refusal::of(source).is_some_and(|refusal| refusal.is_lasting()),
             },
             _ => false,
         }
     }
+}
+
+#[cfg(feature = "tls-rustls")]
+use super::tls::disbelief;
+
+/// Without TLS nobody asks for a certificate.
+#[cfg(not(feature = "tls-rustls"))]
+fn disbelief(_: &RedisError) -> Option<&'static str> {
+    None
+}
+
+fn disbelieved(error: &RedisError) -> String {
+    disbelief(error).map_or_else(String::new, |why| format!("{why}: "))
 }
 
 impl From<Fault> for StoreError {
@@ -68,6 +93,12 @@ impl From<Fault> for StoreError {
         }
     }
 }
+
+/// How servers say within scripts that a right is missing: Redis to 7.2, and all others.
+const IN_SCRIPTS: [&str; 2] = [
+    "The user executing the script can't",
+    "ACL failure in script",
+];
 
 /// A server's no, in its own words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,12 +117,15 @@ impl Refusal {
             None => message,
         };
         let message = message.trim().trim_start_matches('-');
-        let (code, text) = message.split_once(' ').unwrap_or((message, ""));
-        // In scripts a missing right comes as a plain ERR.
-        let code = if text.starts_with("The user executing the script can't") {
-            "NOPERM"
+        // In scripts a missing right comes as a plain ERR, and before 7 without any code.
+        let plain = message.strip_prefix("ERR ").unwrap_or(message);
+        let (code, text) = if IN_SCRIPTS
+            .iter()
+            .any(|no_right| plain.starts_with(no_right))
+        {
+            ("NOPERM", plain)
         } else {
-            code
+            message.split_once(' ').unwrap_or((message, ""))
         };
         Self {
             code: code.to_owned(),
@@ -110,6 +144,22 @@ impl Refusal {
             }),
             _ => None,
         }
+    }
+
+    /// Names the keys or channels that a right is missing to, which no server does.
+    pub(super) fn naming(mut self, names: &Names) -> Self {
+        if self.code == "NOPERM" {
+            let prefix = names.prefix();
+            if self.text.contains("key") {
+                write!(self.text, " (it takes ~{prefix}:* and ~{{{prefix}:*)")
+            } else if self.text.contains("channel") {
+                write!(self.text, " (it takes &{prefix}:~grant:*)")
+            } else {
+                Ok(())
+            }
+            .expect("a String takes everything");
+        }
+        self
     }
 
     /// A missing right, a wrong password, a foreign key in our place, a cluster, a server without
@@ -161,8 +211,15 @@ mod tests {
             assert_eq!(refusal.code, "READONLY", "{message}");
             assert!(refusal.ends_connection() && !refusal.is_lasting());
         }
-        let right = "ERR The user executing the script can't run this command or subcommand";
-        assert!(Refusal::parse(right).is_lasting());
+        for right in [
+            "ERR The user executing the script can't run this command or subcommand",
+            "@user_script: 1: The user executing the script can't run this command or subcommand",
+            "ERR ACL failure in script: User x has no permissions to run the 'del' command",
+            "ERR ACL failure in script: No permissions to access a key",
+        ] {
+            let refusal = Refusal::parse(right);
+            assert!(refusal.is_lasting() && refusal.code == "NOPERM", "{right}");
+        }
         assert!(Refusal::parse("WRONGTYPE Operation against a key").is_lasting());
         assert!(Refusal::parse("ERR unknown command 'EVALSHA', with args").is_lasting());
         assert!(Refusal::parse("ERR unknown command 'HELLO'").is_about_hello());

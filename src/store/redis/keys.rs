@@ -21,6 +21,11 @@ impl Names {
         }
     }
 
+    /// What every name begins with.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// The registry's id, with which all its owners begin.
     pub(super) fn instance(&self) -> &str {
         &self.instance

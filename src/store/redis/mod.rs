@@ -2,7 +2,7 @@
 //!
 //! | file | what it answers |
 //! |---|---|
-//! | `store`, `endpoint`, `socket` | how is a server named, and connected to? |
+//! | `store`, `endpoint`, `socket`, `tls` | how is a server named, and connected to? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `bell` | when does that task run? |
@@ -29,8 +29,10 @@ mod session;
 mod setup;
 mod socket;
 mod store;
+#[cfg(feature = "tls-rustls")]
+mod tls;
 
-pub use self::store::{ConnectStore, RedisStore};
+pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]
 mod tests;

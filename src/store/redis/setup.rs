@@ -183,7 +183,7 @@ impl Steps<'_> {
         match self.setup.bounded(pump.run(subscribing)).await? {
             Ok(()) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
-                return Ok(Refusal::of(&error));
+                return Ok(Refusal::of(&error).map(|it| it.naming(self.setup.names)));
             }
             Err(error) => return Err(self.setup.broken(error)),
         }
@@ -203,9 +203,13 @@ impl Steps<'_> {
         publish: bool,
     ) -> Result<(Clock, Option<Refusal>), Fault> {
         let channel = self.setup.names.channel();
-        let mut command = script::PROBE.command(1, 3);
-        command.arg(channel).arg(number);
+        let mut command = script::PROBE.command(2, 3);
+        // Named as the channel is: no lock of anybody's may begin so.
+        let never = format!("~grant:{}", self.setup.names.instance());
         command
+            .arg(self.setup.names.lock(&never).concat())
+            .arg(self.setup.names.queue(&never).concat())
+            .arg(number)
             .arg(if publish { channel } else { "" })
             .arg(grant::probe(nonce));
         let Socket { connection, pump } = &mut self.socket;
@@ -219,15 +223,14 @@ impl Steps<'_> {
             let address = self.setup.endpoint.address().clone();
             return Err(Fault::Refused {
                 address,
-                refusal: error.into(),
+                refusal: Refusal::from(error).naming(self.setup.names),
             });
         }
         let (at, answers) = call::read_head(number, reply)
             .ok_or_else(|| self.setup.garbled("the reply to the probe is another's"))?;
-        Ok((
-            Clock::told(at, Instant::now()),
-            answers.first().and_then(call::read_error),
-        ))
+        let refusal = answers.first().and_then(call::read_error);
+        let refusal = refusal.map(|it| it.naming(self.setup.names));
+        Ok((Clock::told(at, Instant::now()), refusal))
     }
 
     /// Waits for the nonce. The old connection may still be subscribed too, so any other message

@@ -12,6 +12,8 @@ use futures::future::BoxFuture;
 
 use super::endpoint::Endpoint;
 use super::session::RedisSession;
+#[cfg(feature = "tls-rustls")]
+use super::tls::Certificates;
 use crate::StoreError;
 use crate::store::contract::{Opening, Session};
 use crate::store::{LockStore, sealed};
@@ -20,7 +22,7 @@ use crate::store::{LockStore, sealed};
 /// `response_timeout`, which it does not know.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Leases on a Redis server, from version 7.0 on, or on Valkey.
+/// Leases on a Redis server, from version 6.2 on, or on Valkey.
 ///
 /// Each registry that is built on a store has a connection of its own, which carries everything:
 /// ops, renewals and the grants that the server pushes. It is made at the registry's first use,
@@ -53,15 +55,7 @@ impl RedisStore {
     /// The future yields an error if the url is no such thing, nobody answers within 5 seconds, or
     /// the server does not let us in. Errors never show the password.
     pub fn connect(url: impl Into<String>) -> ConnectStore {
-        let endpoint = Endpoint::parse(&url.into());
-        let connecting = async move {
-            let endpoint = endpoint?;
-            endpoint.try_out(CONNECT_WITHIN).await?;
-            Ok(Self { endpoint })
-        };
-        ConnectStore {
-            connecting: connecting.boxed(),
-        }
+        Self::builder(url).connect()
     }
 
     /// The same without connecting: a service boots while its server is away, and locks fail until
@@ -71,13 +65,21 @@ impl RedisStore {
     ///
     /// If the url is not one, or needs a feature that is not there.
     pub fn connect_lazy(url: impl Into<String>) -> Result<Self, StoreError> {
-        let endpoint = Endpoint::parse(&url.into())?;
-        Ok(Self { endpoint })
+        Self::builder(url).connect_lazy()
+    }
+
+    /// For what a url cannot say, such as certificates.
+    pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
+        RedisStoreBuilder {
+            url: url.into(),
+            #[cfg(feature = "tls-rustls")]
+            certificates: None,
+        }
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
     ///
-    /// For what a url cannot say, such as client certificates. Ties your version of the `redis`
+    /// For what neither a url nor [`RedisStore::builder`] can say. Ties your version of the `redis`
     /// crate to ours, hence the feature.
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
@@ -102,6 +104,94 @@ impl sealed::Sealed for RedisStore {}
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
         Arc::new(RedisSession::new(self.endpoint.clone(), opening))
+    }
+}
+
+/// A store to be; made by [`RedisStore::builder`].
+///
+/// # Examples
+///
+/// ```no_run
+/// # #[cfg(feature = "tls-rustls")]
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockstream::store::RedisStore;
+///
+/// let store = RedisStore::builder("rediss://user:password@redis.example:6380/0")
+///     .root_certificate(std::fs::read("ca.pem")?)
+///     .client_certificate(std::fs::read("client.pem")?, std::fs::read("client.key")?)
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RedisStoreBuilder {
+    url: String,
+    #[cfg(feature = "tls-rustls")]
+    certificates: Option<Certificates>,
+}
+
+impl RedisStoreBuilder {
+    /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
+    ///
+    /// The text may hold several; so may several calls.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
+        let certificates = self.certificates.get_or_insert_default();
+        certificates.trust(pem.as_ref());
+        self
+    }
+
+    /// Shows this certificate, and whatever stands between it and its authority, to servers that ask for one. Both are
+    /// in PEM, the key without a passphrase.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        let certificates = self.certificates.get_or_insert_default();
+        certificates.identify(pem.into(), key.into());
+        self
+    }
+
+    /// Connects once, to prove that there is a server that takes us in.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect`], and if a certificate or key is none, they do not belong together, or the url is
+    /// not `rediss://`. A server's certificate that is not believed, because it is out of date, for another host, or from
+    /// an unknown authority, and a client's that the server does not believe, are errors that asking again will not mend.
+    pub fn connect(self) -> ConnectStore {
+        let store = self.connect_lazy();
+        let connecting = async move {
+            let store = store?;
+            store.endpoint.try_out(CONNECT_WITHIN).await?;
+            Ok(store)
+        };
+        ConnectStore {
+            connecting: connecting.boxed(),
+        }
+    }
+
+    /// The same without connecting, as [`RedisStore::connect_lazy`] does.
+    ///
+    /// # Errors
+    ///
+    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none.
+    pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
+        let endpoint = Endpoint::parse(&self.url)?;
+        #[cfg(feature = "tls-rustls")]
+        let endpoint = match &self.certificates {
+            Some(certificates) => endpoint.secured(certificates)?,
+            None => endpoint,
+        };
+        Ok(RedisStore { endpoint })
+    }
+}
+
+impl fmt::Debug for RedisStoreBuilder {
+    /// The url may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStoreBuilder").finish_non_exhaustive()
     }
 }
 

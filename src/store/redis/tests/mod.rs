@@ -16,6 +16,7 @@ mod links;
 mod plain;
 mod queue;
 mod registry;
+mod rights;
 mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]

@@ -1,0 +1,41 @@
+//! Who gets in, with which rights, and what is never shown of it.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `authority.rs` | who makes a certificate? |
+//! | `log.rs` | what was logged? |
+//! | `rights.rs` | which rights are needed, and what is said of one that is missing? |
+//! | `secrets.rs` | what is never shown? |
+//! | `tls.rs` | which certificates are believed, and what is said of those that are not? |
+//! | `words.rs` | what if a url or a key is any text at all? |
+#![cfg(all(feature = "redis", feature = "test-util"))]
+
+#[cfg(feature = "tls-rustls")]
+mod authority;
+#[path = "../support/hearing.rs"]
+mod hearing;
+mod log;
+mod rights;
+mod secrets;
+#[path = "../support/mod.rs"]
+mod support;
+#[cfg(feature = "tls-rustls")]
+mod tls;
+mod words;
+
+use std::time::Duration;
+
+use lockstream::{LockError, StoreError};
+
+/// For what takes a reconnect and some round trips; far below the usual ttl and wait.
+pub(crate) const BOUND: Duration = Duration::from_secs(5);
+
+/// The store's word in an error.
+#[track_caller]
+pub(crate) fn told<T>(result: Result<T, LockError>) -> StoreError {
+    match result {
+        Err(LockError::Store { source, .. }) => source,
+        Err(other) => panic!("not the store's: {other:?}"),
+        Ok(_) => panic!("it should not have worked"),
+    }
+}

@@ -1,0 +1,242 @@
+use std::error::Error;
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use lockstream::store::RedisStore;
+use lockstream::{LockRegistry, StoreError};
+use proptest::prelude::*;
+
+use crate::log::Log;
+use crate::support::RedisServer;
+
+/// What every password here begins and ends with, and nothing else does, in whatever case.
+const MARKS: [&str; 2] = ["s3kr", "z9qx"];
+
+/// Fails if a part of the password is in the text.
+#[track_caller]
+fn assert_hidden(text: &str) {
+    let text = text.to_lowercase();
+    for mark in MARKS {
+        assert!(!text.contains(mark), "the password is shown: {text}");
+    }
+}
+
+#[track_caller]
+fn shows_nothing(shown: &(impl Debug + ?Sized)) {
+    assert_hidden(&format!("{shown:?} {shown:#?}"));
+}
+
+/// Nor in what is told of the error, or of what caused it.
+#[track_caller]
+fn tells_nothing(error: &impl Error) {
+    assert_hidden(&format!("{error} {error:?} {error:#?}"));
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        assert_hidden(&format!("{error} {error:?} {error:#?}"));
+        cause = error.source();
+    }
+}
+
+fn escaped(text: &str) -> String {
+    let escape = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(escape).collect()
+}
+
+/// Anything between the marks, what means something in a url above all.
+fn passwords() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[:/?#@%&=+\\[\\] \\\\'\"a-z0-9]{0,12}",
+        "\\PC{0,12}",
+        ".{0,12}"
+    ]
+    .prop_map(|odd| format!("{}{odd}{}", MARKS[0], MARKS[1]))
+}
+
+/// The ways to write an address with a password, right and wrong ones.
+fn urls(port: u16, password: &str) -> Vec<String> {
+    let mut urls = Vec::new();
+    for password in [password.to_owned(), escaped(password)] {
+        for scheme in ["redis", "rediss", "valkey", "REDISS", "http", ""] {
+            for host in [
+                &*format!("127.0.0.1:{port}"),
+                "127.0.0.1:x",
+                "",
+                "[::1",
+                "0.0.0.0",
+            ] {
+                for rest in ["", "/0", "/x", "/?protocol=9", "/#insecure"] {
+                    urls.push(format!("{scheme}://:{password}@{host}{rest}"));
+                }
+            }
+            urls.push(format!("{scheme}://user:{password}@127.0.0.1:{port}/0"));
+            urls.push(format!("{scheme}://{password}@127.0.0.1:{port}/0"));
+        }
+        for rest in ["", "&db=x", "&protocol=9", "#x"] {
+            urls.push(format!("unix:///nowhere?user=u&pass={password}{rest}"));
+            urls.push(format!("redis+unix:///nowhere?pass={password}{rest}"));
+        }
+    }
+    urls
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// The one error of a store that cannot be reached, or is refused.
+async fn error_of(store: RedisStore) -> StoreError {
+    let registry = LockRegistry::builder(store).build();
+    let lock = registry.obtain("k");
+    shows_nothing(&(&registry, &lock));
+    let error = lock.acquire_once().await.unwrap_err();
+    tells_nothing(&error);
+    crate::told::<()>(Err(error))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However the url is written, read or misread: it is not shown, and nobody needs to connect for that.
+    #[test]
+    fn no_url_shows_its_password(password in passwords()) {
+        let log = Log::default();
+        let logging = log.collect();
+        for url in urls(1, &password) {
+            let builder = RedisStore::builder(&url);
+            shows_nothing(&builder);
+            shows_nothing(&builder.clone().connect());
+            shows_nothing(&LockRegistry::connect(&url));
+            match builder.connect_lazy() {
+                Ok(store) => shows_nothing(&store),
+                Err(error) => tells_nothing(&error),
+            }
+        }
+        drop(logging);
+        assert_hidden(&log.text());
+    }
+
+    /// Nor does what happens on the way to a server that is not there.
+    #[test]
+    fn no_connection_shows_its_password(password in passwords()) {
+        let log = Log::default();
+        let logging = log.collect();
+        runtime().block_on(async {
+            let password = escaped(&password);
+            for url in [
+                format!("redis://:{password}@127.0.0.1:1/"),
+                format!("unix:///nowhere?pass={password}"),
+            ] {
+                tells_nothing(&RedisStore::connect(&url).await.unwrap_err());
+                tells_nothing(&LockRegistry::connect(&url).await.unwrap_err());
+                error_of(RedisStore::connect_lazy(&url).unwrap()).await;
+            }
+        });
+        drop(logging);
+        let logged = log.text();
+        assert!(!logged.is_empty(), "nothing was logged at all");
+        assert_hidden(&logged);
+    }
+}
+
+/// With the right password it works, with another it does not, and neither shows: on one server, for many passwords.
+#[test]
+fn no_server_makes_a_password_show() {
+    let server = RedisServer::start();
+    let log = Log::default();
+    let logging = log.collect();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let tried = runner.run(&passwords(), |password| {
+        // What a server cannot be told of in a line.
+        prop_assume!(!password.contains('\0'));
+        server.cmd(&["ACL", "DELUSER", "u"]);
+        server.cmd(&[
+            "ACL",
+            "SETUSER",
+            "u",
+            "on",
+            &format!(">{password}"),
+            "~*",
+            "&*",
+            "+@all",
+        ]);
+        let url = |password: &str| server.url_with("u", &escaped(password), 0);
+        runtime().block_on(async {
+            let registry = LockRegistry::connect(url(&password)).await.unwrap();
+            let lease = registry.obtain("k").lease().await.unwrap();
+            shows_nothing(&(&registry, &lease));
+            lease.release().await.unwrap();
+            registry.shutdown().await;
+
+            let wrong = url(&format!("{password}!"));
+            tells_nothing(&RedisStore::connect(&wrong).await.unwrap_err());
+            let error = error_of(RedisStore::connect_lazy(&wrong).unwrap()).await;
+            assert!(error.to_string().contains("WRONGPASS"), "{error}");
+        });
+        Ok(())
+    });
+    tried.unwrap();
+    drop(logging);
+    assert_hidden(&log.text());
+}
+
+/// Knows no command, and repeats the arguments of each, as servers do: here those with the password.
+fn repeater() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // Ends with the test's process, and does nothing meanwhile.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let stream = stream.unwrap();
+            std::thread::spawn(move || repeat(&stream));
+        }
+    });
+    port
+}
+
+fn repeat(mut stream: &TcpStream) -> Option<()> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    loop {
+        let count: usize = lines.next()?.strip_prefix('*')?.parse().ok()?;
+        // Each word comes after a line with its length.
+        let words: Vec<_> = (0..count)
+            .map(|_| lines.next().and_then(|_| lines.next()))
+            .collect::<Option<_>>()?;
+        let (name, args) = words.split_first()?;
+        let args = args.join("' '");
+        write!(
+            stream,
+            "-ERR unknown command '{name}', with args beginning with: '{args}' \r\n"
+        )
+        .ok()?;
+    }
+}
+
+#[test]
+fn a_server_that_repeats_what_it_was_told_is_not_repeated() {
+    let port = repeater();
+    let log = Log::default();
+    let logging = log.collect();
+    let password = MARKS.concat();
+    runtime().block_on(async {
+        for user in ["", "u"] {
+            let url = format!("redis://{user}:{password}@127.0.0.1:{port}/");
+            let error = RedisStore::connect(&url).await.unwrap_err();
+            assert!(!error.is_retryable(), "{error}");
+            tells_nothing(&error);
+            error_of(RedisStore::connect_lazy(&url).unwrap()).await;
+        }
+    });
+    drop(logging);
+    assert_hidden(&log.text());
+}

@@ -1,0 +1,237 @@
+use std::time::{Duration, Instant};
+
+use lockstream::store::{RedisStore, RedisStoreBuilder};
+use lockstream::{LockRegistry, StoreError};
+use tokio::time::timeout;
+
+use crate::authority::{Authority, Identity};
+use crate::support::{RedisServer, wait_until};
+use crate::{BOUND, told};
+
+const HERE: &[&str] = &["localhost", "127.0.0.1"];
+
+fn start(identity: &Identity) -> RedisServer {
+    let tls = identity.serving(None);
+    RedisServer::builder().tls(tls).start()
+}
+
+fn trusting(server: &RedisServer, authority: &Authority) -> RedisStoreBuilder {
+    RedisStore::builder(server.tls_url("localhost")).root_certificate(&authority.pem)
+}
+
+fn locks(store: RedisStore) -> LockRegistry {
+    LockRegistry::builder(store)
+        .response_timeout(Duration::from_secs(10))
+        .build()
+}
+
+/// Takes a lock, has another process wait for it, and hands it over.
+async fn takes_turns(store: RedisStoreBuilder) {
+    let (one, two) = (
+        locks(store.clone().connect().await.unwrap()),
+        locks(store.connect().await.unwrap()),
+    );
+    let lease = one.obtain("k").lease().await.unwrap();
+    let waiter = tokio::spawn(two.obtain("k").lease());
+    while one.obtain("k").inspect().await.unwrap().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    lease.release().await.unwrap();
+    let next = timeout(BOUND, waiter).await.expect("it is served").unwrap();
+    next.unwrap().release().await.unwrap();
+}
+
+/// Refused at once by every way in, for a reason that is named, and for good.
+async fn refused(store: RedisStoreBuilder, reason: &str) -> StoreError {
+    let begin = Instant::now();
+    let by_store = store.clone().connect().await.unwrap_err();
+    let registry = locks(store.connect_lazy().unwrap());
+    let lock = registry.obtain("k");
+    for error in [
+        by_store.clone(),
+        told(lock.lease().await),
+        told(lock.acquire_once().await),
+    ] {
+        assert!(error.to_string().contains(reason), "{error}");
+        assert!(!error.is_retryable(), "{error}");
+    }
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert_eq!(registry.in_use(), 0);
+    by_store
+}
+
+#[tokio::test]
+async fn a_trusted_authority_s_certificate_is_believed() {
+    let authority = Authority::new("ours");
+    let server = start(&authority.sign(HERE));
+    takes_turns(trusting(&server, &authority)).await;
+    let by_number = RedisStore::builder(server.tls_url("127.0.0.1"));
+    takes_turns(by_number.root_certificate(&authority.pem)).await;
+    // One of several: in one text, or one after the other.
+    let (other, url) = (Authority::new("theirs"), server.tls_url("localhost"));
+    let both = format!("{}{}", other.pem, authority.pem);
+    takes_turns(RedisStore::builder(&url).root_certificate(both)).await;
+    let each = RedisStore::builder(&url)
+        .root_certificate(other.pem.trim_end())
+        .root_certificate(authority.pem.trim_end());
+    takes_turns(each).await;
+}
+
+#[tokio::test]
+async fn a_certificate_of_an_unknown_authority_is_not_believed() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    let server = start(&authority.sign(HERE));
+    let reason = "comes from nobody that is trusted here";
+    let error = refused(trusting(&server, &other), reason).await;
+    assert!(error.to_string().contains("root_certificate"), "{error}");
+    // The system knows neither.
+    refused(RedisStore::builder(server.tls_url("localhost")), reason).await;
+}
+
+/// Two authorities of one name differ by their keys.
+#[tokio::test]
+async fn a_certificate_of_an_authority_of_the_same_name_is_not_believed() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("ours"));
+    let server = start(&other.sign(HERE));
+    refused(trusting(&server, &authority), "certificate").await;
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_host_is_not_believed() {
+    let authority = Authority::new("ours");
+    let server = start(&authority.sign(&["elsewhere.example"]));
+    let reason = "is for another host name";
+    refused(trusting(&server, &authority), reason).await;
+    let by_number = RedisStore::builder(server.tls_url("127.0.0.1"));
+    refused(by_number.root_certificate(&authority.pem), reason).await;
+}
+
+#[tokio::test]
+async fn a_certificate_out_of_its_time_is_not_believed() {
+    let authority = Authority::new("ours");
+    let expired = start(&authority.sign_expired(HERE));
+    refused(trusting(&expired, &authority), "has expired").await;
+    let early = start(&authority.sign_early(HERE));
+    refused(trusting(&early, &authority), "is not valid yet").await;
+}
+
+#[tokio::test]
+async fn a_client_shows_its_certificate() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    let tls = authority.sign(HERE).serving(Some(&authority));
+    let server = RedisServer::builder().tls(tls).start();
+    let store = trusting(&server, &authority);
+    let with = |identity: Identity| {
+        let store = store.clone();
+        store.client_certificate(identity.certificate, identity.key)
+    };
+    takes_turns(with(authority.sign(&[]))).await;
+    refused(store.clone(), "wants a client certificate").await;
+    let reason = "does not believe our client certificate";
+    refused(with(other.sign(&[])), reason).await;
+    refused(with(authority.sign_expired(&[])), reason).await;
+}
+
+/// What can be seen without a server is said without one.
+#[tokio::test]
+async fn what_is_no_certificate_is_said_at_once() {
+    let authority = Authority::new("ours");
+    let (one, two) = (authority.sign(&[]), authority.sign(&[]));
+    let store = || RedisStore::builder("rediss://:secret@localhost:1/");
+    let cases = [
+        (store().root_certificate(""), "no root certificate"),
+        (store().root_certificate("rubbish"), "no root certificate"),
+        (store().root_certificate(&one.key), "no root certificate"),
+        (
+            store().root_certificate(authority.pem.replace("MII", "AAA")),
+            "root certificate",
+        ),
+        (
+            store().client_certificate("", &*one.key),
+            "no client certificate",
+        ),
+        (
+            store().client_certificate(&*one.certificate, "rubbish"),
+            "no private key",
+        ),
+        (
+            store().client_certificate(&*one.certificate, &*two.key),
+            "the client certificate and its key",
+        ),
+        (
+            RedisStore::builder("redis://:secret@localhost:1/").root_certificate(&authority.pem),
+            "rediss://",
+        ),
+    ];
+    for (store, reason) in cases {
+        let shown = format!("{store:?}");
+        let error = store.clone().connect_lazy().unwrap_err();
+        assert!(error.to_string().contains(reason), "{reason}: {error}");
+        assert!(!error.is_retryable(), "{error}");
+        let connecting = store.connect().await.unwrap_err();
+        assert_eq!(connecting.to_string(), error.to_string());
+        for shown in [shown, format!("{error:?} {error}")] {
+            assert!(!shown.contains("secret"), "{shown}");
+            assert!(!shown.contains("PRIVATE KEY"), "{shown}");
+        }
+    }
+}
+
+/// The certificate runs out while a lock is held, and the connection breaks: the holder holds, whoever asks is told why
+/// there is no connection, and a new certificate is all it takes.
+#[tokio::test]
+async fn a_certificate_runs_out_and_is_renewed() {
+    let authority = Authority::new("ours");
+    let good = authority.sign(HERE);
+    let server = start(&good);
+    let registry = locks(trusting(&server, &authority).connect().await.unwrap());
+    let lease = registry.obtain("k").lease().await.unwrap();
+
+    let expired = authority.sign_expired(HERE);
+    server.show(&expired.certificate, &expired.key);
+    server.client_kill_all();
+    let error = loop {
+        // Until the break is noticed.
+        match registry.obtain("other").acquire_once().await {
+            Ok(_) => tokio::task::yield_now().await,
+            error => break told(error),
+        }
+    };
+    let error = if error.is_retryable() {
+        told(registry.obtain("other").acquire_once().await)
+    } else {
+        error
+    };
+    assert!(error.to_string().contains("has expired"), "{error}");
+    assert!(!error.is_retryable());
+    let waiter = told(registry.obtain("other").lease().await);
+    assert!(waiter.to_string().contains("has expired"), "{waiter}");
+    assert!(lease.is_valid());
+
+    server.show(&good.certificate, &good.key);
+    // By itself: the lease must be renewed.
+    wait_until("it is back", BOUND, || server.clients().len() == 1).await;
+    lease.release().await.unwrap();
+    let other = registry.obtain("other").lease().await.unwrap();
+    other.release().await.unwrap();
+}
+
+/// A port that speaks plainly does not speak TLS, and the other way round. Neither answers what the other can read, which
+/// is told in time.
+#[tokio::test]
+async fn what_does_not_speak_the_same_is_no_server() {
+    let authority = Authority::new("ours");
+    let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
+    let begin = Instant::now();
+    for url in [
+        plain.tls_url("localhost"),
+        tls.tls_url("localhost").replace("rediss", "redis"),
+    ] {
+        let store = RedisStore::connect_lazy(&url).unwrap();
+        let registry = LockRegistry::builder(store)
+            .response_timeout(Duration::from_millis(500))
+            .build();
+        told(registry.obtain("k").acquire_once().await);
+    }
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+}

@@ -1,0 +1,178 @@
+use lockstream::store::RedisStore;
+use lockstream::{LockError, LockRegistry};
+use proptest::prelude::*;
+use tokio::time::timeout;
+
+use crate::BOUND;
+use crate::support::RedisServer;
+
+/// Anything, and what looks like a url at first.
+fn texts() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "redis",
+        "rediss",
+        "valkey",
+        "valkeys",
+        "unix",
+        "redis+unix",
+        "http",
+        "REDIS",
+        "://",
+        ":",
+        "//",
+        "/",
+        "@",
+        "?",
+        "&",
+        "#",
+        "=",
+        "[",
+        "]",
+        "%",
+        "%zz",
+        "%00",
+        "\\",
+        " ",
+        "\n",
+        "\0",
+        "é",
+        "🔒",
+        "127.0.0.1",
+        "::1",
+        "0.0.0.0",
+        "localhost",
+        "0",
+        "-1",
+        "6379",
+        "65536",
+        "99999999999999999999",
+        "db",
+        "user",
+        "pass",
+        "protocol",
+        "insecure",
+        "2",
+        "3",
+    ]);
+    prop_oneof![
+        any::<String>(),
+        "(redis|rediss|unix|valkey|redis\\+unix):(//)?\\PC{0,40}",
+        prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat()),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any text is an address, or an error that lasts and says what was expected; nothing panics.
+    #[test]
+    fn any_text_may_be_a_url(text in texts()) {
+        match RedisStore::connect_lazy(&text) {
+            Ok(store) => {
+                let shown = format!("{store:?}");
+                prop_assert!(shown.contains("address"));
+            }
+            Err(error) => {
+                prop_assert!(!error.is_retryable());
+                let said = error.to_string();
+                prop_assert!(said.starts_with("not a Redis url: "), "{}", said);
+                prop_assert!(said.len() > "not a Redis url: ".len() + 10, "{}", said);
+            }
+        }
+    }
+}
+
+/// A slip in a url is told as what it is.
+#[test]
+fn slips_in_urls_are_told() {
+    let cases = [
+        ("", "expected redis://"),
+        ("localhost:6379", "expected redis://"),
+        ("http://localhost", "expected redis://"),
+        ("redis://", "expected redis://"),
+        ("redis://localhost:port", "expected redis://"),
+        ("redis://localhost/first", "database"),
+        ("redis://0.0.0.0", "wildcard"),
+        ("unix://relative/path", "path"),
+        ("redis://:a/b@localhost", "percent-encoded"),
+        ("redis://user:a#b@localhost", "percent-encoded"),
+        ("redis://a?b@localhost", "percent-encoded"),
+        #[cfg(feature = "tls-rustls")]
+        ("rediss://localhost/#insecure", "is not offered"),
+        // The client reads both as the one above.
+        #[cfg(feature = "tls-rustls")]
+        ("REDISS://localhost/#insecure", "is not offered"),
+        #[cfg(feature = "tls-rustls")]
+        ("rediss://localhost/#insecure ", "is not offered"),
+        #[cfg(not(feature = "tls-rustls"))]
+        ("rediss://localhost/", "tls-rustls"),
+    ];
+    for (url, reason) in cases {
+        let error = RedisStore::connect_lazy(url).unwrap_err();
+        assert!(error.to_string().contains(reason), "{url}: {error}");
+        assert!(!error.is_retryable());
+    }
+}
+
+/// What a key may be is the same on every store, and whatever it may be is locked, waited for and handed over, and
+/// leaves nothing behind.
+#[test]
+fn any_text_may_be_a_key() {
+    let server = RedisServer::start();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (one, two, memory) = runtime.block_on(async {
+        let url = server.url();
+        (
+            LockRegistry::connect(&url).await.unwrap(),
+            LockRegistry::connect(&url).await.unwrap(),
+            LockRegistry::in_memory(),
+        )
+    });
+    let keys = prop_oneof![
+        any::<String>(),
+        "[ -~]{1,40}",
+        "[{}:~*? a-c]{1,12}",
+        "\\PC{1,200}",
+        "(a|é|🔒){300,600}",
+    ];
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let tried = runner.run(&keys, |key| {
+        runtime.block_on(async {
+            let here = memory.obtain(&key).lease_once().await;
+            match one.obtain(&key).lease_once().await {
+                Ok(lease) => {
+                    let lease = lease.expect("nobody else wants it");
+                    here.unwrap()
+                        .expect("nobody else wants it")
+                        .release()
+                        .await
+                        .unwrap();
+                    let waiter = tokio::spawn(two.obtain(&key).lease());
+                    while one.obtain(&key).inspect().await.unwrap().waiting == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                    lease.release().await.unwrap();
+                    let next = timeout(BOUND, waiter).await.expect("it is served").unwrap();
+                    next.unwrap().release().await.unwrap();
+                }
+                Err(LockError::InvalidKey { .. }) => {
+                    assert!(
+                        matches!(here, Err(LockError::InvalidKey { .. })),
+                        "{here:?}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+        Ok(())
+    });
+    tried.unwrap();
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
