@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::callers::{Caller, HABITS, RESPONSE_TIMEOUT, TTL};
 use crate::deployments::{PREFIX, open};
 use crate::dice::Dice;
-use crate::log::{Line, Log};
+use crate::log::{Line, Log, now};
 
 /// How many wait when there is a flood.
 const FLOOD: u64 = 200;
@@ -169,6 +169,7 @@ impl Role {
 
 async fn shut_down(registry: LockRegistry, log: &Log) {
     let begin = Instant::now();
+    log.write(&Line::Closing { at: now() });
     registry.shutdown().await;
     let took = begin.elapsed();
     // Three response time-outs at most, and what a busy machine adds.

@@ -266,6 +266,7 @@ impl Run {
                     self.report.late_writes += 1;
                     self.report.late_refused += u64::from(refused);
                 }
+                Line::Closing { at } => self.holds.closing(child, at),
                 Line::Left { tasks, callers } => {
                     self.report.tasks_left += tasks;
                     if callers > 0 {
@@ -322,7 +323,7 @@ impl Run {
             (resource.writes, resource.refused)
         };
         println!(
-            "{}: {} leases, {} faults, {writes} writes, {refused} refused as stale, {} forgotten waiters, {} faults of others",
+            "{}: {} leases, {} faults, {writes} writes, {refused} refused as stale, {} waiters forgotten, {} other breaches",
             self.wish.deployment,
             self.holds.count(),
             self.struck.len(),

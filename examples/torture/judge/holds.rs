@@ -1,7 +1,8 @@
 //! Did two hold a key at once, did tokens grow, did fencing let a stale write through?
 //!
 //! A **hold** lasts from the moment at which the lease was taken to the moment at which its work saw the end (it is about
-//! to be released, or its loss was told, or its process is dead), and never beyond the lease's own deadline. So it is a
+//! to be released, or its loss was told, or its registry is
+//! being shut down, or its process is dead), and never beyond the lease's own deadline. So it is a
 //! little shorter than the truth, and what is reported here is certain.
 //!
 //! - Two holds of one key that have a moment in common **overlap**.
@@ -85,6 +86,8 @@ impl Hold {
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
     open: HashMap<(Child, u64), (String, Hold)>,
+    /// When children shut their registries down.
+    closings: HashMap<Child, u64>,
     keys: BTreeMap<String, Vec<Hold>>,
 }
 
@@ -114,9 +117,15 @@ impl Holds {
 
     pub(crate) fn ended(&mut self, child: Child, lease: u64, at: u64) {
         if let Some((key, mut hold)) = self.open.remove(&(child, lease)) {
-            hold.ended = Some(at);
+            let closing = self.closings.get(&child);
+            hold.ended = Some(closing.map_or(at, |closing| at.min(*closing)));
             self.keys.entry(key).or_default().push(hold);
         }
+    }
+
+    /// From this moment on the child gives back whatever it holds, as it was told to.
+    pub(crate) fn closing(&mut self, child: Child, at: u64) {
+        self.closings.insert(child, at);
     }
 
     /// The child was seen dead at this moment: from then on it holds nothing.
