@@ -147,7 +147,7 @@ fn a_token_that_goes_back_is_found_whatever_was_lost_in_between() {
 #[test]
 fn a_token_given_twice_is_found_whatever_was_lost() {
     let loss = Span { from: 5, to: 6 };
-    let verdict = judge(&[(0, 7, 0, 10, 100), (1, 7, 12, 13, 110)], &[], &[loss]);
+    let verdict = judge(&[(0, 7, 0, 10, 100), (1, 7, 12, 13, 105)], &[], &[loss]);
     assert_eq!(verdict.tokens.len(), 1, "{verdict:?}");
 }
 
