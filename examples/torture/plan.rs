@@ -7,8 +7,10 @@ use crate::dice::Dice;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
-    /// SIGKILL to a child; a new one takes its place at the end.
+    /// SIGKILL to a child; a new one takes its place.
     Kill,
+    /// A child shuts its registry down and ends in good order; a new one takes its place.
+    Leave,
     /// SIGSTOP and SIGCONT within every ttl.
     Stop,
     /// SIGSTOP, and SIGCONT when every lease is over.
@@ -46,8 +48,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Kill,
+        Self::Leave,
         Self::Stop,
         Self::LongStop,
         Self::Cut,
@@ -70,6 +73,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "SIGKILL",
+            Self::Leave => "orderly shutdown",
             Self::Stop => "SIGSTOP, short",
             Self::LongStop => "SIGSTOP, past the ttl",
             Self::Cut => "connections cut",
@@ -102,6 +106,7 @@ impl Kind {
                 (0, 0)
             }
             Self::Kill => (0, 400),
+            Self::Leave => (1_500, 2_000),
             Self::Stop => (5, 80),
             Self::LongStop => (900, 2_500),
             Self::Refuse => (50, 1_000),

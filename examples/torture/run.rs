@@ -30,7 +30,7 @@ const CALM: Duration = Duration::from_secs(4);
 const LATENESS: Duration = Duration::from_millis(2_800);
 
 /// How long a child may take to end when told to.
-const PARTING: Duration = Duration::from_secs(30);
+const PARTING: Duration = Duration::from_secs(15);
 
 /// So long no tenure lasts here: the longest hold, a stopped process and passes, several times over.
 const LONGEST_TENURE: Duration = Duration::from_secs(20);
@@ -202,6 +202,7 @@ impl Run {
                 self.stopped[slot] = Some(at);
                 self.children[slot].signal(Signal::STOP);
             }
+            Kind::Leave => self.children[slot].tell(Order::Stop),
             Kind::Flood | Kind::Drop => self.children[slot].tell(Order::Flood),
             _ => self.deployment.begin(stroke),
         }
@@ -210,7 +211,10 @@ impl Run {
     fn end(&mut self, stroke: &Stroke) {
         let slot = stroke.slot;
         match stroke.kind {
-            Kind::Kill => {
+            Kind::Kill | Kind::Leave => {
+                if stroke.kind == Kind::Leave {
+                    self.see_off(slot, now());
+                }
                 let generation = self.children[slot].child.generation + 1;
                 self.children[slot] = self.spawn(slot, generation);
             }
@@ -339,27 +343,8 @@ impl Run {
         for child in &mut self.children {
             child.tell(Order::Stop);
         }
-        let begin = Instant::now();
-        for slot in 0..SLOTS {
-            let status = loop {
-                let status = self.children[slot].has_ended();
-                if status.is_some() || begin.elapsed() > PARTING {
-                    break status;
-                }
-                std::thread::sleep(STEP);
-            };
-            let child = self.children[slot].child;
-            match status {
-                Some(status) if status.success() => {}
-                Some(status) => self.report.wrong.push(format!("child {child}: {status}")),
-                None => {
-                    let text = format!("child {child} has not ended within {PARTING:?}");
-                    self.report.wrong.push(text);
-                    self.children[slot].kill();
-                }
-            }
-            self.died(slot);
-        }
+        let since = now();
+        (0..SLOTS).for_each(|slot| self.see_off(slot, since));
         // A release that got no answer leaves the key to its ttl.
         let begin = Instant::now();
         self.report.leftovers = loop {
@@ -369,6 +354,29 @@ impl Run {
             }
             std::thread::sleep(STEP);
         };
+    }
+
+    /// Waits for a child to end that was told to.
+    fn see_off(&mut self, slot: usize, since: u64) {
+        let until = since + PARTING.as_nanos() as u64;
+        let status = loop {
+            let status = self.children[slot].has_ended();
+            if status.is_some() || now() > until {
+                break status;
+            }
+            std::thread::sleep(STEP);
+        };
+        let child = self.children[slot].child;
+        match status {
+            Some(status) if status.success() => {}
+            Some(status) => self.report.wrong.push(format!("child {child}: {status}")),
+            None => {
+                let text = format!("child {child} has not ended within {PARTING:?}");
+                self.report.wrong.push(text);
+                self.children[slot].kill();
+            }
+        }
+        self.died(slot);
     }
 
     fn judge(mut self, checker: std::thread::JoinHandle<linear::Verdict>) -> Report {

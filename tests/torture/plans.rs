@@ -35,9 +35,9 @@ fn the_plan_of_a_seed_stays_what_it_is() {
     assert_eq!(
         plan,
         [
-            "561 ms 613 ms child 0 blackholed (Both)",
-            "705 ms 2452 ms child 2 SIGSTOP, past the ttl",
-            "918 ms 35 ms child 1 SIGSTOP, short",
+            "561 ms 455 ms child 0 bytes delayed (Both, 89 ms)",
+            "705 ms 1855 ms child 2 blackholed (Both)",
+            "918 ms 0 ms child 1 half-closed (ToClient)",
             "1063 ms 0 ms server SCRIPT FLUSH",
         ]
     );

@@ -78,7 +78,8 @@ impl Deployment for Single {
                     .expect("a server that keeps its data has them there");
             }
             Kind::ServerStop => self.server.stop(),
-            Kind::Kill | Kind::Stop | Kind::LongStop | Kind::Flood | Kind::Drop => {}
+            // Done to children by their parent.
+            _ => {}
         }
     }
 
