@@ -176,7 +176,12 @@ impl Caller {
     async fn with_guard(&mut self, wait: &Wait, lease: Lease, hold: Duration) -> Outcome {
         wait.ended("got");
         let held = self.log.hold(&lease.view());
-        self.work(&lease.view(), &held, hold).await;
+        let view = lease.view();
+        tokio::select! {
+            biased;
+            _ = lease.lost() => {}
+            _ = self.work(&view, &held, hold) => {}
+        }
         drop(held);
         if self.dice.once_in(4) {
             drop(lease);

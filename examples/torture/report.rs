@@ -92,6 +92,7 @@ impl fmt::Display for Report {
         row(f, "hand-overs between processes", &holds.hand_overs)?;
         row(f, "taken when they were over", &holds.dead_on_arrival)?;
         row(f, "overlaps of forgotten leases", &holds.explained)?;
+        row(f, "work not yet told of a shutdown", &holds.after_shutdown)?;
         row(f, "writes taken by the resource", &self.writes)?;
         row(f, "stale asks refused by it", &self.refused)?;
         let late = format!(

@@ -99,7 +99,7 @@ fn the_dead_and_those_who_shut_down_hold_nothing() {
     holds.ended(child(2), 3, 22);
     let verdict = holds.judge(&HashMap::new(), &[], TTL);
     assert!(clean(&verdict), "{verdict:?}");
-    assert_eq!(verdict.leases, 3);
+    assert_eq!((verdict.leases, verdict.after_shutdown), (3, 1));
 }
 
 #[test]

@@ -6,6 +6,8 @@
 //! little shorter than the truth, and what is reported here is certain.
 //!
 //! - Two holds of one key that have a moment in common **overlap**.
+//!   A shutdown gives back at once what is held, and the work learns of it when it is polled next; what came in between is
+//!   counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken.
 //! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
 //!   is of a lease that ended before one was taken whose write was let through earlier.
@@ -32,6 +34,8 @@ pub(crate) struct Hold {
     first_deadline: u64,
     deadline: u64,
     ended: Option<u64>,
+    /// When its work saw the end, be it that its registry was shut down before.
+    worked: u64,
 }
 
 impl Hold {
@@ -43,15 +47,7 @@ impl Hold {
             first_deadline: deadline,
             deadline,
             ended: None,
-        }
-    }
-
-    /// One that is over.
-    #[cfg(test)]
-    pub(crate) fn over(child: Child, token: u64, span: Span, deadline: u64) -> Self {
-        Self {
-            ended: Some(span.to),
-            ..Self::new(child, token, span.from, deadline)
+            worked: 0,
         }
     }
 
@@ -97,6 +93,8 @@ pub(crate) struct Verdict {
     pub(crate) leases: u64,
     pub(crate) hand_overs: u64,
     pub(crate) dead_on_arrival: u64,
+    /// Work that had not yet seen that its registry was being shut down when the next lease was taken.
+    pub(crate) after_shutdown: u64,
     /// Overlaps of leases that a server forgot.
     pub(crate) explained: u64,
     pub(crate) overlaps: Vec<String>,
@@ -117,6 +115,7 @@ impl Holds {
 
     pub(crate) fn ended(&mut self, child: Child, lease: u64, at: u64) {
         if let Some((key, mut hold)) = self.open.remove(&(child, lease)) {
+            hold.worked = at.min(hold.deadline);
             let closing = self.closings.get(&child);
             hold.ended = Some(closing.map_or(at, |closing| at.min(*closing)));
             self.keys.entry(key).or_default().push(hold);
@@ -197,8 +196,12 @@ impl Holds {
 fn overlaps(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: &mut Verdict) {
     let mut standing: Vec<&Hold> = Vec::new();
     for hold in holds.iter().filter(|hold| !hold.is_dead_on_arrival()) {
-        standing.retain(|earlier| earlier.end() > hold.taken);
+        standing.retain(|earlier| earlier.end().max(earlier.worked) > hold.taken);
         for earlier in &standing {
+            if earlier.end() <= hold.taken {
+                verdict.after_shutdown += 1;
+                continue;
+            }
             if was_lost(earlier) || was_lost(hold) {
                 verdict.explained += 1;
                 continue;
