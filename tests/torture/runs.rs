@@ -38,7 +38,7 @@ fn row(report: &str, name: &str) -> u64 {
     digits.parse().unwrap_or_else(|_| panic!("{name}: {value}"))
 }
 
-/// Two machines' worth of processes at a time, and no more: a third one makes all of them late.
+/// Two runs at a time, and no more: a third makes all of them late on a small machine.
 static PLACES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
 
 fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
@@ -127,6 +127,7 @@ fn exit(child: &mut Child) -> ExitStatus {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_killed_run_leaves_no_process_behind() {
+    let _turn = PLACES[0].lock();
     let mut run = torture(&["--seconds", "60", "--seed", "3"])
         .stdout(Stdio::null())
         .spawn()
