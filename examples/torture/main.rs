@@ -34,6 +34,8 @@ mod run;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
+use std::fmt::Display;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -67,29 +69,40 @@ fn main() -> ExitCode {
     };
     if plan_only {
         for stroke in wish.plan(&deployment.faults()) {
-            println!("{stroke}");
+            say(stroke);
         }
         return ExitCode::SUCCESS;
     }
-    println!(
+    say(format_args!(
         "{} for {:?}, seed {}: {} children, {} keys",
         wish.deployment,
         wish.length,
         wish.seed,
         run::SLOTS,
         callers::KEYS.len()
-    );
+    ));
     let report = run::run(&wish, deployment);
-    println!("\n{report}");
+    say(format_args!("\n{report}"));
     if report.is_clean() {
-        println!("{}, seed {}: clean", wish.deployment, wish.seed);
+        say(format_args!(
+            "{}, seed {}: clean",
+            wish.deployment, wish.seed
+        ));
         return ExitCode::SUCCESS;
     }
-    println!("{}, seed {}: BREACHED", wish.deployment, wish.seed);
+    say(format_args!(
+        "{}, seed {}: BREACHED",
+        wish.deployment, wish.seed
+    ));
     if let Some(folder) = &report.folder {
-        println!("the logs are kept in {}", folder.display());
+        say(format_args!("the logs are kept in {}", folder.display()));
     }
     ExitCode::FAILURE
+}
+
+/// A line for whoever reads; a pipe that nobody reads any more ends no run.
+pub(crate) fn say(line: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// What is wished, and whether only to be told the plan.

@@ -48,7 +48,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 19] = [
+    /// What can befall a deployment of one server. What is in this list, and in which order, makes the plan of a seed.
+    pub(crate) const ON_ONE_SERVER: [Self; 19] = [
         Self::Kill,
         Self::Leave,
         Self::Stop,

@@ -326,14 +326,14 @@ impl Run {
             let resource = resource::lock(&self.resource);
             (resource.writes, resource.refused)
         };
-        println!(
+        crate::say(format_args!(
             "{}: {} leases, {} faults, {writes} writes, {refused} refused as stale, {} waiters forgotten, {} other breaches",
             self.wish.deployment,
             self.holds.count(),
             self.struck.len(),
             self.waits.forgotten.len(),
             self.report.wrong.len() + self.report.stuck.len(),
-        );
+        ));
     }
 
     // ---- the end

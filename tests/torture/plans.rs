@@ -8,12 +8,12 @@ const MINUTE: u64 = 60_000;
 fn the_same_seed_is_the_same_plan_and_another_is_another() {
     for seed in 0..20 {
         assert_eq!(
-            plan(seed, MINUTE, &Kind::ALL, 4),
-            plan(seed, MINUTE, &Kind::ALL, 4)
+            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4),
+            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4)
         );
         assert_ne!(
-            plan(seed, MINUTE, &Kind::ALL, 4),
-            plan(seed + 1, MINUTE, &Kind::ALL, 4)
+            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4),
+            plan(seed + 1, MINUTE, &Kind::ON_ONE_SERVER, 4)
         );
     }
 }
@@ -21,7 +21,7 @@ fn the_same_seed_is_the_same_plan_and_another_is_another() {
 /// A seed in a note or a commit means the same plan for ever: who changes this changes what all of them say.
 #[test]
 fn the_plan_of_a_seed_stays_what_it_is() {
-    let plan: Vec<String> = plan(1, MINUTE, &Kind::ALL, 4)
+    let plan: Vec<String> = plan(1, MINUTE, &Kind::ON_ONE_SERVER, 4)
         .iter()
         .take(4)
         .map(|stroke| {
@@ -46,8 +46,8 @@ fn the_plan_of_a_seed_stays_what_it_is() {
 #[test]
 fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
     for seed in 0..50 {
-        let plan = plan(seed, MINUTE / 2, &Kind::ALL, 4);
-        for kind in Kind::ALL {
+        let plan = plan(seed, MINUTE / 2, &Kind::ON_ONE_SERVER, 4);
+        for kind in Kind::ON_ONE_SERVER {
             assert!(
                 plan.iter().any(|stroke| stroke.kind == kind),
                 "seed {seed}: no {kind:?}"

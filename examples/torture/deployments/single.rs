@@ -41,7 +41,7 @@ fn way(side: Side) -> Way {
 
 impl Deployment for Single {
     fn faults(&self) -> Vec<Kind> {
-        Kind::ALL.to_vec()
+        Kind::ON_ONE_SERVER.to_vec()
     }
 
     fn excludes(&self, kind: Kind) -> bool {
