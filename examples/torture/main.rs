@@ -10,7 +10,7 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `plan.rs` | what breaks, and when? |
+//! | `plan.rs`, `dice.rs` | what breaks, and when? |
 //! | `callers.rs` | what do the callers do meanwhile? |
 //! | `child.rs` | how is a child a process of its own? |
 //! | `log.rs` | what does it write down? |

@@ -128,7 +128,7 @@ impl Run {
 
     fn torture(&mut self) {
         let plan = self.wish.plan(&self.deployment.faults());
-        // Ends before beginnings: of one row they may come at the same time.
+        // What takes no time begins before it ends.
         let mut events: Vec<(u64, bool, Stroke)> = Vec::new();
         for stroke in plan {
             events.push((stroke.at, true, stroke));
