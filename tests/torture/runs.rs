@@ -128,7 +128,10 @@ fn exit(child: &mut Child) -> ExitStatus {
 #[test]
 fn a_killed_run_leaves_no_process_behind() {
     let _turn = PLACES[0].lock();
+    // Its own folder nobody removes when it is killed.
+    let folder = tempfile::TempDir::new().unwrap();
     let mut run = torture(&["--seconds", "60", "--seed", "3"])
+        .env("TMPDIR", folder.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
