@@ -137,10 +137,19 @@ fn a_killed_run_leaves_no_process_behind() {
         .unwrap();
     let pid = run.id();
     let mut children = Vec::new();
+    // One that has its log has told the kernel what is to become of it.
+    let logs = || {
+        let runs = std::fs::read_dir(folder.path()).unwrap().flatten();
+        let files = runs.filter_map(|run| std::fs::read_dir(run.path()).ok());
+        let files = files.flatten().flatten();
+        files
+            .filter(|file| file.path().extension().is_some_and(|it| it == "log"))
+            .count()
+    };
     wait_until_blocking("there are children", Duration::from_secs(20), || {
         // The keeper of the server is one, too.
         children = children_of(pid);
-        children.len() == 5
+        children.len() == 5 && logs() == 4
     });
     for child in &children {
         // The keeper sees to itself.
