@@ -1,0 +1,306 @@
+//! Did two hold a key at once, did tokens grow, did fencing let a stale write through?
+//!
+//! A **hold** lasts from the moment at which the lease was taken to the moment at which its work saw the end (it is about
+//! to be released, or its loss was told, or its registry is
+//! being shut down, or its process is dead), and never beyond the lease's own deadline. So it is a
+//! little shorter than the truth, and what is reported here is certain.
+//!
+//! - Two holds of one key that have a moment in common **overlap**.
+//!   A shutdown gives back at once what is held, and the work learns of it when it is polled next; what came in between is
+//!   counted by itself.
+//! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken.
+//! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
+//!   is of a lease that ended before one was taken whose write was let through earlier.
+//!
+//! A server that forgets what it has acknowledged gives a lease away that is still held. For that, and only where the
+//! deployment does not promise otherwise, an overlap is **explained** if one of the two leases was in the store at that
+//! moment: the loss lies between the earliest moment at which that lease can have begun (its deadline less the longest
+//! ttl, as for a grant that was on its way) and its end. Nothing explains a token that was given twice, or a write with a
+//! smaller token than one before. The order in time of leases and tokens, and of leases and writes, is not judged by a
+//! lease that was lost in that way, or whose taking was seen only when it was over: a process may be stopped between the
+//! winning of a lease and its taking, and only while others are kept out is the one as good as the other.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Child, Span};
+
+/// One lease, as far as it is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) child: Child,
+    pub(crate) token: u64,
+    pub(crate) taken: u64,
+    /// The deadline that it had when it was taken.
+    first_deadline: u64,
+    deadline: u64,
+    ended: Option<u64>,
+    /// When its work saw the end, be it that its registry was shut down before.
+    worked: u64,
+}
+
+impl Hold {
+    pub(crate) fn new(child: Child, token: u64, taken: u64, deadline: u64) -> Self {
+        Self {
+            child,
+            token,
+            taken,
+            first_deadline: deadline,
+            deadline,
+            ended: None,
+            worked: 0,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.ended.unwrap_or(u64::MAX).min(self.deadline)
+    }
+
+    fn span(&self) -> Span {
+        Span {
+            from: self.taken,
+            to: self.end(),
+        }
+    }
+
+    /// A process that was stopped between the winning and the taking takes what is over.
+    fn is_dead_on_arrival(&self) -> bool {
+        self.taken >= self.end()
+    }
+
+    /// All of the time in which the store may have had it as held.
+    fn in_store(&self, longest_ttl: u64) -> Span {
+        Span {
+            from: self
+                .taken
+                .min(self.first_deadline.saturating_sub(longest_ttl)),
+            to: self.end(),
+        }
+    }
+}
+
+/// All holds of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    open: HashMap<(Child, u64), (String, Hold)>,
+    /// When children shut their registries down.
+    closings: HashMap<Child, u64>,
+    keys: BTreeMap<String, Vec<Hold>>,
+}
+
+/// What they come to.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) leases: u64,
+    pub(crate) hand_overs: u64,
+    pub(crate) dead_on_arrival: u64,
+    /// Work that had not yet seen that its registry was being shut down when the next lease was taken.
+    pub(crate) after_shutdown: u64,
+    /// Overlaps of leases that a server forgot.
+    pub(crate) explained: u64,
+    pub(crate) overlaps: Vec<String>,
+    pub(crate) tokens: Vec<String>,
+    pub(crate) stale_writes: Vec<String>,
+}
+
+impl Holds {
+    pub(crate) fn taken(&mut self, lease: u64, key: String, hold: Hold) {
+        self.open.insert((hold.child, lease), (key, hold));
+    }
+
+    pub(crate) fn until(&mut self, child: Child, lease: u64, deadline: u64) {
+        if let Some((_, hold)) = self.open.get_mut(&(child, lease)) {
+            hold.deadline = deadline;
+        }
+    }
+
+    pub(crate) fn ended(&mut self, child: Child, lease: u64, at: u64) {
+        if let Some((key, mut hold)) = self.open.remove(&(child, lease)) {
+            hold.worked = at.min(hold.deadline);
+            let closing = self.closings.get(&child);
+            hold.ended = Some(closing.map_or(at, |closing| at.min(*closing)));
+            self.keys.entry(key).or_default().push(hold);
+        }
+    }
+
+    /// From this moment on the child gives back whatever it holds, as it was told to.
+    pub(crate) fn closing(&mut self, child: Child, at: u64) {
+        self.closings.insert(child, at);
+    }
+
+    /// The child was seen dead at this moment: from then on it holds nothing.
+    pub(crate) fn died(&mut self, child: Child, at: u64) {
+        let open: Vec<_> = self.open.keys().copied().collect();
+        for (_, lease) in open.into_iter().filter(|(whose, _)| *whose == child) {
+            self.ended(child, lease, at);
+        }
+    }
+
+    /// How many leases there were so far.
+    pub(crate) fn count(&self) -> usize {
+        self.open.len() + self.keys.values().map(Vec::len).sum::<usize>()
+    }
+
+    /// When leases were taken, and by which child, in order.
+    pub(crate) fn arrivals(&self) -> Vec<(u64, usize)> {
+        let holds = self.keys.values().flatten();
+        let mut all: Vec<_> = holds.map(|hold| (hold.taken, hold.child.slot)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Whether anybody took this key since then.
+    pub(crate) fn taken_since(&self, key: &str, since: u64) -> bool {
+        let done = self.keys.get(key).into_iter().flatten();
+        let open = self.open.values().filter(|(whose, _)| whose == key);
+        done.chain(open.map(|(_, hold)| hold))
+            .any(|hold| hold.taken >= since)
+    }
+
+    /// To be asked when nothing is open any more.
+    pub(crate) fn judge(
+        &mut self,
+        accepted: &HashMap<String, Vec<u64>>,
+        losses: &[Span],
+        longest_ttl: u64,
+    ) -> Verdict {
+        let mut verdict = Verdict::default();
+        for (key, holds) in &mut self.keys {
+            holds.sort_by_key(|hold| (hold.taken, hold.token));
+            verdict.leases += holds.len() as u64;
+            verdict.dead_on_arrival += holds
+                .iter()
+                .filter(|hold| hold.is_dead_on_arrival())
+                .count() as u64;
+            verdict.hand_overs += holds
+                .windows(2)
+                .filter(|pair| pair[0].child != pair[1].child)
+                .count() as u64;
+            let was_lost = |hold: &Hold| {
+                let span = hold.in_store(longest_ttl);
+                losses.iter().any(|loss| loss.touches(span))
+            };
+            overlaps(key, holds, was_lost, &mut verdict);
+            tokens(key, holds, was_lost, &mut verdict);
+            let accepted = accepted.get(key).map_or(&[][..], Vec::as_slice);
+            writes(key, holds, accepted, was_lost, &mut verdict);
+        }
+        for key in accepted.keys().filter(|key| !self.keys.contains_key(*key)) {
+            verdict
+                .stale_writes
+                .push(format!("{key}: writes without any lease"));
+        }
+        verdict
+    }
+}
+
+fn overlaps(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: &mut Verdict) {
+    let mut standing: Vec<&Hold> = Vec::new();
+    for hold in holds.iter().filter(|hold| !hold.is_dead_on_arrival()) {
+        standing.retain(|earlier| earlier.end().max(earlier.worked) > hold.taken);
+        for earlier in &standing {
+            if earlier.end() <= hold.taken {
+                verdict.after_shutdown += 1;
+                continue;
+            }
+            if was_lost(earlier) || was_lost(hold) {
+                verdict.explained += 1;
+                continue;
+            }
+            verdict.overlaps.push(format!(
+                "{key}: for {:.3} ms from {}: child {} with token {} (from {} to {}) and child {} with token {} (from {} to {})",
+                earlier.span().within(hold.span()) as f64 / 1e6,
+                hold.taken,
+                earlier.child,
+                earlier.token,
+                earlier.taken,
+                earlier.end(),
+                hold.child,
+                hold.token,
+                hold.taken,
+                hold.end(),
+            ));
+        }
+        standing.push(hold);
+    }
+}
+
+fn tokens(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: &mut Verdict) {
+    let mut seen: HashMap<u64, &Hold> = HashMap::new();
+    for hold in holds {
+        if let Some(other) = seen.insert(hold.token, hold) {
+            verdict.tokens.push(format!(
+                "{key}: children {} and {} both have token {}",
+                other.child, hold.child, hold.token
+            ));
+        }
+    }
+    // By their ends: those that are over when the next is taken.
+    let mut by_end: Vec<&Hold> = holds.iter().collect();
+    by_end.sort_by_key(|hold| hold.end());
+    let mut over = by_end.into_iter().peekable();
+    let mut greatest: Option<&Hold> = None;
+    for hold in holds {
+        while let Some(ended) = over.next_if(|ended| ended.end() < hold.taken) {
+            if greatest.is_none_or(|greatest| greatest.token < ended.token) {
+                greatest = Some(ended);
+            }
+        }
+        let Some(greatest) = greatest.filter(|greatest| greatest.token >= hold.token) else {
+            continue;
+        };
+        if hold.is_dead_on_arrival() || was_lost(hold) {
+            continue;
+        }
+        verdict.tokens.push(format!(
+            "{key}: child {} took token {} at {}, after child {} with token {} had ended at {}",
+            hold.child,
+            hold.token,
+            hold.taken,
+            greatest.child,
+            greatest.token,
+            greatest.end()
+        ));
+    }
+}
+
+fn writes(
+    key: &str,
+    holds: &[Hold],
+    accepted: &[u64],
+    was_lost: impl Fn(&Hold) -> bool,
+    verdict: &mut Verdict,
+) {
+    let by_token: HashMap<u64, &Hold> = holds.iter().map(|hold| (hold.token, hold)).collect();
+    let mut latest: Option<(u64, &Hold)> = None;
+    let mut greatest = 0;
+    for &token in accepted {
+        if token < greatest {
+            verdict.stale_writes.push(format!(
+                "{key}: a write with token {token} after one with {greatest}"
+            ));
+        }
+        greatest = greatest.max(token);
+        let Some(hold) = by_token.get(&token) else {
+            verdict.stale_writes.push(format!(
+                "{key}: a write with token {token}, which no lease has"
+            ));
+            continue;
+        };
+        if let Some((before, later)) = latest
+            && hold.end() < later.taken
+        {
+            verdict.stale_writes.push(format!(
+                "{key}: a write of child {} (token {token}, ended at {}) after one of child {} (token {before}, taken at {})",
+                hold.child,
+                hold.end(),
+                later.child,
+                later.taken
+            ));
+        }
+        // Of one that was taken when it was over, or forgotten before it was taken, nobody knows when it began.
+        let began = !hold.is_dead_on_arrival() && !was_lost(hold);
+        if began && latest.is_none_or(|(_, latest)| latest.taken < hold.taken) {
+            latest = Some((token, hold));
+        }
+    }
+}

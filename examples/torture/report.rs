@@ -1,0 +1,146 @@
+//! What came out of a run, for people; and whether it is as it must be.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::deployments::Leftovers;
+use crate::judge::recovery::Recovery;
+use crate::judge::waits::Waits;
+use crate::judge::{holds, linear};
+use crate::plan::Kind;
+
+/// After a fault the child that was hit may take so long to its next lease.
+const LONGEST_RECOVERY: Duration = Duration::from_secs(10);
+
+/// So many breaches of one sort are told in full.
+const TOLD: usize = 5;
+
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) holds: holds::Verdict,
+    pub(crate) waits: Waits,
+    pub(crate) linear: linear::Verdict,
+    pub(crate) recoveries: BTreeMap<Kind, Recovery>,
+    /// Writes that the resource took, and asks that it refused.
+    pub(crate) writes: u64,
+    pub(crate) refused: u64,
+    /// Writes made on purpose when the lease was over, and how many of them were refused.
+    pub(crate) late_writes: u64,
+    pub(crate) late_refused: u64,
+    pub(crate) stuck: Vec<String>,
+    pub(crate) tasks_left: u64,
+    pub(crate) leftovers: Leftovers,
+    /// Errors that nobody should get, panics, children that do not end.
+    pub(crate) wrong: Vec<String>,
+    /// Where the logs of a run with a breach are.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+impl Report {
+    /// All that must be empty, with its name.
+    fn breaches(&self) -> Vec<(&'static str, Vec<String>)> {
+        let left = &self.leftovers;
+        let tasks = match self.tasks_left {
+            0 => Vec::new(),
+            tasks => vec![format!("{tasks} on the runtimes of children")],
+        };
+        vec![
+            ("overlaps within validity", self.holds.overlaps.clone()),
+            ("tokens out of order", self.holds.tokens.clone()),
+            ("stale writes let through", self.holds.stale_writes.clone()),
+            ("histories not linearizable", self.linear.breaches.clone()),
+            ("keys stuck beyond their ttl", self.stuck.clone()),
+            ("keys left behind", left.keys.clone()),
+            ("queue entries left behind", left.queue_entries.clone()),
+            ("subscriptions left behind", left.subscriptions.clone()),
+            ("connections left behind", left.connections.clone()),
+            ("waiters forgotten", self.waits.forgotten.clone()),
+            ("tasks left", tasks),
+            ("no recovery", self.without_recovery()),
+            ("errors that nobody should get", self.wrong.clone()),
+        ]
+    }
+
+    fn without_recovery(&self) -> Vec<String> {
+        let beyond = |time: Option<u64>| {
+            time.is_none_or(|time| Duration::from_nanos(time) > LONGEST_RECOVERY)
+        };
+        let all = self.recoveries.iter();
+        all.filter(|(_, recovery)| beyond(recovery.hit) || beyond(recovery.anybody))
+            .map(|(kind, recovery)| format!("{}: {recovery:?}", kind.name()))
+            .collect()
+    }
+
+    /// A run in which nothing happened is none.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.holds.leases > 0
+            && self.writes > 0
+            && self.linear.windows > 0
+            && self.breaches().iter().all(|(_, found)| found.is_empty())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = |f: &mut fmt::Formatter<'_>, name: &str, value: &dyn fmt::Display| {
+            writeln!(f, "{name:<32}{value}")
+        };
+        let holds = &self.holds;
+        row(f, "leases", &holds.leases)?;
+        row(f, "hand-overs between processes", &holds.hand_overs)?;
+        row(f, "taken when they were over", &holds.dead_on_arrival)?;
+        row(f, "overlaps of forgotten leases", &holds.explained)?;
+        row(f, "work not yet told of a shutdown", &holds.after_shutdown)?;
+        row(f, "writes taken by the resource", &self.writes)?;
+        row(f, "stale asks refused by it", &self.refused)?;
+        let late = format!(
+            "{}, of which {} refused",
+            self.late_writes, self.late_refused
+        );
+        row(f, "writes made late on purpose", &late)?;
+        let linear = &self.linear;
+        let checked = format!(
+            "{} in {} windows, {} of them concurrent",
+            linear.steps, linear.windows, linear.concurrent
+        );
+        row(f, "steps checked by stateright", &checked)?;
+        let ends = self.waits.ends.iter();
+        let ends: Vec<String> = ends.map(|(how, many)| format!("{many} {how}")).collect();
+        row(f, "waits", &ends.join(", "))?;
+        let latest = Duration::from_nanos(self.waits.latest);
+        row(
+            f,
+            "latest end of one",
+            &format!("{latest:.1?} after its time"),
+        )?;
+
+        writeln!(
+            f,
+            "\nfault                       times   next lease   of the one hit (longest)"
+        )?;
+        let time = |time: Option<u64>| match time {
+            Some(time) => format!("{:.1?}", Duration::from_nanos(time)),
+            None => "never".to_owned(),
+        };
+        for (kind, recovery) in &self.recoveries {
+            let (anybody, hit) = (time(recovery.anybody), time(recovery.hit));
+            writeln!(
+                f,
+                "{:<25}{:>8}{anybody:>13}{hit:>17}",
+                kind.name(),
+                recovery.times
+            )?;
+        }
+
+        writeln!(f)?;
+        for (name, found) in self.breaches() {
+            row(f, name, &found.len())?;
+            for text in found.iter().take(TOLD) {
+                writeln!(f, "    {text}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,408 @@
+//! A run: children at work, faults by the plan, and everything that is seen handed to the judges.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::callers::{KEYS, TTL};
+use crate::child::Order;
+use crate::children::Process;
+use crate::deployments::{Deployment, Leftovers, StoredLock};
+use crate::judge::holds::{Hold, Holds};
+use crate::judge::recovery::{Struck, recoveries};
+use crate::judge::waits::Waits;
+use crate::judge::{Child, Span, linear};
+use crate::log::{Line, now};
+use crate::plan::{Kind, Stroke, plan};
+use crate::report::Report;
+use crate::resource::{self, Resource};
+
+/// How many children work at a time.
+pub(crate) const SLOTS: usize = 4;
+
+/// Without faults, after the last: whatever was broken has to work again by the end of it, for every key.
+const CALM: Duration = Duration::from_secs(4);
+
+/// How late a wait may end: what the library takes to tell (two unanswered calls), and a busy machine to let it.
+const LATENESS: Duration = Duration::from_millis(2_800);
+
+/// How long a child may take to end when told to.
+const PARTING: Duration = Duration::from_secs(15);
+
+/// So long no tenure lasts here: the longest hold, a stopped process and passes, several times over.
+const LONGEST_TENURE: Duration = Duration::from_secs(20);
+
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+const SAY_EVERY: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(2);
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) deployment: String,
+    pub(crate) length: Duration,
+    pub(crate) seed: u64,
+}
+
+impl Wish {
+    /// Which kinds there are, the deployment says.
+    pub(crate) fn plan(&self, kinds: &[Kind]) -> Vec<Stroke> {
+        plan(self.seed, self.length.as_millis() as u64, kinds, SLOTS)
+    }
+}
+
+/// Everything that a run is made of.
+struct Run {
+    wish: Wish,
+    deployment: Box<dyn Deployment>,
+    folder: TempDir,
+    children: Vec<Process>,
+    /// When a child was stopped that is so still.
+    stopped: [Option<u64>; SLOTS],
+    resource: Arc<Mutex<Resource>>,
+    holds: Holds,
+    waits: Waits,
+    struck: Vec<Struck>,
+    /// Since when a fault lasts that forgets what was held.
+    forgetting: Option<u64>,
+    losses: Vec<Span>,
+    /// Faults in which a server says nothing.
+    silent: u32,
+    /// Since when the same owner is seen at a key.
+    seen: Vec<(StoredLock, Instant)>,
+    report: Report,
+}
+
+/// Runs it, and gives what came out.
+pub(crate) fn run(wish: &Wish, deployment: Box<dyn Deployment>) -> Report {
+    let folder = TempDir::with_prefix("torture-").expect("a temporary folder");
+    let (windows, inbox) = mpsc::channel::<linear::Window>();
+    // The tester goes one call deeper for every step of a window.
+    let checker = std::thread::Builder::new()
+        .name("checker".to_owned())
+        .stack_size(256 << 20)
+        .spawn(move || {
+            let mut verdict = linear::Verdict::default();
+            inbox.iter().for_each(|window| verdict.judge(&window));
+            verdict
+        })
+        .expect("a thread");
+    let resource = Arc::new(Mutex::new(Resource::new(windows)));
+    resource::serve(&folder.path().join("resource"), resource.clone()).expect("a socket of ours");
+
+    let mut run = Run {
+        wish: wish.clone(),
+        deployment,
+        folder,
+        children: Vec::new(),
+        stopped: [None; SLOTS],
+        resource,
+        holds: Holds::default(),
+        waits: Waits::new(LATENESS.as_nanos() as u64),
+        struck: Vec::new(),
+        forgetting: None,
+        losses: Vec::new(),
+        silent: 0,
+        seen: Vec::new(),
+        report: Report::default(),
+    };
+    for slot in 0..SLOTS {
+        let child = run.spawn(slot, 0);
+        run.children.push(child);
+    }
+    run.torture();
+    run.calm();
+    run.part();
+    run.judge(checker)
+}
+
+impl Run {
+    fn spawn(&self, slot: usize, generation: u64) -> Process {
+        let urls = self.deployment.urls(slot);
+        let child = Child { slot, generation };
+        Process::spawn(child, self.wish.seed, self.folder.path(), urls)
+    }
+
+    fn torture(&mut self) {
+        let plan = self.wish.plan(&self.deployment.faults());
+        // What takes no time begins before it ends.
+        let mut events: Vec<(u64, bool, Stroke)> = Vec::new();
+        for stroke in plan {
+            events.push((stroke.at, true, stroke));
+            events.push((stroke.end(), false, stroke));
+        }
+        events.sort_by_key(|(at, begins, stroke)| (*at, stroke.slot, stroke.at, !*begins));
+        let began = Instant::now();
+        let mut events = events.into_iter().peekable();
+        self.work_until(began + self.wish.length, &mut |run| {
+            let elapsed = began.elapsed().as_millis() as u64;
+            while let Some((_, begins, stroke)) = events.next_if(|(at, ..)| *at <= elapsed) {
+                match begins {
+                    true => run.begin(&stroke),
+                    false => run.end(&stroke),
+                }
+            }
+        });
+        // What is late still has to be undone.
+        for (_, begins, stroke) in events {
+            match begins {
+                true => self.begin(&stroke),
+                false => self.end(&stroke),
+            }
+        }
+    }
+
+    fn calm(&mut self) {
+        let since = now();
+        self.work_until(Instant::now() + CALM, &mut |_| {});
+        for key in KEYS {
+            if !self.holds.taken_since(key, since) {
+                let text = format!("{key}: nobody got it in {CALM:?} without faults");
+                self.report.stuck.push(text);
+            }
+        }
+    }
+
+    /// Follows the logs and looks at the store until then.
+    fn work_until(&mut self, until: Instant, each: &mut dyn FnMut(&mut Self)) {
+        let (mut look, mut say) = (Instant::now(), Instant::now() + SAY_EVERY);
+        while Instant::now() < until {
+            each(self);
+            if Instant::now() >= look {
+                look = Instant::now() + LOOK_EVERY;
+                (0..SLOTS).for_each(|slot| self.follow(slot));
+                self.look_at_locks();
+            }
+            if Instant::now() >= say {
+                say += SAY_EVERY;
+                self.say();
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    // ---- faults
+
+    fn begin(&mut self, stroke: &Stroke) {
+        let at = now();
+        self.silent += u32::from(is_silent(stroke.kind));
+        if !self.deployment.excludes(stroke.kind) {
+            self.forgetting = Some(at);
+        }
+        let slot = stroke.slot;
+        match stroke.kind {
+            Kind::Kill => {
+                self.children[slot].kill();
+                self.died(slot);
+            }
+            Kind::Stop | Kind::LongStop => {
+                self.stopped[slot] = Some(at);
+                self.children[slot].signal(Signal::STOP);
+            }
+            Kind::Leave => self.children[slot].tell(Order::Stop),
+            Kind::Flood | Kind::Drop => self.children[slot].tell(Order::Flood),
+            _ => self.deployment.begin(stroke),
+        }
+    }
+
+    fn end(&mut self, stroke: &Stroke) {
+        let slot = stroke.slot;
+        match stroke.kind {
+            Kind::Kill | Kind::Leave => {
+                if stroke.kind == Kind::Leave {
+                    self.see_off(slot, now());
+                }
+                let generation = self.children[slot].child.generation + 1;
+                self.children[slot] = self.spawn(slot, generation);
+            }
+            Kind::Stop | Kind::LongStop => {
+                self.children[slot].signal(Signal::CONT);
+                let stopped = self.stopped[slot].take().expect("it was stopped");
+                let span = Span {
+                    from: stopped,
+                    to: now(),
+                };
+                self.waits.stopped(self.children[slot].child, span);
+            }
+            Kind::Drop => self.children[slot].tell(Order::Drop),
+            _ => self.deployment.end(stroke),
+        }
+        let at = now();
+        self.silent -= u32::from(is_silent(stroke.kind));
+        if !self.deployment.excludes(stroke.kind) {
+            let from = self.forgetting.take().expect("it began");
+            self.losses.push(Span { from, to: at });
+        }
+        self.struck.push(Struck {
+            kind: stroke.kind,
+            slot,
+            to: at,
+        });
+        // Who holds what may be another's now, by the same name or not.
+        self.seen.clear();
+    }
+
+    // ---- what is seen
+
+    /// All that a child has written since the last time.
+    fn follow(&mut self, slot: usize) {
+        let child = self.children[slot].child;
+        for line in self.children[slot].lines() {
+            match line {
+                Line::Taken {
+                    lease,
+                    key,
+                    token,
+                    at,
+                    deadline,
+                } => {
+                    let hold = Hold::new(child, token, at, deadline);
+                    self.holds.taken(lease, key, hold);
+                }
+                Line::Until { lease, deadline } => self.holds.until(child, lease, deadline),
+                Line::Ended { lease, at } => self.holds.ended(child, lease, at),
+                Line::Waits { wait, at, limit } => self.waits.begins(child, wait, at, limit),
+                Line::Waited { wait, at, how } => self.waits.ends(child, wait, at, &how),
+                Line::Late { refused } => {
+                    self.report.late_writes += 1;
+                    self.report.late_refused += u64::from(refused);
+                }
+                Line::Closing { at } => self.holds.closing(child, at),
+                Line::Left { tasks, callers } => {
+                    self.report.tasks_left += tasks;
+                    if callers > 0 {
+                        let text = format!("child {child}: {callers} callers came to no end");
+                        self.report.wrong.push(text);
+                    }
+                }
+                Line::Wrong { what } => self.report.wrong.push(format!("child {child}: {what}")),
+            }
+        }
+    }
+
+    /// What it wrote is all there is from it.
+    fn died(&mut self, slot: usize) {
+        let at = now();
+        self.follow(slot);
+        let child = self.children[slot].child;
+        self.holds.died(child, at);
+        self.waits.died(child, at);
+    }
+
+    fn look_at_locks(&mut self) {
+        if self.silent > 0 {
+            return;
+        }
+        let mut seen = Vec::new();
+        for lock in self.deployment.locks() {
+            if lock.left.is_none_or(|left| left > TTL) {
+                let text = format!("{}: {:?} is left of its ttl", lock.key, lock.left);
+                self.report.stuck.push(text);
+            }
+            let before = self
+                .seen
+                .iter()
+                .find(|(other, _)| (&other.key, &other.owner) == (&lock.key, &lock.owner));
+            let since = before.map_or_else(Instant::now, |(_, since)| *since);
+            if since.elapsed() > LONGEST_TENURE {
+                let text = format!(
+                    "{}: {} has it since {:?}",
+                    lock.key,
+                    lock.owner,
+                    since.elapsed()
+                );
+                self.report.stuck.push(text);
+            }
+            seen.push((lock, since));
+        }
+        self.seen = seen;
+    }
+
+    fn say(&self) {
+        let (writes, refused) = {
+            let resource = resource::lock(&self.resource);
+            (resource.writes, resource.refused)
+        };
+        crate::say(format_args!(
+            "{}: {} leases, {} faults, {writes} writes, {refused} refused as stale, {} waiters forgotten, {} other breaches",
+            self.wish.deployment,
+            self.holds.count(),
+            self.struck.len(),
+            self.waits.forgotten.len(),
+            self.report.wrong.len() + self.report.stuck.len(),
+        ));
+    }
+
+    // ---- the end
+
+    /// Everybody shuts down while all are at work; then nothing may be left.
+    fn part(&mut self) {
+        for child in &mut self.children {
+            child.tell(Order::Stop);
+        }
+        let since = now();
+        (0..SLOTS).for_each(|slot| self.see_off(slot, since));
+        // A release that got no answer leaves the key to its ttl.
+        let begin = Instant::now();
+        self.report.leftovers = loop {
+            let leftovers = self.deployment.leftovers();
+            if leftovers == Leftovers::default() || begin.elapsed() > TTL + Duration::from_secs(1) {
+                break leftovers;
+            }
+            std::thread::sleep(STEP);
+        };
+    }
+
+    /// Waits for a child to end that was told to.
+    fn see_off(&mut self, slot: usize, since: u64) {
+        let until = since + PARTING.as_nanos() as u64;
+        let status = loop {
+            let status = self.children[slot].has_ended();
+            if status.is_some() || now() > until {
+                break status;
+            }
+            std::thread::sleep(STEP);
+        };
+        let child = self.children[slot].child;
+        match status {
+            Some(status) if status.success() => {}
+            Some(status) => self.report.wrong.push(format!("child {child}: {status}")),
+            None => {
+                let text = format!("child {child} has not ended within {PARTING:?}");
+                self.report.wrong.push(text);
+                self.children[slot].kill();
+            }
+        }
+        self.died(slot);
+    }
+
+    fn judge(mut self, checker: std::thread::JoinHandle<linear::Verdict>) -> Report {
+        let accepted = {
+            let mut resource = resource::lock(&self.resource);
+            self.report.writes = resource.writes;
+            self.report.refused = resource.refused;
+            resource.finish()
+        };
+        self.report.linear = checker.join().expect("the checker has not panicked");
+        let ttl = TTL.as_nanos() as u64;
+        self.report.holds = self.holds.judge(&accepted, &self.losses, ttl);
+        self.report.recoveries = recoveries(&self.struck, &self.holds.arrivals());
+        self.report.waits = self.waits;
+        if !self.report.is_clean() {
+            // With the logs one can see what came before.
+            self.report.folder = Some(self.folder.keep());
+        }
+        self.report
+    }
+}
+
+/// Whether the parent cannot look into a server meanwhile.
+fn is_silent(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ClientPause | Kind::RestartKept | Kind::RestartEmpty | Kind::ServerStop
+    )
+}

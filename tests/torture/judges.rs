@@ -1,0 +1,386 @@
+//! Each judge finds what it is there to find, and does not cry wolf.
+
+use std::collections::HashMap;
+use std::sync::mpsc;
+
+use crate::judge::holds::{Hold, Holds, Verdict};
+use crate::judge::linear::{self, Op, Register, Ret, Step, Window};
+use crate::judge::recovery::{Struck, recoveries};
+use crate::judge::waits::Waits;
+use crate::judge::{Child, Span};
+use crate::plan::Kind;
+use crate::torture::log::Line;
+use crate::torture::resource::Resource;
+
+const TTL: u64 = 100;
+
+fn child(slot: usize) -> Child {
+    Child {
+        slot,
+        generation: 0,
+    }
+}
+
+/// Holds of one key: which child, token, taken, ended, deadline.
+fn holds(all: &[(usize, u64, u64, u64, u64)]) -> Holds {
+    let mut holds = Holds::default();
+    for (number, &(slot, token, from, to, deadline)) in all.iter().enumerate() {
+        let hold = Hold::new(child(slot), token, from, deadline);
+        holds.taken(number as u64, "key".to_owned(), hold);
+        holds.ended(child(slot), number as u64, to);
+    }
+    holds
+}
+
+fn judge(all: &[(usize, u64, u64, u64, u64)], accepted: &[u64], losses: &[Span]) -> Verdict {
+    let accepted = HashMap::from([("key".to_owned(), accepted.to_vec())]);
+    holds(all).judge(&accepted, losses, TTL)
+}
+
+fn clean(verdict: &Verdict) -> bool {
+    verdict.overlaps.is_empty() && verdict.tokens.is_empty() && verdict.stale_writes.is_empty()
+}
+
+#[test]
+fn turns_one_after_another_are_clean() {
+    let turns = [
+        (0, 1, 0, 10, 100),
+        (1, 2, 11, 20, 110),
+        (0, 3, 21, 25, 120),
+        (0, 4, 25, 30, 120),
+    ];
+    let verdict = judge(&turns, &[1, 2, 3, 4], &[]);
+    assert!(clean(&verdict), "{verdict:?}");
+    assert_eq!(
+        (verdict.leases, verdict.hand_overs, verdict.explained),
+        (4, 2, 0)
+    );
+}
+
+#[test]
+fn two_holds_at_once_are_an_overlap() {
+    let verdict = judge(&[(0, 1, 0, 20, 100), (1, 2, 19, 30, 120)], &[1, 2], &[]);
+    assert_eq!(verdict.overlaps.len(), 1, "{verdict:?}");
+    assert_eq!(verdict.explained, 0);
+    // One that lasts through several of another is one each.
+    let verdict = judge(
+        &[(0, 1, 0, 50, 100), (1, 2, 10, 20, 110), (1, 3, 30, 40, 130)],
+        &[],
+        &[],
+    );
+    assert_eq!(verdict.overlaps.len(), 2, "{verdict:?}");
+}
+
+/// A process that was stopped past its deadline releases late: what is beyond the deadline is no hold.
+#[test]
+fn beyond_its_deadline_nobody_holds() {
+    let verdict = judge(&[(0, 1, 0, 500, 100), (1, 2, 101, 130, 200)], &[1, 2], &[]);
+    assert!(clean(&verdict), "{verdict:?}");
+    // As long as it was prolonged it does.
+    let mut holds = Holds::default();
+    holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
+    holds.until(child(0), 1, 200);
+    holds.taken(1, "key".to_owned(), Hold::new(child(1), 2, 150, 250));
+    holds.ended(child(0), 1, 500);
+    holds.died(child(1), 160);
+    let verdict = holds.judge(&HashMap::new(), &[], TTL);
+    assert_eq!(verdict.overlaps.len(), 1, "{verdict:?}");
+}
+
+#[test]
+fn the_dead_and_those_who_shut_down_hold_nothing() {
+    let mut holds = Holds::default();
+    holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
+    holds.died(child(0), 10);
+    holds.taken(2, "key".to_owned(), Hold::new(child(1), 2, 11, 111));
+    holds.closing(child(1), 20);
+    holds.ended(child(1), 2, 30);
+    holds.taken(3, "key".to_owned(), Hold::new(child(2), 3, 21, 121));
+    holds.ended(child(2), 3, 22);
+    let verdict = holds.judge(&HashMap::new(), &[], TTL);
+    assert!(clean(&verdict), "{verdict:?}");
+    assert_eq!((verdict.leases, verdict.after_shutdown), (3, 1));
+}
+
+#[test]
+fn a_loss_explains_overlaps_of_what_was_held_at_that_moment_alone() {
+    let loss = Span { from: 10, to: 11 };
+    let verdict = judge(&[(0, 1, 0, 50, 100), (1, 2, 12, 30, 112)], &[1, 2], &[loss]);
+    assert!(clean(&verdict), "{verdict:?}");
+    assert_eq!(verdict.explained, 1);
+    // Won before the loss, and taken after it.
+    let verdict = judge(&[(1, 2, 12, 30, 112), (0, 1, 13, 50, 105)], &[2], &[loss]);
+    assert_eq!(
+        (verdict.overlaps.len(), verdict.explained),
+        (0, 1),
+        "{verdict:?}"
+    );
+    // Both won long after it.
+    let verdict = judge(
+        &[(0, 1, 200, 250, 300), (1, 2, 212, 230, 320)],
+        &[],
+        &[loss],
+    );
+    assert_eq!(
+        (verdict.overlaps.len(), verdict.explained),
+        (1, 0),
+        "{verdict:?}"
+    );
+}
+
+#[test]
+fn a_token_that_goes_back_is_found_whatever_was_lost_in_between() {
+    let turns = [(0, 7, 0, 10, 100), (1, 6, 120, 130, 220)];
+    for losses in [&[][..], &[Span { from: 15, to: 16 }]] {
+        let verdict = judge(&turns, &[], losses);
+        assert_eq!(verdict.tokens.len(), 1, "{verdict:?}");
+    }
+    // Behind one that ended earlier than the last.
+    let turns = [
+        (0, 7, 0, 10, 100),
+        (1, 5, 1, 12, 101),
+        (2, 6, 200, 210, 300),
+    ];
+    assert_eq!(judge(&turns, &[], &[]).tokens.len(), 1);
+}
+
+#[test]
+fn a_token_given_twice_is_found_whatever_was_lost() {
+    let loss = Span { from: 5, to: 6 };
+    let verdict = judge(&[(0, 7, 0, 10, 100), (1, 7, 12, 13, 105)], &[], &[loss]);
+    assert_eq!(verdict.tokens.len(), 1, "{verdict:?}");
+}
+
+#[test]
+fn a_stale_write_that_was_let_through_is_found() {
+    let turns = [(0, 1, 0, 10, 100), (1, 2, 11, 20, 110)];
+    assert_eq!(judge(&turns, &[2, 1], &[]).stale_writes.len(), 2);
+    // By a token that nobody was given.
+    assert_eq!(judge(&turns, &[1, 2, 3], &[]).stale_writes.len(), 1);
+    // By a token that ought not to have been greater: the order in time tells.
+    let turns = [(0, 9, 0, 10, 100), (1, 2, 11, 20, 110)];
+    assert_eq!(judge(&turns, &[2, 9], &[]).stale_writes.len(), 1);
+    // A late write after which nobody came is none.
+    let turns = [(0, 1, 0, 10, 100), (1, 2, 11, 20, 110)];
+    assert!(clean(&judge(&turns, &[1, 2], &[])));
+    assert!(!clean(&holds(&[]).judge(
+        &HashMap::from([("key".to_owned(), vec![1])]),
+        &[],
+        TTL
+    )));
+}
+
+#[test]
+fn what_is_taken_when_it_is_over_is_counted_and_proves_nothing() {
+    let verdict = judge(&[(1, 2, 110, 130, 210), (0, 1, 140, 150, 100)], &[2], &[]);
+    assert!(clean(&verdict), "{verdict:?}");
+    assert_eq!(verdict.dead_on_arrival, 1);
+}
+
+#[test]
+fn a_forgotten_waiter_is_found() {
+    let mut waits = Waits::new(50);
+    waits.begins(child(0), 1, 0, 100);
+    waits.begins(child(0), 2, 0, 100);
+    waits.begins(child(0), 3, 0, 100);
+    waits.begins(child(1), 1, 0, 100);
+    waits.ends(child(0), 1, 150, "busy");
+    assert_eq!((waits.forgotten.len(), waits.latest), (0, 50));
+    waits.ends(child(0), 2, 151, "got");
+    assert_eq!(waits.forgotten.len(), 1);
+    // One that never ended at all.
+    waits.died(child(0), 500);
+    assert_eq!(waits.forgotten.len(), 2);
+    // One whose process died in its time.
+    waits.died(child(1), 90);
+    assert_eq!(waits.forgotten.len(), 2);
+    assert_eq!(waits.ends["died"], 2);
+}
+
+#[test]
+fn while_its_process_is_stopped_nobody_is_late() {
+    let mut waits = Waits::new(50);
+    for wait in 1..=2 {
+        waits.begins(child(0), wait, 0, 100);
+    }
+    waits.stopped(child(0), Span { from: 80, to: 280 });
+    waits.stopped(child(1), Span { from: 300, to: 900 });
+    waits.ends(child(0), 1, 340, "busy");
+    assert_eq!(waits.forgotten, [""; 0]);
+    waits.ends(child(0), 2, 351, "busy");
+    assert_eq!(waits.forgotten.len(), 1);
+}
+
+fn window(steps: Vec<Step>) -> Window {
+    Window {
+        key: "key".to_owned(),
+        origin: Register::default(),
+        steps,
+    }
+}
+
+#[test]
+fn a_lost_update_is_no_history_of_a_register() {
+    use Step::{Invoked, Returned};
+    let add = |token| Op::Add { token };
+    let one_after_another = vec![
+        Invoked(0, add(1)),
+        Returned(0, Ret::Added(0)),
+        Invoked(1, add(2)),
+        Returned(1, Ret::Added(1)),
+    ];
+    assert_eq!(window(one_after_another).is_linearizable(), Ok(true));
+    let both_read_the_same = vec![
+        Invoked(0, add(1)),
+        Invoked(1, add(2)),
+        Returned(1, Ret::Added(0)),
+        Returned(0, Ret::Added(0)),
+    ];
+    assert_eq!(
+        window(both_read_the_same.clone()).is_linearizable(),
+        Ok(false)
+    );
+    let mut verdict = linear::Verdict::default();
+    verdict.judge(&window(both_read_the_same));
+    assert_eq!((verdict.breaches.len(), verdict.concurrent), (1, 1));
+    // What began when the other had returned cannot have come before it.
+    let in_the_wrong_order = vec![
+        Invoked(0, add(2)),
+        Returned(0, Ret::Added(1)),
+        Invoked(1, add(2)),
+        Returned(1, Ret::Added(0)),
+    ];
+    assert_eq!(window(in_the_wrong_order).is_linearizable(), Ok(false));
+    // A stale one that was not refused.
+    let stale = vec![
+        Invoked(0, add(2)),
+        Returned(0, Ret::Added(0)),
+        Invoked(1, Op::Write { token: 1, value: 5 }),
+        Returned(1, Ret::Written),
+    ];
+    assert_eq!(window(stale).is_linearizable(), Ok(false));
+}
+
+/// The resource's own history of everything that can happen at it is one of a register, and nothing stale gets in.
+#[test]
+fn the_resource_refuses_what_is_stale_and_keeps_an_honest_history() {
+    let (windows, history) = mpsc::channel();
+    let mut resource = Resource::new(windows);
+    assert_eq!(resource.read(1, "key", 10), Some(0));
+    assert!(resource.write(1, "key", 10, 1));
+    // Stopped in the middle, while another comes and goes.
+    assert_eq!(resource.read(2, "key", 11), Some(1));
+    assert_eq!(resource.read(3, "key", 12), Some(1));
+    assert!(!resource.write(2, "key", 11, 2));
+    assert!(resource.write(3, "key", 12, 2));
+    assert_eq!(resource.read(2, "key", 11), None);
+    // Killed in the middle.
+    assert_eq!(resource.read(4, "key", 13), Some(2));
+    resource.gone(4);
+    // Late, and the last; late, and not.
+    assert!(resource.write(5, "key", 13, 2));
+    assert!(!resource.write(6, "key", 12, 7));
+    assert_eq!(resource.read(7, "key", 14), Some(2));
+    assert_eq!((resource.writes, resource.refused), (3, 3));
+    assert_eq!(resource.finish()["key"], [10, 12, 13]);
+    let history: Vec<Window> = history.iter().collect();
+    assert_eq!(history.len(), 1);
+    assert_eq!(history[0].is_linearizable(), Ok(true), "{history:?}");
+    // Were one value of it another, the checker would see it.
+    let mut forged = history[0].clone();
+    for step in &mut forged.steps {
+        if let Step::Returned(_, Ret::Added(value)) = step {
+            *value = 0;
+        }
+    }
+    assert_eq!(forged.is_linearizable(), Ok(false), "{forged:?}");
+}
+
+/// However long somebody is stopped in the middle, what the checker gets stays short, and joins on.
+#[test]
+fn windows_of_the_history_stay_short() {
+    let (windows, history) = mpsc::channel();
+    let mut resource = Resource::new(windows);
+    resource.read(0, "key", 1);
+    for token in 2..1_000 {
+        let value = resource.read(token, "key", token).unwrap();
+        assert!(resource.write(token, "key", token, value + 1));
+    }
+    assert!(!resource.write(0, "key", 1, 1));
+    resource.finish();
+    let history: Vec<Window> = history.iter().collect();
+    assert!(history.len() > 10);
+    assert!(history.iter().all(|window| window.steps.len() < 410));
+    assert!(
+        history
+            .iter()
+            .all(|window| window.is_linearizable() == Ok(true))
+    );
+    for pair in history.windows(2) {
+        let end = pair[0].steps.last().copied();
+        assert_eq!(end, Some(Step::Returned(0, Ret::Seen(pair[1].origin))));
+    }
+}
+
+#[test]
+fn the_longest_way_back_is_told_by_kind() {
+    let struck = |kind, slot, to| Struck { kind, slot, to };
+    let leases = [(10, 0), (20, 1), (55, 1), (70, 0)];
+    let found = recoveries(
+        &[
+            struck(Kind::Cut, 0, 12),
+            struck(Kind::Cut, 1, 20),
+            struck(Kind::FlushAll, 4, 21),
+            struck(Kind::Kill, 1, 60),
+        ],
+        &leases,
+    );
+    let cut = found[&Kind::Cut];
+    assert_eq!((cut.times, cut.anybody, cut.hit), (2, Some(8), Some(58)));
+    assert_eq!(found[&Kind::FlushAll].hit, Some(34));
+    assert_eq!(
+        (found[&Kind::Kill].anybody, found[&Kind::Kill].hit),
+        (Some(10), None)
+    );
+}
+
+#[test]
+fn every_line_of_a_log_can_be_read_again() {
+    let what = "panic: two\nlines".to_owned();
+    for line in [
+        Line::Taken {
+            lease: 1,
+            key: "any-0".to_owned(),
+            token: u64::MAX,
+            at: 3,
+            deadline: 4,
+        },
+        Line::Until {
+            lease: 1,
+            deadline: 5,
+        },
+        Line::Ended { lease: 1, at: 6 },
+        Line::Waits {
+            wait: 2,
+            at: 7,
+            limit: 8,
+        },
+        Line::Waited {
+            wait: 2,
+            at: 9,
+            how: "busy".to_owned(),
+        },
+        Line::Closing { at: 10 },
+        Line::Left {
+            tasks: 11,
+            callers: 12,
+        },
+        Line::Late { refused: true },
+    ] {
+        assert_eq!(Line::parse(&line.to_string()), Some(line));
+    }
+    let wrong = Line::parse(&Line::Wrong { what }.to_string());
+    let what = "panic: two / lines".to_owned();
+    assert_eq!(wrong, Some(Line::Wrong { what }));
+    assert_eq!(Line::parse("taken 1 any-0"), None);
+}

@@ -1,0 +1,25 @@
+//! Thirty seconds of the torture example on each deployment, and its judges before a court of their own: whatever they
+//! are to find they find when it is there.
+#![cfg(feature = "redis")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "what the example does with them is not all done here"
+)]
+#[path = "../../examples/torture"]
+mod torture {
+    pub(crate) mod dice;
+    pub(crate) mod judge;
+    pub(crate) mod log;
+    pub(crate) mod plan;
+    pub(crate) mod resource;
+}
+use torture::{dice, judge, plan};
+
+mod judges;
+mod plans;
+mod runs;

@@ -1,0 +1,82 @@
+//! The same seed is the same plan.
+
+use crate::plan::{Kind, plan};
+
+const MINUTE: u64 = 60_000;
+
+#[test]
+fn the_same_seed_is_the_same_plan_and_another_is_another() {
+    for seed in 0..20 {
+        assert_eq!(
+            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4),
+            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4)
+        );
+        assert_ne!(
+            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4),
+            plan(seed + 1, MINUTE, &Kind::ON_ONE_SERVER, 4)
+        );
+    }
+}
+
+/// A seed in a note or a commit means the same plan for ever: who changes this changes what all of them say.
+#[test]
+fn the_plan_of_a_seed_stays_what_it_is() {
+    let plan: Vec<String> = plan(1, MINUTE, &Kind::ON_ONE_SERVER, 4)
+        .iter()
+        .take(4)
+        .map(|stroke| {
+            stroke
+                .to_string()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .collect();
+    assert_eq!(
+        plan,
+        [
+            "561 ms 455 ms child 0 bytes delayed (Both, 89 ms)",
+            "705 ms 1855 ms child 2 blackholed (Both)",
+            "918 ms 0 ms child 1 half-closed (ToClient)",
+            "1063 ms 0 ms server SCRIPT FLUSH",
+        ]
+    );
+}
+
+#[test]
+fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
+    for seed in 0..50 {
+        let plan = plan(seed, MINUTE / 2, &Kind::ON_ONE_SERVER, 4);
+        for kind in Kind::ON_ONE_SERVER {
+            assert!(
+                plan.iter().any(|stroke| stroke.kind == kind),
+                "seed {seed}: no {kind:?}"
+            );
+        }
+        for row in 0..=4 {
+            let row: Vec<_> = plan.iter().filter(|stroke| stroke.slot == row).collect();
+            assert!(
+                row.windows(2).all(|pair| pair[0].end() < pair[1].at),
+                "seed {seed}: {row:?}"
+            );
+        }
+        assert!(
+            plan.iter().all(|stroke| stroke.end() <= MINUTE / 2),
+            "seed {seed}"
+        );
+    }
+}
+
+#[test]
+fn only_what_a_deployment_can_take_is_in_its_plan() {
+    let plan = plan(1, MINUTE, &[Kind::Kill, Kind::ClientKill], 2);
+    assert!(
+        plan.iter()
+            .any(|stroke| stroke.kind == Kind::Kill && stroke.slot < 2)
+    );
+    assert!(plan.iter().all(|stroke| match stroke.kind {
+        Kind::Kill => stroke.slot < 2,
+        Kind::ClientKill => stroke.slot == 2,
+        _ => false,
+    }));
+}

@@ -1,0 +1,197 @@
+//! The example as a user runs it.
+
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::wait_until_blocking;
+
+/// Cargo builds a package's examples before its tests, and tells tests the path of neither.
+fn torture(arguments: &[&str]) -> Command {
+    let test = std::env::current_exe().expect("a running program has a path");
+    let profile = test.ancestors().nth(2).expect("target/<profile>/deps/test");
+    let program = profile
+        .join("examples/torture")
+        .with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(
+        program.exists(),
+        "the example is not built: run `cargo test` without naming a target, or `cargo build --examples` before"
+    );
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(std::env::temp_dir());
+    command
+}
+
+/// A number from the report.
+fn row(report: &str, name: &str) -> u64 {
+    let mut lines = report.lines().filter_map(|line| line.strip_prefix(name));
+    let value = lines
+        .next()
+        .unwrap_or_else(|| panic!("no row {name:?} in\n{report}"));
+    let digits: String = value
+        .trim()
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
+    digits.parse().unwrap_or_else(|_| panic!("{name}: {value}"))
+}
+
+/// Two runs at a time, and no more: a third makes all of them late on a small machine.
+static PLACES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
+
+fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
+    let turn = PLACES[place].lock();
+    let seed = seed.to_string();
+    let run = torture(&[
+        "--seconds",
+        "30",
+        "--seed",
+        &seed,
+        "--deployment",
+        deployment,
+    ])
+    .output();
+    drop(turn);
+    let run = run.expect("the example runs");
+    let report = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success(),
+        "{report}\n{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    // It went through what it was to go through.
+    assert!(row(&report, "leases") > 1_000, "{report}");
+    assert!(
+        row(&report, "hand-overs between processes") > 100,
+        "{report}"
+    );
+    assert!(row(&report, "stale asks refused by it") > 10, "{report}");
+    assert!(
+        row(&report, "steps checked by stateright") > 2_000,
+        "{report}"
+    );
+    for kind in crate::plan::Kind::ON_ONE_SERVER {
+        assert!(row(&report, kind.name()) > 0, "{report}");
+    }
+}
+
+#[test]
+fn standalone() {
+    thirty_seconds_are_clean("standalone", 1, 0);
+}
+
+#[test]
+fn valkey() {
+    thirty_seconds_are_clean("valkey", 2, 1);
+}
+
+#[test]
+fn what_cannot_be_done_is_told_in_a_sentence() {
+    for (arguments, fault) in [
+        (
+            &["--deployment", "abacus"][..],
+            "there is no deployment \"abacus\"; there are: standalone",
+        ),
+        (&["--seed"], "--seed wants a value"),
+        (
+            &["--minutes", "five"],
+            "--minutes wants a whole number, not \"five\"",
+        ),
+        (&["--seconds", "0"], "a run lasts from a second to a day"),
+        (&["--frobnicate"], "\"--frobnicate\" is no option"),
+    ] {
+        let run = torture(arguments).output().unwrap();
+        assert_eq!(run.status.code(), Some(2), "{arguments:?}: {run:?}");
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(
+            said.contains(fault) && said.contains("usage: "),
+            "{arguments:?}: {said}"
+        );
+        assert!(run.stdout.is_empty(), "{arguments:?}: {run:?}");
+    }
+}
+
+/// Ends, and says how, or panics.
+fn exit(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_until_blocking("it ends", Duration::from_secs(10), || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+/// A child that is stopped when its parent is killed would stay for ever, if the kernel did not see to it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_killed_run_leaves_no_process_behind() {
+    let _turn = PLACES[0].lock();
+    // Its own folder nobody removes when it is killed.
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut run = torture(&["--seconds", "60", "--seed", "3"])
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = run.id();
+    let mut children = Vec::new();
+    // One that has its log has told the kernel what is to become of it.
+    let logs = || {
+        let runs = std::fs::read_dir(folder.path()).unwrap().flatten();
+        let files = runs.filter_map(|run| std::fs::read_dir(run.path()).ok());
+        let files = files.flatten().flatten();
+        files
+            .filter(|file| file.path().extension().is_some_and(|it| it == "log"))
+            .count()
+    };
+    wait_until_blocking("there are children", Duration::from_secs(20), || {
+        // The keeper of the server is one, too.
+        children = children_of(pid);
+        children.len() == 5 && logs() == 4
+    });
+    for child in &children {
+        // The keeper sees to itself.
+        if is_example(*child) {
+            kill_process(Pid::from_raw(*child as i32).unwrap(), Signal::STOP).unwrap();
+        }
+    }
+    run.kill().unwrap();
+    assert!(!exit(&mut run).success());
+    wait_until_blocking("all are gone", Duration::from_secs(10), || {
+        children.iter().all(|child| !is_there(*child))
+    });
+}
+
+#[cfg(target_os = "linux")]
+fn children_of(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+        .flat_map(|children| {
+            let children = children.split_whitespace();
+            children
+                .map(|child| child.parse().unwrap())
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[cfg(target_os = "linux")]
+fn is_example(pid: u32) -> bool {
+    let path = std::fs::read_link(format!("/proc/{pid}/exe"));
+    path.is_ok_and(|path| path.ends_with("torture"))
+}
+
+#[cfg(target_os = "linux")]
+fn is_there(pid: u32) -> bool {
+    // One that nobody reaps any more is gone all the same.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| {
+        !stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('Z'))
+    })
+}
