@@ -5,9 +5,10 @@
 --       prefix, then the words of each op:
 --         A owner ttl        E owner ttl score|''    Y old ttl new
 --         R owner            W owner                 D owner ttl from
+--         V owner draw age
 -- ->    the call's number, the server's time, then one answer an op:
 --         {'won', draw}  {'busy', ms left or -1, score or nil}  {'not-old'}  {'gone', 1 or 0}
---         {'stale'}      {'error', text}
+--         {'raised', s or -1}   {'lost'}   {'stale'}   {'error', text}
 --
 -- An op that errs has done nothing, or has left a lock whose owner knows (S1): what can fail by
 -- type or rights comes before the lock is set, or is caught and undone. Times are in µs, ttls in
@@ -307,6 +308,28 @@ local function in_full()
     local number = draw()
     call('SET', lock, owner, 'PX', ttl)
     return { 'won', number }
+  end
+
+  -- Raises the fence to a draw that another server of a quorum made; for the lock's owner alone, so
+  -- that whoever has the lock next draws after it. `age` 1: tells for how many seconds the server
+  -- has been up, as far as we have the right to know.
+  function run.V(lock, _, owner, number, age)
+    if call('GET', lock) ~= owner then
+      return { 'lost' }
+    end
+    know_fence()
+    local least = tonumber(number)
+    if least > (drawn or fence) then
+      call('SET', KEYS[1], text(drawn and least + ops or least))
+      if drawn then
+        drawn = least
+      else
+        fence = least
+      end
+    end
+    local info = age == '1' and try('INFO', 'server')
+    local up = type(info) == 'string' and info:match('uptime_in_seconds:(%d+)')
+    return { 'raised', tonumber(up or -1) }
   end
 
   return run

@@ -147,6 +147,17 @@ fn add_words(command: &mut Cmd, names: &Names, op: &Op) {
         Op::Renew { owner: of, ttl } => {
             command.arg(owner(of)).arg(millis(*ttl));
         }
+        Op::Raise {
+            owner: of,
+            draw,
+            age,
+        } => {
+            command
+                .arg("V")
+                .arg(owner(of))
+                .arg(*draw)
+                .arg(u8::from(*age));
+        }
     }
 }
 
@@ -257,7 +268,10 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
             held: int(held)? == 1,
         },
         (Op::Renew { .. }, "renewed", []) => Outcome::Renewed,
-        (Op::Renew { .. }, "lost", []) => Outcome::Lost,
+        (Op::Raise { .. }, "raised", [Value::Int(age)]) => Outcome::Raised {
+            age: u64::try_from(*age).ok().map(Duration::from_secs),
+        },
+        (Op::Renew { .. } | Op::Raise { .. }, "lost", []) => Outcome::Lost,
         _ => return None,
     };
     Some(Verdict::Done(outcome))
@@ -350,13 +364,18 @@ mod tests {
                 from: "cd:9".into(),
                 ttl: TTL,
             },
+            Op::Raise {
+                owner: Owner(9),
+                draw: 1_700_000_000_000_001,
+                age: true,
+            },
         ];
-        let keys = "|lock:k|{lock:k}:~queue1".repeat(7);
+        let keys = "|lock:k|{lock:k}:~queue1".repeat(8);
         let ops = "A|ab:1|30000|E|ab:2|30000||E|ab:3|30000|7|W|ab:4|R|ab:5|Y|ab:6|30000|ab:7\
-                   |D|ab:8|30000|cd:9";
+                   |D|ab:8|30000|cd:9|V|ab:9|1700000000000001|1";
         assert_eq!(
             words(Lane::Batch, &batch.map(job)),
-            format!("15|lock:~fence{keys}|5|1000|lock|{ops}")
+            format!("17|lock:~fence{keys}|5|1000|lock|{ops}")
         );
         let renew = job(Op::Renew {
             owner: Owner(8),
