@@ -93,7 +93,9 @@ impl MemoryStore {
         };
         if !offline {
             for listener in listeners {
-                listener.news(News::Down(StoreError::new("the memory store was started again")));
+                listener.news(News::Down(StoreError::new(
+                    "the memory store was started again",
+                )));
                 listener.news(News::Up { queue: true });
             }
         }

@@ -48,9 +48,13 @@ enum Vote {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elected {
-    Won { draw: u64 },
+    Won {
+        draw: u64,
+    },
     /// `left`: how long the longest lasts of those that stand against it.
-    Refused { left: Option<Duration> },
+    Refused {
+        left: Option<Duration>,
+    },
     /// Too few nodes could be asked.
     Failed,
 }
@@ -229,7 +233,11 @@ impl Return {
     }
 
     pub(super) fn gone(&mut self, node: usize, held: bool) {
-        self.nodes[node] = if held { Returned::Had } else { Returned::Lacked };
+        self.nodes[node] = if held {
+            Returned::Had
+        } else {
+            Returned::Lacked
+        };
     }
 
     pub(super) fn later(&mut self, node: usize) {
@@ -289,7 +297,8 @@ mod tests {
         for size in 1..=5_usize {
             for way in 0..3_usize.pow(size as u32) {
                 for first in 0..size {
-                    let votes: Vec<_> = (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
+                    let votes: Vec<_> =
+                        (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
                     let mut election = Election::new(quorum(size), false, false);
                     let mut verdict = None;
                     let (mut given, mut counts) = (0, [0; 3]);
@@ -400,7 +409,11 @@ mod tests {
         roll.absent(3);
         assert_eq!(roll.verdict(), Some(Called::Unknown));
         roll.lacks(3);
-        assert_eq!(roll.verdict(), Some(Called::Lacks), "two of four are no majority");
+        assert_eq!(
+            roll.verdict(),
+            Some(Called::Lacks),
+            "two of four are no majority"
+        );
         roll.has(3);
         assert_eq!(roll.verdict(), Some(Called::Has));
     }

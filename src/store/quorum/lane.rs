@@ -220,8 +220,11 @@ impl Lane {
                     return Vote::Never(error.clone());
                 }
             };
-            let ballot = job.ballot;
-            self.owed.push(Owed { owner, ballot, due });
+            let is_wanted = |job: &Job| taking(&job.op).is_some_and(|(of, _)| of == owner);
+            if !self.queue.iter().any(is_wanted) {
+                let ballot = job.ballot;
+                self.owed.push(Owed { owner, ballot, due });
+            }
             return Vote::Later(error.store_error().clone());
         }
         match &error {

@@ -112,12 +112,13 @@ impl Core {
             let mut guard = self.lock();
             let shared = &mut *guard;
             let now = Instant::now();
+            shared.alarm.take_if(|alarm| *alarm <= now);
             event(&mut shared.state, now, &mut outbox);
             shared.news.extend(outbox.news.drain(..));
-            self.is_down.store(shared.state.is_down(), Ordering::Relaxed);
+            self.is_down
+                .store(shared.state.is_down(), Ordering::Relaxed);
             let next = shared.state.next_timeout();
-            // One that is past and has not rung went with its runtime.
-            let alarm = next.filter(|next| shared.alarm.is_none_or(|it| it < now || *next < it));
+            let alarm = next.filter(|next| shared.alarm.is_none_or(|alarm| *next < alarm));
             if alarm.is_some() {
                 shared.alarm = alarm;
             }
@@ -292,7 +293,7 @@ impl Seen {
             .filter(|it| owner.is_some() && it.owner.as_deref() == owner)
             .map(|it| it.left)
             .collect();
-        // It is held for as long as a majority has it; no ttl is the longest.
+        // It is held for as long as a majority has it, or longer; no ttl is the longest.
         lefts.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
         let left = lefts.get(majority - 1).or(lefts.last()).copied();
         Some(Sight {

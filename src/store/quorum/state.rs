@@ -455,7 +455,11 @@ impl Entry {
         for open in answered {
             let outcome = open.outcome().expect("it was just decided").ok();
             // Down, and it asks again when it is told that the store is up; else after a pause.
-            let failed = if down { OpError::Unknown } else { OpError::Refused };
+            let failed = if down {
+                OpError::Unknown
+            } else {
+                OpError::Refused
+            };
             self.follow(&open.op, outcome.as_ref());
             let result = match outcome {
                 Some(outcome) => {

@@ -31,16 +31,19 @@ use crate::store::{LockStore, sealed};
 ///
 /// # What it promises
 ///
-/// Until its deadline no other lease of the key is held through the same nodes, as long as fewer
-/// than a majority of them forget what they acknowledged, have it deleted by hand, or have clocks
-/// that jump; the others' clocks, and ours, run within 0.1 % of each other.
+/// Until its deadline no other lease of the key is held through the same nodes, as long as these
+/// keep what they acknowledged and clocks run within 0.1 % of each other. A node that forgets a vote
+/// (by a restart without its data, a clock that jumps, a deletion by hand) is survived by every lease
+/// that has more votes than it needs: one that all nodes voted for, as they do when none is away,
+/// stands until a majority has forgotten it; one that has a bare majority of an even number of
+/// nodes survives one of them, and of an odd number none.
 ///
 /// What it does not:
 ///
-/// - **Restarts.** Any single vote forgotten counts: with two of three nodes for a lease, one of
-///   them started again without its data and the third can elect another holder. Either have nodes
-///   keep their data (`appendfsync always`), or set a [`quarantine`](Self::quarantine), or start
-///   them again no sooner than the longest ttl after they ended.
+/// - **Restarts.** With two of three nodes for a lease, one of them started again without its data
+///   and the third can elect another holder. Either have nodes keep their data (`appendfsync
+///   always`), or set a [`quarantine`](Self::quarantine), or start them again no sooner than the
+///   longest ttl after they ended.
 /// - **Tokens after a restart without data** grow as long as the nodes' clocks agree within the time
 ///   for which the node was not asked: draws begin with a server's clock.
 /// - **Fairness.** There is no queue, and nothing is pushed: who waits asks again, as
