@@ -280,17 +280,14 @@ impl Lane {
         self.stains.iter().any(|stain| stain.owner == owner)
     }
 
-    /// Whether anything is under way to a node that is there.
+    /// Whether anything is under way, or owed.
     pub(super) fn is_busy(&self) -> bool {
-        self.flight.is_some() || !self.queue.is_empty() || self.due().is_some()
+        self.flight.is_some() || !self.queue.is_empty() || !self.owed.is_empty()
     }
 
-    /// Nothing is under way, or owed, or may be left: it may be forgotten.
+    /// Nor is anything left: it may be forgotten.
     pub(super) fn is_idle(&self) -> bool {
-        self.flight.is_none()
-            && self.queue.is_empty()
-            && self.owed.is_empty()
-            && self.stains.is_empty()
+        !self.is_busy() && self.stains.is_empty()
     }
 
     fn renew_stain(&mut self, now: Instant, op: &Op) {

@@ -306,7 +306,8 @@ impl Seen {
 
 impl Drop for QuorumSession {
     fn drop(&mut self) {
-        // Votes that came late are still to be given back: for as long as a shutdown waits (O6).
+        // Votes that come late, or whose node is away for a moment, are still to be given back: for as
+        // long as a shutdown waits (O6).
         let is_busy = self.core.lock().state.is_busy();
         if let Ok(runtime) = Handle::try_current()
             && is_busy

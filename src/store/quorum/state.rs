@@ -10,7 +10,7 @@ use super::ballot::{Called, Elected, Election, GivenBack, Quorum, Return, Roll};
 use super::fault::Fault;
 use super::lane::{Cast, Lane, Step, Vote};
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Outcome, ServerTime};
+use crate::store::contract::{Answer, News, Op, OpError, Outcome, Owner, ServerTime};
 
 /// After so many ops, what has run out untouched is swept up.
 const SWEEP_EVERY: u32 = 1024;
@@ -57,6 +57,8 @@ struct Open {
     /// The latest time that a node named.
     at: ServerTime,
     ballot: Ballot,
+    /// Whether what it renews was released meanwhile.
+    ended: bool,
     /// What nodes said that have no vote.
     troubles: Vec<StoreError>,
 }
@@ -101,7 +103,7 @@ impl State {
         self.count(Some(false)) > self.quorum.spare()
     }
 
-    /// Whether anything is under way to a node that is there.
+    /// Whether anything is under way, or owed.
     pub(super) fn is_busy(&self) -> bool {
         let mut lanes = self.keys.values().flat_map(|entry| &entry.lanes);
         lanes.any(Lane::is_busy)
@@ -148,13 +150,16 @@ impl State {
             }
             Op::Yield { .. } => unreachable!("answered above"),
         };
-        let (at, troubles) = (0, Vec::new());
+        if let Op::Release { owner } = asked {
+            entry.end(owner);
+        }
         entry.open.push(Open {
             id,
             op,
-            at,
+            at: 0,
             ballot,
-            troubles,
+            ended: false,
+            troubles: Vec::new(),
         });
         for node in 0..quorum.size {
             if let Op::Release { owner } = asked {
@@ -349,6 +354,13 @@ impl Entry {
         }
     }
 
+    /// A lease is over: a renewal of it that is under way must not give it to a node again.
+    fn end(&mut self, owner: Owner) {
+        for open in &mut self.open {
+            open.ended |= matches!(open.op, Op::Renew { owner: of, .. } if of == owner);
+        }
+    }
+
     fn cast_all(&mut self, node: usize, casts: Vec<Cast>) {
         for cast in casts {
             self.cast(node, cast);
@@ -460,7 +472,7 @@ impl Entry {
             } else {
                 OpError::Refused
             };
-            self.follow(&open.op, outcome.as_ref());
+            self.follow(&open, outcome.as_ref());
             let result = match outcome {
                 Some(outcome) => {
                     let at = open.at;
@@ -475,8 +487,8 @@ impl Entry {
     }
 
     /// What a verdict brings about on the nodes.
-    fn follow(&mut self, op: &Op, outcome: Option<&Outcome>) {
-        match (op, outcome) {
+    fn follow(&mut self, open: &Open, outcome: Option<&Outcome>) {
+        match (&open.op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
             // Every vote that is not known to have refused is given back, and that behind its
             // answer, however late that comes.
@@ -490,7 +502,7 @@ impl Entry {
             }
             // A node that was away, or has lost the lock, is given it again if it is free: not to
             // make up this majority, but so that the next can do without another node.
-            (&Op::Renew { owner, ttl }, Some(Outcome::Renewed)) => {
+            (&Op::Renew { owner, ttl }, Some(Outcome::Renewed)) if !open.ended => {
                 for lane in &mut self.lanes {
                     if !lane.is_stained(owner) && !lane.is_busy() {
                         lane.ask(Op::Attempt { owner, ttl }, None);

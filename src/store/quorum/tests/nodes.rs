@@ -104,11 +104,11 @@ impl Node {
         }))
     }
 
-    /// So many, whose clocks differ by a second each: the later, the further behind.
+    /// So many, whose clocks differ by 300 ms each: the later, the further behind.
     pub(super) fn many(size: usize) -> Vec<Self> {
         let nodes: Vec<_> = std::iter::repeat_with(Self::new).take(size).collect();
         for (i, node) in nodes.iter().rev().enumerate() {
-            node.0.lock().ahead = i as u64 * 1_000_000;
+            node.0.lock().ahead = i as u64 * 300_000;
         }
         nodes
     }

@@ -386,6 +386,22 @@ async fn a_lease_is_lost_when_a_majority_has_lost_it_and_not_before() {
     assert_eq!(keys(&nodes), [0; 3]);
 }
 
+/// One node has released it already when the other confirms the renewal: it was given to the first
+/// once more, and to nobody's use (found by simulation).
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_a_release_overtakes_gives_nothing_to_anybody() {
+    let nodes = Node::many(2);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[1].set_delay(ms(100));
+    one.session.submit("k".into(), renew(1));
+    one.session.submit("k".into(), release(1));
+    assert_eq!(one.answer().await.unwrap(), Outcome::Renewed);
+    assert_eq!(one.answer().await.unwrap(), GONE);
+    sleep(ms(500)).await;
+    assert_eq!(keys(&nodes), [0; 2]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_can_be_told_neither_way_changes_nothing() {
     let nodes = Node::many(3);
@@ -508,6 +524,21 @@ async fn a_session_that_is_dropped_gives_back_what_comes_late() {
     sleep(ms(2500)).await;
     assert_eq!(keys(&nodes), [0; 3]);
     assert_eq!(nodes[2].done(), [attempt(1), release(1)]);
+}
+
+/// The same where the connection to the node is being made again just then (found by simulation).
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_dropped_waits_a_while_for_a_node_that_is_away() {
+    let nodes = Node::many(3);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[2].go_away();
+    assert_eq!(one.ask(release(1)).await.unwrap(), GONE);
+    drop(one);
+    sleep(ms(1000)).await;
+    assert_eq!(keys(&nodes), [0, 0, 1]);
+    nodes[2].come_back();
+    assert_eq!(keys(&nodes), [0; 3]);
 }
 
 #[tokio::test(start_paused = true)]
