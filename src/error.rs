@@ -172,10 +172,6 @@ impl StoreError {
     }
 
     /// Wraps a fault that asking again will not mend: a wrong password, a missing right.
-    #[cfg_attr(
-        not(feature = "redis"),
-        allow(dead_code, reason = "the memory store has no lasting faults")
-    )]
     pub(crate) fn lasting(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             retryable: false,

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use futures::future::FusedFuture;
 use futures::stream::{FusedStream, Pending};
-use lockstream::store::MemoryStore;
+use lockstream::store::{MemoryStore, QuorumStore};
 use lockstream::{
     DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockEvent,
     LockRegistry, LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError, Repeat, Snapshot,
@@ -83,6 +83,7 @@ lasting! {
     LockError: Send, Sync, Unpin, Clone, std::error::Error;
     StoreError: Send, Sync, Unpin, Clone, std::error::Error;
     MemoryStore: Send, Sync, Unpin, Clone;
+    QuorumStore: Send, Sync, Unpin, Clone;
     Repeat: Send, Sync, Unpin, Clone;
     OnLost: Send, Sync, Unpin, Copy;
     OnFinish: Send, Sync, Unpin, Copy;

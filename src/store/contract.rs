@@ -51,6 +51,9 @@ pub enum Op {
         from: Arc<str>,
         ttl: Duration,
     },
+    /// Make the next draw of this store greater than `draw`, which another store of a quorum made,
+    /// if the lock is the owner's. `age`: whether the answer is to name the store's age.
+    Raise { owner: Owner, draw: u64, age: bool },
 }
 
 /// What the store did about an op.
@@ -72,7 +75,10 @@ pub enum Outcome {
     Gone { held: bool },
     /// To renew: the lock is the owner's for the ttl, counted from this command, or longer.
     Renewed,
-    /// To renew: the lock is another's, or nobody's.
+    /// To raise: done. `age`: for how long at least the store has forgotten nothing, if that was
+    /// asked for and can be told.
+    Raised { age: Option<Duration> },
+    /// To renew and raise: the lock is another's, or nobody's.
     Lost,
 }
 

@@ -1,12 +1,14 @@
-//! Where leases live: in memory, or on a Redis or Valkey server.
+//! Where leases live: in memory, on a Redis or Valkey server, or on a majority of several.
 //!
 //! | store | for |
 //! |---|---|
 //! | [`MemoryStore`] | one process, and tests: several registries on one store behave as several processes |
 //! | [`RedisStore`] | processes that share a server |
+//! | [`QuorumStore`] | processes that share several servers, some of which may be away |
 
 pub(crate) mod contract;
 pub(crate) mod memory;
+mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(any(feature = "redis", test))]
@@ -16,13 +18,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use self::memory::MemoryStore;
+pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 /// Where leases live.
 ///
 /// Sealed: its ops are not part of the public face until they have stood still. What implements
-/// it: [`MemoryStore`], [`RedisStore`], and an [`Arc`] of any of them (also of `dyn LockStore`).
+/// it: [`MemoryStore`], [`RedisStore`], [`QuorumStore`], and an [`Arc`] of any of them (also of `dyn LockStore`).
 pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     /// Opens one registry's line to the store; does no I/O before [`contract::Session::start`].
     #[doc(hidden)]

@@ -108,6 +108,10 @@ impl<C: Clone> Turnstile<C> {
             }
             Err(OpError::Unsent(error)) => self.on_down(&error),
             Err(OpError::Refused(error)) => {
+                if claim.adopter.is_some() {
+                    // Some nodes of a quorum may have done it.
+                    claim.exposure = Exposure::Lock;
+                }
                 *ask_at = cx.at() + pause;
                 self.on_refused(&error);
             }

@@ -19,6 +19,8 @@ pub(crate) struct Keyspace {
     slots: HashMap<(Arc<str>, Arc<str>), Slot>,
     /// By prefix: the last draw.
     fences: HashMap<Arc<str>, u64>,
+    /// When everything was forgotten last.
+    born: Option<ServerTime>,
     ops: u32,
 }
 
@@ -169,6 +171,16 @@ impl Keyspace {
                     Outcome::Lost
                 }
             }
+            Op::Raise { owner, draw, age } => {
+                if slot.is_held_by(&ours(owner)) {
+                    *fence = (*fence).max(draw);
+                    let since = now.saturating_sub(self.born.unwrap_or(0));
+                    let age = age.then_some(Duration::from_micros(since));
+                    Outcome::Raised { age }
+                } else {
+                    Outcome::Lost
+                }
+            }
         };
         if slot.is_empty() {
             self.slots.remove(&name);
@@ -202,6 +214,15 @@ impl Keyspace {
                 slot.lock = None;
             }
         }
+    }
+
+    /// Everything is gone, as after a restart without data.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) fn forget(&mut self, now: ServerTime) {
+        *self = Self {
+            born: Some(now),
+            ..Self::default()
+        };
     }
 
     /// How many keys there are, queues and locks together.

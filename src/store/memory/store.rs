@@ -80,6 +80,27 @@ impl MemoryStore {
         self.shared.lock().latency = latency;
     }
 
+    /// Forgets everything, fences too, as a server does that is started again without its data:
+    /// every registry's connection breaks and is made again.
+    #[cfg(feature = "test-util")]
+    pub fn forget(&self) {
+        let (listeners, offline): (Vec<_>, _) = {
+            let now = self.shared.now();
+            let mut state = self.shared.lock();
+            state.keyspace.forget(now);
+            let listeners = state.listeners.values().filter_map(Weak::upgrade);
+            (listeners.collect(), state.offline)
+        };
+        if !offline {
+            for listener in listeners {
+                listener.news(News::Down(StoreError::new(
+                    "the memory store was started again",
+                )));
+                listener.news(News::Up { queue: true });
+            }
+        }
+    }
+
     /// How many keys the store keeps: locks that are held or have not run out, and queues.
     #[cfg(feature = "test-util")]
     #[doc(hidden)]

@@ -1,16 +1,16 @@
--- Attempt, enter, withdraw, release, yield and adopt, over any number of locks in one call, each
+-- Attempt, enter, withdraw, release, yield, adopt and raise, over any number of locks in one call, each
 -- at most once (O2).
 --
 -- KEYS  the fence, then the lock of each op, then the queue of each
 -- ARGV  the call's number, a letter for each op, the last server time at which A, E and D are of
 --       use ('' if there are none; O5), the owner of each op, then what else belongs to each:
 --         A ttl        E ttl score|''    Y ttl new
---         R            W                 D ttl from
+--         R            W                 D ttl from             V draw age
 -- ->    if all went plainly, a text: 'number', each R gave up what it held; 'number seconds
 --       micros', and each A and E won, with draws in their order from that time of the server on.
 --       Else the call's number, the server's time, then one answer an op:
 --         {'won', draw}  {'busy', ms left or -1, score or nil}  {'not-old'}  {'gone', 1 or 0}
---         {'stale'}      {'error', text}
+--         {'raised', s or -1}  {'lost'}  {'stale'}  {'error', text}
 --       or in short, to A and E: the draw with which it won, and to R: 1, it was held.
 --
 -- An op that errs has done nothing, or has left a lock whose owner knows (S1): what can fail by
@@ -393,6 +393,25 @@ local function in_full()
     local number = draw()
     call('SET', lock, owner, 'PX', ttl)
     return { 'won', number }
+  end
+
+  -- Raises the fence to a draw that another server of a quorum made; for the lock's owner alone, so
+  -- that whoever has the lock next draws after it. `age` 1: tells for how many seconds the server
+  -- has been up, as far as we have the right to know.
+  function run.V(lock, _, owner, number, age)
+    if call('GET', lock) ~= owner then
+      return { 'lost' }
+    end
+    know_fence()
+    local least = tonumber(number)
+    if least > fence then
+      call('SET', KEYS[1], text(least))
+      fence = least
+    end
+    drawn = max(drawn, least)
+    local info = age == '1' and try('INFO', 'server')
+    local up = type(info) == 'string' and info:match('uptime_in_seconds:(%d+)')
+    return { 'raised', tonumber(up or -1) }
   end
 
   return run

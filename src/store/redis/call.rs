@@ -153,6 +153,7 @@ fn letter(op: &Op) -> u8 {
         Op::Release { .. } => b'R',
         Op::Yield { .. } => b'Y',
         Op::Adopt { .. } => b'D',
+        Op::Raise { .. } => b'V',
         Op::Renew { .. } => unreachable!("it goes in a lane of its own"),
     }
 }
@@ -166,6 +167,7 @@ fn add_owner(command: &mut Cmd, names: &Names, op: &Op) {
         | Op::Release { owner }
         | Op::Yield { old: owner, .. }
         | Op::Adopt { owner, .. }
+        | Op::Raise { owner, .. }
         | Op::Renew { owner, .. } => add_text_of(command, names, *owner),
     }
 }
@@ -190,6 +192,9 @@ fn add_more(command: &mut Cmd, names: &Names, op: &Op) {
         }
         Op::Adopt { ttl, from, .. } => {
             command.arg(millis(*ttl)).arg(&**from);
+        }
+        Op::Raise { draw, age, .. } => {
+            command.arg(*draw).arg(u8::from(*age));
         }
     }
 }
@@ -353,7 +358,10 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
             held: int(held)? == 1,
         },
         (Op::Renew { .. }, "renewed", []) => Outcome::Renewed,
-        (Op::Renew { .. }, "lost", []) => Outcome::Lost,
+        (Op::Raise { .. }, "raised", [Value::Int(age)]) => Outcome::Raised {
+            age: u64::try_from(*age).ok().map(Duration::from_secs),
+        },
+        (Op::Renew { .. } | Op::Raise { .. }, "lost", []) => Outcome::Lost,
         _ => return None,
     };
     Some(Verdict::Done(outcome))
@@ -446,13 +454,18 @@ mod tests {
                 from: "cd:9".into(),
                 ttl: TTL,
             },
+            Op::Raise {
+                owner: Owner(9),
+                draw: 1_700_000_000_000_001,
+                age: true,
+            },
         ];
-        let (locks, queues) = ("|lock:k".repeat(7), "|{lock:k}:~queue1".repeat(7));
-        let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:8";
-        let more = "30000|30000||30000|7|30000|ab:7|30000|cd:9";
+        let (locks, queues) = ("|lock:k".repeat(8), "|{lock:k}:~queue1".repeat(8));
+        let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:8|ab:9";
+        let more = "30000|30000||30000|7|30000|ab:7|30000|cd:9|1700000000000001|1";
         assert_eq!(
             words(Lane::Batch, &batch.map(job)),
-            format!("15|lock:~fence{locks}{queues}|5|AEEWRYD|1000|{owners}|{more}")
+            format!("17|lock:~fence{locks}{queues}|5|AEEWRYDV|1000|{owners}|{more}")
         );
         let release = job(Op::Release { owner: Owner(5) });
         assert_eq!(

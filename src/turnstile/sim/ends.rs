@@ -69,6 +69,7 @@ impl World {
             | Op::Release { owner }
             | Op::Renew { owner, .. }
             | Op::Adopt { owner, .. }
+            | Op::Raise { owner, .. }
             | Op::Yield { old: owner, .. } => owner,
         };
         let owner = format!("{}:{}", self.processes[process].instance, owner.0);

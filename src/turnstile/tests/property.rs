@@ -296,6 +296,7 @@ impl Bench {
             Op::Withdraw { .. } | Op::Release { .. } => Outcome::Gone {
                 held: !how.is_multiple_of(3),
             },
+            Op::Raise { .. } => unreachable!("a quorum raises, a turnstile does not"),
             Op::Renew { owner, ttl } => {
                 if how.is_multiple_of(4) {
                     Outcome::Lost

@@ -2,6 +2,7 @@
 
 use super::registry::{Registry, attempt, enter, refused, release, won};
 use super::support::RedisServer;
+use crate::store::contract::{Op, Outcome, Owner};
 
 const FENCE: &str = "lock:~fence";
 
@@ -121,4 +122,70 @@ async fn s1_a_release_needs_no_fence() {
     );
     let expiry = server.pttl("{lock:k}:~queue1");
     assert!(expiry > 80_000, "and was not touched: {expiry}");
+}
+
+fn raise(owner: u64, draw: u64, age: bool) -> Op {
+    let owner = Owner(owner);
+    Op::Raise { owner, draw, age }
+}
+
+/// For a quorum: whoever has the lock next draws higher, and nobody but its owner raises.
+#[tokio::test]
+async fn f1_a_fence_is_raised_for_the_owner_alone_and_never_lowered() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let first = won(&one.outcome("k", attempt(1)).await);
+    let ahead = first + 3_600_000_000;
+    assert_eq!(
+        one.outcome("k", raise(2, ahead, false)).await,
+        Outcome::Lost
+    );
+    assert_eq!(server.get(FENCE), Some(first.to_string()));
+    let raised = Outcome::Raised { age: None };
+    assert_eq!(one.outcome("k", raise(1, ahead, false)).await, raised);
+    assert_eq!(server.get(FENCE), Some(ahead.to_string()));
+    assert_eq!(one.outcome("k", raise(1, first, false)).await, raised);
+    assert_eq!(server.get(FENCE), Some(ahead.to_string()));
+    one.outcome("k", release(1)).await;
+    assert_eq!(won(&one.outcome("k", attempt(3)).await), ahead + 1);
+}
+
+/// In one call with others, whichever comes first.
+#[tokio::test]
+async fn f1_a_raise_and_draws_of_one_batch_do_not_meet() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let mut last = won(&one.outcome("k", attempt(1)).await);
+    for round in 0..20 {
+        let least = last + 1_000_000;
+        let owner = 10 + 3 * round;
+        one.submit("before", attempt(owner));
+        one.submit("k", raise(1, least, false));
+        one.submit("after", attempt(owner + 1));
+        one.reply("before", &attempt(owner)).await.unwrap();
+        one.reply("k", &raise(1, least, false)).await.unwrap();
+        let after = one.reply("after", &attempt(owner + 1)).await.unwrap();
+        last = won(&after.outcome);
+        assert!(last > least, "the raise was done before it");
+        let next = won(&one.outcome("next", attempt(owner + 2)).await);
+        assert!(next > last);
+        last = next;
+        for (key, owner) in [("before", owner), ("after", owner + 1), ("next", owner + 2)] {
+            one.outcome(key, release(owner)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_raise_tells_how_long_the_server_has_been_up_if_it_may() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    won(&one.outcome("k", attempt(1)).await);
+    let Outcome::Raised { age: Some(age) } = one.outcome("k", raise(1, 1, true)).await else {
+        panic!("the server tells")
+    };
+    assert!(age < std::time::Duration::from_secs(60));
+    server.cmd(&["ACL", "SETUSER", "default", "-info"]);
+    let silent = Outcome::Raised { age: None };
+    assert_eq!(one.outcome("k", raise(1, 1, true)).await, silent);
 }

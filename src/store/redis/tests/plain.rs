@@ -6,7 +6,8 @@ use redis::{ConnectionLike, Value};
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome};
-use crate::store::redis::call::{self, Job, Lane, Verdict, Wish};
+use crate::store::redis::call::{self, Job, Verdict, Wish};
+use crate::store::traffic::Lane;
 use crate::store::redis::keys::Names;
 use crate::store::redis::script;
 

@@ -1,0 +1,442 @@
+//! Counts votes: no node, no time; answers in, a verdict out.
+
+use std::time::Duration;
+
+/// How many nodes there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quorum {
+    pub(super) size: usize,
+}
+
+impl Quorum {
+    /// So many that any two majorities share a node.
+    pub(super) fn majority(self) -> usize {
+        self.size / 2 + 1
+    }
+
+    /// How many nodes may be missing.
+    pub(super) fn spare(self) -> usize {
+        self.size - self.majority()
+    }
+}
+
+/// Who gets the lock: the count of an attempt or an adoption.
+#[derive(Debug)]
+pub(super) struct Election {
+    quorum: Quorum,
+    /// Whether each node must tell its age before its vote counts.
+    asks_age: bool,
+    /// Whether only a majority against it is a refusal, however many nodes are absent.
+    strict: bool,
+    /// The highest draw of the majority that was reached first.
+    draw: Option<u64>,
+    votes: Vec<Vote>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vote {
+    Asked,
+    /// For us, with this draw; its fence may be behind.
+    Won(u64),
+    /// For us, and its fence is being raised.
+    Raising,
+    /// For us, and whoever is next on this node draws higher.
+    Sure,
+    Against(Option<Duration>),
+    Absent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elected {
+    Won {
+        draw: u64,
+    },
+    /// `left`: how long the longest lasts of those that stand against it.
+    Refused {
+        left: Option<Duration>,
+    },
+    /// Too few nodes could be asked.
+    Failed,
+}
+
+impl Election {
+    pub(super) fn new(quorum: Quorum, asks_age: bool, strict: bool) -> Self {
+        Self {
+            quorum,
+            asks_age,
+            strict,
+            draw: None,
+            votes: vec![Vote::Asked; quorum.size],
+        }
+    }
+
+    pub(super) fn asks_age(&self) -> bool {
+        self.asks_age
+    }
+
+    pub(super) fn won(&mut self, node: usize, draw: u64) {
+        self.votes[node] = Vote::Won(draw);
+    }
+
+    pub(super) fn against(&mut self, node: usize, left: Option<Duration>) {
+        self.votes[node] = Vote::Against(left);
+    }
+
+    pub(super) fn raised(&mut self, node: usize) {
+        self.votes[node] = Vote::Sure;
+    }
+
+    pub(super) fn absent(&mut self, node: usize) {
+        self.votes[node] = Vote::Absent;
+    }
+
+    /// Once a majority is for us: the fences that are behind, or whose nodes are to tell their age,
+    /// and what they are to be raised to. Each is named once.
+    pub(super) fn raises(&mut self) -> Option<(u64, Vec<usize>)> {
+        let ours = |vote: &&Vote| matches!(vote, Vote::Won(_) | Vote::Raising | Vote::Sure);
+        if self.votes.iter().filter(ours).count() < self.quorum.majority() {
+            return None;
+        }
+        let draws = self.votes.iter().filter_map(|vote| match vote {
+            Vote::Won(draw) => Some(*draw),
+            _ => None,
+        });
+        let draw = self.draw.or(draws.max())?;
+        self.draw = Some(draw);
+        let mut behind = Vec::new();
+        for (node, vote) in self.votes.iter_mut().enumerate() {
+            if let Vote::Won(drawn) = *vote {
+                if drawn < draw || self.asks_age {
+                    *vote = Vote::Raising;
+                    behind.push(node);
+                } else {
+                    *vote = Vote::Sure;
+                }
+            }
+        }
+        (!behind.is_empty()).then_some((draw, behind))
+    }
+
+    /// As soon as it cannot change any more; slow nodes are not waited for.
+    pub(super) fn verdict(&self) -> Option<Elected> {
+        let count = |which: fn(&Vote) -> bool| self.votes.iter().filter(|vote| which(vote)).count();
+        let sure = count(|vote| matches!(vote, Vote::Sure));
+        let against = count(|vote| matches!(vote, Vote::Against(_)));
+        let absent = count(|vote| matches!(vote, Vote::Absent));
+        let spare = self.quorum.spare();
+        if sure >= self.quorum.majority() {
+            let draw = self.draw.expect("nobody is sure before the draw is known");
+            return Some(Elected::Won { draw });
+        }
+        if absent > spare {
+            return Some(Elected::Failed);
+        }
+        if against > spare || (against + absent > spare && !self.strict) {
+            let mut lefts = self.votes.iter().filter_map(|vote| match vote {
+                Vote::Against(left) => Some(*left),
+                _ => None,
+            });
+            let longest = lefts.try_fold(Duration::ZERO, |longest, left| Some(longest.max(left?)));
+            return Some(Elected::Refused { left: longest });
+        }
+        let open = count(|vote| matches!(vote, Vote::Asked | Vote::Raising));
+        (open == 0).then_some(Elected::Failed)
+    }
+}
+
+/// Whether a majority still has it: the count of a renewal.
+#[derive(Debug)]
+pub(super) struct Roll {
+    quorum: Quorum,
+    answers: Vec<Option<Answer>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Has,
+    Lacks,
+    Absent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Called {
+    /// A majority has it.
+    Has,
+    /// A majority lacks it.
+    Lacks,
+    /// Neither can be told.
+    Unknown,
+}
+
+impl Roll {
+    pub(super) fn new(quorum: Quorum) -> Self {
+        Self {
+            quorum,
+            answers: vec![None; quorum.size],
+        }
+    }
+
+    pub(super) fn has(&mut self, node: usize) {
+        self.answers[node] = Some(Answer::Has);
+    }
+
+    pub(super) fn lacks(&mut self, node: usize) {
+        self.answers[node] = Some(Answer::Lacks);
+    }
+
+    pub(super) fn absent(&mut self, node: usize) {
+        self.answers[node] = Some(Answer::Absent);
+    }
+
+    pub(super) fn verdict(&self) -> Option<Called> {
+        let count = |which| self.answers.iter().filter(|it| **it == which).count();
+        if count(Some(Answer::Has)) >= self.quorum.majority() {
+            Some(Called::Has)
+        } else if count(Some(Answer::Lacks)) > self.quorum.spare() {
+            Some(Called::Lacks)
+        } else {
+            (count(None) == 0).then_some(Called::Unknown)
+        }
+    }
+}
+
+/// What became of what is given back: the count of a release.
+#[derive(Debug)]
+pub(super) struct Return {
+    quorum: Quorum,
+    nodes: Vec<Returned>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Returned {
+    Asked,
+    Had,
+    Lacked,
+    /// Could not be told yet; it will be.
+    Later,
+    /// Will not be told.
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivenBack {
+    Gone { held: bool },
+    Failed,
+}
+
+impl Return {
+    pub(super) fn new(quorum: Quorum) -> Self {
+        Self {
+            quorum,
+            nodes: vec![Returned::Asked; quorum.size],
+        }
+    }
+
+    pub(super) fn gone(&mut self, node: usize, held: bool) {
+        self.nodes[node] = if held {
+            Returned::Had
+        } else {
+            Returned::Lacked
+        };
+    }
+
+    pub(super) fn later(&mut self, node: usize) {
+        self.nodes[node] = Returned::Later;
+    }
+
+    pub(super) fn never(&mut self, node: usize) {
+        self.nodes[node] = Returned::Never;
+    }
+
+    /// Once a majority has confirmed it. It was ours to the end unless a majority lacked it: a node
+    /// that cannot tell may have had it.
+    pub(super) fn verdict(&self) -> Option<GivenBack> {
+        let count = |which| self.nodes.iter().filter(|it| **it == which).count();
+        let (had, lacked) = (count(Returned::Had), count(Returned::Lacked));
+        let majority = self.quorum.majority();
+        if had >= majority {
+            Some(GivenBack::Gone { held: true })
+        } else if lacked > self.quorum.spare() {
+            Some(GivenBack::Gone { held: false })
+        } else if count(Returned::Asked) > 0 {
+            None
+        } else if had + lacked >= majority {
+            Some(GivenBack::Gone { held: true })
+        } else {
+            let never = count(Returned::Never);
+            (never > self.quorum.spare()).then_some(GivenBack::Failed)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+
+    fn quorum(size: usize) -> Quorum {
+        Quorum { size }
+    }
+
+    #[test]
+    fn two_majorities_share_a_node() {
+        for (size, majority) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)] {
+            let quorum = quorum(size);
+            assert_eq!(quorum.majority(), majority);
+            assert!(2 * majority > size);
+            assert_eq!(quorum.spare() + majority, size);
+        }
+    }
+
+    /// For every number of nodes up to five and every way in which they may vote: won exactly by a
+    /// majority, and told as soon as it is certain, in whatever order the votes come.
+    #[test]
+    fn every_vote_of_up_to_five_nodes() {
+        let mut seen = [0_u32; 3];
+        for size in 1..=5_usize {
+            for way in 0..3_usize.pow(size as u32) {
+                for first in 0..size {
+                    let votes: Vec<_> =
+                        (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
+                    let mut election = Election::new(quorum(size), false, false);
+                    let mut verdict = None;
+                    let (mut given, mut counts) = (0, [0; 3]);
+                    for node in (0..size).map(|i| (i + first) % size) {
+                        match votes[node] {
+                            0 => election.won(node, 7),
+                            1 => election.against(node, Some(S)),
+                            _ => election.absent(node),
+                        }
+                        counts[votes[node]] += 1;
+                        given += 1;
+                        assert_eq!(election.raises(), None, "all drew alike");
+                        verdict = election.verdict();
+                        if verdict.is_some() {
+                            break;
+                        }
+                    }
+                    let [won, against, absent] = counts;
+                    let possible = won + size - given;
+                    match verdict.expect("a full vote has a verdict") {
+                        Elected::Won { draw } => {
+                            assert_eq!((won * 2 > size, draw), (true, 7));
+                            seen[0] += 1;
+                        }
+                        Elected::Refused { left } => {
+                            assert!(possible * 2 <= size && against > 0);
+                            assert_eq!(left, Some(S));
+                            seen[1] += 1;
+                        }
+                        Elected::Failed => {
+                            assert!((size - absent) * 2 <= size, "{votes:?}");
+                            seen[2] += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen.iter().all(|seen| *seen > 100), "{seen:?}");
+    }
+
+    #[test]
+    fn a_win_is_told_when_a_majority_cannot_draw_below_it() {
+        let mut election = Election::new(quorum(5), false, false);
+        election.won(0, 5);
+        election.won(1, 9);
+        assert_eq!(election.raises(), None, "no majority yet");
+        election.won(2, 7);
+        assert_eq!(election.raises(), Some((9, vec![0, 2])));
+        assert_eq!(election.raises(), None, "each once");
+        assert_eq!(election.verdict(), None);
+        election.raised(0);
+        assert_eq!(election.verdict(), None);
+        // One that comes late is raised, too, and one that is higher needs it not.
+        election.won(3, 8);
+        assert_eq!(election.raises(), Some((9, vec![3])));
+        election.won(4, 12);
+        assert_eq!(election.raises(), None);
+        assert_eq!(election.verdict(), Some(Elected::Won { draw: 9 }));
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_raised_does_not_count() {
+        let mut election = Election::new(quorum(3), false, false);
+        election.won(0, 5);
+        election.won(1, 9);
+        assert_eq!(election.raises(), Some((9, vec![0])));
+        election.absent(0);
+        assert_eq!(election.verdict(), None, "the third may still win");
+        election.won(2, 6);
+        assert_eq!(election.raises(), Some((9, vec![2])));
+        election.absent(2);
+        assert_eq!(election.verdict(), Some(Elected::Failed));
+    }
+
+    #[test]
+    fn with_ages_every_vote_is_asked_for_its_own() {
+        let mut election = Election::new(quorum(1), true, false);
+        election.won(0, 5);
+        assert_eq!(election.raises(), Some((5, vec![0])));
+        assert_eq!(election.verdict(), None);
+        election.raised(0);
+        assert_eq!(election.verdict(), Some(Elected::Won { draw: 5 }));
+    }
+
+    #[test]
+    fn what_an_absent_node_may_have_is_not_given_up_for_good() {
+        let mut adoption = Election::new(quorum(3), false, true);
+        adoption.absent(0);
+        adoption.against(1, None);
+        assert_eq!(adoption.verdict(), None);
+        adoption.won(2, 5);
+        assert_eq!(adoption.raises(), None);
+        assert_eq!(adoption.verdict(), Some(Elected::Failed), "not now");
+        let mut adoption = Election::new(quorum(3), false, true);
+        adoption.against(0, Some(S));
+        adoption.against(1, None);
+        let refused = Elected::Refused { left: None };
+        assert_eq!(adoption.verdict(), Some(refused));
+    }
+
+    #[test]
+    fn a_lease_is_lost_by_a_majority_and_by_nothing_less() {
+        let mut roll = Roll::new(quorum(4));
+        roll.has(0);
+        roll.has(1);
+        roll.lacks(2);
+        assert_eq!(roll.verdict(), None);
+        roll.absent(3);
+        assert_eq!(roll.verdict(), Some(Called::Unknown));
+        roll.lacks(3);
+        assert_eq!(
+            roll.verdict(),
+            Some(Called::Lacks),
+            "two of four are no majority"
+        );
+        roll.has(3);
+        assert_eq!(roll.verdict(), Some(Called::Has));
+    }
+
+    #[test]
+    fn a_release_is_told_when_a_majority_has_confirmed_it() {
+        let mut back = Return::new(quorum(3));
+        back.gone(0, true);
+        assert_eq!(back.verdict(), None);
+        back.gone(1, false);
+        assert_eq!(back.verdict(), None, "the third knows");
+        back.later(2);
+        assert_eq!(back.verdict(), Some(GivenBack::Gone { held: true }));
+        back.gone(2, false);
+        assert_eq!(back.verdict(), Some(GivenBack::Gone { held: false }));
+
+        let mut back = Return::new(quorum(3));
+        back.gone(0, true);
+        back.later(1);
+        back.later(2);
+        assert_eq!(back.verdict(), None, "they will be told");
+        back.never(1);
+        back.never(2);
+        assert_eq!(back.verdict(), Some(GivenBack::Failed));
+    }
+}

@@ -1,0 +1,311 @@
+//! What one node is asked about one key: one op at a time, so that a release is done after whatever
+//! it is to undo, however late that is answered.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::fault::Fault;
+use crate::StoreError;
+use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
+
+/// After a refusal a release is sent again.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// One op, and the ballot that its answer is a vote in.
+#[derive(Debug)]
+struct Job {
+    op: Op,
+    ballot: Option<u64>,
+    /// Whether nothing of its owner's was here before it was sent.
+    first: bool,
+}
+
+/// A release that waits.
+#[derive(Debug)]
+struct Owed {
+    owner: Owner,
+    ballot: Option<u64>,
+    /// When it is sent again; else once the node is back.
+    due: Option<Instant>,
+}
+
+/// What the node may have under an owner, until that has run out by itself.
+#[derive(Debug)]
+struct Stain {
+    owner: Owner,
+    until: Instant,
+}
+
+/// What becomes known of a job, for its ballot.
+#[derive(Debug)]
+pub(super) struct Cast {
+    pub(super) ballot: u64,
+    pub(super) vote: Vote,
+}
+
+#[derive(Debug)]
+pub(super) enum Vote {
+    Said(Outcome),
+    /// No answer, perhaps later.
+    Later(StoreError),
+    /// No answer, and none will come.
+    Never(StoreError),
+}
+
+#[derive(Debug)]
+pub(super) enum Step {
+    Send(Op),
+    Cast(Cast),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    flight: Option<Job>,
+    queue: VecDeque<Job>,
+    owed: Vec<Owed>,
+    stains: Vec<Stain>,
+}
+
+/// By when a lock of `ttl` that is set now has run out on any node whose clock is right.
+fn outlasted(now: Instant, ttl: Duration) -> Instant {
+    now + ttl + ttl / 50 + Duration::from_millis(10)
+}
+
+fn taking(op: &Op) -> Option<(Owner, Duration)> {
+    match *op {
+        Op::Attempt { owner, ttl } | Op::Adopt { owner, ttl, .. } => Some((owner, ttl)),
+        _ => None,
+    }
+}
+
+impl Lane {
+    pub(super) fn ask(&mut self, op: Op, ballot: Option<u64>) {
+        if let Some((owner, _)) = taking(&op) {
+            // It would take away what is asked for now.
+            self.owed.retain(|owed| owed.owner != owner);
+        }
+        self.push(op, ballot);
+    }
+
+    fn push(&mut self, op: Op, ballot: Option<u64>) {
+        let first = false;
+        self.queue.push_back(Job { op, ballot, first });
+    }
+
+    /// Sees to it that nothing of an owner's stays here. What was not sent yet will not be, and
+    /// comes back as votes.
+    pub(super) fn let_go(&mut self, owner: Owner, ballot: Option<u64>) -> Vec<Cast> {
+        let is_taking = |op: &Op| taking(op).is_some_and(|(of, _)| of == owner);
+        let mut casts = Vec::new();
+        self.queue.retain(|job| {
+            let unsent = is_taking(&job.op);
+            if unsent && let Some(ballot) = job.ballot {
+                let vote = Vote::Never(Fault::Away.into());
+                casts.push(Cast { ballot, vote });
+            }
+            !unsent
+        });
+        let release = Op::Release { owner };
+        let pending = self.flight.iter_mut().chain(&mut self.queue);
+        let mut pending = pending.filter(|job| job.op == release);
+        if let Some(job) = pending.next() {
+            job.ballot = ballot.or(job.ballot);
+        } else if let Some(owed) = self.owed.iter_mut().find(|owed| owed.owner == owner) {
+            owed.ballot = ballot.or(owed.ballot);
+        } else {
+            self.push(release, ballot);
+        }
+        casts
+    }
+
+    /// What to do next, until there is nothing.
+    pub(super) fn step(&mut self, now: Instant, away: Option<&StoreError>) -> Option<Step> {
+        if self.flight.is_some() {
+            return None;
+        }
+        loop {
+            let mut job = self.queue.pop_front()?;
+            if let Some(error) = away {
+                if let Op::Release { owner } = job.op
+                    && self.is_stained(owner)
+                {
+                    let (ballot, due) = (job.ballot, None);
+                    self.owed.push(Owed { owner, ballot, due });
+                    if let Some(ballot) = ballot {
+                        let vote = Vote::Later(error.clone());
+                        return Some(Step::Cast(Cast { ballot, vote }));
+                    }
+                    continue;
+                }
+                if let Some(ballot) = job.ballot
+                    && self.known(&job.op).is_none()
+                {
+                    let vote = Vote::Never(error.clone());
+                    return Some(Step::Cast(Cast { ballot, vote }));
+                }
+            }
+            if let Some(outcome) = self.known(&job.op) {
+                if let Some(ballot) = job.ballot {
+                    let vote = Vote::Said(outcome);
+                    return Some(Step::Cast(Cast { ballot, vote }));
+                }
+                continue;
+            }
+            if away.is_some() {
+                continue;
+            }
+            if let Some((owner, ttl)) = taking(&job.op) {
+                job.first = !self.is_stained(owner);
+                self.stain(owner, outlasted(now, ttl));
+            } else if let Op::Renew { owner, ttl } = job.op {
+                self.stain(owner, outlasted(now, ttl));
+            }
+            let op = job.op.clone();
+            self.flight = Some(job);
+            return Some(Step::Send(op));
+        }
+    }
+
+    /// What the node would say to one of whom it has nothing.
+    fn known(&self, op: &Op) -> Option<Outcome> {
+        let (owner, outcome) = match *op {
+            Op::Release { owner } => (owner, Outcome::Gone { held: false }),
+            Op::Renew { owner, .. } | Op::Raise { owner, .. } => (owner, Outcome::Lost),
+            _ => return None,
+        };
+        (!self.is_stained(owner)).then_some(outcome)
+    }
+
+    /// The node answered what is in flight; `None` if nothing is.
+    pub(super) fn answered(
+        &mut self,
+        now: Instant,
+        result: Result<Answer, OpError>,
+    ) -> Option<(Op, Option<Cast>)> {
+        let job = self.flight.take()?;
+        let vote = match result {
+            Ok(answer) => {
+                match (&job.op, &answer.outcome) {
+                    (Op::Attempt { .. } | Op::Adopt { .. }, Outcome::Won { .. })
+                    | (Op::Renew { .. }, Outcome::Renewed) => self.renew_stain(now, &job.op),
+                    (Op::Raise { .. }, Outcome::Raised { .. }) => {}
+                    (
+                        Op::Attempt { owner, .. }
+                        | Op::Adopt { owner, .. }
+                        | Op::Renew { owner, .. }
+                        | Op::Raise { owner, .. }
+                        | Op::Release { owner },
+                        _,
+                    ) => self.clean(*owner),
+                    _ => {}
+                }
+                Vote::Said(answer.outcome)
+            }
+            Err(error) => self.failed(now, &job, error),
+        };
+        let cast = job.ballot.map(|ballot| Cast { ballot, vote });
+        Some((job.op, cast))
+    }
+
+    fn failed(&mut self, now: Instant, job: &Job, error: OpError) -> Vote {
+        if let Op::Release { owner } = job.op {
+            let due = match &error {
+                OpError::Unknown(_) | OpError::Unsent(_) => None,
+                OpError::Refused(error) if error.is_retryable() => Some(now + RETRY),
+                OpError::Refused(error) => {
+                    // It runs out by itself.
+                    self.clean(owner);
+                    return Vote::Never(error.clone());
+                }
+            };
+            let is_wanted = |job: &Job| taking(&job.op).is_some_and(|(of, _)| of == owner);
+            if !self.queue.iter().any(is_wanted) {
+                let ballot = job.ballot;
+                self.owed.push(Owed { owner, ballot, due });
+            }
+            return Vote::Later(error.store_error().clone());
+        }
+        match &error {
+            OpError::Unknown(_) => self.renew_stain(now, &job.op),
+            // It was not done.
+            OpError::Unsent(_) | OpError::Refused(_) => {
+                if job.first
+                    && let Some((owner, _)) = taking(&job.op)
+                {
+                    self.clean(owner);
+                }
+            }
+        }
+        Vote::Never(error.store_error().clone())
+    }
+
+    /// The node is back.
+    pub(super) fn node_is_back(&mut self) {
+        for owed in self.owed.drain(..).rev() {
+            self.queue.push_front(Job {
+                op: Op::Release { owner: owed.owner },
+                ballot: owed.ballot,
+                first: false,
+            });
+        }
+    }
+
+    /// Releases that are due again are sent again; those that are not worth it any more are not.
+    pub(super) fn tick(&mut self, now: Instant) -> Vec<Cast> {
+        self.stains.retain(|stain| now < stain.until);
+        let mut casts = Vec::new();
+        for owed in std::mem::take(&mut self.owed) {
+            if !self.is_stained(owed.owner) {
+                let vote = Vote::Never(Fault::RunOut.into());
+                casts.extend(owed.ballot.map(|ballot| Cast { ballot, vote }));
+            } else if owed.due.is_some_and(|due| due <= now) {
+                let op = Op::Release { owner: owed.owner };
+                self.push(op, owed.ballot);
+            } else {
+                self.owed.push(owed);
+            }
+        }
+        casts
+    }
+
+    /// When a release is to be sent again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.owed.iter().filter_map(|owed| owed.due).min()
+    }
+
+    /// Whether the node may have something of the owner's.
+    pub(super) fn is_stained(&self, owner: Owner) -> bool {
+        self.stains.iter().any(|stain| stain.owner == owner)
+    }
+
+    /// Whether anything is under way, or owed.
+    pub(super) fn is_busy(&self) -> bool {
+        self.flight.is_some() || !self.queue.is_empty() || !self.owed.is_empty()
+    }
+
+    /// Nor is anything left: it may be forgotten.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.is_busy() && self.stains.is_empty()
+    }
+
+    fn renew_stain(&mut self, now: Instant, op: &Op) {
+        if let Some((owner, ttl)) = taking(op) {
+            self.stain(owner, outlasted(now, ttl));
+        } else if let Op::Renew { owner, ttl } = *op {
+            self.stain(owner, outlasted(now, ttl));
+        }
+    }
+
+    fn stain(&mut self, owner: Owner, until: Instant) {
+        match self.stains.iter_mut().find(|stain| stain.owner == owner) {
+            Some(stain) => stain.until = stain.until.max(until),
+            None => self.stains.push(Stain { owner, until }),
+        }
+    }
+
+    fn clean(&mut self, owner: Owner) {
+        self.stains.retain(|stain| stain.owner != owner);
+    }
+}

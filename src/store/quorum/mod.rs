@@ -1,0 +1,22 @@
+//! Leases on a majority of independent stores.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `store.rs` | what does a user make, and what does it promise? |
+//! | `session.rs` | how do the nodes and the registry reach the state, and in which order is it told? |
+//! | `state.rs` | which node is asked what, and what follows from its answer? |
+//! | `lane.rs` | what is one node asked about one key, in which order, and what may it still have of ours? |
+//! | `ballot.rs` | how are votes counted? (No node, no time.) |
+//!
+//! All but `session.rs` is data in, data out.
+
+mod ballot;
+mod fault;
+mod lane;
+mod session;
+mod state;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use self::store::QuorumStore;

@@ -1,0 +1,340 @@
+//! One registry's line to a quorum: a session a node, and the state that their answers change.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::ballot::Quorum;
+use super::fault::Fault;
+use super::state::{Outbox, State};
+use crate::StoreError;
+use crate::store::LockStore;
+use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
+
+pub(super) struct QuorumSession {
+    core: Arc<Core>,
+}
+
+struct Core {
+    me: Weak<Core>,
+    quorum: Quorum,
+    opening: Opening,
+    nodes: Vec<Arc<dyn Session>>,
+    /// What the nodes tell; they know them weakly.
+    _ears: Vec<Arc<dyn Listener>>,
+    shared: Mutex<Shared>,
+    /// Whether no majority is there, as far as is known: seen at every arrival.
+    is_down: AtomicBool,
+    /// Told when nothing is under way any more.
+    idle: event_listener::Event,
+}
+
+struct Shared {
+    state: State,
+    /// What the registry is to be told, in this order.
+    news: VecDeque<News>,
+    /// Whether somebody tells it: others leave it to them, or the order would be lost.
+    telling: bool,
+    /// When the alarm rings that was set last.
+    alarm: Option<Instant>,
+}
+
+/// What one node tells.
+struct Ear {
+    core: Weak<Core>,
+    node: usize,
+}
+
+impl QuorumSession {
+    pub(super) fn new(
+        stores: &[Arc<dyn LockStore>],
+        quarantine: Option<Duration>,
+        opening: Opening,
+    ) -> Self {
+        let size = stores.len();
+        let core = Arc::new_cyclic(|me: &Weak<Core>| {
+            let ears: Vec<Arc<dyn Listener>> = (0..size)
+                .map(|node| -> Arc<dyn Listener> {
+                    let core = me.clone();
+                    Arc::new(Ear { core, node })
+                })
+                .collect();
+            let open = |(store, ear): (&Arc<dyn LockStore>, &Arc<dyn Listener>)| {
+                let listener = Arc::downgrade(ear);
+                store.open(Opening {
+                    listener,
+                    ..opening.clone()
+                })
+            };
+            Core {
+                me: me.clone(),
+                quorum: Quorum { size },
+                nodes: stores.iter().zip(&ears).map(open).collect(),
+                _ears: ears,
+                opening,
+                shared: Mutex::new(Shared {
+                    state: State::new(size, quarantine),
+                    news: VecDeque::new(),
+                    telling: false,
+                    alarm: None,
+                }),
+                is_down: AtomicBool::new(false),
+                idle: event_listener::Event::new(),
+            }
+        });
+        Self { core }
+    }
+
+    #[cfg(test)]
+    pub(super) fn keys(&self) -> usize {
+        self.core.lock().state.keys()
+    }
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and does what follows once it is unlocked.
+    fn act(&self, event: impl FnOnce(&mut State, Instant, &mut Outbox)) {
+        let mut outbox = Outbox::default();
+        let alarm = {
+            let mut guard = self.lock();
+            let shared = &mut *guard;
+            let now = Instant::now();
+            shared.alarm.take_if(|alarm| *alarm <= now);
+            event(&mut shared.state, now, &mut outbox);
+            shared.news.extend(outbox.news.drain(..));
+            self.is_down
+                .store(shared.state.is_down(), Ordering::Relaxed);
+            let next = shared.state.next_timeout();
+            let alarm = next.filter(|next| shared.alarm.is_none_or(|alarm| *next < alarm));
+            if alarm.is_some() {
+                shared.alarm = alarm;
+            }
+            if !shared.state.is_busy() {
+                self.idle.notify(usize::MAX);
+            }
+            alarm
+        };
+        // At most one op a node and key is under way, so whoever sends, the order is right.
+        for (node, key, op) in outbox.sends {
+            self.nodes[node].submit(key, op);
+        }
+        if let Some(alarm) = alarm {
+            self.ring_at(alarm);
+        }
+        self.tell();
+    }
+
+    fn ring_at(&self, alarm: Instant) {
+        if let Ok(runtime) = Handle::try_current() {
+            let core = self.me.clone();
+            runtime.spawn(async move {
+                sleep_until(alarm).await;
+                if let Some(core) = core.upgrade() {
+                    core.act(State::tick);
+                }
+            });
+        }
+    }
+
+    /// Tells the registry what is to be told, unless somebody does.
+    fn tell(&self) {
+        loop {
+            let news = {
+                let mut shared = self.lock();
+                if shared.telling || shared.news.is_empty() {
+                    return;
+                }
+                shared.telling = true;
+                std::mem::take(&mut shared.news)
+            };
+            // Also if the listener panics.
+            let _told = Told(self);
+            if let Some(listener) = self.opening.listener.upgrade() {
+                listener.all_news(news.into());
+            }
+        }
+    }
+}
+
+struct Told<'a>(&'a Core);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.lock().telling = false;
+    }
+}
+
+impl Listener for Ear {
+    fn news(&self, news: News) {
+        self.all_news(vec![news]);
+    }
+
+    fn all_news(&self, news: Vec<News>) {
+        let Some(core) = self.core.upgrade() else {
+            return;
+        };
+        let node = self.node;
+        core.act(|state, now, outbox| {
+            for news in news {
+                match news {
+                    News::Replied { key, result, .. } => {
+                        state.replied(now, node, &key, result, outbox);
+                    }
+                    News::Up { .. } => state.came_up(now, node, outbox),
+                    News::Down(error) => state.went_down(now, node, error, outbox),
+                    // Nobody of ours stands in a node's queue.
+                    News::Granted { .. } => {}
+                }
+            }
+        });
+    }
+}
+
+impl Session for QuorumSession {
+    fn start(&self) {
+        let core = &self.core;
+        // A node that is away is not asked to hurry at every arrival while a majority is there.
+        if core.is_down.load(Ordering::Relaxed) {
+            core.nodes.iter().for_each(|node| node.start());
+        } else {
+            core.nodes.iter().for_each(|node| node.revive());
+        }
+    }
+
+    fn revive(&self) {
+        self.core.nodes.iter().for_each(|node| node.revive());
+        self.core.act(State::tick);
+    }
+
+    fn submit(&self, key: Arc<str>, op: Op) {
+        self.core
+            .act(|state, now, outbox| state.submit(now, key, op, outbox));
+    }
+
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+        let core = self.core.clone();
+        async move {
+            let within = core.opening.response_timeout;
+            let mut looks: FuturesUnordered<_> = core
+                .nodes
+                .iter()
+                .map(|node| timeout(within, node.inspect(key.clone())))
+                .collect();
+            let mut seen = Seen::default();
+            while let Some(look) = looks.next().await {
+                match look {
+                    Ok(Ok(sight)) => seen.sights.push(sight),
+                    Ok(Err(error)) => seen.trouble = Some(error),
+                    Err(_) => {}
+                }
+                if let Some(sight) = seen.verdict(core.quorum, looks.len()) {
+                    return Ok(sight);
+                }
+            }
+            let source = seen.trouble.unwrap_or_else(|| Fault::Away.into());
+            Err(Fault::TooFew {
+                away: core.quorum.size - seen.sights.len(),
+                size: core.quorum.size,
+                majority: core.quorum.majority(),
+                source,
+            }
+            .into())
+        }
+        .boxed()
+    }
+}
+
+/// What the nodes showed of one lock.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) sights: Vec<Sight>,
+    trouble: Option<StoreError>,
+}
+
+impl Seen {
+    /// What a majority shows, with so many nodes still to come. Once they have all come, an owner
+    /// that those may have which are away is taken for the holder.
+    pub(super) fn verdict(&self, quorum: Quorum, to_come: usize) -> Option<Sight> {
+        if self.sights.len() < quorum.majority() {
+            return None;
+        }
+        let mut votes: HashMap<&str, usize> = HashMap::new();
+        for owner in self.sights.iter().filter_map(|it| it.owner.as_deref()) {
+            *votes.entry(owner).or_default() += 1;
+        }
+        let first = votes.into_iter().max_by_key(|(_, votes)| *votes);
+        let (owner, votes) = first.map_or((None, 0), |(owner, votes)| (Some(owner), votes));
+        let silent = quorum.size - self.sights.len();
+        let majority = quorum.majority();
+        let may_hold = owner.is_some() && votes + silent >= majority;
+        if may_hold && votes < majority && to_come > 0 {
+            return None;
+        }
+        if !may_hold && to_come > 0 && silent >= majority {
+            return None;
+        }
+        let owner = owner.filter(|_| may_hold);
+        let mut lefts: Vec<_> = self
+            .sights
+            .iter()
+            .filter(|it| owner.is_some() && it.owner.as_deref() == owner)
+            .map(|it| it.left)
+            .collect();
+        // It is held for as long as a majority has it, or longer; no ttl is the longest.
+        lefts.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
+        let left = lefts.get(majority - 1).or(lefts.last()).copied();
+        Some(Sight {
+            owner: owner.map(str::to_owned),
+            left: left.flatten(),
+            tickets: 0,
+        })
+    }
+}
+
+impl Drop for QuorumSession {
+    fn drop(&mut self) {
+        // Votes that come late, or whose node is away for a moment, are still to be given back: for as
+        // long as a shutdown waits (O6).
+        let is_busy = self.core.lock().state.is_busy();
+        if let Ok(runtime) = Handle::try_current()
+            && is_busy
+        {
+            let core = self.core.clone();
+            let patience = core.opening.response_timeout.saturating_mul(3);
+            runtime.spawn(async move {
+                let idle = async {
+                    loop {
+                        let idle = core.idle.listen();
+                        if !core.lock().state.is_busy() {
+                            break;
+                        }
+                        idle.await;
+                    }
+                };
+                let _ = timeout(patience, idle).await;
+            });
+        }
+    }
+}
+
+impl fmt::Debug for QuorumSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuorumSession")
+            .field("instance", &self.core.opening.instance)
+            .field("nodes", &self.core.nodes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,5 @@
+//! Quorums of simulated nodes under paused time: what breaks is decided by the test, or a seed.
+
+mod nodes;
+mod rules;
+mod simulation;

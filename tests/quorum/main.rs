@@ -1,0 +1,266 @@
+//! Quorums of real servers, of which some are killed, stopped, emptied.
+#![cfg(all(feature = "redis", feature = "test-util"))]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::time::{Duration, Instant};
+
+use lockstream::store::{QuorumStore, RedisStore};
+use lockstream::{FutureLockExt, LockError, LockRegistry, LockRegistryBuilder, OnFinish};
+use support::{RedisServer, wait_until};
+use tokio::time::timeout;
+
+/// For what takes a reconnect and some repeats; far below the usual ttl and wait.
+const BOUND: Duration = Duration::from_secs(10);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn servers(count: usize) -> Vec<RedisServer> {
+    std::iter::repeat_with(RedisServer::start)
+        .take(count)
+        .collect()
+}
+
+fn store(servers: &[RedisServer]) -> QuorumStore {
+    let nodes = servers
+        .iter()
+        .map(|server| RedisStore::connect_lazy(server.url()).unwrap());
+    QuorumStore::new(nodes).unwrap()
+}
+
+fn builder(servers: &[RedisServer]) -> LockRegistryBuilder {
+    LockRegistry::builder(store(servers)).response_timeout(ms(2000))
+}
+
+/// The values of the lock, server by server.
+fn values(servers: &[RedisServer]) -> Vec<Option<String>> {
+    servers.iter().map(|server| server.get("lock:k")).collect()
+}
+
+/// The servers keep the fence at most, and the registries nothing.
+async fn nothing_left(servers: &[RedisServer], registries: &[&LockRegistry]) {
+    wait_until("nothing is in use", BOUND, || {
+        registries.iter().all(|registry| registry.in_use() == 0)
+    })
+    .await;
+    for server in servers {
+        wait_until("nothing is left", BOUND, || {
+            server.keys("*").iter().all(|key| key == "lock:~fence")
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn acquired_contended_released_dropped() {
+    for count in [1, 3, 4, 5] {
+        let servers = servers(count);
+        let (here, there) = (builder(&servers).build(), builder(&servers).build());
+        let lease = here.obtain("k").lease().await.unwrap();
+        wait_until("all have voted", BOUND, || {
+            let values = values(&servers);
+            values[0].is_some() && values.iter().all(|value| *value == values[0])
+        })
+        .await;
+        assert!(!there.obtain("k").acquire_once().await.unwrap());
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        let seen = there.obtain("k").inspect().await.unwrap();
+        assert!(format!("{seen:?}").contains(&values(&servers)[0].clone().unwrap()));
+        lease.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        drop(next);
+        let work = async { 7 }.with_lock(here.obtain("k"));
+        assert_eq!(timeout(BOUND, work).await.unwrap().unwrap(), 7);
+        nothing_left(&servers, &[&here, &there]).await;
+    }
+}
+
+#[tokio::test]
+async fn tokens_grow_and_turns_do_not_overlap() {
+    let servers = servers(3);
+    let registries: Vec<_> = (0..4).map(|_| builder(&servers).build()).collect();
+    let last = std::sync::Arc::new(std::sync::Mutex::new(0));
+    let mut tasks = Vec::new();
+    for registry in registries.clone() {
+        let last = last.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                let lease = registry.obtain("k").lease().await.unwrap();
+                let token = lease.token();
+                assert!(std::mem::replace(&mut *last.lock().unwrap(), token) < token);
+                tokio::task::yield_now().await;
+                assert_eq!(*last.lock().unwrap(), token, "two hold");
+                lease.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        timeout(Duration::from_secs(60), task)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    nothing_left(&servers, &registries.iter().collect::<Vec<_>>()).await;
+}
+
+/// Of three, the loss of one stops nothing, the loss of two everything, until one is back.
+#[tokio::test]
+async fn killed_and_started_again() {
+    let mut servers = servers(3);
+    let (here, there) = (builder(&servers).build(), builder(&servers).build());
+    let lease = here
+        .obtain("k")
+        .ttl(ms(1500))
+        .renewal(lockstream::Renewal::watchdog());
+    let lease = lease.lease().await.unwrap();
+    servers[0].kill();
+    let first = lease.deadline();
+    wait_until("renewed by two", BOUND, || {
+        lease.deadline() > first + ms(1000)
+    })
+    .await;
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    lease.release().await.unwrap();
+    let second = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+    second.release().await.unwrap();
+
+    servers[1].kill();
+    let error = here.obtain("k").acquire_once().await.unwrap_err();
+    assert!(matches!(error, LockError::Store { .. }), "{error}");
+    assert!(error.to_string().contains("of 3 nodes"), "{error}");
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    servers[0].restart();
+    let third = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+    third.release().await.unwrap();
+    servers[1].restart();
+    nothing_left(&servers, &[&here, &there]).await;
+}
+
+/// A server that does not answer holds nobody up, and gives its vote back when it goes on.
+#[tokio::test]
+async fn stopped_and_continued() {
+    let servers = servers(3);
+    let (here, there) = (builder(&servers).build(), builder(&servers).build());
+    // Connections stand before the server stops.
+    for registry in [&here, &there] {
+        let lease = registry.obtain("k").lease().await.unwrap();
+        lease.release().await.unwrap();
+        let looks = || servers.iter().all(|server| !server.clients().is_empty());
+        wait_until("all are connected", BOUND, looks).await;
+    }
+    servers[2].stop();
+    let begin = Instant::now();
+    let lease = here.obtain("k").lease().await.unwrap();
+    assert!(!there.obtain("k").acquire_once().await.unwrap());
+    lease.release().await.unwrap();
+    let lease = there.obtain("k").lease().await.unwrap();
+    assert!(begin.elapsed() < ms(2000), "{:?}", begin.elapsed());
+    lease.release().await.unwrap();
+    // Also what it was asked before its connections were given up.
+    servers[2].cont();
+    nothing_left(&servers, &[&here, &there]).await;
+}
+
+/// Two of three elected the holder. One of them forgets, and it is kept out for as long as the
+/// holder may believe in it: also for one who has never seen it before.
+#[tokio::test]
+async fn started_again_without_data_and_kept_out() {
+    let mut servers = servers(3);
+    let kept_out = Duration::from_secs(3);
+    let quorum = |servers: &[RedisServer]| {
+        let store = store(servers).quarantine(kept_out);
+        LockRegistry::builder(store)
+            .response_timeout(ms(500))
+            .build()
+    };
+    let here = quorum(&servers);
+    let young = here.obtain("k").acquire_once().await.unwrap_err();
+    assert!(young.to_string().contains("started again"), "{young}");
+    servers[0].stop();
+    let lock = here.obtain("k").ttl(kept_out);
+    let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
+    servers[0].cont();
+    servers[1].restart();
+    servers[2].stop();
+    let there = quorum(&servers);
+    let next = tokio::spawn(there.obtain("k").lease());
+    // Its fixed lease ends by its own clock; until then nobody else has one.
+    let lost = timeout(BOUND, lease.lost());
+    let ended = async {
+        let _ = lost.await.expect("a fixed lease ends");
+        Instant::now()
+    };
+    let taken = async {
+        let lease = timeout(BOUND, next).await.unwrap().unwrap().unwrap();
+        (Instant::now(), lease)
+    };
+    let token = lease.token();
+    let (ended, (taken, next)) = tokio::join!(ended, taken);
+    assert!(ended <= taken, "two held for {:?}", ended - taken);
+    assert!(next.token() > token);
+    servers[2].cont();
+    next.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
+}
+
+/// A minority that forgets is given the lock again; a majority that does ends the lease.
+#[tokio::test]
+async fn emptied_while_held() {
+    let servers = servers(5);
+    let registry = builder(&servers).build();
+    let lock = registry.obtain("k").ttl(ms(1500));
+    let lease = lock
+        .renewal(lockstream::Renewal::watchdog())
+        .lease()
+        .await
+        .unwrap();
+    let whole = || values(&servers).iter().all(Option::is_some);
+    wait_until("all have voted", BOUND, whole).await;
+    for server in &servers[..2] {
+        server.flushall();
+    }
+    wait_until("all have it again", BOUND, whole).await;
+    assert!(lease.is_valid());
+    for server in &servers[..3] {
+        server.flushall();
+    }
+    let lost = timeout(BOUND, lease.lost()).await.unwrap();
+    assert!(lost.is_lost());
+    nothing_left(&servers, &[&registry]).await;
+}
+
+#[tokio::test]
+async fn extended_detached_adopted_and_left_to_run_out() {
+    let mut servers = servers(3);
+    let (here, there) = (builder(&servers).build(), builder(&servers).build());
+    let lease = here.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
+    lease.extend(ms(90_000)).await.unwrap();
+    assert!(
+        servers
+            .iter()
+            .filter(|it| it.pttl("lock:k") > 60_000)
+            .count()
+            >= 2
+    );
+    let token = lease.token();
+    let detached = lease.detach();
+    servers[0].kill();
+    let adopted = timeout(BOUND, there.adopt(detached))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(adopted.token() > token);
+    adopted.release().await.unwrap();
+    servers[0].restart();
+
+    let lock = here.obtain("k").ttl(ms(800)).on_finish(OnFinish::LetExpire);
+    let begin = Instant::now();
+    async {}.with_lock(lock).await.unwrap();
+    let next = there.obtain("k").lease().await.unwrap();
+    assert!(begin.elapsed() >= ms(750), "{:?}", begin.elapsed());
+    next.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
+}
