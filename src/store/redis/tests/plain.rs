@@ -7,9 +7,9 @@ use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, y
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome};
 use crate::store::redis::call::{self, Job, Verdict, Wish};
-use crate::store::traffic::Lane;
 use crate::store::redis::keys::Names;
 use crate::store::redis::script;
+use crate::store::traffic::Lane;
 
 const FENCE: &str = "lock:~fence";
 const NUMBER: u64 = 7;
