@@ -180,6 +180,20 @@ impl Link {
         self.news.push(news);
     }
 
+    /// Tells the first of what has come, so many at most; returns how many there were.
+    pub(super) fn tell_some(&mut self, most: usize) -> usize {
+        let count = self.news.len().min(most);
+        let rest = self.news.split_off(count);
+        self.tell_all();
+        self.news = rest;
+        count
+    }
+
+    /// Whether something has come that was not told yet.
+    pub(super) fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
     /// Tells what has come together: the registry is locked once for all of it.
     pub(super) fn tell_all(&mut self) {
         if self.news.is_empty() {
