@@ -181,8 +181,15 @@ impl Link {
     }
 
     /// Tells the first of what has come, so many at most; returns how many there were.
+    ///
+    /// A grant is not told together with what came before it: whoever learns that its release is
+    /// done is to be in line again before the turn of the others begins, which it may miss
+    /// otherwise, and the same one every time (one task had a tenth more turns than another).
     pub(super) fn tell_some(&mut self, most: usize) -> usize {
+        let is_grant = |news: &News| matches!(news, News::Granted { .. });
+        let grant = self.news.iter().skip(1).position(is_grant);
         let count = self.news.len().min(most);
+        let count = grant.map_or(count, |before| count.min(before + 1));
         let rest = self.news.split_off(count);
         self.tell_all();
         self.news = rest;
