@@ -345,6 +345,18 @@ async fn a_release_that_is_refused_is_sent_again() {
     assert_eq!(keys(&nodes), [0; 3]);
 }
 
+/// Neither will ever tell: one is away, the other says no. The registry waits for an answer before
+/// it asks for the key again.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_no_majority_will_confirm_is_answered_once_all_has_run_out() {
+    let nodes = Node::many(3);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[0].go_away();
+    nodes[1].refuse_releases_for_good();
+    assert!(one.ask(release(1)).await.is_err());
+}
+
 /// A majority that is won in part from a node whose clock is far behind, and then in part from
 /// others: without the raising of its fence the second would draw lower.
 #[tokio::test(start_paused = true)]
