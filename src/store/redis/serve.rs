@@ -135,8 +135,6 @@ impl Link {
             cx.waker().wake_by_ref();
         }
         let moved = wire.standing.socket.pump.poll(cx);
-        // What came before a reply is heard before it. Above all a change of subscription, after
-        // which no answer is its call's: an error does not even name its call.
         self.hear(wire, cx)?;
         let mut index = 0;
         while let Some(call) = wire.calls.get_mut(index) {
@@ -144,6 +142,7 @@ impl Link {
                 index += 1;
                 continue;
             }
+            self.hear_rest(wire)?;
             let mut call = wire.calls.remove(index).expect("it was just looked at");
             let reply = Pin::new(&mut call.reply).take_output();
             self.on_reply(wire, call.number, reply.expect("it is done"))?;
@@ -164,6 +163,19 @@ impl Link {
         if let Some(pushes) = &mut wire.standing.pushes {
             while let Poll::Ready(push) = pushes.poll_recv(cx) {
                 self.on_push(&push.ok_or_else(|| self.closed())?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What came before a reply is heard before it. Above all a change of subscription, after which
+    /// no answer is its call's: an error does not even name its call. So it is looked for once the
+    /// reply is seen, since a task of the client's may bring both meanwhile; and no budget cuts it
+    /// short.
+    fn hear_rest(&mut self, wire: &mut Wire) -> Result<(), Fault> {
+        if let Some(pushes) = &mut wire.standing.pushes {
+            while let Ok(push) = pushes.try_recv() {
+                self.on_push(&push)?;
             }
         }
         Ok(())

@@ -217,3 +217,23 @@ async fn what_only_hinders_writes_ends_no_connection() {
     one.has_not_heard(|news| matches!(news, News::Down(_)))
         .await;
 }
+
+/// Also if it is more than tokio lets a task take in at a time.
+#[tokio::test]
+async fn what_came_before_a_reply_is_heard_before_it() {
+    let fake = Fake::start(move |request| {
+        if !request.is_call() {
+            return None;
+        }
+        let said = |text: &str| push(&["message", "lock:~grant:a1", text], "");
+        let mut bytes = said("no grant").repeat(300);
+        bytes.extend(said("1 a1:9 30000 7 1700000000000000 other"));
+        bytes.extend(request.usual());
+        Some(bytes)
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    one.submit("k", attempt(1));
+    let first = one.next().await;
+    assert!(matches!(first, News::Granted { .. }), "{first:?}");
+    won(&one.reply("k", &attempt(1)).await.unwrap().outcome);
+}
