@@ -19,6 +19,8 @@ use crate::store::traffic::{Cargo, Lane};
 pub(super) struct Job {
     pub(super) key: Arc<str>,
     pub(super) wish: Wish,
+    /// Whether it was refused with the whole of a call, perhaps for a neighbour's sake (S1).
+    pub(super) alone: bool,
 }
 
 #[derive(Debug)]
@@ -40,6 +42,10 @@ impl Cargo for Job {
 
     fn lane(&self) -> Lane {
         Lane::of(&self.wish)
+    }
+
+    fn is_alone(&self) -> bool {
+        self.alone
     }
 }
 
@@ -249,10 +255,12 @@ fn read_plain(number: u64, jobs: &[Job], reply: &[u8]) -> Option<Reply> {
     }
     let at = match (words.next(), words.next(), words.next()) {
         (None, _, _) => None,
-        (Some(Ok(seconds)), Some(Ok(micros)), None) => Some(ServerTime::checked_add(
-            u64::checked_mul(seconds, 1_000_000)?,
-            micros,
-        )?),
+        (Some(Ok(seconds)), Some(Ok(micros)), None) => {
+            let at = ServerTime::checked_add(u64::checked_mul(seconds, 1_000_000)?, micros)?;
+            // The draws go from there on.
+            let last = at.checked_add(u64::try_from(jobs.len()).ok()?)?;
+            is_draw(last).then_some(at)
+        }
         _ => return None,
     };
     let mut draws = at.into_iter().flat_map(|at| at..);
@@ -308,7 +316,7 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
         // In short, what is most common.
         return match op {
             Op::Attempt { .. } | Op::Enter { .. } => {
-                let draw = u64::try_from(*number).ok()?;
+                let draw = read_draw(&answer)?;
                 Some(Verdict::Done(Outcome::Won { draw }))
             }
             Op::Release { .. } if *number == 1 => Some(Verdict::Done(Outcome::Gone { held: true })),
@@ -343,7 +351,9 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
             Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. },
             "won",
             [draw],
-        ) => Outcome::Won { draw: int(draw)? },
+        ) => Outcome::Won {
+            draw: read_draw(draw)?,
+        },
         (Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. }, "busy", [left, score]) => {
             Outcome::Busy {
                 left: read_left(left)?,
@@ -390,6 +400,16 @@ fn int(value: &Value) -> Option<u64> {
     }
 }
 
+/// Whether tokens made of it fit an i64, as all do for some thousand years (F2). A greater one would
+/// make the tokens of a tenure, and of all that follow, the same.
+pub(super) fn is_draw(number: u64) -> bool {
+    i64::try_from(number).is_ok_and(|number| number <= i64::MAX / 64)
+}
+
+fn read_draw(value: &Value) -> Option<u64> {
+    int(value).filter(|draw| is_draw(*draw))
+}
+
 /// Milliseconds left; PTTL's negative numbers mean that there is no end, or no lock.
 fn read_left(value: &Value) -> Option<Option<Duration>> {
     match value {
@@ -407,6 +427,7 @@ mod tests {
     fn job(op: Op) -> Job {
         Job {
             key: "k".into(),
+            alone: false,
             wish: Wish::Op {
                 op,
                 was_stale: false,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::call::is_draw;
 use super::keys::Names;
+use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
 
 /// The format of grants that we understand; the one that `batch.lua` writes.
@@ -43,6 +45,10 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     let owner = Owner(sequence.parse().ok()?);
     let ttl = Duration::from_millis(fields.next()?.parse().ok()?);
     let draw = fields.next()?.parse().ok()?;
+    if ttl > *TTL.end() || !is_draw(draw) {
+        // No ticket of ours asked for that, and no fence of ours said it.
+        return None;
+    }
     let at = fields.next()?.parse().ok()?;
     let key = fields.next()?.into();
     let grant = Grant {
