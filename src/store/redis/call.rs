@@ -420,6 +420,10 @@ fn read_left(value: &Value) -> Option<Option<Duration>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
     use super::*;
 
     const TTL: Duration = Duration::from_secs(30);
@@ -594,5 +598,133 @@ mod tests {
         assert_eq!(read(Op::Release { owner }, 0), None);
         assert_eq!(read(Op::Withdraw { owner }, 1), None);
         assert_eq!(read(Op::Renew { owner, ttl: TTL }, 1), None);
+    }
+
+    /// Ops of every kind; a look is none of them, and has a test of its own below.
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let owner = Owner(1);
+        vec(
+            select(vec![
+                Op::Attempt { owner, ttl: TTL },
+                Op::Enter {
+                    owner,
+                    ttl: TTL,
+                    score: None,
+                },
+                Op::Withdraw { owner },
+                Op::Release { owner },
+                Op::Yield {
+                    old: owner,
+                    new: Owner(2),
+                    ttl: TTL,
+                },
+                Op::Renew { owner, ttl: TTL },
+                Op::Adopt {
+                    owner,
+                    from: "x".into(),
+                    ttl: TTL,
+                },
+                Op::Raise {
+                    owner,
+                    draw: 1,
+                    age: true,
+                },
+            ]),
+            1..5,
+        )
+    }
+
+    fn number() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            select(vec![-1, 0, 1, 5, i64::MAX / 64, i64::MAX, i64::MIN]),
+            any::<i64>()
+        ]
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let words = select(vec![
+            "won", "busy", "gone", "not-old", "renewed", "raised", "lost", "stale", "sight",
+            "error", "5", "5 1 2", "",
+        ]);
+        let leaf = prop_oneof![
+            3 => words.prop_map(|word| Value::BulkString(word.into())),
+            3 => number().prop_map(Value::Int),
+            1 => Just(Value::Nil),
+            1 => Just(Value::Okay),
+            1 => any::<bool>().prop_map(Value::Boolean),
+            1 => any::<f64>().prop_map(Value::Double),
+            1 => vec(any::<u8>(), 0..9).prop_map(Value::BulkString),
+            1 => ".{0,9}".prop_map(Value::SimpleString),
+        ];
+        leaf.prop_recursive(3, 24, 5, |inner| {
+            prop_oneof![
+                4 => vec(inner.clone(), 0..5).prop_map(Value::Array),
+                1 => vec(inner.clone(), 0..3).prop_map(Value::Set),
+                1 => vec((inner.clone(), inner), 0..3).prop_map(Value::Map),
+            ]
+        })
+    }
+
+    /// What is read is about these very ops, and a draw makes tokens that grow.
+    fn is_sound(ops: &[Op], reply: Option<&Reply>) {
+        let Some(reply) = reply else { return };
+        assert_eq!(reply.verdicts.len(), ops.len());
+        for (op, verdict) in ops.iter().zip(&reply.verdicts) {
+            match verdict {
+                Verdict::Done(Outcome::Won { draw }) => {
+                    let wins = matches!(
+                        op,
+                        Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. }
+                    );
+                    assert!(wins, "{op:?}");
+                    assert!(i64::try_from(draw.checked_mul(64).unwrap() + 63).is_ok());
+                }
+                Verdict::Done(Outcome::Renewed) => assert!(matches!(op, Op::Renew { .. })),
+                Verdict::Done(Outcome::Gone { .. }) => {
+                    assert!(matches!(op, Op::Release { .. } | Op::Withdraw { .. }));
+                }
+                Verdict::Seen(_) => panic!("{op:?} is no look"),
+                _ => {}
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_value_is_taken_for_more_than_it_says(ops in ops(), reply in value()) {
+            let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
+            is_sound(&ops, read_reply(5, &jobs, reply).as_ref());
+        }
+
+        #[test]
+        fn nothing_like_a_reply_panics(ops in ops(), at in number(), echo in select(vec![5, 5, 5, 6, -1]), answers in vec(value(), 0..5)) {
+            let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
+            let fits = echo == 5 && at >= 0 && answers.len() == ops.len();
+            let mut values = vec![Value::Int(echo), Value::Int(at)];
+            values.extend(answers);
+            let read = read_reply(5, &jobs, Value::Array(values));
+            prop_assert!(fits || read.is_none(), "{read:?}");
+            is_sound(&ops, read.as_ref());
+        }
+
+        #[test]
+        fn nothing_like_a_short_reply_panics(ops in ops(), text in "(5|6|)( ?[0-9]{1,20}| x|  ){0,3}") {
+            let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
+            let read = read_reply(5, &jobs, Value::BulkString(text.clone().into()));
+            prop_assert!(read.is_none() || text == "5" || text.starts_with("5 ") || text.starts_with("+5"), "{text}");
+            is_sound(&ops, read.as_ref());
+        }
+
+        #[test]
+        fn no_value_shows_a_lock_that_it_does_not_name(reply in value()) {
+            let look = Job { key: "k".into(), alone: false, wish: Wish::Look(oneshot::channel().0) };
+            if let Some(reply) = read_reply(5, &[look], reply) {
+                let [Verdict::Seen(_) | Verdict::Refused(_)] = &reply.verdicts[..] else {
+                    panic!("{reply:?}")
+                };
+            }
+        }
     }
 }

@@ -101,6 +101,13 @@ mod tests {
         }
 
         #[test]
+        fn a_grant_names_no_more_than_a_ticket_asks_for(ttl in prop_oneof![0..90_000_000_u64, any::<u64>()], draw in prop_oneof![0..u64::MAX / 64, any::<u64>()], at in any::<u64>()) {
+            let text = format!("1 ab12:7 {ttl} {draw} {at} k");
+            let fits = ttl <= 86_400_000 && draw <= i64::MAX as u64 / 64;
+            prop_assert_eq!(read(&names(), text.as_bytes()).is_some(), fits);
+        }
+
+        #[test]
         fn nothing_like_a_grant_panics(text in "(1|2|probe)( (ab12|x)?:?[0-9a-f-]{0,25}){0,7}") {
             let _ = read(&names(), text.as_bytes());
         }

@@ -58,10 +58,7 @@ async fn s1_a_key_without_rights_harms_no_neighbour() {
         Program::Redis6,
     ] {
         let user = "user x on >p resetkeys ~lock:~* ~{lock:~* ~lock:ours* ~{lock:ours* &* +@all";
-        let server = RedisServer::builder()
-            .program(program)
-            .config(user)
-            .start();
+        let server = RedisServer::builder().program(program).config(user).start();
         let url = server.url_with("x", "p", 0);
         let mut one = Settings::url(url, "a1").up().await;
         // Nothing of it is sent before the first await, so all that may share a call does. The
