@@ -172,6 +172,11 @@ impl Refusal {
         }
     }
 
+    /// Whether a whole call may have been refused for the sake of one of its keys.
+    pub(super) fn may_be_one_keys(&self) -> bool {
+        matches!(self.code.as_str(), "NOPERM" | "CROSSSLOT")
+    }
+
     /// Whether this is what HELLO is answered where nobody knows it, or its third version. (A full
     /// server says ERR to it as well, and would say that to anything.)
     pub(super) fn is_about_hello(&self) -> bool {

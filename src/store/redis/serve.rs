@@ -273,7 +273,17 @@ impl Link {
         // Whatever ends the connection does so after the last of the answers.
         let mut end = Ok(());
         if let Value::ServerError(error) = &reply {
-            let refusal = error.into();
+            let refusal: Refusal = error.into();
+            if flight.jobs.len() > 1 && refusal.may_be_one_keys() {
+                // S1: the server looks at the keys of a call before it runs any of it, and does not
+                // say which of them it minds. Each goes again by itself, once, before whatever else
+                // waits for its key (O2).
+                for mut job in flight.jobs.into_iter().rev() {
+                    job.alone = true;
+                    self.traffic.add_again(job);
+                }
+                return Ok(());
+            }
             for job in flight.jobs {
                 end = end.and(self.refuse(job, &refusal));
             }
