@@ -187,9 +187,10 @@ impl Link {
     /// otherwise, and the same one every time (one task had a tenth more turns than another).
     pub(super) fn tell_some(&mut self, most: usize) -> usize {
         let is_grant = |news: &News| matches!(news, News::Granted { .. });
-        let grant = self.news.iter().skip(1).position(is_grant);
+        let mut pairs = self.news.windows(2);
+        let grant = pairs.position(|pair| !is_grant(&pair[0]) && is_grant(&pair[1]));
+        let most = grant.map_or(most, |before| most.min(before + 1));
         let count = self.news.len().min(most);
-        let count = grant.map_or(count, |before| count.min(before + 1));
         let rest = self.news.split_off(count);
         self.tell_all();
         self.news = rest;
