@@ -181,15 +181,7 @@ impl Link {
     }
 
     /// Tells the first of what has come, so many at most; returns how many there were.
-    ///
-    /// A grant is not told together with what came before it: whoever learns that its release is
-    /// done is to be in line again before the turn of the others begins, which it may miss
-    /// otherwise, and the same one every time (one task had a tenth more turns than another).
     pub(super) fn tell_some(&mut self, most: usize) -> usize {
-        let is_grant = |news: &News| matches!(news, News::Granted { .. });
-        let mut pairs = self.news.windows(2);
-        let grant = pairs.position(|pair| !is_grant(&pair[0]) && is_grant(&pair[1]));
-        let most = grant.map_or(most, |before| most.min(before + 1));
         let count = self.news.len().min(most);
         let rest = self.news.split_off(count);
         self.tell_all();
