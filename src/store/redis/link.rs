@@ -117,18 +117,28 @@ impl Link {
 
     async fn connect(&mut self) -> Result<Standing, End> {
         self.number += 1;
-        let setup = Setup {
-            endpoint: &self.endpoint,
-            names: &self.names,
-            within: self.opening.response_timeout,
+        let within = self.opening.response_timeout;
+        let connecting = async {
+            let found = self.endpoint.resolve(within).await?;
+            let setup = Setup {
+                endpoint: found.as_ref().unwrap_or(&self.endpoint),
+                names: &self.names,
+                within,
+            };
+            let standing = setup.run(self.old.as_ref(), self.number).await;
+            let standing = standing.inspect_err(|_| setup.endpoint.doubt())?;
+            Ok::<_, Fault>((found, standing))
         };
-        let connecting = setup.run(self.old.as_ref(), self.number);
         let closed = poll_fn(|cx| self.inbox.poll_closed(cx));
         // May be dropped half-way: no op runs in it (O2).
-        match select(closed, pin!(connecting)).await {
-            Either::Left(_) => Err(End::Closed),
-            Either::Right((standing, _)) => Ok(standing?),
+        let (found, standing) = match select(closed, pin!(connecting)).await {
+            Either::Left(_) => return Err(End::Closed),
+            Either::Right((connected, _)) => connected?,
+        };
+        if let Some(found) = found {
+            self.endpoint = found;
         }
+        Ok(standing)
     }
 
     /// What callers put in meanwhile waits for its call.
