@@ -24,6 +24,10 @@ pub(crate) const BOUND: Duration = Duration::from_secs(15);
 /// Nothing here ends because a lease has run out by itself.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
 pub(crate) async fn registry(url: &str) -> LockRegistry {
     let store = RedisStore::connect(url).await.unwrap();
     LockRegistry::builder(store).ttl(LONG).wait(LONG).build()

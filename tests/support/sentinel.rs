@@ -19,7 +19,7 @@ use super::wait_until_blocking;
 pub const FAIL_OVER: Duration = Duration::from_secs(30);
 
 /// How long a server may be silent until a sentinel takes it for dead. Less, and a busy machine looks like a dead one.
-const DOWN_AFTER_MS: u64 = 700;
+const DOWN_AFTER_MS: u64 = 1_500;
 
 /// Three servers of which one is the primary, under the eyes of three sentinels.
 #[derive(Debug)]
@@ -108,13 +108,19 @@ impl Watched {
 
     /// Has the sentinels promote another, while all live. Returns when it is done, with who it was.
     pub fn fail_over(&self) -> usize {
+        let old = self.begin_fail_over();
+        self.wait_until_promoted(old);
+        old
+    }
+
+    /// The same, but it is under way when this returns.
+    pub fn begin_fail_over(&self) -> usize {
         let old = self.primary_index();
         // "-NOGOODSLAVE", "-INPROG": not yet.
         wait_until_blocking("a fail-over can be begun", FAIL_OVER, || {
             let told = self.sentinels[0].try_cmd(&["SENTINEL", "FAILOVER", Self::SERVICE]);
             told.is_ok_and(|told| told == Value::Okay)
         });
-        self.wait_until_promoted(old);
         old
     }
 
@@ -126,6 +132,31 @@ impl Watched {
             now != old
                 && self.sentinels.iter().all(|it| it.primary() == now)
                 && self.servers[self.primary_index()].role() == "master"
+        });
+    }
+
+    /// Starts a server again that was killed, as a replica of who is the primary now.
+    pub fn rejoin(&mut self, index: usize) {
+        self.servers[index].restart();
+        self.demote(index);
+    }
+
+    /// Makes a server a replica of who is the primary now. Sentinels do that too, ten seconds later.
+    pub fn demote(&self, index: usize) {
+        let primary = self.primary().port().to_string();
+        // Whoever changed roles may have ended the harness's connection.
+        self.servers[index].role();
+        self.servers[index].cmd(&["REPLICAOF", "127.0.0.1", &primary]);
+    }
+
+    /// Until the primary has two replicas, whatever else goes on.
+    pub fn wait_until_whole(&self) {
+        wait_until_blocking("there are two replicas", FAIL_OVER, || {
+            // Whoever changed roles has ended all connections.
+            let roles: Vec<_> = self.servers.iter().map(RedisServer::role).collect();
+            let info: String = self.primary().ask(&["INFO", "replication"]);
+            roles.iter().filter(|role| *role == "slave").count() == 2
+                && info.matches("state=online").count() == 2
         });
     }
 

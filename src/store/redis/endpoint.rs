@@ -5,6 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "sentinel")]
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use redis::aio::AsyncPushSender;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -159,6 +162,36 @@ impl Endpoint {
         }
         let _ = within;
         Ok(None)
+    }
+
+    /// For where the sentinels may say one day that it is elsewhere: returns when they do.
+    pub(super) fn moved(&self, within: Duration) -> Option<BoxFuture<'static, Fault>> {
+        #[cfg(feature = "sentinel")]
+        if let Some(sentinels) = self.sentinels.clone() {
+            let here = self.clone();
+            let moving = async move {
+                let there = sentinels.moved(&here, within).await;
+                tracing::debug!(
+                    from = &*here.address,
+                    to = &*there.address,
+                    "the primary is another"
+                );
+                let address = here.address;
+                Fault::NotPrimary { address }
+            };
+            return Some(moving.boxed());
+        }
+        let _ = within;
+        None
+    }
+
+    /// Whether a server answers there that is one.
+    #[cfg(feature = "sentinel")]
+    pub(super) async fn is_primary(&self, within: Duration) -> bool {
+        let Ok(mut socket) = self.connect_resp2(within).await else {
+            return false;
+        };
+        self.see_primary(&mut socket, within).await.is_ok()
     }
 
     /// What was resolved is not it, or is not there.

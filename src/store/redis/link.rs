@@ -84,7 +84,7 @@ impl Link {
             match self.connect().await {
                 Ok(standing) => {
                     let began = Instant::now();
-                    match self.serve(standing).await {
+                    match self.serve_here(standing).await {
                         End::Closed => return,
                         End::Broken(fault) => self.lose(&fault.into()),
                     }
@@ -139,6 +139,18 @@ impl Link {
             self.endpoint = found;
         }
         Ok(standing)
+    }
+
+    /// Serves until the connection ends, or the server is no more the one to be connected to.
+    async fn serve_here(&mut self, standing: Standing) -> End {
+        let Some(moved) = self.endpoint.moved(self.opening.response_timeout) else {
+            return self.serve(standing).await;
+        };
+        // Between two turns nothing is half done: dropped there, a connection just breaks.
+        match select(moved, pin!(self.serve(standing))).await {
+            Either::Left((fault, _)) => End::Broken(fault),
+            Either::Right((end, _)) => end,
+        }
     }
 
     /// What callers put in meanwhile waits for its call.

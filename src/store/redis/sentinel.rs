@@ -5,7 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, Value, cmd};
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, PushInfo, PushKind, RedisConnectionInfo, Value, cmd,
+};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::time::{sleep, timeout};
 
 use super::endpoint::{Endpoint, at_once};
 use super::fault::Fault;
@@ -16,6 +20,18 @@ use super::tls::Certificates;
 /// What a url looks like, for those who wrote another.
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";
+
+/// Where sentinels tell of a fail-over.
+const CHANNEL: &str = "+switch-master";
+
+/// How often a sentinel is asked again that tells of fail-overs by itself.
+const SELDOM: Duration = Duration::from_secs(10);
+
+/// The same of one that does not, and before the next is asked when one fails.
+const OFTEN: Duration = Duration::from_secs(1);
+
+/// The same while it names another, who is no primary yet.
+const SOON: Duration = Duration::from_millis(100);
 
 /// Where sentinels listen unless told otherwise.
 const PORT: u16 = 26379;
@@ -248,18 +264,80 @@ impl Sentinels {
         Endpoint::new(self.server.clone().set_addr(address), self.by_client).named(name)
     }
 
+    /// Returns when another than this is the primary, and says which.
+    ///
+    /// A primary that sentinels have replaced goes on as one for some ten seconds: whoever stays there
+    /// locks what others lock elsewhere.
+    pub(super) async fn moved(&self, here: &Endpoint, within: Duration) -> Endpoint {
+        let mut index = self.first.load(Ordering::Relaxed);
+        loop {
+            index %= self.all.len();
+            if let Ok(primary) = self.follow(&self.all[index], here, within).await {
+                self.first.store(index, Ordering::Relaxed);
+                return primary;
+            }
+            index += 1;
+            sleep(OFTEN).await;
+        }
+    }
+
+    async fn follow(
+        &self,
+        sentinel: &Endpoint,
+        here: &Endpoint,
+        within: Duration,
+    ) -> Result<Endpoint, No> {
+        let (sender, mut pushes) = mpsc::unbounded_channel();
+        let (mut socket, mut pause) = match sentinel.connect(within, sender).await? {
+            Some(mut socket) => {
+                let Socket { connection, pump } = &mut socket;
+                let subscribing = pump.run(connection.subscribe(CHANNEL));
+                let is_told = timeout(within, subscribing)
+                    .await
+                    .is_ok_and(|it| it.is_ok());
+                (socket, if is_told { SELDOM } else { OFTEN })
+            }
+            None => (sentinel.connect_resp2(within).await?, OFTEN),
+        };
+        loop {
+            let (host, port) = self.question(sentinel, &mut socket, within).await?;
+            let there = self.at(host, port, sentinel);
+            let mut now = pause;
+            if there.info().addr() != here.info().addr() {
+                // A sentinel that is late or cut off must not send everybody back.
+                if there.is_primary(within).await {
+                    return Ok(there);
+                }
+                now = SOON;
+            }
+            let told = socket.pump.run(hears(&mut pushes));
+            if let Ok(false) = timeout(now, told).await {
+                // No news come any more; the next question finds out whether it is there.
+                pause = OFTEN;
+                sleep(now).await;
+            }
+        }
+    }
+
     async fn ask(&self, sentinel: &Endpoint, within: Duration) -> Result<(String, u16), No> {
-        let Socket {
-            mut connection,
-            mut pump,
-        } = sentinel.connect_resp2(within).await?;
+        let mut socket = sentinel.connect_resp2(within).await?;
+        self.question(sentinel, &mut socket, within).await
+    }
+
+    async fn question(
+        &self,
+        sentinel: &Endpoint,
+        socket: &mut Socket,
+        within: Duration,
+    ) -> Result<(String, u16), No> {
+        let Socket { connection, pump } = socket;
         let mut question = cmd("SENTINEL");
         question
             .arg("GET-MASTER-ADDR-BY-NAME")
             .arg(self.service.as_bytes());
         let asking = pump.run(connection.send_packed_command(&question));
         let address = sentinel.address().clone();
-        match tokio::time::timeout(within, asking).await {
+        match timeout(within, asking).await {
             Err(_) => Err(Fault::Silent { address, within }.into()),
             Ok(Err(source)) => Err(Fault::Broken { address, source }.into()),
             Ok(Ok(Value::Nil)) => Err(No::Unknown),
@@ -273,6 +351,18 @@ impl Sentinels {
             }),
         }
     }
+}
+
+/// Waits for news of a fail-over, of whatever service. False: none will come.
+async fn hears(pushes: &mut UnboundedReceiver<PushInfo>) -> bool {
+    while let Some(push) = pushes.recv().await {
+        match push.kind {
+            PushKind::Message => return true,
+            PushKind::Disconnection => return false,
+            _ => {}
+        }
+    }
+    false
 }
 
 impl From<Fault> for No {
