@@ -86,6 +86,21 @@ async fn nobody_says_where_the_primary_is() {
         );
     }
 
+    // One is named, but nobody answers there.
+    let oracle = Oracle::saying(ports[0]);
+    let error = RedisStore::connect(self::url(&[&oracle]))
+        .await
+        .unwrap_err();
+    let place = format!(
+        "127.0.0.1:{} (primary of \"mine\", says 127.0.0.1:{})",
+        ports[0],
+        oracle.port()
+    );
+    assert!(
+        error.is_retryable() && error.to_string().contains(&place),
+        "{error}"
+    );
+
     // A caller that does not wait is told the same.
     let store = RedisStore::connect_lazy(&*url).unwrap();
     assert!(!format!("{store:?}").contains("secret"));

@@ -2,7 +2,6 @@
 //!
 //! A new one is a file beside this one and an entry in [`NAMES`] and [`start`].
 
-#[cfg(feature = "sentinel")]
 mod sentinel;
 mod single;
 
@@ -72,8 +71,7 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Box<dyn Deployment>> {
     Some(match name {
         "standalone" => Box::new(single::Single::start(Program::Usual, slots)),
         "valkey" => Box::new(single::Single::start(Program::Valkey, slots)),
-        #[cfg(feature = "sentinel")]
-        "sentinel" => Box::new(sentinel::Sentinel::start()),
+        "sentinel" if cfg!(feature = "sentinel") => Box::new(sentinel::Sentinel::start()),
         _ => return None,
     })
 }
