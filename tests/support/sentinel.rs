@@ -49,7 +49,7 @@ impl Watched {
             let mut server = RedisServer::builder()
                 // The first replica to come would else wait for others.
                 .config("repl-diskless-sync-delay 0")
-                // A reconnecting replica goes on where it was, and waits for nobody.
+                // A replica sees early that its primary has gone.
                 .config("repl-ping-replica-period 1");
             if let Some(Passwords { server: secret, .. }) = passwords {
                 server = server
