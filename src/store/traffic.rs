@@ -57,8 +57,8 @@ impl Default for Limits {
     /// on 2 cores: 25 68 72, 22 65 90, 24 74 87 (102 at best). To hold a further call back until it
     /// carries as much as is under way gained nothing: 23 68 98.
     fn default() -> Self {
-        // With answers told in bursts (`store/redis/serve.rs`) 8 calls make a tenth more pairs a
-        // second than 4 at 64 and 256 tasks; more calls, or more jobs in one, make no more.
+        // With answers told in bursts (`store/redis/serve.rs`) 8 calls did better than 4 in most
+        // runs at 64 tasks. Runs differed by more than the settings did: nothing finer is known.
         Self { jobs: 64, calls: 8 }
     }
 }
