@@ -3,7 +3,7 @@ use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
-use lockstream::store::RedisStore;
+use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{LockRegistry, StoreError};
 use proptest::prelude::*;
 
@@ -87,6 +87,22 @@ fn urls(port: u16, password: &str) -> Vec<String> {
             urls.push(format!("unix:///nowhere?user=u&pass={password}{rest}"));
             urls.push(format!("redis+unix:///nowhere?pass={password}{rest}"));
         }
+        // The sentinels have one of their own.
+        for scheme in ["redis+sentinel", "rediss+sentinel", "valkey+sentinel"] {
+            for host in [&*format!("127.0.0.1:{port},[::1]"), "x:y", ""] {
+                for rest in ["/mine", "/mine/0", "/", ""] {
+                    for query in [
+                        format!("sentinel_password={password}"),
+                        format!("sentinel_user=u&sentinel_password={password}"),
+                        format!("sentinel_user={password}"),
+                        format!("{password}=x&sentinel_password={password}#x"),
+                    ] {
+                        urls.push(format!("{scheme}://{host}{rest}?{query}"));
+                    }
+                }
+                urls.push(format!("{scheme}://u:{password}@{host}/mine"));
+            }
+        }
     }
     urls
 }
@@ -140,10 +156,19 @@ proptest! {
             for url in [
                 format!("redis://:{password}@127.0.0.1:1/"),
                 format!("unix:///nowhere?pass={password}"),
+                #[cfg(feature = "tls-rustls")]
+                format!("rediss://:{password}@127.0.0.1:1/"),
+                #[cfg(feature = "sentinel")]
+                format!("redis+sentinel://:{password}@127.0.0.1:1/mine?sentinel_password={password}"),
             ] {
                 tells_nothing(&RedisStore::connect(&url).await.unwrap_err());
                 tells_nothing(&LockRegistry::connect(&url).await.unwrap_err());
                 error_of(RedisStore::connect_lazy(&url).unwrap()).await;
+                // One of several: their errors are told together.
+                let nodes = (0..3).map(|_| RedisStore::connect_lazy(&url).unwrap());
+                let registry = LockRegistry::builder(QuorumStore::new(nodes).unwrap()).build();
+                shows_nothing(&registry);
+                tells_nothing(&registry.obtain("k").acquire_once().await.unwrap_err());
             }
         });
         drop(logging);
@@ -196,6 +221,55 @@ fn no_server_makes_a_password_show() {
     tried.unwrap();
     drop(logging);
     assert_hidden(&log.text());
+}
+
+/// Nor does a certificate that is not believed, neither at a server nor at a sentinel.
+#[cfg(feature = "tls-rustls")]
+#[test]
+fn no_certificate_makes_a_password_show() {
+    use crate::authority::Authority;
+
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let password = MARKS.concat();
+    let log = Log::default();
+    let logging = log.collect();
+    for identity in [
+        theirs.sign(&["localhost"]),
+        ours.sign(&["elsewhere.example"]),
+        ours.sign_expired(&["localhost"]),
+    ] {
+        let server = RedisServer::builder().tls(identity.serving(None)).start();
+        let port = server.port();
+        for url in [
+            format!("rediss://u:{password}@localhost:{port}/"),
+            #[cfg(feature = "sentinel")]
+            format!(
+                "rediss+sentinel://u:{password}@localhost:{port}/mine?sentinel_password={password}"
+            ),
+        ] {
+            let store = RedisStore::builder(&url).root_certificate(&ours.pem);
+            shows_nothing(&store);
+            runtime().block_on(async {
+                let error = store.clone().connect().await.unwrap_err();
+                assert!(error.to_string().contains("certificate"), "{error}");
+                tells_nothing(&error);
+                error_of(store.connect_lazy().unwrap()).await;
+            });
+        }
+    }
+    drop(logging);
+    assert_hidden(&log.text());
+}
+
+/// Nor does a client of the user's own, of which all is known but what may be told.
+#[cfg(feature = "redis-1")]
+#[tokio::test]
+async fn no_client_makes_a_password_show() {
+    let password = MARKS.concat();
+    let url = format!("redis://u:{password}@127.0.0.1:1/");
+    let store = RedisStore::from_client(redis::Client::open(url).unwrap());
+    shows_nothing(&store);
+    error_of(store).await;
 }
 
 /// Knows no command, and repeats the arguments of each, as servers do: here those with the password.

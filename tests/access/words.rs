@@ -15,6 +15,9 @@ fn texts() -> impl Strategy<Value = String> {
         "valkeys",
         "unix",
         "redis+unix",
+        "redis+sentinel",
+        "rediss+sentinel",
+        "redis+cluster",
         "http",
         "REDIS",
         "://",
@@ -51,12 +54,17 @@ fn texts() -> impl Strategy<Value = String> {
         "pass",
         "protocol",
         "insecure",
+        ",",
+        "service",
+        "sentinel_user",
+        "sentinel_password",
         "2",
         "3",
     ]);
     prop_oneof![
         any::<String>(),
-        "(redis|rediss|unix|valkey|redis\\+unix):(//)?\\PC{0,40}",
+        "(redis|rediss|unix|valkey|redis\\+unix|rediss?\\+(sentinel|cluster)):(//)?\\PC{0,40}",
+        "rediss?\\+sentinel://[a-z@:,\\[\\]0-9/?&=%#]{0,40}",
         prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat()),
     ]
 }

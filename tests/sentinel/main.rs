@@ -6,10 +6,19 @@
 //! | `failover.rs` | what happens when the primary changes? |
 //! | `finding.rs` | whom do sentinels send us to, and what if they are wrong? |
 //! | `oracle.rs` | how does a test have a sentinel say anything? |
+//! | `safe.rs` | certificates and rights: what do sentinels want, and what is said without it? |
 
+#[cfg(feature = "tls-rustls")]
+#[allow(
+    dead_code,
+    reason = "what is wrong with certificates is tried in `access`"
+)]
+#[path = "../access/authority.rs"]
+mod authority;
 mod failover;
 mod finding;
 mod oracle;
+mod safe;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};
-pub use rights::least_rights;
+pub use rights::{least_rights, least_rights_at_sentinels};
 pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
 

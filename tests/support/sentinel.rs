@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use redis::{Connection, FromRedisValue, Value};
@@ -12,7 +13,7 @@ use super::keeper::Process;
 use super::ports::Port;
 use super::process::wait_until_stopped;
 use super::program::Program;
-use super::server::RedisServer;
+use super::server::{RedisServer, Tls};
 use super::wait_until_blocking;
 
 /// How long it may take until all know each other, and a fail-over.
@@ -27,6 +28,7 @@ pub struct Watched {
     pub servers: Vec<RedisServer>,
     pub sentinels: Vec<Sentinel>,
     passwords: Option<Passwords>,
+    is_tls: bool,
 }
 
 /// What is wanted from clients.
@@ -45,6 +47,15 @@ impl Watched {
     }
 
     pub fn start_with(passwords: Option<Passwords>) -> Self {
+        Self::start_as(passwords, None)
+    }
+
+    /// All of them speak TLS to each other and to clients, and show this.
+    pub fn start_over_tls(tls: &Tls) -> Self {
+        Self::start_as(None, Some(tls))
+    }
+
+    fn start_as(passwords: Option<Passwords>, tls: Option<&Tls>) -> Self {
         let server = |primary: Option<u16>| {
             let mut server = RedisServer::builder()
                 // The first replica to come would else wait for others.
@@ -56,6 +67,9 @@ impl Watched {
                     .config(format!("requirepass {secret}"))
                     .config(format!("masterauth {secret}"));
             }
+            if let Some(tls) = tls {
+                server = server.tls(tls.clone()).config("tls-replication yes");
+            }
             if let Some(port) = primary {
                 server = server.config(format!("replicaof 127.0.0.1 {port}"));
             }
@@ -64,26 +78,29 @@ impl Watched {
         let primary = server(None);
         let port = primary.port();
         let servers = vec![primary, server(Some(port)), server(Some(port))];
-        let sentinels = (0..3).map(|_| Sentinel::start(port, passwords)).collect();
+        let start = |_| Sentinel::start(port, passwords, tls);
+        let sentinels = (0..3).map(start).collect();
         let watched = Self {
             servers,
             sentinels,
             passwords,
+            is_tls: tls.is_some(),
         };
         watched.wait_until_known();
         watched
     }
 
-    /// `redis+sentinel://…` of all three.
+    /// `redis+sentinel://…` of all three, or `rediss+sentinel://…`.
     pub fn url(&self) -> String {
         let ports: Vec<_> = self.sentinels.iter().map(Sentinel::port).collect();
+        let scheme = if self.is_tls { "rediss" } else { "redis" };
         let hosts: Vec<_> = ports.iter().map(|it| format!("127.0.0.1:{it}")).collect();
         let hosts = hosts.join(",");
         let service = Self::SERVICE;
         match self.passwords {
-            None => format!("redis+sentinel://{hosts}/{service}"),
+            None => format!("{scheme}+sentinel://{hosts}/{service}"),
             Some(Passwords { server, sentinel }) => format!(
-                "redis+sentinel://:{server}@{hosts}/{service}/0?sentinel_password={sentinel}"
+                "{scheme}+sentinel://:{server}@{hosts}/{service}/0?sentinel_password={sentinel}"
             ),
         }
     }
@@ -201,13 +218,15 @@ impl RedisServer {
 #[derive(Debug)]
 pub struct Sentinel {
     port: Port,
+    /// For others than the harness, if they come by TLS.
+    tls: Option<Port>,
     process: Process,
     password: Option<&'static str>,
     _folder: TempDir,
 }
 
 impl Sentinel {
-    fn start(primary: u16, passwords: Option<Passwords>) -> Self {
+    fn start(primary: u16, passwords: Option<Passwords>, tls: Option<&Tls>) -> Self {
         let program = Program::Usual.find();
         let begin = Instant::now();
         loop {
@@ -235,11 +254,17 @@ impl Sentinel {
                      sentinel sentinel-pass {sentinel}\n"
                 );
             }
+            let tls_port = tls.map(|tls| {
+                let (port, lines) = secured(tls, folder.path());
+                config += &lines;
+                port
+            });
             let file = folder.path().join("conf");
             fs::write(&file, config).expect("the folder is ours");
             let process = Process::spawn(&name, &file, folder.path());
             let sentinel = Self {
                 port,
+                tls: tls_port,
                 process,
                 password: passwords.map(|it| it.sentinel),
                 _folder: folder,
@@ -259,8 +284,9 @@ impl Sentinel {
         }
     }
 
+    /// Where clients find it.
     pub fn port(&self) -> u16 {
-        self.port.number()
+        self.tls.as_ref().unwrap_or(&self.port).number()
     }
 
     /// SIGSTOP: it lives, and says nothing.
@@ -300,7 +326,7 @@ impl Sentinel {
     pub fn try_cmd(&self, args: &[&str]) -> redis::RedisResult<Value> {
         let secret = self.password.map(|it| format!(":{it}@"));
         let secret = secret.unwrap_or_default();
-        let url = format!("redis://{secret}127.0.0.1:{}/", self.port());
+        let url = format!("redis://{secret}127.0.0.1:{}/", self.port.number());
         let patience = Duration::from_secs(5);
         let mut connection: Connection =
             redis::Client::open(url)?.get_connection_with_timeout(patience)?;
@@ -316,4 +342,27 @@ impl Sentinel {
         rustix::process::kill_process(self.process.pid, signal)
             .expect("it is a child of its keeper until that ends");
     }
+}
+
+/// The lines of a sentinel's configuration with which it speaks TLS, to clients on that port.
+fn secured(tls: &Tls, folder: &Path) -> (Port, String) {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).expect("the folder is ours");
+        path.display().to_string()
+    };
+    let clients = tls
+        .clients
+        .as_ref()
+        .expect("they believe each other by this");
+    let port = Port::pick();
+    let lines = format!(
+        "tls-port {}\ntls-replication yes\ntls-auth-clients yes\n\
+         tls-cert-file {}\ntls-key-file {}\ntls-ca-cert-file {}\n",
+        port.number(),
+        write("cert.pem", &tls.certificate),
+        write("key.pem", &tls.key),
+        write("clients.pem", clients),
+    );
+    (port, lines)
 }
