@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `authority.rs` | who makes a certificate? |
+//! | `by_hand.rs` | does what the page on operations tells a person to type do what it says? |
 //! | `log.rs` | what was logged? |
 //! | `rights.rs` | which rights are needed, and what is said of one that is missing? |
 //! | `secrets.rs` | what is never shown? |
@@ -12,6 +13,7 @@
 
 #[cfg(feature = "tls-rustls")]
 mod authority;
+mod by_hand;
 #[path = "../support/hearing.rs"]
 mod hearing;
 mod log;

@@ -114,6 +114,9 @@ const IN_SCRIPTS: [&str; 2] = [
     "ACL failure in script",
 ];
 
+/// The same of a command in the making of a connection, whose code the client drops.
+const NO_PERMISSIONS: &str = "no permissions to run";
+
 /// A server's no, in its own words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code} {text}")]
@@ -150,12 +153,19 @@ impl Refusal {
     /// The refusal in an error that the client made of a server's reply; `None` if there is none.
     pub(super) fn of(error: &RedisError) -> Option<Self> {
         match error.kind() {
-            ErrorKind::Server(_) | ErrorKind::Extension => Some(Self {
-                code: error.code().unwrap_or("ERR").to_owned(),
-                text: error
+            ErrorKind::Server(_) | ErrorKind::Extension => {
+                let text = error
                     .detail()
-                    .map_or_else(|| error.to_string(), str::to_owned),
-            }),
+                    .map_or_else(|| error.to_string(), str::to_owned);
+                let code = match error.code().unwrap_or("ERR") {
+                    "ERR" if text.contains(NO_PERMISSIONS) => "NOPERM",
+                    code => code,
+                };
+                Some(Self {
+                    code: code.to_owned(),
+                    text,
+                })
+            }
             _ => None,
         }
     }
