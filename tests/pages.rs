@@ -38,7 +38,6 @@ fn is_test(sources: &str, name: &str) -> bool {
             before = line;
         }
     }
-    // In a `proptest!`, whose functions take what they are given over several lines.
     false
 }
 
@@ -100,4 +99,37 @@ fn every_metric_is_on_the_page() {
     let counted = names(SOURCE, '"');
     assert!(counted.len() > 10, "{counted:?}");
     assert_eq!(names(PAGE, '`'), counted);
+}
+
+/// Each feature is checked by itself where changes are, and the README says what it brings.
+#[test]
+fn every_feature_is_checked_alone_and_told_of() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
+    let manifest = read("Cargo.toml");
+    let (_, features) = manifest.split_once("[features]\n").unwrap();
+    let lines = features.lines().take_while(|line| !line.starts_with('['));
+    let names: Vec<_> = lines
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| Some(line.split_once(" = ")?.0))
+        .filter(|name| *name != "default")
+        .collect();
+    assert!(names.len() >= 9, "{names:?}");
+    let readme = read("README.md");
+    for name in &names {
+        assert!(readme.contains(&format!("| `{name}` |")), "README: {name}");
+    }
+    // What is published has no such folder.
+    if root.join(".ci").exists() {
+        let run = read(".ci/run");
+        let mut lines = run
+            .lines()
+            .filter_map(|line| line.strip_prefix("for feature in "));
+        let line = lines.next().expect("the features are gone through");
+        let mut checked: Vec<_> = line.trim_end_matches("; do").split(' ').collect();
+        let mut names = names;
+        checked.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(checked, names);
+    }
 }

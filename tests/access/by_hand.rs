@@ -128,9 +128,6 @@ async fn a_database_takes_it(server: &RedisServer) {
     let locks = LockRegistry::builder(store).build();
     let lease = locks.obtain("k").lease().await.unwrap();
     let there: String = server.ask(&["INFO", "keyspace"]);
-    assert!(
-        there.contains("db1:") && !there.contains("db0:"),
-        "{there}"
-    );
+    assert!(there.contains("db1:") && !there.contains("db0:"), "{there}");
     lease.release().await.unwrap();
 }

@@ -120,6 +120,71 @@ fn what_cannot_be_done_is_told_in_a_sentence() {
     }
 }
 
+/// What no lock can stand is done behind its back all the while: keys are deleted that are held. It is found, and told
+/// with the seed.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_breach_is_told_with_its_seed_and_is_no_success() {
+    const DELETE: &str = "for _, key in ipairs(redis.call('KEYS', 'torture:*')) do \
+                          if redis.call('TYPE', key).ok == 'string' and key ~= 'torture:~fence' then \
+                          redis.call('DEL', key) end end";
+    let _turn = PLACES[1].lock();
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut run = torture(&["--seconds", "4", "--seed", "5"])
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = run.id();
+    let delete = || -> redis::RedisResult<()> {
+        let port = port_of_server(pid).ok_or(std::io::Error::other("there is none yet"))?;
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}/"))?;
+        let patience = Duration::from_millis(200);
+        let mut connection = client.get_connection_with_timeout(patience)?;
+        connection.set_read_timeout(Some(patience))?;
+        loop {
+            let deleting = redis::cmd("EVAL").arg(DELETE).arg(0).exec(&mut connection);
+            if deleting.is_err_and(|error| error.is_io_error()) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let begin = std::time::Instant::now();
+    let status = loop {
+        // Its server may be stopped, killed, or cut all connections.
+        let _ = delete();
+        std::thread::sleep(Duration::from_millis(5));
+        if let Some(status) = run.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not end");
+    };
+    let mut report = String::new();
+    let mut output = run.stdout.take().unwrap();
+    std::io::Read::read_to_string(&mut output, &mut report).unwrap();
+    assert_eq!(status.code(), Some(1), "{report}");
+    assert!(row(&report, "overlaps within validity") > 0, "{report}");
+    let end = "standalone, seed 5: BREACHED\nthe logs are kept in ";
+    assert!(report.contains(end), "{report}");
+}
+
+/// Of the server in a run.
+#[cfg(target_os = "linux")]
+fn port_of_server(run: u32) -> Option<u16> {
+    // Each server is a child of its keeper, and says in its title where it listens.
+    let servers = children_of(run).into_iter().flat_map(children_of);
+    let titles =
+        servers.filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok());
+    titles
+        .filter_map(|title| {
+            let (_, rest) = title.split_once("127.0.0.1:")?;
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse().ok()
+        })
+        .next()
+}
+
 /// Ends, and says how, or panics.
 fn exit(child: &mut Child) -> ExitStatus {
     let mut status = None;
