@@ -23,3 +23,5 @@ mod stores;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 mod tasks;
+#[cfg(all(feature = "sentinel", feature = "tls-rustls"))]
+mod urls;
