@@ -52,6 +52,17 @@ impl Authority {
         })
     }
 
+    /// Signed by nobody else, and good for signing others: what a server should not show.
+    pub(crate) fn for_itself(hosts: &[&str]) -> Identity {
+        let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        let key = key.serialize_pem();
+        Identity { certificate, key }
+    }
+
     fn sign_with(&self, hosts: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Identity {
         let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
         let mut params = CertificateParams::new(hosts).unwrap();

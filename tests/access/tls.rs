@@ -115,6 +115,16 @@ async fn a_certificate_out_of_its_time_is_not_believed() {
     refused(trusting(&early, &authority), "is not valid yet").await;
 }
 
+/// What one line of openssl makes is both, and no server's.
+#[tokio::test]
+async fn the_certificate_of_an_authority_is_not_believed() {
+    let both = Authority::for_itself(HERE);
+    let server = start(&both);
+    let store = RedisStore::builder(server.tls_url("localhost"));
+    let reason = "sign one for the server with it";
+    refused(store.root_certificate(&both.certificate), reason).await;
+}
+
 #[tokio::test]
 async fn a_client_shows_its_certificate() {
     let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
@@ -223,15 +233,20 @@ async fn what_does_not_speak_the_same_is_no_server() {
     let authority = Authority::new("ours");
     let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
     let begin = Instant::now();
-    for url in [
-        plain.tls_url("localhost"),
-        tls.tls_url("localhost").replace("rediss", "redis"),
+    for (url, supposed) in [
+        (plain.tls_url("localhost"), "speaks no TLS"),
+        (
+            tls.tls_url("localhost").replace("rediss", "redis"),
+            "wants TLS, rediss://",
+        ),
     ] {
         let store = RedisStore::connect_lazy(&url).unwrap();
         let registry = LockRegistry::builder(store)
-            .response_timeout(Duration::from_millis(500))
+            .response_timeout(Duration::from_millis(300))
             .build();
-        told(registry.obtain("k").acquire_once().await);
+        let error = told(registry.obtain("k").lease_within(BOUND / 4).await);
+        assert!(error.to_string().contains(supposed), "{url}: {error}");
+        assert!(error.is_retryable(), "it may be away: {error}");
     }
     assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
 }

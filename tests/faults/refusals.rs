@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use lockstream::store::RedisStore;
 use lockstream::{Lease, LockError, LockRegistry, StoreError};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -240,6 +241,8 @@ async fn noauth() {
     let scene = Scene::set(&server, &server.url(), LONG).await;
     server.cmd(&["CONFIG", "SET", "requirepass", "new"]);
     server.client_kill_all();
+    let error = RedisStore::connect(server.url()).await.unwrap_err();
+    assert!(error.to_string().contains("wants a password"), "{error}");
     lasts(&server, scene, "NOAUTH", || {
         server.cmd(&["CONFIG", "SET", "requirepass", ""]);
     })

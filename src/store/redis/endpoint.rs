@@ -281,7 +281,15 @@ impl Endpoint {
             if source.is_timeout() && clock_leapt {
                 Fault::PausedClock { address }
             } else {
-                Fault::Connect { address, source }
+                let is_tls = matches!(
+                    client.get_connection_info().addr(),
+                    ConnectionAddr::TcpTls { .. }
+                );
+                Fault::Connect {
+                    address,
+                    is_tls,
+                    source,
+                }
             }
         });
         #[cfg(feature = "sentinel")]

@@ -20,11 +20,13 @@ pub(super) enum Fault {
     #[error("the certificates cannot be used: {reason}")]
     Certificates { reason: String },
     #[error(
-        "cannot connect to Redis at {address}: {}{source}",
-        disbelieved(source)
+        "cannot connect to Redis at {address}: {}{source}{}",
+        explained(source),
+        supposed(source, *is_tls)
     )]
     Connect {
         address: Arc<str>,
+        is_tls: bool,
         source: RedisError,
     },
     #[error(
@@ -94,8 +96,23 @@ fn disbelief(_: &RedisError) -> Option<&'static str> {
     None
 }
 
-fn disbelieved(error: &RedisError) -> String {
-    disbelief(error).map_or_else(String::new, |why| format!("{why}: "))
+/// What the error is about, where its own words do not say what to do.
+fn explained(error: &RedisError) -> String {
+    let no_password = "the server wants a password, as in redis://[user:]password@host";
+    let wants_one = Refusal::of(error).is_some_and(|refusal| refusal.code == "NOAUTH");
+    let why = disbelief(error).or(wants_one.then_some(no_password));
+    why.map_or_else(String::new, |why| format!("{why}: "))
+}
+
+/// What it may come of, where that cannot be seen.
+fn supposed(error: &RedisError, is_tls: bool) -> &'static str {
+    if is_tls && error.is_timeout() {
+        " (as when what listens there speaks no TLS)"
+    } else if !is_tls && error.is_connection_dropped() && !error.is_connection_refusal() {
+        " (as when what listens there wants TLS, rediss://)"
+    } else {
+        ""
+    }
 }
 
 impl From<Fault> for StoreError {

@@ -129,6 +129,11 @@ pub(super) fn disbelief(error: &RedisError) -> Option<&'static str> {
                 "the server's certificate comes from nobody that is trusted here (see \
                  RedisStore::builder(url).root_certificate(pem))"
             }
+            // What checks certificates gives no other type for it.
+            CertificateError::Other(why) if why.to_string().contains("CaUsedAsEndEntity") => {
+                "the server shows the certificate of an authority, as `openssl req -x509` makes \
+                 them: sign one for the server with it"
+            }
             _ => "the server's certificate is invalid",
         },
         rustls::Error::AlertReceived(alert) => match alert {
