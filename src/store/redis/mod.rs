@@ -2,7 +2,7 @@
 //!
 //! | file | what it answers |
 //! |---|---|
-//! | `store`, `endpoint`, `socket`, `tls` | how is a server named, and connected to? |
+//! | `store`, `endpoint`, `socket`, `bounded`, `tls` | how is a server named, and connected to? |
 //! | `sentinel` | where is the server just now? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
@@ -15,6 +15,7 @@
 //! The rules that the code cites by number are those of the protocol.
 
 mod bell;
+mod bounded;
 mod call;
 mod clock;
 mod endpoint;

@@ -17,6 +17,8 @@ use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 
+use super::bounded::Bounded;
+
 /// The client's connection, and what moves its bytes.
 pub(super) struct Socket {
     pub(super) connection: MultiplexedConnection,
@@ -112,6 +114,7 @@ async fn over(
     config: AsyncConnectionConfig,
 ) -> RedisResult<Socket> {
     let settings = info.redis_settings();
+    let stream = Bounded::new(stream);
     let (connection, driver) =
         MultiplexedConnection::new_with_config(settings, stream, config).await?;
     let pump = Pump::Here(driver.boxed());
