@@ -2,7 +2,7 @@
 //! a plan made from the seed kills and stops them, breaks their wires, and does to the server what can befall one.
 //!
 //! ```sh
-//! cargo run --release --example torture -- --minutes 5 --seed 1 --deployment standalone
+//! cargo run --release --all-features --example torture -- --minutes 5 --seed 1 --deployment sentinel
 //! cargo run --release --example torture -- --seconds 30 --seed 1 --plan     # what would happen, and when
 //! ```
 //!
@@ -61,8 +61,12 @@ fn main() -> ExitCode {
     };
     let Some(deployment) = deployments::start(&wish.deployment, run::SLOTS) else {
         let names = deployments::NAMES.join(", ");
+        let more = match cfg!(feature = "sentinel") {
+            true => "",
+            false => " (and more with --all-features)",
+        };
         eprintln!(
-            "torture: there is no deployment {:?}; there are: {names}\n{USAGE}",
+            "torture: there is no deployment {:?}; there are: {names}{more}\n{USAGE}",
             wish.deployment
         );
         return ExitCode::from(2);
