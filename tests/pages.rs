@@ -133,3 +133,30 @@ fn every_feature_is_checked_alone_and_told_of() {
         assert_eq!(checked, names);
     }
 }
+
+/// Whoever looks an error up finds its own words on the page.
+#[test]
+fn errors_are_quoted_as_they_are() {
+    const PAGE: &str = include_str!("../docs/operations.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // A sentence may go over several lines of the source.
+    let told: String = ["src/store", "tests/faults", "tests/sentinel"]
+        .map(|folder| sources(&root.join(folder)))
+        .concat()
+        .replace("\\\n", "")
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
+    let (_, section) = PAGE.split_once("## When it does not connect\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| \""));
+    let mut quoted = 0;
+    for row in rows {
+        let (cell, _) = row.split_once(" | ").unwrap();
+        for words in cell.split("\", \"").map(|words| words.trim_matches('"')) {
+            assert!(told.contains(words), "nothing says {words:?}");
+            quoted += 1;
+        }
+    }
+    assert!(quoted >= 15, "{quoted}");
+}

@@ -48,7 +48,7 @@ async fn sentinels_and_servers_with_passwords_of_their_own() {
     for (wrong, word) in [
         (
             url.replace("sentinel_password=", "sentinel_password=x"),
-            "(sentinel)",
+            "authentication failed",
         ),
         (url.replace("//:for", "//:xfor"), "(primary of \"mine\""),
         (url.split('?').next().unwrap().to_owned(), "(sentinel)"),
@@ -58,6 +58,13 @@ async fn sentinels_and_servers_with_passwords_of_their_own() {
         let told = format!("{error} {error:?}");
         assert!(told.contains(word) && !told.contains("for-"), "{told}");
     }
+
+    // Taken for a server.
+    let sentinel = watched.sentinels[0].port();
+    let url = format!("redis://:for-sentinels@127.0.0.1:{sentinel}/");
+    let locks = LockRegistry::connect(url).await.unwrap();
+    let told = locks.obtain("k").lease().await.unwrap_err().to_string();
+    assert!(told.contains("unknown command 'EVALSHA"), "{told}");
 }
 
 #[tokio::test]
@@ -133,7 +140,8 @@ async fn a_service_that_no_sentinel_knows() {
     let url = format!("redis+sentinel://127.0.0.1:{}/mine", server.port());
     let error = RedisStore::connect(url).await.unwrap_err();
     assert!(!error.is_retryable(), "{error}");
-    assert!(error.to_string().contains("unknown command"), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("unknown command 'SENTINEL"), "{told}");
 }
 
 /// One sentinel is cut off from the others and goes on to send us to who was the primary: the next is asked.
