@@ -264,6 +264,22 @@ fn any_push() -> impl Strategy<Value = Push> {
     ]
 }
 
+/// A grant that would be one, were it not for its owner.
+fn for_others() -> impl Strategy<Value = Push> {
+    let whose = prop_oneof![
+        4 => (0..9_u64).prop_map(Whose::Number),
+        1 => Just(Whose::Foreign),
+    ];
+    (whose, select(KEYS.to_vec())).prop_map(|(whose, key)| Push::Grant {
+        whose,
+        key,
+        ttl: 30_000,
+        draw: Number::Next,
+        at: NOW,
+        format: "1",
+    })
+}
+
 fn said() -> impl Strategy<Value = Said> {
     let answers = (
         vec(answer(), 1..4),
@@ -619,6 +635,17 @@ proptest! {
     #[test]
     fn whatever_a_server_says_to_calls(calls in vec(said(), 1..12)) {
         lies_to_everybody(calls, vec![None])?;
+    }
+
+    /// Those who wait in the queue are told of turns that are not theirs.
+    #[test]
+    fn whatever_is_pushed_to_those_who_wait(pushes in vec(vec(for_others(), 1..5), 1..4)) {
+        let calls = pushes.into_iter().map(|after| {
+            let busy = Answer::Words("busy", vec![20_000, NOW as i64]);
+            let lie = Lie::Answers { answers: vec![busy], at: NOW as i64, more: 0, number: 0 };
+            Said { before: Vec::new(), lie, after }
+        });
+        lies_to_everybody(calls.collect(), vec![None])?;
     }
 
     #[test]
