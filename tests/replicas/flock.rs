@@ -32,13 +32,14 @@ impl Flock {
         flock
     }
 
-    /// Until both replicas follow.
+    /// Until both replicas follow. That they are online does not say that they hear anything yet.
     pub(crate) async fn wait_until_whole(&self) {
         wait_until("both replicas follow", BOUND, || {
-            let info: String = self.primary.ask(&["INFO", "replication"]);
-            info.matches("state=online").count() == 2
+            self.primary.set("probe", "");
+            self.primary.ask::<u64>(&["WAIT", "2", "1000"]) == 2
         })
         .await;
+        self.primary.del("probe");
     }
 
     /// One that counts what so many replicas have within so many milliseconds.
