@@ -216,13 +216,15 @@ impl Ledger {
         if !self.is_wanted(number) {
             return;
         }
-        let round = std::mem::take(&mut self.round);
-        for entry in round.into_iter().rev() {
-            if error.is_retryable() && entry.until.is_some_and(|until| now < until) {
-                self.waiting.push_front(entry);
-            } else {
-                self.refuse(entry, error);
-            }
+        let has_time =
+            |entry: &Entry| error.is_retryable() && entry.until.is_some_and(|until| now < until);
+        let round = std::mem::take(&mut self.round).into_iter();
+        let (again, over): (Vec<_>, Vec<_>) = round.partition(has_time);
+        for entry in over {
+            self.refuse(entry, error);
+        }
+        for entry in again.into_iter().rev() {
+            self.waiting.push_front(entry);
         }
     }
 
