@@ -82,6 +82,13 @@ impl Plan {
                 ttl: self.ttl(),
             });
         }
+        if self.ttl() <= driver.overhead() {
+            return Err(LockError::InvalidSetting {
+                key: key(),
+                setting: "min_replicas",
+                reason: "it gives replicas as long as the lease lasts, or longer",
+            });
+        }
         Ok(driver)
     }
 

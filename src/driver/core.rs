@@ -27,6 +27,8 @@ pub(crate) struct Driver {
     settings: Settings,
     /// What is wrong with them, if anything.
     fault: Option<(&'static str, &'static str)>,
+    /// What every ttl has to be longer than.
+    overhead: Duration,
     state: Mutex<State>,
     /// What happens, told under the state's lock.
     journal: Arc<Journal>,
@@ -72,6 +74,7 @@ impl Driver {
                 instance,
                 journal: Journal::new(&settings, clock.clone()),
                 fault: settings.fault(),
+                overhead: store.overhead(),
                 settings,
                 outlook: Arc::new(Outlook {
                     clock,
@@ -103,6 +106,11 @@ impl Driver {
     /// The first setting that is out of range, and what is wrong with it.
     pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
         self.fault
+    }
+
+    /// What every ttl has to be longer than, for the store's sake.
+    pub(crate) fn overhead(&self) -> Duration {
+        self.overhead
     }
 
     pub(crate) fn clock(&self) -> &Arc<Clock> {
@@ -352,7 +360,10 @@ impl Driver {
                 });
             }
             News::Granted { key, grant } => {
-                state.feed_grant(at, &key, self.settings.rules(), grant);
+                state.feed_grant(at, &key, self.settings.rules(), grant, None);
+            }
+            News::Unconfirmed { key, grant, error } => {
+                state.feed_grant(at, &key, self.settings.rules(), grant, Some(error));
             }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }
@@ -499,7 +510,7 @@ impl Listener for Driver {
 
     fn news(&self, news: News) {
         match news {
-            News::Replied { .. } | News::Granted { .. } => {
+            News::Replied { .. } | News::Granted { .. } | News::Unconfirmed { .. } => {
                 self.at_once(|state, at| self.feed_news(state, at, news));
             }
             News::Up { queue } => {

@@ -7,6 +7,7 @@ use super::contender::Contender;
 use super::core::Driver;
 use super::few::Few;
 use super::journal::Journal;
+use crate::StoreError;
 use crate::store::contract::{Grant, Op, Session};
 use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
 
@@ -133,20 +134,21 @@ impl State {
     }
 
     /// Feeds a grant to the turnstile of its key. What was granted for a key that is not in use is
-    /// given back.
+    /// given back. `doubt`: why it does not count, if it does not.
     pub(super) fn feed_grant(
         &mut self,
         at: &mut Now<'_>,
         key: &Arc<str>,
         rules: Rules,
         grant: Grant,
+        doubt: Option<StoreError>,
     ) {
         let is_strange = !self.entries.contains_key(key);
         if is_strange && self.strange >= MOST_STRANGE {
             return;
         }
         self.feed(at, key, Some(rules), |turnstile, cx| {
-            turnstile.granted(cx, grant)
+            turnstile.granted(cx, grant, doubt)
         });
         if is_strange && let Some(entry) = self.entries.get_mut(key) {
             entry.is_strange = true;

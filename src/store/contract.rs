@@ -99,12 +99,18 @@ pub enum OpError {
     Unsent(StoreError),
     /// The store answered that it would not do it: it was not done.
     Refused(StoreError),
+    /// It gave us the lock, which does not count, since too few of those who have to know of it do. The
+    /// lock is, or was, the owner's: it is to be given back, and the owner retired.
+    Unconfirmed(StoreError),
 }
 
 impl OpError {
     pub fn store_error(&self) -> &StoreError {
         match self {
-            Self::Unknown(error) | Self::Unsent(error) | Self::Refused(error) => error,
+            Self::Unknown(error)
+            | Self::Unsent(error)
+            | Self::Refused(error)
+            | Self::Unconfirmed(error) => error,
         }
     }
 }
@@ -129,6 +135,12 @@ pub enum News {
     },
     /// One of our tickets got the lock.
     Granted { key: Arc<str>, grant: Grant },
+    /// The same, but it does not count, as with [`OpError::Unconfirmed`].
+    Unconfirmed {
+        key: Arc<str>,
+        grant: Grant,
+        error: StoreError,
+    },
     /// A (new) connection stands, and what the store knew of our tickets may be gone: held leases
     /// are renewed and tickets entered again (O4). `queue`: whether grants can reach us on it;
     /// without that nobody must stand in the queue (W5).
@@ -141,7 +153,10 @@ pub enum News {
 impl News {
     /// Whether it speaks of one key alone.
     pub(crate) fn is_of_a_key(&self) -> bool {
-        matches!(self, Self::Replied { .. } | Self::Granted { .. })
+        matches!(
+            self,
+            Self::Replied { .. } | Self::Granted { .. } | Self::Unconfirmed { .. }
+        )
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod traffic;
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use self::memory::MemoryStore;
 pub use self::quorum::QuorumStore;
@@ -30,11 +31,21 @@ pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     /// Opens one registry's line to the store; does no I/O before [`contract::Session::start`].
     #[doc(hidden)]
     fn open(&self, opening: contract::Opening) -> Arc<dyn contract::Session>;
+
+    /// How much of a lease may be over before the store tells of it: each must last longer.
+    #[doc(hidden)]
+    fn overhead(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
     fn open(&self, opening: contract::Opening) -> Arc<dyn contract::Session> {
         (**self).open(opening)
+    }
+
+    fn overhead(&self) -> Duration {
+        (**self).overhead()
     }
 }
 

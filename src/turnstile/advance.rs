@@ -185,7 +185,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Nobody wants the key any more, or not by way of this claim.
-    fn abandon(&mut self, now: Point) {
+    pub(super) fn abandon(&mut self, now: Point) {
         let Standing::Seeking { claim, .. } = std::mem::replace(&mut self.standing, Standing::Out)
         else {
             unreachable!("only a claim is abandoned")

@@ -2,7 +2,7 @@
 
 use super::claim::{Belief, Exposure};
 use super::errand::Errand;
-use super::machine::{Standing, Turnstile};
+use super::machine::{Received, Standing, Turnstile};
 use super::supply::Cx;
 use super::tenure::Tenure;
 use super::time::{Point, Span, deadline, drift};
@@ -28,8 +28,9 @@ impl<C: Clone> Turnstile<C> {
         self.pass_time(cx);
     }
 
-    /// A grant that came at `received`, now or before a reply that it had to wait for.
-    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Point, grant: Grant) {
+    /// A grant that came now, or before a reply that it had to wait for.
+    pub(super) fn on_grant(&mut self, cx: &mut Cx<'_>, received: Received) {
+        let grant = &received.grant;
         match &mut self.standing {
             Standing::Seeking { claim, ask_at } if claim.owner == grant.owner => {
                 if self.down {
@@ -39,7 +40,7 @@ impl<C: Clone> Turnstile<C> {
                 }
                 if let Some(flight) = &mut self.flight {
                     // O3: the reply that is on its way may be older or newer.
-                    flight.grant = Some((received, grant));
+                    flight.grant = Some(received);
                     return;
                 }
                 if claim.exposure != Exposure::Ticket {
@@ -48,20 +49,21 @@ impl<C: Clone> Turnstile<C> {
                     *ask_at = cx.at();
                     return;
                 }
-                match claim.believe(&grant, received) {
-                    Belief::From(start) => {
+                match (claim.believe(grant, received.at), &received.doubt) {
+                    (Belief::Over, _) => {}
+                    (_, Some(doubt)) => self.on_unconfirmed(cx, doubt),
+                    (Belief::From(start), None) => {
                         // K1: what its ticket says, which the store rounds up.
                         let ttl = Span::from(grant.ttl).min(claim.ttl);
                         self.enter_tenure(cx, grant.draw, start, ttl);
                     }
-                    Belief::Over => {}
-                    Belief::Stepped => *ask_at = cx.at(),
+                    (Belief::Stepped, None) => *ask_at = cx.at(),
                 }
             }
             Standing::Inside(tenure) if tenure.owner == grant.owner => {}
             // It brought a tenure that is over, and whose key is meant to stay.
             _ if cx.supply.is_kept(grant.owner, cx.at()) => {}
-            _ => self.give_back(cx.at(), &grant),
+            _ => self.give_back(cx.at(), grant),
         }
     }
 

@@ -96,8 +96,17 @@ pub(super) struct Flight<C> {
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
     pub(super) what: Sent<C>,
-    /// A grant that came before the reply that may have caused it (O3), and when it came.
-    pub(super) grant: Option<(Point, Grant)>,
+    /// A grant that came before the reply that may have caused it (O3).
+    pub(super) grant: Option<Received>,
+}
+
+/// A grant that came.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) at: Point,
+    pub(super) grant: Grant,
+    /// Why it does not count, if it does not.
+    pub(super) doubt: Option<StoreError>,
 }
 
 #[derive(Debug)]
@@ -108,6 +117,13 @@ pub(super) enum Sent<C> {
         entered: bool,
     },
     Errand(Errand<C>),
+}
+
+impl<C> Sent<C> {
+    /// Whether it asks for nothing.
+    pub(super) fn gives_back(&self) -> bool {
+        matches!(self, Self::Errand(errand) if !matches!(errand.op, Op::Yield { .. }))
+    }
 }
 
 impl<C: Clone> Turnstile<C> {
@@ -349,10 +365,11 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store gave the key to one of our tickets.
-    pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant) {
+    /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
+    pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant, doubt: Option<StoreError>) {
         self.pass_time(cx);
-        self.on_grant(cx, cx.at(), grant);
+        let at = cx.at();
+        self.on_grant(cx, Received { at, grant, doubt });
         self.advance(cx);
     }
 

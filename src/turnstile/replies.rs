@@ -1,14 +1,14 @@
 //! What the store's answers change.
 
-use super::claim::Exposure;
+use super::claim::{Claim, Exposure};
 use super::errand::{Ending, Errand};
 use super::line::{Adopter, Patience, WaiterId};
-use super::machine::{Flight, Sent, Standing, Turnstile, Verdict};
+use super::machine::{Flight, Received, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
 use super::tenure::Tenure;
 use super::time::{Point, Span, deadline};
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome};
+use crate::store::contract::{Answer, Op, OpError, Outcome};
 
 /// How long a ticket stands at most before it is entered again (W2).
 const RECHECK: Span = Span::secs(10);
@@ -22,7 +22,8 @@ impl<C: Clone> Turnstile<C> {
                 self.on_renewal(cx, ttl.into(), result);
             }
         } else if let Some(flight) = self.flight.take() {
-            if result.is_ok() {
+            // That the store takes a key back does not say that it gives one.
+            if result.is_ok() && !flight.what.gives_back() {
                 self.trouble = None;
                 self.failures = 0;
             }
@@ -44,11 +45,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
     /// makes it good.
-    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<(Point, Grant)>) {
-        if let Some((received, grant)) = grant
+    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<Received>) {
+        if let Some(received) = grant
             && !self.down
         {
-            self.on_grant(cx, received, grant);
+            self.on_grant(cx, received);
         }
     }
 
@@ -115,6 +116,29 @@ impl<C: Clone> Turnstile<C> {
                 *ask_at = cx.at() + pause;
                 self.on_refused(&error);
             }
+            Err(OpError::Unconfirmed(error)) => {
+                claim.exposure = Exposure::Lock;
+                if claim.adopter.is_some() {
+                    // Given back it would be lost to all. The same owner asks again, which proves it anew (S3).
+                    *ask_at = cx.at() + pause;
+                    self.on_refused(&error);
+                } else {
+                    self.on_unconfirmed(cx, &error);
+                }
+            }
+        }
+    }
+
+    /// The store gave the key to our claim, which does not count. It is given on, and asked for again after
+    /// a pause, behind all who stand in the store's queue: by another owner, since nothing revives one that
+    /// is given back (O1), and its release may be late.
+    pub(super) fn on_unconfirmed(&mut self, cx: &mut Cx<'_>, error: &StoreError) {
+        let ask_at = cx.at() + self.pause(cx);
+        self.on_refused(error);
+        self.abandon(cx.at());
+        if let Some(ttl) = self.line.first().map(|head| head.ttl.into()) {
+            let claim = Claim::new(cx.supply.owner(), ttl);
+            self.standing = Standing::Seeking { claim, ask_at };
         }
     }
 
@@ -264,6 +288,18 @@ impl<C: Clone> Turnstile<C> {
             OpError::Unsent(error) => {
                 self.owed.push_front(errand);
                 self.on_down(&error);
+            }
+            OpError::Unconfirmed(error) => {
+                // A yield's: the old owner has let go, the new one has it and it does not count.
+                if let Some(ending) = errand.ending.take() {
+                    self.tell_end(ending, true, errand.resent);
+                }
+                if let Standing::Seeking { claim, .. } = &mut self.standing
+                    && matches!(errand.op, Op::Yield { new, .. } if new == claim.owner)
+                {
+                    claim.exposure = Exposure::Lock;
+                    self.on_unconfirmed(cx, &error);
+                }
             }
             OpError::Refused(error) => {
                 let pause = self.pause(cx);

@@ -130,7 +130,7 @@ async fn any_turn<W: World>(
     floor: &Floor,
     seed: &mut u64,
 ) -> Result<(), LockError> {
-    let brief = lock.clone().ttl(ms(60));
+    let brief = lock.clone().ttl(W::BRIEF);
     let nested = lock.clone().reentrant();
     let pause = ms(chance(seed, 4));
     let kind = chance(seed, 11);

@@ -1,5 +1,5 @@
 //! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
-//! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, and
+//! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, and
 //! as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
 //!
 //! | file | question it answers |
@@ -42,6 +42,8 @@ mod redis;
 #[cfg(feature = "redis")]
 mod redis_alone;
 mod renewal;
+#[cfg(feature = "redis")]
+mod replicas;
 mod runtimes;
 mod scenarios;
 mod shutdown;

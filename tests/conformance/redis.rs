@@ -6,6 +6,7 @@ use std::time::Duration;
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
+pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
@@ -72,7 +73,7 @@ impl<M: Make> On<M> {
         &self.proxy
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         if M::MEEK {
             self.proxy.url_with("lockstream", "password", 0)
         } else {
@@ -80,7 +81,7 @@ impl<M: Make> On<M> {
         }
     }
 
-    fn settle(&self, store: RedisStore) -> Builder {
+    pub(crate) fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(ms(2000))
             .wait(BOUND)

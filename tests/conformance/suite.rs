@@ -67,6 +67,10 @@ macro_rules! suite {
         $crate::core! { on_redis_6, OnRedis6, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
         $crate::core! {
+            with_replicas, OnReplicas, $($module: $kind { $([$($mark)?] $case)* })*
+        }
+        #[cfg(feature = "redis")]
+        $crate::core! {
             with_least_rights, WithLeastRights, $($module: $kind { $([$($mark)?] $case)* })*
         }
 
@@ -84,7 +88,7 @@ macro_rules! suite {
                 }
             }
             #[cfg(feature = "redis")]
-            for server in ["on_valkey", "on_redis_8", "on_redis_6", "with_least_rights"] {
+            for server in ["on_valkey", "on_redis_8", "on_redis_6", "with_replicas", "with_least_rights"] {
                 assert_eq!($crate::suite::count_in(&tests, server), $crate::CORE, "{server}");
             }
         }

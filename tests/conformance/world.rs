@@ -14,6 +14,9 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// How late something may come about that a timer or another process causes.
     const LATE: Duration;
 
+    /// The shortest that a lease is to last.
+    const BRIEF: Duration = ms(60);
+
     /// Whether time stands still while anything runs.
     const PAUSED: bool;
 

@@ -212,7 +212,7 @@ impl Lane {
     fn failed(&mut self, now: Instant, job: &Job, error: OpError) -> Vote {
         if let Op::Release { owner } = job.op {
             let due = match &error {
-                OpError::Unknown(_) | OpError::Unsent(_) => None,
+                OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
                 OpError::Refused(error) if error.is_retryable() => Some(now + RETRY),
                 OpError::Refused(error) => {
                     // It runs out by itself.
@@ -228,7 +228,7 @@ impl Lane {
             return Vote::Later(error.store_error().clone());
         }
         match &error {
-            OpError::Unknown(_) => self.renew_stain(now, &job.op),
+            OpError::Unknown(_) | OpError::Unconfirmed(_) => self.renew_stain(now, &job.op),
             // It was not done.
             OpError::Unsent(_) | OpError::Refused(_) => {
                 if job.first

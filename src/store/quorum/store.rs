@@ -134,4 +134,9 @@ impl LockStore for QuorumStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
         Arc::new(QuorumSession::new(&self.nodes, self.quarantine, opening))
     }
+
+    fn overhead(&self) -> Duration {
+        let nodes = self.nodes.iter().map(|node| node.overhead());
+        nodes.max().unwrap_or_default()
+    }
 }

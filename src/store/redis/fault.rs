@@ -60,6 +60,25 @@ pub(super) enum Fault {
     #[cfg(feature = "sentinel")]
     #[error("Redis at {address} is no primary, or no more")]
     NotPrimary { address: Arc<str> },
+    /// What [`RedisStoreBuilder::min_replicas`](super::RedisStoreBuilder::min_replicas) was given.
+    #[error("min_replicas cannot be as it is: {reason}")]
+    Replicas { reason: String },
+    #[error(
+        "the lock was given back: {had} of the {least} replicas of Redis at {address} that are to have it \
+         had it within {within:?}"
+    )]
+    TooFew {
+        address: Arc<str>,
+        had: u64,
+        least: u32,
+        within: Duration,
+    },
+    #[error("the lock was gone before the replicas of Redis at {address} could be asked for it")]
+    Gone { address: Arc<str> },
+    #[error("the lock was given back: its replicas could not be asked: {source}")]
+    Unasked { source: Box<Fault> },
+    #[error("the lock was given back: too many wait for their replicas")]
+    TooMany,
     #[error("Redis at {address} refused: {refusal}")]
     Refused { address: Arc<str>, refusal: Refusal },
     #[error(
@@ -71,7 +90,8 @@ pub(super) enum Fault {
 impl Fault {
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Url { .. } => true,
+            Self::Url { .. } | Self::Replicas { .. } => true,
+            Self::Unasked { source } => source.is_lasting(),
             #[cfg(feature = "sentinel")]
             Self::Sentinels { is_lasting, .. } => *is_lasting,
             #[cfg(feature = "tls-rustls")]

@@ -6,6 +6,7 @@
 //! | `sentinel` | where is the server just now? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
+//! | `replicas/` | what if replicas must have what is acquired? |
 //! | `bell` | when does that task run? |
 //! | `../traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
 //! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
@@ -25,6 +26,7 @@ mod inbox;
 mod keys;
 mod link;
 mod pauses;
+mod replicas;
 mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;

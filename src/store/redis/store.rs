@@ -11,6 +11,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::endpoint::Endpoint;
+use super::replicas::{Replicas, ReplicasSession, Wire};
 use super::session::RedisSession;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
@@ -42,6 +43,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct RedisStore {
     endpoint: Endpoint,
+    replicas: Option<Replicas>,
 }
 
 impl RedisStore {
@@ -79,6 +81,7 @@ impl RedisStore {
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
             url: url.into(),
+            replicas: None,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
@@ -94,6 +97,7 @@ impl RedisStore {
     pub fn from_client(client: redis::Client) -> Self {
         Self {
             endpoint: Endpoint::of(&client),
+            replicas: None,
         }
     }
 }
@@ -110,7 +114,15 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        Arc::new(RedisSession::new(self.endpoint.clone(), opening))
+        let endpoint = self.endpoint.clone();
+        match self.replicas {
+            None => Arc::new(RedisSession::new(endpoint, opening)),
+            Some(rule) => Arc::new(ReplicasSession::new(endpoint, rule, opening)),
+        }
+    }
+
+    fn overhead(&self) -> Duration {
+        self.replicas.map_or(Duration::ZERO, |it| it.within())
     }
 }
 
@@ -134,11 +146,66 @@ impl LockStore for RedisStore {
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
     url: String,
+    /// How many, and within which time.
+    replicas: Option<(u32, Duration)>,
     #[cfg(feature = "tls-rustls")]
     certificates: Option<Certificates>,
 }
 
 impl RedisStoreBuilder {
+    /// Lets an acquisition count only when at least `n` replicas of the server have it.
+    ///
+    /// `within`, from 1 ms to less than the ttl of any lock, is how long they have from when they are asked; 0 replicas
+    /// are not asked, as without this. Whatever they have not in time is given back, and goes to whoever is next. To the
+    /// caller it is as if the server had refused: [`acquire_once`](crate::Lock::acquire_once) yields
+    /// [`LockError::Store`](crate::LockError::Store), which says how many had it, and who waits asks again, behind the
+    /// others, until its wait is over and it is told the same.
+    ///
+    /// A replica that hears the primary mostly has it within a round trip, and acquisitions that come together ask
+    /// together. An acquisition takes that much longer, at worst `within` twice: once for those before it. Since a lease
+    /// counts from before it was sent to the server, this is taken from its ttl. `within` should be well
+    /// below the ttl, and below the [`response_timeout`](crate::LockRegistryBuilder::response_timeout), after which
+    /// who asks once gives up. Passes within a registry, renewals and releases ask no replica.
+    ///
+    /// The registry has a second connection to the server for it, which is made at the first acquisition and made again
+    /// when it breaks, or the first one does; the user needs the right to `wait`.
+    ///
+    /// # What it promises
+    ///
+    /// A lease that is told was on the server and on `n` of its replicas. If any of those takes over, the lease is there,
+    /// and its holder keeps it.
+    ///
+    /// # What it does not
+    ///
+    /// This is no consensus. A fail-over may promote a replica that lacks it: with `n` less than all of them, any but
+    /// the `n`; and a replica that is started again without its data. Then another may get the lock while it is held, and
+    /// only the [fencing token](crate::Lease::token) tells the two apart. It makes the moment for that rare, and does not
+    /// rule it out; a [`QuorumStore`](crate::store::QuorumStore) does. Nor does it ask
+    /// for renewals: a replica that missed the last one holds the lock for two thirds of its ttl after that, by
+    /// when the holder has been renewed at the new primary, or not.
+    ///
+    /// A cluster is not supported: there a store is not made.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use lockstream::LockRegistry;
+    /// use lockstream::store::RedisStore;
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::builder("redis://10.0.0.1/")
+    ///     .min_replicas(1, Duration::from_millis(200))
+    ///     .connect()
+    ///     .await?;
+    /// let locks = LockRegistry::builder(store).build();
+    /// # let _ = locks; Ok(()) }
+    /// ```
+    pub fn min_replicas(mut self, n: u32, within: Duration) -> Self {
+        self.replicas = Some((n, within));
+        self
+    }
+
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
     ///
     /// The text may hold several; so may several calls.
@@ -167,11 +234,17 @@ impl RedisStoreBuilder {
     /// Those of [`RedisStore::connect`], and if a certificate or key is none, they do not belong together, or the url is
     /// not `rediss://`. A server's certificate that is not believed, because it is out of date, for another host, or from
     /// an unknown authority, and a client's that the server does not believe, are errors that asking again will not mend.
+    ///
+    /// With [`min_replicas`](Self::min_replicas) also if the server is a replica, or does not let us wait for any. How many
+    /// there are does not matter yet.
     pub fn connect(self) -> ConnectStore {
         let store = self.connect_lazy();
         let connecting = async move {
             let store = store?;
             store.endpoint.try_out(CONNECT_WITHIN).await?;
+            if store.replicas.is_some() {
+                Wire::connect(&store.endpoint, CONNECT_WITHIN).await?;
+            }
             Ok(store)
         };
         ConnectStore {
@@ -183,7 +256,8 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none.
+    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none, or if
+    /// replicas are given no time, or a day and more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
         let endpoint = Endpoint::parse(&self.url)?;
         #[cfg(feature = "tls-rustls")]
@@ -191,7 +265,11 @@ impl RedisStoreBuilder {
             Some(certificates) => endpoint.secured(certificates)?,
             None => endpoint,
         };
-        Ok(RedisStore { endpoint })
+        let replicas = match self.replicas {
+            Some((n, within)) => Replicas::new(n, within)?,
+            None => None,
+        };
+        Ok(RedisStore { endpoint, replicas })
     }
 }
 

@@ -6,7 +6,7 @@ use super::process::{News, ProcessId};
 use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, ServerTime};
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, ServerTime};
 use crate::store::traffic::{Cargo, Lane, Limits, Traffic};
 use crate::turnstile::Moment;
 
@@ -72,6 +72,10 @@ pub(super) enum Said {
     },
     /// O5: nothing was done, and this is the time.
     Late(ServerTime),
+}
+
+fn too_few() -> StoreError {
+    StoreError::new("too few replicas")
 }
 
 fn broken() -> StoreError {
@@ -188,7 +192,12 @@ impl World {
     /// Tells an answer; true if the connection is not to be trusted any more.
     fn on_said(&mut self, id: ProcessId, mut item: Item, said: Said) -> bool {
         let result = match said {
-            Said::Done(answer) => Ok(answer),
+            Said::Done(answer) => match answer.outcome {
+                Outcome::Won { .. } if self.is_unconfirmed() => {
+                    Err(OpError::Unconfirmed(too_few()))
+                }
+                _ => Ok(answer),
+            },
             Said::Refused { lasting: true } => {
                 Err(OpError::Refused(StoreError::lasting("not allowed")))
             }
@@ -217,8 +226,20 @@ impl World {
     pub(super) fn on_push(&mut self, conn: ConnId, key: KeyId, grant: Grant) {
         let id = self.server.conns[conn].process;
         if self.processes[id].link.conn == Some(conn) && !self.server.conns[conn].cut {
-            self.tell(id, News::Granted(key, grant));
+            let news = if self.is_unconfirmed() {
+                News::Unconfirmed(key, grant, too_few())
+            } else {
+                News::Granted(key, grant)
+            };
+            self.tell(id, news);
         }
+    }
+
+    /// Whether too few of those who have to know of it do.
+    fn is_unconfirmed(&mut self) -> bool {
+        let is = !self.calm && self.rng.chance(self.profile.unconfirmed);
+        self.referee.counts.unconfirmed += u64::from(is);
+        is
     }
 
     /// The oldest call is not answered in time: the connection ends.

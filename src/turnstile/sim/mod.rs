@@ -66,7 +66,7 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 12];
+    let mut counts = [0; 13];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
@@ -85,6 +85,7 @@ fn simulation() {
                     c.shared,
                     c.lost,
                     c.again,
+                    c.unconfirmed,
                 ];
                 for (sum, count) in counts.iter_mut().zip(seen) {
                     *sum += count;
@@ -106,12 +107,13 @@ fn simulation() {
         shared,
         lost,
         again,
+        unconfirmed,
     ] = counts;
     println!(
         "{seeds} seeds, {steps} steps; leases begun {begun}, taken {taken}, passed {passed}; renewals \
          {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
          extended {extended}, adopted {adopted}; calls of several ops {shared}, {lost} times several \
-         ops lost, {again} ops sent again"
+         ops lost, {again} ops sent again; {unconfirmed} wins and grants that did not count"
     );
     // A run without them would prove nothing about renewal, nor about the other ends of leases.
     let few = seeds / 2;
@@ -119,4 +121,5 @@ fn simulation() {
     assert!(seeds < SEEDS || (kept > few && extended > few && adopted > few / 4));
     // Nor about group commit.
     assert!(seeds < SEEDS || (shared > few && lost > few / 4 && again > few / 64));
+    assert!(seeds < SEEDS || unconfirmed > few);
 }

@@ -43,6 +43,7 @@ pub(super) struct Stile {
 pub(super) enum News {
     Replied(KeyId, Op, Result<Answer, OpError>),
     Granted(KeyId, Grant),
+    Unconfirmed(KeyId, Grant, StoreError),
     Up { queue: bool },
     Down(StoreError),
 }
@@ -201,7 +202,12 @@ impl World {
             }
             News::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
-                self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant));
+                self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant, None));
+            }
+            News::Unconfirmed(key, grant, error) => {
+                self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
+                let doubt = Some(error);
+                self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant, doubt));
             }
             News::Up { queue } => {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));

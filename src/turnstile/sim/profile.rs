@@ -67,6 +67,8 @@ pub(super) struct Profile {
     /// How often, per mille: an op is refused, a connection has no pushes, a connection attempt
     /// fails, a seated waiter does not look, one in line is dropped.
     pub(super) refusals: u64,
+    /// How often, per mille, what was won or granted does not count.
+    pub(super) unconfirmed: u64,
     pub(super) pushless: u64,
     pub(super) failed_connects: u64,
     pub(super) sleepers: u64,
@@ -147,6 +149,7 @@ impl Profile {
             kills: rng.chance(700),
             ops_wait: rng.chance(500),
             refusals: 0,
+            unconfirmed: 0,
             pushless: 0,
             failed_connects: 0,
             sleepers: rng.pick(&[0, 0, 50, 300]),
@@ -186,6 +189,7 @@ impl Profile {
         }
         if theme == Theme::Unhelped || all {
             self.refusals = rng.pick(&[0, 50, 200]);
+            self.unconfirmed = rng.pick(&[0, 0, 100, 500]);
             self.pushless = rng.pick(&[0, 300, 1000]);
             self.plan(rng, Fault::ScriptFlush, 2);
             self.plan(rng, Fault::Stranger, 3);

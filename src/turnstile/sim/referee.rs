@@ -64,6 +64,8 @@ pub(super) struct Counts {
     pub(super) shared: u64,
     pub(super) lost: u64,
     pub(super) again: u64,
+    /// Wins and grants that did not count.
+    pub(super) unconfirmed: u64,
 }
 
 /// A lease that was given and has not ended.

@@ -21,6 +21,10 @@ pub(super) fn broken() -> StoreError {
     StoreError::new("the connection broke")
 }
 
+pub(super) fn too_few() -> StoreError {
+    StoreError::new("too few replicas")
+}
+
 pub(super) fn busy(left: u64, score: u64) -> Outcome {
     Outcome::Busy {
         left: Some(ms(left)),
@@ -241,7 +245,19 @@ impl Desk {
             draw,
             at: (at as i64 + self.ahead) as u64 * 1000,
         };
-        self.feed(|turnstile, cx| turnstile.granted(cx, grant));
+        self.feed(|turnstile, cx| turnstile.granted(cx, grant, None));
+    }
+
+    /// It was granted just now, and does not count.
+    pub(super) fn grant_in_vain(&mut self, owner: Owner, ttl: u64, draw: u64) {
+        let grant = Grant {
+            owner,
+            ttl: ms(ttl),
+            draw,
+            at: (self.now.as_millis() as i64 + self.ahead) as u64 * 1000,
+        };
+        let doubt = Some(too_few());
+        self.feed(|turnstile, cx| turnstile.granted(cx, grant, doubt));
     }
 
     pub(super) fn grant(&mut self, owner: Owner, ttl: u64, draw: u64) {

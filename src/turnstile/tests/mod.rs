@@ -9,5 +9,6 @@ mod owners;
 mod passes;
 mod property;
 mod purity;
+mod unconfirmed;
 mod waiting;
 mod watchdog;

@@ -44,6 +44,7 @@ enum Step {
         whose: usize,
         ttl: u64,
         ago: i64,
+        unconfirmed: bool,
     },
     /// Time goes by, with the timer or without.
     Wait {
@@ -75,8 +76,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (which.clone(), ttl.clone()).prop_map(|(whose, ttl)| Step::Extend(whose, ttl)),
         12 => (0_usize..2, any::<u8>(), time.clone(), 0_u64..200)
             .prop_map(|(which, how, left, ago)| Step::Reply { which, how, left, ago }),
-        4 => (which, ttl, -2000_i64..2000)
-            .prop_map(|(whose, ttl, ago)| Step::Grant { whose, ttl, ago }),
+        4 => (which, ttl, -2000_i64..2000, proptest::bool::weighted(0.3))
+            .prop_map(|(whose, ttl, ago, unconfirmed)| {
+                Step::Grant { whose, ttl, ago, unconfirmed }
+            }),
         6 => (time, any::<bool>()).prop_map(|(time, ticks)| Step::Wait { time, ticks }),
         1 => Just(Step::Down),
         2 => proptest::bool::weighted(0.8).prop_map(|queue| Step::Up { queue }),
@@ -284,6 +287,7 @@ impl Bench {
             | Op::Yield {
                 new: owner, ttl, ..
             } => match how % 3 {
+                0 if how.is_multiple_of(5) => return Err(OpError::Unconfirmed(broken())),
                 0 => {
                     self.draws += 1;
                     self.prove(owner, end_of(sent, ttl));
@@ -481,7 +485,12 @@ impl Bench {
                 left,
                 ago,
             } => self.reply(which, how, left, ago),
-            Step::Grant { whose, ttl, ago } => {
+            Step::Grant {
+                whose,
+                ttl,
+                ago,
+                unconfirmed,
+            } => {
                 let owner = match self.owners.len() {
                     0 => Owner(9999),
                     known => self
@@ -498,7 +507,8 @@ impl Bench {
                     at: self.server_time(ago),
                 };
                 self.prove(owner, end_of(self.now, ms(ttl)));
-                self.feed(|turnstile, cx| turnstile.granted(cx, grant));
+                let doubt = unconfirmed.then(broken);
+                self.feed(|turnstile, cx| turnstile.granted(cx, grant, doubt));
             }
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),
             Step::Down => self.break_off(),

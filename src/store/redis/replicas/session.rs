@@ -1,0 +1,194 @@
+//! A registry's line to a server whose replicas must have what it acquires, as the registry sees it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures::future::BoxFuture;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::ledger::{Ledger, Round};
+use super::rule::Replicas;
+use super::task::Task;
+use crate::StoreError;
+use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
+use crate::store::redis::endpoint::Endpoint;
+use crate::store::redis::session::RedisSession;
+
+pub(in crate::store::redis) struct ReplicasSession {
+    inner: RedisSession,
+    core: Arc<Core>,
+}
+
+/// What the session and its task share; it hears what the inner session tells.
+pub(super) struct Core {
+    me: Weak<Core>,
+    pub(super) endpoint: Endpoint,
+    pub(super) rule: Replicas,
+    pub(super) opening: Opening,
+    shared: Mutex<Shared>,
+    /// Whether there is a task.
+    pub(super) runs: AtomicBool,
+    /// The session was dropped.
+    pub(super) closed: AtomicBool,
+    /// Rung when there is something new for the task to see.
+    pub(super) bell: Notify,
+}
+
+struct Shared {
+    ledger: Ledger,
+    /// Whether somebody tells the registry: others leave it to them, or the order would be lost.
+    telling: bool,
+}
+
+impl ReplicasSession {
+    pub(in crate::store::redis) fn new(
+        endpoint: Endpoint,
+        rule: Replicas,
+        opening: Opening,
+    ) -> Self {
+        let core = Arc::new_cyclic(|me: &Weak<Core>| Core {
+            me: me.clone(),
+            endpoint: endpoint.clone(),
+            rule,
+            opening: opening.clone(),
+            shared: Mutex::new(Shared {
+                ledger: Ledger::new(rule),
+                telling: false,
+            }),
+            runs: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            bell: Notify::new(),
+        });
+        let listener: Weak<dyn Listener> = core.me.clone();
+        let inner = RedisSession::new(
+            endpoint,
+            Opening {
+                listener,
+                ..opening
+            },
+        );
+        Self { inner, core }
+    }
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Every change leaves the ledger whole, so a panic elsewhere is no reason to stop.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the ledger, and does what follows once it is unlocked.
+    pub(super) fn act(&self, event: impl FnOnce(&mut Ledger)) {
+        event(&mut self.lock().ledger);
+        self.ensure();
+        self.tell();
+    }
+
+    pub(super) fn begin(&self) -> Option<Round> {
+        self.lock().ledger.begin(Instant::now())
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.lock().ledger.is_waiting()
+    }
+
+    /// Returns when nobody wants the answer to a round any more.
+    pub(super) async fn forgotten(&self, number: u64) {
+        while self.lock().ledger.is_wanted(number) && !self.closed.load(Ordering::Acquire) {
+            self.bell.notified().await;
+        }
+    }
+
+    /// Starts the task if somebody waits for it, and it can be.
+    fn ensure(&self) {
+        if self.runs.load(Ordering::Acquire) || !self.is_waiting() {
+            return;
+        }
+        let (Ok(runtime), Some(core)) = (Handle::try_current(), self.me.upgrade()) else {
+            return;
+        };
+        if !self.closed.load(Ordering::Acquire) && !self.runs.swap(true, Ordering::AcqRel) {
+            // Made here and not by itself: if the runtime never runs it, its drop says so.
+            runtime.spawn(Task::new(core).run());
+        }
+    }
+
+    /// Tells the registry what is to be told, unless somebody does.
+    fn tell(&self) {
+        loop {
+            let news = {
+                let mut shared = self.lock();
+                if shared.telling || shared.ledger.told.is_empty() {
+                    return;
+                }
+                shared.telling = true;
+                std::mem::take(&mut shared.ledger.told)
+            };
+            // Also if the listener panics.
+            let _told = Told(self);
+            if let Some(listener) = self.opening.listener.upgrade() {
+                listener.all_news(news.into());
+            }
+        }
+    }
+}
+
+struct Told<'a>(&'a Core);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.lock().telling = false;
+    }
+}
+
+impl Listener for Core {
+    fn news(&self, news: News) {
+        self.all_news(vec![news]);
+    }
+
+    fn all_news(&self, news: Vec<News>) {
+        self.act(|ledger| {
+            news.into_iter().for_each(|news| ledger.hear(news));
+            self.bell.notify_one();
+        });
+    }
+}
+
+impl Session for ReplicasSession {
+    fn start(&self) {
+        self.inner.start();
+        self.core.ensure();
+    }
+
+    fn revive(&self) {
+        self.inner.revive();
+        self.core.ensure();
+    }
+
+    fn submit(&self, key: Arc<str>, op: Op) {
+        self.inner.submit(key, op);
+    }
+
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+        self.inner.inspect(key)
+    }
+}
+
+impl Drop for ReplicasSession {
+    fn drop(&mut self) {
+        self.core.closed.store(true, Ordering::Release);
+        self.core.bell.notify_one();
+    }
+}
+
+impl fmt::Debug for ReplicasSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplicasSession")
+            .field("inner", &self.inner)
+            .field("rule", &self.core.rule)
+            .finish_non_exhaustive()
+    }
+}

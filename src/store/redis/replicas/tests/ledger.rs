@@ -1,0 +1,281 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::ledger::{Ledger, Seen};
+use super::super::rule::Replicas;
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, News, Op, OpError, Outcome, Owner};
+
+const TTL: Duration = Duration::from_secs(30);
+const WITHIN: Duration = Duration::from_millis(100);
+
+fn ledger(least: u32) -> Ledger {
+    let rule = Replicas::new(least, WITHIN).unwrap();
+    Ledger::new(rule.expect("more than none"))
+}
+
+fn attempt(owner: u64) -> Op {
+    let (owner, ttl) = (Owner(owner), TTL);
+    Op::Attempt { owner, ttl }
+}
+
+fn replied(key: &str, op: Op, outcome: Outcome) -> News {
+    let (key, at) = (key.into(), 1);
+    let result = Ok(Answer { at, outcome });
+    News::Replied { key, op, result }
+}
+
+fn won(key: &str, owner: u64) -> News {
+    replied(key, attempt(owner), Outcome::Won { draw: 7 })
+}
+
+fn granted(key: &str, owner: u64) -> News {
+    let grant = Grant {
+        owner: Owner(owner),
+        ttl: TTL,
+        draw: 9,
+        at: 1,
+    };
+    let key = key.into();
+    News::Granted { key, grant }
+}
+
+fn seen(ours: &[bool], replicas: u64) -> Seen {
+    let ours = ours.to_vec();
+    Seen { ours, replicas }
+}
+
+fn here() -> Arc<str> {
+    "here".into()
+}
+
+fn broken() -> StoreError {
+    StoreError::new("it broke")
+}
+
+/// What is told, in short.
+fn told(ledger: &mut Ledger) -> Vec<String> {
+    let short = |news| match news {
+        News::Replied { key, result, .. } => match result {
+            Ok(answer) => match answer.outcome {
+                Outcome::Won { .. } => format!("{key} won"),
+                other => format!("{key} {other:?}"),
+            },
+            Err(OpError::Unconfirmed(error)) => format!("{key} unconfirmed: {error}"),
+            Err(OpError::Unknown(_)) => format!("{key} unknown"),
+            Err(other) => format!("{key} {other:?}"),
+        },
+        News::Granted { key, .. } => format!("{key} granted"),
+        News::Unconfirmed { key, error, .. } => format!("{key} granted in vain: {error}"),
+        News::Up { .. } => "up".to_owned(),
+        News::Down(_) => "down".to_owned(),
+    };
+    ledger.told.drain(..).map(short).collect()
+}
+
+const TOO_FEW: &str = "the lock was given back: 1 of the 2 replicas of Redis at here that are to have it had it within \
+                       100ms";
+
+#[test]
+fn what_wins_nothing_is_told_at_once() {
+    let mut ledger = ledger(1);
+    let (key, left, score) = ("k", None, None);
+    ledger.hear(News::Up { queue: true });
+    ledger.hear(replied(key, attempt(1), Outcome::Busy { left, score }));
+    let owner = Owner(1);
+    ledger.hear(replied(
+        key,
+        Op::Release { owner },
+        Outcome::Gone { held: true },
+    ));
+    ledger.hear(replied(
+        key,
+        Op::Renew { owner, ttl: TTL },
+        Outcome::Renewed,
+    ));
+    let yields = Op::Yield {
+        old: owner,
+        new: Owner(2),
+        ttl: TTL,
+    };
+    ledger.hear(replied(key, yields, Outcome::NotOld));
+    assert_eq!(told(&mut ledger).len(), 5);
+    assert!(ledger.begin(Instant::now()).is_none());
+}
+
+#[test]
+fn a_win_is_told_when_enough_replicas_have_it() {
+    for (replicas, expected) in [(2, "k won"), (5, "k won"), (1, "k unconfirmed: ")] {
+        let mut ledger = ledger(2);
+        ledger.hear(won("k", 1));
+        assert!(told(&mut ledger).is_empty());
+        let round = ledger.begin(Instant::now()).unwrap();
+        assert_eq!(round.locks, [("k".into(), Owner(1))]);
+        assert_eq!(round.wait, WITHIN);
+        assert!(told(&mut ledger).is_empty());
+        ledger.seen(round.number, &seen(&[true], replicas), &here());
+        let told = told(&mut ledger);
+        assert!(told.len() == 1 && told[0].starts_with(expected), "{told:?}");
+    }
+}
+
+/// Whoever comes while a round is under way came after its write: the round says nothing of it.
+#[test]
+fn what_comes_meanwhile_shares_the_next_round() {
+    let mut ledger = ledger(2);
+    ledger.hear(won("a", 1));
+    let first = ledger.begin(Instant::now()).unwrap();
+    for (key, owner) in [("b", 2), ("c", 3)] {
+        ledger.hear(won(key, owner));
+    }
+    ledger.hear(granted("d", 4));
+    ledger.seen(first.number, &seen(&[true], 2), &here());
+    assert_eq!(told(&mut ledger), ["a won"]);
+    let second = ledger.begin(Instant::now()).unwrap();
+    let keys: Vec<_> = second.locks.iter().map(|(key, _)| &**key).collect();
+    assert_eq!(keys, ["b", "c", "d"]);
+    ledger.seen(second.number, &seen(&[true, false, true], 1), &here());
+    let gone = "c unconfirmed: the lock was gone before the replicas of Redis at here could be asked for it";
+    assert_eq!(
+        told(&mut ledger),
+        [
+            format!("b unconfirmed: {TOO_FEW}"),
+            gone.to_owned(),
+            format!("d granted in vain: {TOO_FEW}")
+        ]
+    );
+}
+
+/// Each part of a call's answers is of another key: they wait for nobody else's confirmation.
+#[test]
+fn others_are_not_held_up() {
+    let mut ledger = ledger(1);
+    ledger.hear(won("a", 1));
+    ledger.hear(replied(
+        "b",
+        Op::Withdraw { owner: Owner(2) },
+        Outcome::Gone { held: false },
+    ));
+    assert_eq!(told(&mut ledger).len(), 1);
+}
+
+/// Told after the `Down`, or the next `Up`, an answer would be taken for one of the new connection: its op is sent again
+/// there (O4). A grant that is told then might be over.
+#[test]
+fn o4_nothing_outlives_its_connection() {
+    let mut ledger = ledger(1);
+    ledger.hear(won("a", 1));
+    ledger.hear(granted("b", 2));
+    let round = ledger.begin(Instant::now()).unwrap();
+    ledger.hear(won("c", 3));
+    ledger.hear(News::Down(broken()));
+    assert_eq!(told(&mut ledger), ["a unknown", "c unknown", "down"]);
+    assert!(!ledger.is_wanted(round.number));
+    ledger.seen(round.number, &seen(&[true, true], 2), &here());
+    ledger.failed(Instant::now(), round.number, &broken());
+    assert!(told(&mut ledger).is_empty());
+
+    ledger.hear(News::Up { queue: true });
+    ledger.hear(won("a", 1));
+    let next = ledger.begin(Instant::now()).unwrap();
+    assert_ne!(next.downs, round.downs, "it is to be asked for elsewhere");
+    // A late answer to the round before is none to this one.
+    ledger.seen(round.number, &seen(&[false, false], 0), &here());
+    assert_eq!(told(&mut ledger), ["up"]);
+    ledger.seen(next.number, &seen(&[true], 1), &here());
+    assert_eq!(told(&mut ledger), ["a won"]);
+}
+
+#[test]
+fn a_round_that_fails_is_asked_again_until_its_time_is_over() {
+    let mut ledger = ledger(1);
+    let begun = Instant::now();
+    ledger.hear(won("a", 1));
+    let round = ledger.begin(begun).unwrap();
+    ledger.hear(won("b", 2));
+    let then = begun + WITHIN / 2;
+    ledger.failed(then, round.number, &broken());
+    assert!(told(&mut ledger).is_empty());
+    // With those who came meanwhile, in order of arrival; the younger ones have longer.
+    let round = ledger.begin(then).unwrap();
+    assert_eq!(round.locks.len(), 2);
+    assert_eq!((&*round.locks[0].0, round.wait), ("a", WITHIN));
+    ledger.failed(begun + WITHIN, round.number, &broken());
+    assert_eq!(told(&mut ledger), ["a unconfirmed: it broke"]);
+    let round = ledger.begin(begun + WITHIN).unwrap();
+    assert_eq!(round.wait, WITHIN / 2);
+    ledger.failed(begun + 2 * WITHIN, round.number, &broken());
+    assert_eq!(told(&mut ledger), ["b unconfirmed: it broke"]);
+}
+
+#[test]
+fn what_asking_again_will_not_mend_is_told_at_once() {
+    let mut ledger = ledger(1);
+    ledger.hear(won("a", 1));
+    ledger.hear(granted("b", 2));
+    let round = ledger.begin(Instant::now()).unwrap();
+    let never = StoreError::lasting("no right");
+    ledger.failed(Instant::now(), round.number, &never);
+    let expected = ["a unconfirmed: no right", "b granted in vain: no right"];
+    assert_eq!(told(&mut ledger), expected);
+}
+
+#[test]
+fn the_end_of_its_task_tells_all() {
+    let mut ledger = ledger(1);
+    ledger.hear(won("a", 1));
+    ledger.begin(Instant::now()).unwrap();
+    ledger.hear(granted("b", 2));
+    ledger.give_up(&broken());
+    let expected = ["a unconfirmed: it broke", "b granted in vain: it broke"];
+    assert_eq!(told(&mut ledger), expected);
+    assert!(!ledger.is_waiting());
+}
+
+/// A server that makes grants up does not fill our memory. What it gave in earnest is given back.
+#[test]
+fn a_flood_of_grants_is_not_kept() {
+    let mut ledger = ledger(1);
+    for owner in 0..20_000 {
+        ledger.hear(granted("k", owner));
+    }
+    let first = told(&mut ledger);
+    assert_eq!(first.len(), 20_000 - 16_384);
+    assert!(first.iter().all(|it| it.starts_with("k granted in vain")));
+    // They go in rounds that do not hold the server up, and make room for others.
+    let mut asked = 0;
+    while let Some(round) = ledger.begin(Instant::now()) {
+        asked += round.locks.len();
+        let ours = vec![true; round.locks.len()];
+        assert!(ours.len() <= 512);
+        ledger.seen(round.number, &seen(&ours, 1), &here());
+    }
+    assert_eq!((asked, told(&mut ledger).len()), (16_384, 16_384));
+    ledger.hear(granted("k", 1));
+    assert!(told(&mut ledger).is_empty() && ledger.is_waiting());
+}
+
+#[test]
+fn replicas_have_some_time_and_not_a_day() {
+    let day = Duration::from_secs(24 * 60 * 60);
+    for within in [
+        Duration::ZERO,
+        Duration::from_micros(999),
+        day,
+        Duration::MAX,
+    ] {
+        for least in [0, 1] {
+            let error = StoreError::from(Replicas::new(least, within).unwrap_err());
+            assert!(!error.is_retryable(), "{error}");
+            assert!(error.to_string().contains("min_replicas"), "{error}");
+        }
+    }
+    assert_eq!(Replicas::new(0, WITHIN).unwrap(), None);
+    assert!(
+        Replicas::new(u32::MAX, Duration::from_millis(1))
+            .unwrap()
+            .is_some()
+    );
+}

@@ -1,0 +1,85 @@
+//! A server of the case's own with a replica that must have what is acquired.
+
+use std::time::Duration;
+
+use lockstream::store::{RedisStore, RedisStoreBuilder};
+
+use crate::redis::Redis;
+use crate::support::{RedisServer, wait_until_blocking};
+use crate::watch::{Builder, Watch};
+use crate::world::{BOUND, World, ms};
+
+#[derive(Debug)]
+pub(crate) struct OnReplicas {
+    inner: Redis,
+    _replica: RedisServer,
+}
+
+impl OnReplicas {
+    fn store(&self) -> RedisStoreBuilder {
+        // Less than any lease of the core lasts.
+        RedisStore::builder(self.inner.url()).min_replicas(1, ms(250))
+    }
+}
+
+impl World for OnReplicas {
+    /// Another server has to come to its turn for each lock.
+    const LATE: Duration = ms(1_000);
+    const BRIEF: Duration = ms(300);
+    const PAUSED: bool = Redis::PAUSED;
+
+    fn new() -> Self {
+        let inner = Redis::new();
+        let primary = inner.server();
+        primary.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+        let replica = RedisServer::builder()
+            .config(format!("replicaof 127.0.0.1 {}", primary.port()))
+            .start();
+        wait_until_blocking("the replica follows", BOUND, || {
+            primary.set("probe", "");
+            primary.ask::<u64>(&["WAIT", "1", "1000"]) == 1
+        });
+        primary.del("probe");
+        primary.reset_stats();
+        Self {
+            inner,
+            _replica: replica,
+        }
+    }
+
+    fn watch(&self) -> &Watch {
+        self.inner.watch()
+    }
+
+    async fn builder(&self) -> Builder {
+        self.inner.settle(self.store().connect().await.unwrap())
+    }
+
+    fn lazy_builder(&self) -> Builder {
+        self.inner.settle(self.store().connect_lazy().unwrap())
+    }
+
+    fn set_offline(&self, offline: bool) {
+        self.inner.set_offline(offline);
+    }
+
+    fn set_latency(&self, latency: Duration) {
+        self.inner.set_latency(latency);
+    }
+
+    fn expire(&self, key: &str) {
+        self.inner.expire(key);
+    }
+
+    fn crashed_holder(&self, key: &str, ttl: Duration) {
+        self.inner.crashed_holder(key, ttl);
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        self.inner.leftovers()
+    }
+
+    fn commands(&self) -> u64 {
+        self.inner.commands()
+    }
+}

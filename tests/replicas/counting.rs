@@ -1,0 +1,155 @@
+use std::time::Instant;
+
+use futures::future::try_join_all;
+use tokio::time::timeout;
+
+use crate::flock::{Flock, told};
+use crate::support::wait_until;
+use crate::{BOUND, ms};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_had_is_on_both_replicas() {
+    let flock = Flock::start().await;
+    let locks = flock.registry(2, ms(5_000)).await;
+    for _ in 0..20 {
+        let lease = locks.obtain("k").lease().await.unwrap();
+        let owner = flock.primary.get("lock:k");
+        assert!(owner.is_some());
+        assert_eq!(flock.owners("k"), [owner.clone(), owner]);
+        lease.release().await.unwrap();
+    }
+    flock.wait_until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_of_two_replicas_has_not_is_refused_in_time_and_given_back() {
+    let flock = Flock::start().await;
+    let (both, one) = (
+        flock.registry(2, ms(200)).await,
+        flock.registry(1, ms(5_000)).await,
+    );
+    flock.replicas[0].stop();
+    let lock = both.obtain("k");
+    let begun = Instant::now();
+    let error = told(lock.acquire_once().await);
+    let passed = begun.elapsed();
+    assert!(passed >= ms(200) && passed < ms(4_000), "{passed:?}");
+    assert!(error.is_retryable(), "{error}");
+    assert!(
+        error.to_string().contains(": 1 of the 2 replicas"),
+        "{error}"
+    );
+    flock.wait_until_empty().await;
+
+    // Who waits is told the same when its wait is over, and not that others had the lock.
+    let error = told(lock.acquire_within(ms(700)).await);
+    assert!(
+        error.to_string().contains(": 1 of the 2 replicas"),
+        "{error}"
+    );
+    flock.wait_until_empty().await;
+
+    let lease = timeout(BOUND, one.obtain("k").lease()).await;
+    let lease = lease.expect("one replica is enough for it").unwrap();
+    lease.release().await.unwrap();
+
+    // A waiter outlasts it.
+    let waiter = tokio::spawn(lock.lease());
+    flock.wait_until_asked().await;
+    flock.replicas[0].cont();
+    let lease = timeout(BOUND, waiter).await.expect("it is served");
+    lease.unwrap().unwrap().release().await.unwrap();
+    flock.wait_until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_counts_when_both_replicas_have_it() {
+    let flock = Flock::start().await;
+    let (here, there) = (
+        flock.registry(2, ms(5_000)).await,
+        flock.registry(2, ms(5_000)).await,
+    );
+    let mut lease = here.obtain("k").lease().await.unwrap();
+    for turn in 0..10 {
+        let next = if turn % 2 == 0 { &there } else { &here };
+        let waiter = tokio::spawn(next.obtain("k").lease());
+        wait_until("it stands in the queue", BOUND, || {
+            flock.primary.exists("{lock:k}:~queue1")
+        })
+        .await;
+        let (token, owner) = (lease.token(), flock.primary.get("lock:k"));
+        lease.release().await.unwrap();
+        lease = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        assert!(lease.token() > token);
+        let now = flock.primary.get("lock:k");
+        assert_ne!(now, owner);
+        assert_eq!(flock.owners("k"), [now.clone(), now]);
+    }
+    lease.release().await.unwrap();
+    flock.wait_until_empty().await;
+}
+
+/// The one behind it in the queue, which needs no replicas, is served; and it is served itself when its replicas are
+/// there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_does_not_count_goes_on_and_its_waiter_is_not_forgotten() {
+    let flock = Flock::start().await;
+    let (holding, strict, lax) = (
+        flock.registry(0, ms(100)).await,
+        flock.registry(2, ms(300)).await,
+        flock.registry(0, ms(100)).await,
+    );
+    let stand = async |count: u64| {
+        wait_until("they stand in the queue", BOUND, || {
+            flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == count
+        })
+        .await;
+    };
+    let lease = holding.obtain("k").lease().await.unwrap();
+    let first = tokio::spawn(strict.obtain("k").lease());
+    stand(1).await;
+    let second = tokio::spawn(lax.obtain("k").lease());
+    stand(2).await;
+    flock.replicas[1].stop();
+    let token = lease.token();
+    lease.release().await.unwrap();
+    let lease = timeout(ms(5_000), second).await.expect("it is served");
+    let lease = lease.unwrap().unwrap();
+    assert!(lease.token() > token && !first.is_finished());
+    stand(1).await;
+    let token = lease.token();
+    flock.replicas[1].cont();
+    lease.release().await.unwrap();
+    let lease = timeout(BOUND, first).await.expect("it is not forgotten");
+    let lease = lease.unwrap().unwrap();
+    assert!(lease.token() > token);
+    lease.release().await.unwrap();
+    flock.wait_until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_acquisitions_share_few_questions() {
+    const MANY: u64 = 500;
+    let flock = Flock::start().await;
+    let locks = flock.registry(2, ms(5_000)).await;
+    locks
+        .obtain("first")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    flock.primary.reset_stats();
+    let leases = (0..MANY).map(|n| locks.obtain(format!("k{n}")).lease());
+    let leases = try_join_all(leases).await.unwrap();
+    let asked = flock.primary.calls("wait");
+    println!("{MANY} acquisitions asked {asked} times");
+    assert!((1..=MANY / 5).contains(&asked), "{asked}");
+    // Neither renewals nor releases ask.
+    for lease in leases {
+        lease.release().await.unwrap();
+    }
+    assert_eq!(flock.primary.calls("wait"), asked);
+    flock.wait_until_empty().await;
+}
