@@ -95,6 +95,11 @@ fn sentinel() {
 }
 
 #[test]
+fn quorum() {
+    thirty_seconds_are_clean("quorum", 5, 0, &Kind::IN_A_QUORUM);
+}
+
+#[test]
 fn what_cannot_be_done_is_told_in_a_sentence() {
     for (arguments, fault) in [
         (
