@@ -354,6 +354,9 @@ impl Driver {
             News::Granted { key, grant } => {
                 state.feed_grant(at, &key, self.settings.rules(), grant);
             }
+            News::Freed { key } => {
+                state.feed(at, &key, None, Turnstile::freed);
+            }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }
     }
@@ -499,7 +502,7 @@ impl Listener for Driver {
 
     fn news(&self, news: News) {
         match news {
-            News::Replied { .. } | News::Granted { .. } => {
+            News::Replied { .. } | News::Granted { .. } | News::Freed { .. } => {
                 self.at_once(|state, at| self.feed_news(state, at, news));
             }
             News::Up { queue } => {

@@ -43,6 +43,7 @@ pub(super) struct Stile {
 pub(super) enum News {
     Replied(KeyId, Op, Result<Answer, OpError>),
     Granted(KeyId, Grant),
+    Freed(KeyId),
     Up { queue: bool },
     Down(StoreError),
 }
@@ -202,6 +203,12 @@ impl World {
             News::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
                 self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant));
+            }
+            News::Freed(key) => {
+                self.note(|_| format!("r{id} k{key} hears that it is free"));
+                if keys.contains(&key) {
+                    self.feed(id, key, |turnstile, cx| turnstile.freed(cx));
+                }
             }
             News::Up { queue } => {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));

@@ -45,6 +45,7 @@ enum Step {
         ttl: u64,
         ago: i64,
     },
+    Freed,
     /// Time goes by, with the timer or without.
     Wait {
         time: u64,
@@ -77,6 +78,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(which, how, left, ago)| Step::Reply { which, how, left, ago }),
         4 => (which, ttl, -2000_i64..2000)
             .prop_map(|(whose, ttl, ago)| Step::Grant { whose, ttl, ago }),
+        2 => Just(Step::Freed),
         6 => (time, any::<bool>()).prop_map(|(time, ticks)| Step::Wait { time, ticks }),
         1 => Just(Step::Down),
         2 => proptest::bool::weighted(0.8).prop_map(|queue| Step::Up { queue }),
@@ -190,6 +192,7 @@ impl Bench {
 
     fn sent(&mut self, op: Op) {
         if let Op::Attempt { owner, .. }
+        | Op::Listen { owner, .. }
         | Op::Enter { owner, .. }
         | Op::Adopt { owner, .. }
         | Op::Yield { new: owner, .. } = op
@@ -279,6 +282,7 @@ impl Bench {
         let score = Some(u64::from(how));
         Ok(match *op {
             Op::Attempt { owner, ttl }
+            | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. }
             | Op::Adopt { owner, ttl, .. }
             | Op::Yield {
@@ -500,6 +504,7 @@ impl Bench {
                 self.prove(owner, end_of(self.now, ms(ttl)));
                 self.feed(|turnstile, cx| turnstile.granted(cx, grant));
             }
+            Step::Freed => self.feed(|turnstile, cx| turnstile.freed(cx)),
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),
             Step::Down => self.break_off(),
             Step::Up { queue } => self.up(queue),
