@@ -49,6 +49,10 @@ pub(crate) enum Kind {
     FailOver,
     /// SIGKILL to the primary: the same, once the sentinels see it; it comes back as a replica.
     PrimaryKill,
+    /// SIGSTOP and SIGCONT of a majority of a quorum's servers.
+    MajorityStop,
+    /// A majority of a quorum's servers is killed, and starts again with its data.
+    MajorityKill,
 }
 
 impl Kind {
@@ -89,6 +93,31 @@ impl Kind {
         Self::PrimaryKill,
     ];
 
+    /// What can befall several servers that know nothing of each other: some of them at a time, or more.
+    pub(crate) const IN_A_QUORUM: [Self; 21] = [
+        Self::Kill,
+        Self::Leave,
+        Self::Stop,
+        Self::LongStop,
+        Self::Cut,
+        Self::Refuse,
+        Self::Delay,
+        Self::HalfClose,
+        Self::Blackhole,
+        Self::Stall,
+        Self::Flood,
+        Self::Drop,
+        Self::ClientKill,
+        Self::ClientPause,
+        Self::ScriptFlush,
+        Self::FlushAll,
+        Self::RestartKept,
+        Self::RestartEmpty,
+        Self::ServerStop,
+        Self::MajorityStop,
+        Self::MajorityKill,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "SIGKILL",
@@ -112,6 +141,8 @@ impl Kind {
             Self::ServerStop => "server stopped",
             Self::FailOver => "fail-over at will",
             Self::PrimaryKill => "primary killed",
+            Self::MajorityStop => "majority stopped",
+            Self::MajorityKill => "majority killed",
         }
     }
 
@@ -140,6 +171,8 @@ impl Kind {
             // About as long as the sentinels take: whoever undoes it waits for them.
             Self::FailOver => (2_000, 3_000),
             Self::PrimaryKill => (4_000, 5_000),
+            Self::MajorityStop => (50, 1_500),
+            Self::MajorityKill => (0, 500),
         };
         dice.between(low, high)
     }

@@ -365,6 +365,9 @@ impl Driver {
             News::Unconfirmed { key, grant, error } => {
                 state.feed_grant(at, &key, self.settings.rules(), grant, Some(error));
             }
+            News::Freed { key } => {
+                state.feed(at, &key, None, Turnstile::freed);
+            }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }
     }
@@ -510,7 +513,10 @@ impl Listener for Driver {
 
     fn news(&self, news: News) {
         match news {
-            News::Replied { .. } | News::Granted { .. } | News::Unconfirmed { .. } => {
+            News::Replied { .. }
+            | News::Granted { .. }
+            | News::Unconfirmed { .. }
+            | News::Freed { .. } => {
                 self.at_once(|state, at| self.feed_news(state, at, news));
             }
             News::Up { queue } => {

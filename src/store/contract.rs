@@ -32,7 +32,11 @@ pub enum Op {
         ttl: Duration,
         score: Option<u64>,
     },
-    /// Leave the queue, and the lock too if a grant is on its way.
+    /// Take the lock as an attempt does, else be told once when it is freed: a [`News::Freed`]. It
+    /// gives no turn: of those that listen the first is told, and asks like anybody else. A store
+    /// that cannot tell takes it for an attempt.
+    Listen { owner: Owner, ttl: Duration },
+    /// Leave the queue, or listen no more, and leave the lock too if a grant is on its way.
     Withdraw { owner: Owner },
     /// Give the lock to the first live ticket, else free it.
     Release { owner: Owner },
@@ -59,11 +63,12 @@ pub enum Op {
 /// What the store did about an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// To attempt, enter, yield and adopt: the lock is the (new) owner's for its ttl, counted from
+    /// To attempt, enter, listen, yield and adopt: the lock is the (new) owner's for its ttl, counted from
     /// this very command (S3), under a fresh draw from the fence.
     Won { draw: u64 },
-    /// To attempt, enter and yield: another has the lock, for `left` unless it is prolonged
-    /// (`None`: it has no ttl). `score` is our ticket's place, if we have one.
+    /// To attempt, enter, listen and yield: another has the lock, for `left` unless it is prolonged
+    /// (`None`: it has no ttl). `score` is the place of our ticket, or of who listens, if there is
+    /// one.
     Busy {
         left: Option<Duration>,
         score: Option<u64>,
@@ -141,6 +146,8 @@ pub enum News {
         grant: Grant,
         error: StoreError,
     },
+    /// A lock was freed that one of our owners listened for. It may be another's again.
+    Freed { key: Arc<str> },
     /// A (new) connection stands, and what the store knew of our tickets may be gone: held leases
     /// are renewed and tickets entered again (O4). `queue`: whether grants can reach us on it;
     /// without that nobody must stand in the queue (W5).
@@ -155,7 +162,10 @@ impl News {
     pub(crate) fn is_of_a_key(&self) -> bool {
         matches!(
             self,
-            Self::Replied { .. } | Self::Granted { .. } | Self::Unconfirmed { .. }
+            Self::Replied { .. }
+                | Self::Granted { .. }
+                | Self::Unconfirmed { .. }
+                | Self::Freed { .. }
         )
     }
 }

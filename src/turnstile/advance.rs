@@ -143,11 +143,16 @@ impl<C: Clone> Turnstile<C> {
                     let from = first.from.clone();
                     let op = Op::Adopt { owner, from, ttl };
                     claim.sent(now);
-                    self.fly(now, op, Sent::Ask { entered: false });
+                    let exposes = Exposure::Lock;
+                    self.fly(now, op, Sent::Ask { exposes });
                     return true;
                 }
                 let stands = self.queue && self.line.has_standing();
-                let misplaced = claim.exposure == Exposure::Ticket && !stands;
+                let misplaced = match claim.exposure {
+                    Exposure::Ticket => !stands,
+                    Exposure::Ear => stands,
+                    _ => false,
+                };
                 if self.line.is_empty() || misplaced {
                     self.abandon(now);
                     return true;
@@ -156,14 +161,16 @@ impl<C: Clone> Turnstile<C> {
                     return false;
                 }
                 let (owner, ttl) = (claim.owner, claim.ttl.duration());
-                let op = if stands {
+                let (op, exposes) = if stands {
                     let score = claim.score;
-                    Op::Enter { owner, ttl, score }
+                    (Op::Enter { owner, ttl, score }, Exposure::Ticket)
+                } else if self.line.has_standing() {
+                    (Op::Listen { owner, ttl }, Exposure::Ear)
                 } else {
-                    Op::Attempt { owner, ttl }
+                    (Op::Attempt { owner, ttl }, Exposure::Lock)
                 };
                 claim.sent(now);
-                self.fly(now, op, Sent::Ask { entered: stands });
+                self.fly(now, op, Sent::Ask { exposes });
                 true
             }
         }

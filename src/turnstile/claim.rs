@@ -11,6 +11,8 @@ pub(super) enum Exposure {
     Nothing,
     /// The lock, by an attempt whose answer never came.
     Lock,
+    /// A place among those that listen, or the lock.
+    Ear,
     /// A ticket, or the lock by way of one.
     Ticket,
 }
@@ -25,8 +27,39 @@ pub(super) struct Claim {
     pub(super) exposure: Exposure,
     /// Who adopts by it, if it is not the line's.
     pub(super) adopter: Option<WaiterId>,
+    pub(super) notices: Notices,
     first_sent: Option<Point>,
     proof: Option<Proof>,
+}
+
+/// W7: what notices of the lock being freed do to the pauses of the policy.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    /// One came while the answer to a question was on its way.
+    pub(super) heard: bool,
+    /// The next question comes before its time: when that is.
+    pub(super) due: Option<Point>,
+    /// How many did so since the policy was asked last.
+    early: u32,
+}
+
+impl Notices {
+    /// How soon to ask after one, from (ms) and to. At once, but where that was in vain later, and
+    /// at random: those that were told at once by several nodes, and split their votes, part so. Each
+    /// time twice as late, so that a store that tells of nothing makes us ask a few times.
+    pub(super) fn pause(&mut self) -> (u64, u64) {
+        let times = self.early;
+        self.early += 1;
+        match times {
+            0 => (0, 0),
+            _ => (5 << times.min(12), 15 << times.min(12)),
+        }
+    }
+
+    /// The policy is asked: it counts anew from here.
+    pub(super) fn begin_anew(&mut self) {
+        self.early = 0;
+    }
 }
 
 /// One answered command: it was sent at `sent` on our clock, and ran at `at` on the store's.
@@ -55,6 +88,7 @@ impl Claim {
             score: None,
             exposure: Exposure::Nothing,
             adopter: None,
+            notices: Notices::default(),
             first_sent: None,
             proof: None,
         }
@@ -86,7 +120,7 @@ impl Claim {
         match self.exposure {
             Exposure::Nothing => None,
             Exposure::Lock => Some(Op::Release { owner: self.owner }),
-            Exposure::Ticket => Some(Op::Withdraw { owner: self.owner }),
+            Exposure::Ear | Exposure::Ticket => Some(Op::Withdraw { owner: self.owner }),
         }
     }
 
@@ -94,7 +128,7 @@ impl Claim {
     pub(super) fn outlasted_by(&self) -> Span {
         let lock = self.ttl + drift(self.ttl);
         match self.exposure {
-            Exposure::Ticket => lock + QUEUE_MARGIN,
+            Exposure::Ear | Exposure::Ticket => lock + QUEUE_MARGIN,
             _ => lock,
         }
     }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::Claim;
+use super::claim::{Claim, Exposure};
 use super::errand::{Ending, Errand, Errands};
 use super::few::Few;
 use super::line::{Adopter, Line, Patience, Waiter, WaiterId};
@@ -113,8 +113,8 @@ pub(super) struct Received {
 pub(super) enum Sent<C> {
     /// An attempt or enter for the claim that we seek with.
     Ask {
-        /// Whether it is an enter.
-        entered: bool,
+        /// What the store may have of ours if its answer never comes.
+        exposes: Exposure,
     },
     Errand(Errand<C>),
 }
@@ -370,6 +370,30 @@ impl<C: Clone> Turnstile<C> {
         self.pass_time(cx);
         let at = cx.at();
         self.on_grant(cx, Received { at, grant, doubt });
+        self.advance(cx);
+    }
+
+    /// A key was freed that we listened for, or so it is said: where no grants come, the store is
+    /// asked before the policy would (W7).
+    pub(crate) fn freed(&mut self, cx: &mut Cx<'_>) {
+        self.pass_time(cx);
+        let asked = matches!(
+            self.flight.as_deref(),
+            Some(Flight {
+                what: Sent::Ask { .. },
+                ..
+            })
+        );
+        if let Standing::Seeking { claim, .. } = &mut self.standing
+            && claim.adopter.is_none()
+            && !self.queue
+        {
+            if asked {
+                claim.notices.heard = true;
+            } else {
+                self.ask_early(cx);
+            }
+        }
         self.advance(cx);
     }
 

@@ -35,7 +35,7 @@ impl<C: Clone> Turnstile<C> {
                 grant,
             } = *flight;
             match what {
-                Sent::Ask { entered } => self.on_asked(cx, entered, sent, upto, result),
+                Sent::Ask { exposes } => self.on_asked(cx, exposes, sent, upto, result),
                 Sent::Errand(errand) => self.on_errand(cx, errand, sent, upto, result),
             }
             self.on_held_grant(cx, grant);
@@ -56,11 +56,12 @@ impl<C: Clone> Turnstile<C> {
     fn on_asked(
         &mut self,
         cx: &mut Cx<'_>,
-        entered: bool,
+        exposes: Exposure,
         sent: Point,
         upto: WaiterId,
         result: Result<Answer, OpError>,
     ) {
+        let entered = exposes == Exposure::Ticket;
         let pause = self.pause(cx);
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim stays until its op is answered")
@@ -92,7 +93,9 @@ impl<C: Clone> Turnstile<C> {
                         claim.answered(sent, at);
                         claim.score = score.or(claim.score);
                         claim.exposure = Exposure::Ticket;
-                    } else if claim.exposure == Exposure::Lock {
+                    } else if score.is_some() {
+                        claim.exposure = Exposure::Ear;
+                    } else if claim.exposure <= exposes {
                         claim.exposure = Exposure::Nothing;
                     }
                     self.on_busy(cx, entered, left.map(Span::from), upto);
@@ -100,11 +103,7 @@ impl<C: Clone> Turnstile<C> {
                 _ => debug_assert!(false, "{outcome:?} to who asks"),
             },
             Err(OpError::Unknown(error)) => {
-                claim.exposure = claim.exposure.max(if entered {
-                    Exposure::Ticket
-                } else {
-                    Exposure::Lock
-                });
+                claim.exposure = claim.exposure.max(exposes);
                 self.on_down(&error);
             }
             Err(OpError::Unsent(error)) => self.on_down(&error),
@@ -179,12 +178,51 @@ impl<C: Clone> Turnstile<C> {
             let jitter = cx.supply.jitter(1, 50);
             left.map_or(RECHECK, |left| (left + jitter).min(RECHECK))
         } else {
-            self.next_repeat()
+            match self.rest_of_pause(cx.at()) {
+                Some(rest) => rest,
+                None => self.next_repeat(),
+            }
         };
-        if let Standing::Seeking { ask_at, .. } = &mut self.standing {
+        let mut heard = false;
+        if let Standing::Seeking { claim, ask_at } = &mut self.standing {
             // A policy of the user's own may name any pause.
             *ask_at = cx.at() + next;
+            heard = std::mem::take(&mut claim.notices.heard) && !self.queue;
         }
+        if heard {
+            self.ask_early(cx);
+        }
+    }
+
+    /// W7: after a notice the store is asked before the pause is over, which goes on if that is in
+    /// vain: the policy does not count such questions.
+    pub(super) fn ask_early(&mut self, cx: &mut Cx<'_>) {
+        if let Standing::Seeking { claim, ask_at } = &mut self.standing
+            && *ask_at > cx.at()
+            && claim.notices.due.is_none()
+        {
+            let (least, most) = claim.notices.pause();
+            let early = cx.at() + cx.supply.jitter(least, most);
+            if early < *ask_at {
+                claim.notices.due = Some(*ask_at);
+                *ask_at = early;
+            }
+        }
+    }
+
+    /// What is left of a pause that a notice has cut short in vain.
+    fn rest_of_pause(&mut self, now: Point) -> Option<Span> {
+        let Standing::Seeking { claim, .. } = &mut self.standing else {
+            return None;
+        };
+        let rest = claim.notices.due.take().filter(|due| *due > now);
+        // One who asks once and came meanwhile has a question of its own.
+        let stands = self.line.first().is_some_and(|head| head.stands());
+        let rest = rest.filter(|_| stands).map(|due| due.since(now));
+        if rest.is_none() {
+            claim.notices.begin_anew();
+        }
+        rest
     }
 
     /// W5: where no grants come, the head of the line says how long to pause.

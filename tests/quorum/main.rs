@@ -1,6 +1,8 @@
 //! Quorums of real servers, of which some are killed, stopped, emptied.
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
+mod faults;
+mod notices;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -62,15 +62,20 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize, kinds: &[
         "{report}\n{}",
         String::from_utf8_lossy(&run.stderr)
     );
-    // It went through what it was to go through.
-    assert!(row(&report, "leases") > 1_000, "{report}");
+    // It went through what it was to go through. A quorum of five has five times the work, and is kept from it now and
+    // then.
+    let least = if deployment == "quorum" { 300 } else { 1_000 };
+    assert!(row(&report, "leases") > least, "{report}");
     assert!(
         row(&report, "hand-overs between processes") > 100,
         "{report}"
     );
-    assert!(row(&report, "stale asks refused by it") > 10, "{report}");
     assert!(
-        row(&report, "steps checked by stateright") > 2_000,
+        row(&report, "stale asks refused by it") > least / 100,
+        "{report}"
+    );
+    assert!(
+        row(&report, "steps checked by stateright") > 2 * least,
         "{report}"
     );
     for kind in kinds {
@@ -92,6 +97,11 @@ fn valkey() {
 #[test]
 fn sentinel() {
     thirty_seconds_are_clean("sentinel", 4, 1, &Kind::UNDER_SENTINELS);
+}
+
+#[test]
+fn quorum() {
+    thirty_seconds_are_clean("quorum", 5, 0, &Kind::IN_A_QUORUM);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! A new one is a file beside this one and an entry in [`NAMES`] and [`start`].
 
+mod quorum;
 mod sentinel;
 mod single;
 
@@ -22,6 +23,7 @@ pub(crate) const NAMES: &[&str] = &[
     "valkey",
     #[cfg(feature = "sentinel")]
     "sentinel",
+    "quorum",
 ];
 
 /// The servers of one run, gone when this is dropped.
@@ -72,6 +74,7 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Box<dyn Deployment>> {
         "standalone" => Box::new(single::Single::start(Program::Usual, slots)),
         "valkey" => Box::new(single::Single::start(Program::Valkey, slots)),
         "sentinel" if cfg!(feature = "sentinel") => Box::new(sentinel::Sentinel::start()),
+        "quorum" => Box::new(quorum::Quorum::start(slots)),
         _ => return None,
     })
 }
@@ -79,7 +82,7 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Box<dyn Deployment>> {
 /// A child's registry, before its settings.
 pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
     let [url] = urls else {
-        return Err(StoreError::new("no deployment has several urls"));
+        return Ok(LockRegistry::builder(quorum::open(urls)?));
     };
     Ok(LockRegistry::builder(RedisStore::connect_lazy(&**url)?))
 }

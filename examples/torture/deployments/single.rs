@@ -19,7 +19,7 @@ impl Single {
     }
 }
 
-fn way(side: Side) -> Way {
+pub(super) fn way(side: Side) -> Way {
     match side {
         Side::ToServer => Way::ToServer,
         Side::ToClient => Way::ToClient,

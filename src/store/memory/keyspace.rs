@@ -8,6 +8,9 @@ use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime, Sigh
 /// How much longer than its lock a queue is kept, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;
 
+/// For so long a lock that was freed is kept for the first that listened (W7).
+const RESERVED: Duration = Duration::from_millis(100);
+
 /// After so many ops, what has run out untouched is swept up.
 const SWEEP_EVERY: u32 = 1024;
 
@@ -33,11 +36,12 @@ pub(crate) struct Asking<'a> {
     pub(crate) now: ServerTime,
 }
 
-/// A grant, and whose it is.
+/// What a registry is to be told.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     pub(crate) instance: Arc<str>,
-    pub(crate) grant: Grant,
+    /// `None`: the lock was freed, and it listened.
+    pub(crate) grant: Option<Grant>,
 }
 
 /// `<instance>:<sequence>`.
@@ -58,6 +62,9 @@ struct Slot {
     lock: Option<Held>,
     /// By score.
     queue: BTreeMap<u64, Ticket>,
+    /// Who is told when the lock is freed, by score. (On Redis they stand in the queue itself, with
+    /// tickets that say so.)
+    ears: BTreeMap<u64, FullOwner>,
     /// When the queue runs out. It goes with the last ticket, and whoever enters the next one has
     /// to set it anew (K3).
     queue_ends: Option<ServerTime>,
@@ -124,6 +131,16 @@ impl Keyspace {
             Op::Attempt { owner, ttl } => {
                 slot.claim(now, fence, live, &ours(owner), ttl, None, &mut granted)
             }
+            Op::Listen { owner, ttl } => {
+                let owner = ours(owner);
+                match slot.claim(now, fence, live, &owner, ttl, None, &mut granted) {
+                    Outcome::Busy { left, .. } => {
+                        let score = Some(slot.listen(now, owner));
+                        Outcome::Busy { left, score }
+                    }
+                    won => won,
+                }
+            }
             Op::Enter { owner, ttl, score } => {
                 let place = Some(score);
                 slot.claim(now, fence, live, &ours(owner), ttl, place, &mut granted)
@@ -133,14 +150,14 @@ impl Keyspace {
                 slot.take_out(&owner);
                 let held = slot.is_held_by(&owner);
                 if held || slot.lock.is_none() {
-                    granted = slot.hand_over(now, fence, live);
+                    granted = slot.let_go(now, fence, live);
                 }
                 Outcome::Gone { held }
             }
             Op::Release { owner } => {
                 let held = slot.is_held_by(&ours(owner));
                 if held || slot.lock.is_none() {
-                    granted = slot.hand_over(now, fence, live);
+                    granted = slot.let_go(now, fence, live);
                 }
                 Outcome::Gone { held }
             }
@@ -296,7 +313,7 @@ impl Keyspace {
 
 impl Slot {
     fn is_empty(&self) -> bool {
-        self.lock.is_none() && self.queue.is_empty()
+        self.lock.is_none() && self.queue.is_empty() && self.ears.is_empty()
     }
 
     fn is_held_by(&self, owner: &FullOwner) -> bool {
@@ -318,6 +335,7 @@ impl Slot {
         self.lock.take_if(|held| held.until <= now);
         if self.queue_ends.is_some_and(|end| end <= now) {
             self.queue.clear();
+            self.ears.clear();
             self.queue_ends = None;
         }
     }
@@ -387,10 +405,30 @@ impl Slot {
                 score
             }
         };
-        // K3: after every entry, never shorter; an emptied queue had none.
+        self.keep_queue(now);
+        score
+    }
+
+    /// K3: after every entry, never shorter; an emptied queue had none.
+    fn keep_queue(&mut self, now: ServerTime) {
         let end = now + self.left(now).map_or(0, micros) + QUEUE_MARGIN;
         self.queue_ends = self.queue_ends.max(Some(end));
-        score
+    }
+
+    /// W7: its owner is told when the lock is freed, in its turn; returns its place.
+    fn listen(&mut self, now: ServerTime, owner: FullOwner) -> u64 {
+        let standing = self.ears.iter().find(|(_, ear)| **ear == owner);
+        let place = match standing {
+            Some((place, _)) => *place,
+            None => {
+                let last = self.ears.last_key_value().map_or(0, |(place, _)| *place);
+                let place = now.max(last + 1);
+                self.ears.insert(place, owner);
+                place
+            }
+        };
+        self.keep_queue(now);
+        place
     }
 
     /// Takes dead tickets off the front of the queue.
@@ -405,14 +443,42 @@ impl Slot {
 
     fn take_out(&mut self, owner: &FullOwner) {
         self.queue.retain(|_, ticket| ticket.owner != *owner);
+        self.ears.retain(|_, ear| ear != owner);
         self.forget_empty_queue();
     }
 
     /// As the server deletes a sorted set with its last member, and its expiry with it.
     fn forget_empty_queue(&mut self) {
-        if self.queue.is_empty() {
+        if self.queue.is_empty() && self.ears.is_empty() {
             self.queue_ends = None;
         }
+    }
+
+    /// S2, or else the first that listens is told that the lock is free, and has it for as long as it
+    /// may take to ask (W7).
+    fn let_go(
+        &mut self,
+        now: ServerTime,
+        fence: &mut u64,
+        live: &dyn Fn(&Arc<str>) -> bool,
+    ) -> Option<Delivery> {
+        let granted = self.hand_over(now, fence, live);
+        if granted.is_some() {
+            return granted;
+        }
+        let mut told = None;
+        while told.is_none()
+            && let Some((_, ear)) = self.ears.pop_first()
+        {
+            if live(&ear.instance) {
+                let instance = ear.instance.clone();
+                let grant = None;
+                told = Some(Delivery { instance, grant });
+                self.hold(now, ear, RESERVED);
+            }
+        }
+        self.forget_empty_queue();
+        told
     }
 
     /// S2: the lock is the first live ticket's, or nobody's.
@@ -434,6 +500,7 @@ impl Slot {
             at: now,
         };
         self.hold(now, ticket.owner, ticket.ttl);
+        let grant = Some(grant);
         Some(Delivery { instance, grant })
     }
 }

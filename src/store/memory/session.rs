@@ -81,7 +81,10 @@ impl Line {
         };
         if let Some((listener, grant)) = delivery {
             let key = key.clone();
-            listener.news(News::Granted { key, grant });
+            listener.news(match grant {
+                Some(grant) => News::Granted { key, grant },
+                None => News::Freed { key },
+            });
         }
         Ok(answer)
     }

@@ -1,3 +1,4 @@
+use super::ballot::Quorum;
 use crate::StoreError;
 
 /// What goes wrong in a quorum itself.
@@ -37,4 +38,23 @@ impl From<Fault> for StoreError {
             Self::new(fault)
         }
     }
+}
+
+/// What is told where no majority could be asked: what the nodes said, and what will not mend by
+/// itself above all, if it is that which stands in the way.
+pub(super) fn too_few(quorum: Quorum, troubles: &[StoreError]) -> StoreError {
+    let lasting: Vec<_> = troubles.iter().filter(|it| !it.is_retryable()).collect();
+    let source = if lasting.len() > quorum.spare() {
+        lasting.last().copied()
+    } else {
+        troubles.iter().rfind(|it| it.is_retryable())
+    };
+    let source = source.cloned().unwrap_or_else(|| Fault::Away.into());
+    let fault = Fault::TooFew {
+        away: troubles.len().min(quorum.size),
+        size: quorum.size,
+        majority: quorum.majority(),
+        source,
+    };
+    fault.into()
 }

@@ -13,6 +13,12 @@ use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
 /// After a refusal a release is sent again.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// So long the node may have us among those that listen, if we do not say that we do not.
+const LISTENS: Duration = Duration::from_secs(60);
+
+/// So long at most, and longer, it keeps a key for the one that it tells of it.
+const RESERVED: Duration = Duration::from_secs(1);
+
 /// One op, and the ballot that its answer is a vote in.
 #[derive(Debug)]
 struct Job {
@@ -66,6 +72,8 @@ pub(super) struct Lane {
     queue: VecDeque<Job>,
     owed: Vec<Owed>,
     stains: Vec<Stain>,
+    /// Who listens on the node, or may.
+    ears: Vec<Stain>,
 }
 
 /// By when a lock of `ttl` that is set now has run out on any node whose clock is right.
@@ -73,9 +81,18 @@ fn outlasted(now: Instant, ttl: Duration) -> Instant {
     now + ttl + ttl / 50 + Duration::from_millis(10)
 }
 
+fn put(marks: &mut Vec<Stain>, owner: Owner, until: Instant) {
+    match marks.iter_mut().find(|mark| mark.owner == owner) {
+        Some(mark) => mark.until = mark.until.max(until),
+        None => marks.push(Stain { owner, until }),
+    }
+}
+
 fn taking(op: &Op) -> Option<(Owner, Duration)> {
     match *op {
-        Op::Attempt { owner, ttl } | Op::Adopt { owner, ttl, .. } => Some((owner, ttl)),
+        Op::Attempt { owner, ttl } | Op::Listen { owner, ttl } | Op::Adopt { owner, ttl, .. } => {
+            Some((owner, ttl))
+        }
         _ => None,
     }
 }
@@ -94,9 +111,32 @@ impl Lane {
         self.queue.push_back(Job { op, ballot, first });
     }
 
-    /// Sees to it that nothing of an owner's stays here. What was not sent yet will not be, and
-    /// comes back as votes.
-    pub(super) fn let_go(&mut self, owner: Owner, ballot: Option<u64>) -> Vec<Cast> {
+    /// Sees to it that nothing of an owner's stays here, not even an ear. What was not sent yet will
+    /// not be, and comes back as votes.
+    pub(super) fn leave(&mut self, owner: Owner, ballot: Option<u64>) -> Vec<Cast> {
+        let op = self.parting(owner);
+        self.part(owner, op, ballot)
+    }
+
+    /// The same, but whoever listens does so still.
+    pub(super) fn let_go(&mut self, owner: Owner) -> Vec<Cast> {
+        self.part(owner, Op::Release { owner }, None)
+    }
+
+    /// Whether an owner is told when the key is free on the node, or may be.
+    pub(super) fn listens(&self, owner: Owner) -> bool {
+        self.ears.iter().any(|ear| ear.owner == owner)
+    }
+
+    fn parting(&self, owner: Owner) -> Op {
+        if self.listens(owner) {
+            Op::Withdraw { owner }
+        } else {
+            Op::Release { owner }
+        }
+    }
+
+    fn part(&mut self, owner: Owner, release: Op, ballot: Option<u64>) -> Vec<Cast> {
         let is_taking = |op: &Op| taking(op).is_some_and(|(of, _)| of == owner);
         let mut casts = Vec::new();
         self.queue.retain(|job| {
@@ -107,7 +147,6 @@ impl Lane {
             }
             !unsent
         });
-        let release = Op::Release { owner };
         let pending = self.flight.iter_mut().chain(&mut self.queue);
         let mut pending = pending.filter(|job| job.op == release);
         if let Some(job) = pending.next() {
@@ -128,13 +167,11 @@ impl Lane {
         loop {
             let mut job = self.queue.pop_front()?;
             if let Some(error) = away {
-                if let Op::Release { owner } = job.op
-                    && self.is_stained(owner)
+                if let Op::Release { owner } | Op::Withdraw { owner } = job.op
+                    && (self.is_stained(owner) || self.listens(owner))
                 {
-                    let (ballot, due) = (job.ballot, None);
-                    self.owed.push(Owed { owner, ballot, due });
-                    if let Some(ballot) = ballot {
-                        let vote = Vote::Later(error.clone());
+                    let vote = self.owe(owner, job.ballot, None, error);
+                    if let Some(ballot) = job.ballot {
                         return Some(Step::Cast(Cast { ballot, vote }));
                     }
                     continue;
@@ -162,6 +199,9 @@ impl Lane {
             } else if let Op::Renew { owner, ttl } = job.op {
                 self.stain(owner, outlasted(now, ttl));
             }
+            if let Op::Listen { owner, .. } = job.op {
+                put(&mut self.ears, owner, now + LISTENS);
+            }
             let op = job.op.clone();
             self.flight = Some(job);
             return Some(Step::Send(op));
@@ -171,7 +211,10 @@ impl Lane {
     /// What the node would say to one of whom it has nothing.
     fn known(&self, op: &Op) -> Option<Outcome> {
         let (owner, outcome) = match *op {
-            Op::Release { owner } => (owner, Outcome::Gone { held: false }),
+            Op::Withdraw { owner } if self.listens(owner) => return None,
+            Op::Release { owner } | Op::Withdraw { owner } => {
+                (owner, Outcome::Gone { held: false })
+            }
             Op::Renew { owner, .. } | Op::Raise { owner, .. } => (owner, Outcome::Lost),
             _ => return None,
         };
@@ -188,14 +231,29 @@ impl Lane {
         let vote = match result {
             Ok(answer) => {
                 match (&job.op, &answer.outcome) {
-                    (Op::Attempt { .. } | Op::Adopt { .. }, Outcome::Won { .. })
+                    // A notice that came meanwhile may be of an earlier time.
+                    (Op::Listen { owner, .. }, Outcome::Busy { score: Some(_), .. }) => {
+                        put(&mut self.ears, *owner, now + LISTENS);
+                    }
+                    (Op::Listen { owner, .. } | Op::Withdraw { owner }, _) => {
+                        self.ears.retain(|ear| ear.owner != *owner);
+                    }
+                    _ => {}
+                }
+                match (&job.op, &answer.outcome) {
+                    (
+                        Op::Attempt { .. } | Op::Listen { .. } | Op::Adopt { .. },
+                        Outcome::Won { .. },
+                    )
                     | (Op::Renew { .. }, Outcome::Renewed) => self.renew_stain(now, &job.op),
                     (Op::Raise { .. }, Outcome::Raised { .. }) => {}
                     (
                         Op::Attempt { owner, .. }
+                        | Op::Listen { owner, .. }
                         | Op::Adopt { owner, .. }
                         | Op::Renew { owner, .. }
                         | Op::Raise { owner, .. }
+                        | Op::Withdraw { owner }
                         | Op::Release { owner },
                         _,
                     ) => self.clean(*owner),
@@ -210,7 +268,7 @@ impl Lane {
     }
 
     fn failed(&mut self, now: Instant, job: &Job, error: OpError) -> Vote {
-        if let Op::Release { owner } = job.op {
+        if let Op::Release { owner } | Op::Withdraw { owner } = job.op {
             let due = match &error {
                 OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
                 OpError::Refused(error) if error.is_retryable() => Some(now + RETRY),
@@ -221,11 +279,10 @@ impl Lane {
                 }
             };
             let is_wanted = |job: &Job| taking(&job.op).is_some_and(|(of, _)| of == owner);
-            if !self.queue.iter().any(is_wanted) {
-                let ballot = job.ballot;
-                self.owed.push(Owed { owner, ballot, due });
+            if self.queue.iter().any(is_wanted) {
+                return Vote::Later(error.store_error().clone());
             }
-            return Vote::Later(error.store_error().clone());
+            return self.owe(owner, job.ballot, due, error.store_error());
         }
         match &error {
             OpError::Unknown(_) | OpError::Unconfirmed(_) => self.renew_stain(now, &job.op),
@@ -241,11 +298,28 @@ impl Lane {
         Vote::Never(error.store_error().clone())
     }
 
+    /// What is given back is so later. Nobody is kept waiting for one that only listens.
+    fn owe(
+        &mut self,
+        owner: Owner,
+        ballot: Option<u64>,
+        due: Option<Instant>,
+        error: &StoreError,
+    ) -> Vote {
+        let (ballot, vote) = if self.is_stained(owner) {
+            (ballot, Vote::Later(error.clone()))
+        } else {
+            (None, Vote::Said(Outcome::Gone { held: false }))
+        };
+        self.owed.push(Owed { owner, ballot, due });
+        vote
+    }
+
     /// The node is back.
     pub(super) fn node_is_back(&mut self) {
-        for owed in self.owed.drain(..).rev() {
+        for owed in std::mem::take(&mut self.owed).into_iter().rev() {
             self.queue.push_front(Job {
-                op: Op::Release { owner: owed.owner },
+                op: self.parting(owed.owner),
                 ballot: owed.ballot,
                 first: false,
             });
@@ -255,13 +329,14 @@ impl Lane {
     /// Releases that are due again are sent again; those that are not worth it any more are not.
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Cast> {
         self.stains.retain(|stain| now < stain.until);
+        self.ears.retain(|ear| now < ear.until);
         let mut casts = Vec::new();
         for owed in std::mem::take(&mut self.owed) {
-            if !self.is_stained(owed.owner) {
+            if self.until(owed.owner).is_none() {
                 let vote = Vote::Never(Fault::RunOut.into());
                 casts.extend(owed.ballot.map(|ballot| Cast { ballot, vote }));
             } else if owed.due.is_some_and(|due| due <= now) {
-                let op = Op::Release { owner: owed.owner };
+                let op = self.parting(owed.owner);
                 self.push(op, owed.ballot);
             } else {
                 self.owed.push(owed);
@@ -281,10 +356,11 @@ impl Lane {
         self.stains.iter().any(|stain| stain.owner == owner)
     }
 
-    /// When that has run out by itself.
+    /// When that, and an ear of its, has run out by itself.
     fn until(&self, owner: Owner) -> Option<Instant> {
-        let stain = self.stains.iter().find(|stain| stain.owner == owner);
-        stain.map(|stain| stain.until)
+        let marks = self.stains.iter().chain(&self.ears);
+        let marks = marks.filter(|mark| mark.owner == owner);
+        marks.map(|mark| mark.until).max()
     }
 
     /// Whether anything is under way, or owed.
@@ -294,7 +370,17 @@ impl Lane {
 
     /// Nor is anything left: it may be forgotten.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_busy() && self.stains.is_empty()
+        !self.is_busy() && self.stains.is_empty() && self.ears.is_empty()
+    }
+
+    /// The node says that the key is free, and keeps it for the one that it tells for a moment:
+    /// whether anybody listens for that. Once for each time.
+    pub(super) fn hears(&mut self, now: Instant) -> bool {
+        let ear = self.ears.pop();
+        if let Some(ear) = &ear {
+            self.stain(ear.owner, now + RESERVED);
+        }
+        ear.is_some()
     }
 
     fn renew_stain(&mut self, now: Instant, op: &Op) {
@@ -306,10 +392,7 @@ impl Lane {
     }
 
     fn stain(&mut self, owner: Owner, until: Instant) {
-        match self.stains.iter_mut().find(|stain| stain.owner == owner) {
-            Some(stain) => stain.until = stain.until.max(until),
-            None => self.stains.push(Stain { owner, until }),
-        }
+        put(&mut self.stains, owner, until);
     }
 
     fn clean(&mut self, owner: Owner) {

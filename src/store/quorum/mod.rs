@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `store.rs` | what does a user make, and what does it promise? |
 //! | `session.rs` | how do the nodes and the registry reach the state, and in which order is it told? |
-//! | `state.rs` | which node is asked what, and what follows from its answer? |
+//! | `state.rs` | which nodes are there, and which keys are in use? |
+//! | `entry.rs` | which node is asked what about one key, and what follows from its answer? |
 //! | `lane.rs` | what is one node asked about one key, in which order, and what may it still have of ours? |
 //! | `ballot.rs` | how are votes counted? (No node, no time.) |
 //!
 //! All but `session.rs` is data in, data out.
 
 mod ballot;
+mod entry;
 mod fault;
 mod lane;
 mod session;

@@ -198,6 +198,7 @@ impl Listener for Ear {
                     }
                     News::Up { .. } => state.came_up(now, node, outbox),
                     News::Down(error) => state.went_down(now, node, error, outbox),
+                    News::Freed { key } => state.freed(now, node, key, outbox),
                     // Nobody of ours stands in a node's queue.
                     News::Granted { .. } | News::Unconfirmed { .. } => {}
                 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::{Called, Elected, Election, GivenBack, Quorum, Return, Roll};
-use super::fault::Fault;
-use super::lane::{Cast, Lane, Step, Vote};
+use super::ballot::{Election, Quorum, Return, Roll};
+use super::entry::{Ballot, Entry, Open};
+use super::fault::{Fault, too_few};
+use super::lane::{Cast, Lane, Vote};
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Outcome, Owner, ServerTime};
+use crate::store::contract::{Answer, News, Op, OpError, Outcome};
 
 /// After so many ops, what has run out untouched is swept up.
 const SWEEP_EVERY: u32 = 1024;
@@ -31,7 +32,7 @@ pub(super) struct State {
 }
 
 #[derive(Debug, Default)]
-struct Node {
+pub(super) struct Node {
     /// Whether its connection stands, as far as it was heard of.
     up: Option<bool>,
     /// Why not.
@@ -39,36 +40,6 @@ struct Node {
     /// Its connection broke, and it may have been started again: if it does not tell, its votes do
     /// not count until then.
     out_until: Option<Instant>,
-}
-
-/// One key in use.
-#[derive(Debug)]
-struct Entry {
-    /// One a node.
-    lanes: Vec<Lane>,
-    open: Vec<Open>,
-}
-
-/// An op that is not answered yet.
-#[derive(Debug)]
-struct Open {
-    id: u64,
-    op: Op,
-    /// The latest time that a node named.
-    at: ServerTime,
-    ballot: Ballot,
-    /// Whether what it renews was released meanwhile.
-    ended: bool,
-    /// What nodes said that have no vote.
-    troubles: Vec<StoreError>,
-}
-
-#[derive(Debug)]
-enum Ballot {
-    Election(Election),
-    /// A renewal, or the raising of a fence: then the age of the youngest that counts.
-    Roll(Roll, Option<Option<Duration>>),
-    Return(Return),
 }
 
 /// What is done once the state is unlocked.
@@ -79,7 +50,7 @@ pub(super) struct Outbox {
 }
 
 impl Node {
-    fn away(&self) -> Option<&StoreError> {
+    pub(super) fn away(&self) -> Option<&StoreError> {
         self.away.as_ref()
     }
 }
@@ -132,9 +103,15 @@ impl State {
         let (quorum, asks_age) = (self.quorum, self.quarantine.is_some());
         let entry = self.entry(&key);
         let (ballot, asked) = match op {
-            Op::Attempt { owner, ttl } | Op::Enter { owner, ttl, .. } => {
+            Op::Attempt { owner, ttl }
+            | Op::Listen { owner, ttl }
+            | Op::Enter { owner, ttl, .. } => {
                 let election = Election::new(quorum, asks_age, false);
-                (Ballot::Election(election), Op::Attempt { owner, ttl })
+                let asked = match op {
+                    Op::Listen { .. } => op.clone(),
+                    _ => Op::Attempt { owner, ttl },
+                };
+                (Ballot::Election(election), asked)
             }
             // Who has it already has a vote that no restart has taken away.
             Op::Adopt { .. } => {
@@ -163,7 +140,7 @@ impl State {
         });
         for node in 0..quorum.size {
             if let Op::Release { owner } = asked {
-                let casts = entry.lanes[node].let_go(owner, Some(id));
+                let casts = entry.lanes[node].leave(owner, Some(id));
                 entry.cast_all(node, casts);
             } else {
                 entry.lanes[node].ask(asked.clone(), Some(id));
@@ -209,6 +186,20 @@ impl State {
             self.settle_all(now, outbox);
         }
         self.tell_down(outbox);
+    }
+
+    /// A node says that a key is free there: the registry, if it listens, is told when a majority says
+    /// so, or a moment later.
+    pub(super) fn freed(&mut self, now: Instant, node: usize, key: Arc<str>, outbox: &mut Outbox) {
+        let quorum = self.quorum;
+        let Some(entry) = self.keys.get_mut(&key) else {
+            return;
+        };
+        if entry.freed(now, node, quorum) {
+            outbox.news.push(News::Freed { key });
+        } else {
+            self.settle(now, &key, outbox);
+        }
     }
 
     /// A node's connection is gone, or could not be made.
@@ -262,10 +253,8 @@ impl State {
 
     fn entry(&mut self, key: &Arc<str>) -> &mut Entry {
         let size = self.quorum.size;
-        self.keys.entry(key.clone()).or_insert_with(|| Entry {
-            lanes: std::iter::repeat_with(Lane::default).take(size).collect(),
-            open: Vec::new(),
-        })
+        let new = || Entry::new(size);
+        self.keys.entry(key.clone()).or_insert_with(new)
     }
 
     fn count(&self, up: Option<bool>) -> usize {
@@ -304,10 +293,14 @@ impl State {
                 break;
             }
         }
-        if let Some(due) = entry.lanes.iter().filter_map(|it| it.due(now)).min() {
+        if entry.is_freed(now) {
+            let key = key.clone();
+            outbox.news.push(News::Freed { key });
+        }
+        if let Some(due) = entry.due(now) {
             self.alarms.insert((due, key.clone()));
         }
-        if entry.open.is_empty() && entry.lanes.iter().all(Lane::is_idle) {
+        if entry.is_idle() {
             self.keys.remove(key);
         }
     }
@@ -346,200 +339,6 @@ impl State {
     }
 }
 
-impl Entry {
-    fn tick(&mut self, now: Instant) {
-        for node in 0..self.lanes.len() {
-            let casts = self.lanes[node].tick(now);
-            self.cast_all(node, casts);
-        }
-    }
-
-    /// A lease is over: a renewal of it that is under way must not give it to a node again.
-    fn end(&mut self, owner: Owner) {
-        for open in &mut self.open {
-            open.ended |= matches!(open.op, Op::Renew { owner: of, .. } if of == owner);
-        }
-    }
-
-    fn cast_all(&mut self, node: usize, casts: Vec<Cast>) {
-        for cast in casts {
-            self.cast(node, cast);
-        }
-    }
-
-    fn heard_at(&mut self, ballot: u64, at: ServerTime) {
-        if let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) {
-            open.at = open.at.max(at);
-        }
-    }
-
-    /// Counts a vote, if its ballot is still open.
-    fn cast(&mut self, node: usize, Cast { ballot, vote }: Cast) {
-        let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) else {
-            return;
-        };
-        match (&mut open.ballot, vote) {
-            (Ballot::Election(election), Vote::Said(outcome)) => match outcome {
-                Outcome::Won { draw } => election.won(node, draw),
-                Outcome::Busy { left, .. } => election.against(node, left),
-                Outcome::NotOld => election.against(node, None),
-                Outcome::Raised { .. } => election.raised(node),
-                _ => {
-                    open.troubles.push(Fault::Forgot.into());
-                    election.absent(node);
-                }
-            },
-            (Ballot::Roll(roll, youngest), Vote::Said(outcome)) => match outcome {
-                Outcome::Raised { age } => {
-                    *youngest = Some(youngest.map_or(age, |youngest| youngest.min(age)));
-                    roll.has(node);
-                }
-                Outcome::Renewed => roll.has(node),
-                _ => roll.lacks(node),
-            },
-            (Ballot::Return(back), Vote::Said(outcome)) => {
-                back.gone(node, outcome == Outcome::Gone { held: true });
-            }
-            (ballot, Vote::Later(error)) => {
-                open.troubles.push(error);
-                match ballot {
-                    Ballot::Return(back) => back.later(node),
-                    Ballot::Election(election) => election.absent(node),
-                    Ballot::Roll(roll, _) => roll.absent(node),
-                }
-            }
-            (ballot, Vote::Never(error)) => {
-                open.troubles.push(error);
-                match ballot {
-                    Ballot::Return(back) => back.never(node),
-                    Ballot::Election(election) => election.absent(node),
-                    Ballot::Roll(roll, _) => roll.absent(node),
-                }
-            }
-        }
-    }
-
-    /// Sends what may go, and counts what need not be sent.
-    fn step(&mut self, now: Instant, nodes: &[Node], key: &Arc<str>, outbox: &mut Outbox) {
-        for (node, it) in nodes.iter().enumerate() {
-            while let Some(step) = self.lanes[node].step(now, it.away()) {
-                match step {
-                    Step::Send(op) => outbox.sends.push((node, key.clone(), op)),
-                    Step::Cast(cast) => self.cast(node, cast),
-                }
-            }
-        }
-    }
-
-    /// Has the fences of a majority raised to the draw of the one that is to win; true if any is.
-    fn raise(&mut self) -> bool {
-        let mut raised = false;
-        for open in &mut self.open {
-            let (Op::Attempt { owner, .. } | Op::Enter { owner, .. } | Op::Adopt { owner, .. }) =
-                open.op
-            else {
-                continue;
-            };
-            if let Ballot::Election(election) = &mut open.ballot
-                && let Some((draw, nodes)) = election.raises()
-            {
-                raised = true;
-                let age = election.asks_age();
-                for node in nodes {
-                    self.lanes[node].ask(Op::Raise { owner, draw, age }, Some(open.id));
-                }
-            }
-        }
-        raised
-    }
-
-    /// Answers ops whose ballots have a verdict; true if any has.
-    fn conclude(
-        &mut self,
-        quorum: Quorum,
-        down: bool,
-        key: &Arc<str>,
-        outbox: &mut Outbox,
-    ) -> bool {
-        let decided = |open: &mut Open| open.outcome().is_some();
-        let answered: Vec<_> = self.open.extract_if(.., decided).collect();
-        let any = !answered.is_empty();
-        for open in answered {
-            let outcome = open.outcome().expect("it was just decided").ok();
-            // Down, and it asks again when it is told that the store is up; else after a pause.
-            let failed = if down {
-                OpError::Unknown
-            } else {
-                OpError::Refused
-            };
-            self.follow(&open, outcome.as_ref());
-            let result = match outcome {
-                Some(outcome) => {
-                    let at = open.at;
-                    Ok(Answer { at, outcome })
-                }
-                None => Err(failed(too_few(quorum, &open.troubles))),
-            };
-            let (key, op) = (key.clone(), open.op);
-            outbox.news.push(News::Replied { key, op, result });
-        }
-        any
-    }
-
-    /// What a verdict brings about on the nodes.
-    fn follow(&mut self, open: &Open, outcome: Option<&Outcome>) {
-        match (&open.op, outcome) {
-            (_, Some(Outcome::Won { .. })) => {}
-            // Every vote that is not known to have refused is given back, and that behind its
-            // answer, however late that comes.
-            (Op::Attempt { owner, .. } | Op::Enter { owner, .. }, _)
-            | (Op::Adopt { owner, .. }, Some(Outcome::NotOld))
-            | (Op::Renew { owner, .. }, Some(Outcome::Lost)) => {
-                for node in 0..self.lanes.len() {
-                    let casts = self.lanes[node].let_go(*owner, None);
-                    self.cast_all(node, casts);
-                }
-            }
-            // A node that was away, or has lost the lock, is given it again if it is free: not to
-            // make up this majority, but so that the next can do without another node.
-            (&Op::Renew { owner, ttl }, Some(Outcome::Renewed)) if !open.ended => {
-                for lane in &mut self.lanes {
-                    if !lane.is_stained(owner) && !lane.is_busy() {
-                        lane.ask(Op::Attempt { owner, ttl }, None);
-                    }
-                }
-            }
-            // Whoever adopts asks again, or else gives back.
-            _ => {}
-        }
-    }
-}
-
-impl Open {
-    /// The verdict as the registry is to hear it; `Err` if too few nodes could be asked.
-    fn outcome(&self) -> Option<Result<Outcome, ()>> {
-        match &self.ballot {
-            Ballot::Election(election) => election.verdict().map(|verdict| match verdict {
-                Elected::Won { draw } => Ok(Outcome::Won { draw }),
-                Elected::Refused { .. } if matches!(self.op, Op::Adopt { .. }) => {
-                    Ok(Outcome::NotOld)
-                }
-                Elected::Refused { left } => Ok(Outcome::Busy { left, score: None }),
-                Elected::Failed => Err(()),
-            }),
-            Ballot::Roll(roll, youngest) => roll.verdict().map(|verdict| match verdict {
-                Called::Has => Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age })),
-                Called::Lacks => Ok(Outcome::Lost),
-                Called::Unknown => Err(()),
-            }),
-            Ballot::Return(back) => back.verdict().map(|verdict| match verdict {
-                GivenBack::Gone { held } => Ok(Outcome::Gone { held }),
-                GivenBack::Failed => Err(()),
-            }),
-        }
-    }
-}
-
 /// A node that was started again lately may have forgotten for whom it voted: its vote for somebody
 /// else does not count before every lease that it may have been part of is over.
 fn check_age(
@@ -561,23 +360,4 @@ fn check_age(
         let age = age.map_or("lately, perhaps".to_owned(), |age| format!("{age:?} ago"));
         cast.vote = Vote::Never(Fault::TooYoung { age }.into());
     }
-}
-
-/// What is told where no majority could be asked: what the nodes said, and what will not mend by
-/// itself above all, if it is that which stands in the way.
-fn too_few(quorum: Quorum, troubles: &[StoreError]) -> StoreError {
-    let lasting: Vec<_> = troubles.iter().filter(|it| !it.is_retryable()).collect();
-    let source = if lasting.len() > quorum.spare() {
-        lasting.last().copied()
-    } else {
-        troubles.iter().rfind(|it| it.is_retryable())
-    };
-    let source = source.cloned().unwrap_or_else(|| Fault::Away.into());
-    let fault = Fault::TooFew {
-        away: troubles.len().min(quorum.size),
-        size: quorum.size,
-        majority: quorum.majority(),
-        source,
-    };
-    fault.into()
 }

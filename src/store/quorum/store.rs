@@ -46,12 +46,18 @@ use crate::store::{LockStore, sealed};
 ///   longest ttl after they ended.
 /// - **Tokens after a restart without data** grow as long as the nodes' clocks agree within the time
 ///   for which the node was not asked: draws begin with a server's clock.
-/// - **Fairness.** There is no queue, and nothing is pushed: who waits asks again, as
-///   [`Repeat`](crate::Repeat) says. The pauses are random, so that callers that split the votes do
-///   not do so again. Somebody may wait while others take turns, and
-///   [`acquire_once`](crate::Lock::acquire_once) may find a lock busy that nobody gets.
+/// - **Fairness.** There is no queue that all nodes share. Where nodes can push, each tells the registry that
+///   has waited there longest when the key is free, and keeps it for 100 ms for that one: mostly that is the
+///   same registry on all of them, so turns go round, and those who wait do not all ask at once and split the
+///   votes. Nothing promises it: nodes may see waiters in different orders, and a notice may be lost. So who
+///   waits also asks again as [`Repeat`](crate::Repeat) says, and where nodes cannot push that is all: somebody
+///   may wait while others take turns. [`acquire_once`](crate::Lock::acquire_once) may find a lock busy that
+///   nobody gets.
 /// - **Speed.** An acquisition takes two round trips, as the majority's second fastest node
 ///   answers: the vote, and the raising of its fences.
+///
+/// A notice costs nothing where nobody waits, and one that lies does no harm: however many come, a waiter
+/// asks a few times more in each of its pauses, later each time.
 ///
 /// Nodes are for quorums alone: a registry that uses one of them by itself under the same prefix
 /// counts there as one that stands in the way. All processes name the same nodes, in any order.

@@ -4,8 +4,9 @@
 -- KEYS  the fence, then the lock of each op, then the queue of each
 -- ARGV  the call's number, a letter for each op, the last server time at which A, E and D are of
 --       use ('' if there are none; O5), the owner of each op, then what else belongs to each:
---         A ttl        E ttl score|''    Y ttl new
+--         A ttl        E ttl score|''|ear  Y ttl new
 --         R            W                 D ttl from             V draw age
+--       ('ear': not to stand for the lock, but to be told when it is free; W7)
 -- ->    if all went plainly, a text: 'number', each R gave up what it held; 'number seconds
 --       micros', and each A and E won, with draws in their order from that time of the server on.
 --       Else the call's number, the server's time, then one answer an op:
@@ -184,6 +185,10 @@ local function in_full()
     keep(queue, left)
   end
 
+  local function publish(instance, message)
+    call('PUBLISH', channels .. instance, message)
+  end
+
   -- S2: a registry is there if its channel has a subscriber. (PUBLISH's own count says nothing:
   -- replicas pass a message on, and patterns make the dead look alive.)
   local subscribers = {}
@@ -196,16 +201,20 @@ local function in_full()
   end
 
   -- The first ticket whose registry is there; those before it are dropped, and not published to.
+  -- Those with a ttl of 0 only listen, and are passed by.
   local function first_live(queue)
+    local listening = 0
     while true do
-      local head = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+      local head = call('ZRANGE', queue, listening, listening, 'WITHSCORES')
       local member = head[1]
       if not member then
         return nil
       end
       local owner, ttl = member:match('^(%S+) (%d+)$')
       local instance = owner and owner:match('^(.+):%d+$')
-      if instance and is_there(instance) then
+      if ttl == '0' then
+        listening = listening + 1
+      elseif instance and is_there(instance) then
         return {
           member = member,
           score = tonumber(head[2]),
@@ -214,7 +223,26 @@ local function in_full()
           instance = instance,
         }
       end
+      if ttl ~= '0' then
+        call('ZREM', queue, member)
+      end
+    end
+  end
+
+  -- W7: the first of those that listen and are there is told that the lock is free, and nobody else
+  -- has it for the 100 ms that it may take to ask; called when nobody else stands in the queue.
+  local function tell_first(lock, queue)
+    while true do
+      local member = call('ZRANGE', queue, 0, 0)[1]
+      if not member then
+        return
+      end
       call('ZREM', queue, member)
+      local owner, instance = member:match('^((.+):%d+) 0$')
+      if instance and is_there(instance) then
+        try('SET', lock, owner, 'NX', 'PX', 100)
+        return publish(instance, 'freed ' .. lock:sub(#prefix + 2))
+      end
     end
   end
 
@@ -229,7 +257,7 @@ local function in_full()
       local name = lock:sub(#prefix + 2)
       local fields = { '1', ticket.owner, text(ticket.ttl), text(number), text(now), name }
       local grant = table.concat(fields, ' ')
-      local ok, err = pcall(call, 'PUBLISH', channels .. ticket.instance, grant)
+      local ok, err = pcall(publish, ticket.instance, grant)
       if not ok then
         call('DEL', lock) -- S1: its owner would not know
         error(err, 0)
@@ -272,6 +300,9 @@ local function in_full()
     if held and not (ok and given) then
       call('DEL', lock)
     end
+    if ok and not given then
+      pcall(tell_first, lock, queue)
+    end
   end
 
   local function busy(left, ticket)
@@ -308,6 +339,9 @@ local function in_full()
     end
     local head = first_live(queue)
     if not head then
+      if ticket and ticket.listens then
+        call('ZREM', queue, ticket.member)
+      end
       return { 'won', set_lock(lock, queue, { owner = owner, ttl = ttl }) }
     end
     local place = ticket and ticket.score
@@ -331,6 +365,9 @@ local function in_full()
 
   function run.E(lock, queue, owner, ttl, score)
     local ticket = { member = owner .. ' ' .. ttl, score = tonumber(score) }
+    if score == 'ear' then
+      ticket = { member = owner .. ' 0', listens = true }
+    end
     return take(lock, queue, owner, tonumber(ttl), ticket)
   end
 

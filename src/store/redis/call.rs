@@ -33,6 +33,17 @@ pub(super) enum Wish {
     Look(oneshot::Sender<Result<Sight, StoreError>>),
 }
 
+impl Job {
+    /// Who cannot be told is not to be.
+    pub(super) fn listen_to_nothing(&mut self) {
+        if let Wish::Op { op, .. } = &mut self.wish
+            && let Op::Listen { owner, ttl } = *op
+        {
+            *op = Op::Attempt { owner, ttl };
+        }
+    }
+}
+
 impl Cargo for Job {
     type Key = Arc<str>;
 
@@ -154,7 +165,7 @@ fn add_text_of(command: &mut Cmd, names: &Names, owner: Owner) {
 fn letter(op: &Op) -> u8 {
     match op {
         Op::Attempt { .. } => b'A',
-        Op::Enter { .. } => b'E',
+        Op::Listen { .. } | Op::Enter { .. } => b'E',
         Op::Withdraw { .. } => b'W',
         Op::Release { .. } => b'R',
         Op::Yield { .. } => b'Y',
@@ -168,6 +179,7 @@ fn letter(op: &Op) -> u8 {
 fn add_owner(command: &mut Cmd, names: &Names, op: &Op) {
     match op {
         Op::Attempt { owner, .. }
+        | Op::Listen { owner, .. }
         | Op::Enter { owner, .. }
         | Op::Withdraw { owner }
         | Op::Release { owner }
@@ -184,6 +196,9 @@ fn add_more(command: &mut Cmd, names: &Names, op: &Op) {
         Op::Withdraw { .. } | Op::Release { .. } => {}
         Op::Attempt { ttl, .. } | Op::Renew { ttl, .. } => {
             command.arg(millis(*ttl));
+        }
+        Op::Listen { ttl, .. } => {
+            command.arg(millis(*ttl)).arg(LISTENS);
         }
         Op::Enter { ttl, score, .. } => {
             command.arg(millis(*ttl));
@@ -204,6 +219,9 @@ fn add_more(command: &mut Cmd, names: &Names, op: &Op) {
         }
     }
 }
+
+/// In the place of a score: not to stand for the lock, but to be told when it is free.
+const LISTENS: &str = "ear";
 
 /// Rounded up: the server must not end a lease before we do (D1).
 fn millis(ttl: Duration) -> u64 {
@@ -268,7 +286,7 @@ fn read_plain(number: u64, jobs: &[Job], reply: &[u8]) -> Option<Reply> {
         .iter()
         .map(|job| match &job.wish {
             Wish::Op { op, .. } => match op {
-                Op::Attempt { .. } | Op::Enter { .. } => Some(Outcome::Won {
+                Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } => Some(Outcome::Won {
                     draw: draws.next()?,
                 }),
                 Op::Release { .. } => Some(Outcome::Gone { held: true }),
@@ -315,7 +333,7 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
     if let (Value::Int(number), Wish::Op { op, .. }) = (&answer, wish) {
         // In short, what is most common.
         return match op {
-            Op::Attempt { .. } | Op::Enter { .. } => {
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } => {
                 let draw = read_draw(&answer)?;
                 Some(Verdict::Done(Outcome::Won { draw }))
             }
@@ -344,32 +362,46 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
         }
     };
     let outcome = match (op, tag, values) {
-        (Op::Attempt { .. } | Op::Enter { .. } | Op::Adopt { .. }, "stale", []) => {
+        (
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } | Op::Adopt { .. },
+            "stale",
+            [],
+        ) => {
             return Some(Verdict::Stale);
         }
         (
-            Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. },
+            Op::Attempt { .. }
+            | Op::Listen { .. }
+            | Op::Enter { .. }
+            | Op::Yield { .. }
+            | Op::Adopt { .. },
             "won",
             [draw],
         ) => Outcome::Won {
             draw: read_draw(draw)?,
         },
-        (Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. }, "busy", [left, score]) => {
-            Outcome::Busy {
-                left: read_left(left)?,
-                score: match score {
-                    Value::Nil => None,
-                    score => Some(int(score)?),
-                },
-            }
-        }
+        (
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } | Op::Yield { .. },
+            "busy",
+            [left, score],
+        ) => Outcome::Busy {
+            left: read_left(left)?,
+            score: match score {
+                Value::Nil => None,
+                score => Some(int(score)?),
+            },
+        },
         (Op::Yield { .. } | Op::Adopt { .. }, "not-old", []) => Outcome::NotOld,
         (Op::Release { .. } | Op::Withdraw { .. }, "gone", [held]) => Outcome::Gone {
             held: int(held)? == 1,
         },
         (Op::Renew { .. }, "renewed", []) => Outcome::Renewed,
+        // Servers tell whole seconds, and take the whole seconds of two times from each other: one that
+        // says 1 may be up for a moment.
         (Op::Raise { .. }, "raised", [Value::Int(age)]) => Outcome::Raised {
-            age: u64::try_from(*age).ok().map(Duration::from_secs),
+            age: u64::try_from(*age)
+                .ok()
+                .map(|age| Duration::from_secs(age.saturating_sub(1))),
         },
         (Op::Renew { .. } | Op::Raise { .. }, "lost", []) => Outcome::Lost,
         _ => return None,
@@ -450,6 +482,31 @@ mod tests {
         words.collect::<Vec<_>>().join("|")
     }
 
+    /// A server that was started at 10.9 s and asked at 11.1 says that it has been up for 1 s: taken at its word it
+    /// was let into the vote up to a second before the leases were over that it had forgotten.
+    #[test]
+    fn an_age_in_whole_seconds_is_not_believed_to_the_last() {
+        let raise = job(Op::Raise {
+            owner: Owner(1),
+            draw: 5,
+            age: true,
+        });
+        let age = |told: i64| {
+            let answer = Value::Array(vec![
+                Value::BulkString(b"raised".to_vec()),
+                Value::Int(told),
+            ]);
+            match read_verdict(&raise.wish, answer) {
+                Some(Verdict::Done(Outcome::Raised { age })) => age,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(age(1), Some(Duration::ZERO));
+        assert_eq!(age(31), Some(Duration::from_secs(30)));
+        assert_eq!(age(0), Some(Duration::ZERO));
+        assert_eq!(age(-1), None, "no right to ask");
+    }
+
     #[test]
     fn ops_are_spelt_as_the_scripts_read_them() {
         let batch = [
@@ -503,6 +560,18 @@ mod tests {
             ttl: TTL,
         });
         assert_eq!(words(Lane::Renew, &[renew]), "1|lock:k|5|ab:8|30000");
+        let (owner, ttl) = (Owner(5), TTL);
+        let mut listen = job(Op::Listen { owner, ttl });
+        let key = "3|lock:~fence|lock:k|{lock:k}:~queue1|5";
+        assert_eq!(
+            words(Lane::Batch, std::slice::from_ref(&listen)),
+            format!("{key}|E|1000|ab:5|30000|ear")
+        );
+        listen.listen_to_nothing();
+        assert_eq!(
+            words(Lane::Batch, &[listen]),
+            format!("{key}|A|1000|ab:5|30000")
+        );
     }
 
     #[test]
@@ -640,6 +709,7 @@ mod tests {
         vec(
             select(vec![
                 Op::Attempt { owner, ttl: TTL },
+                Op::Listen { owner, ttl: TTL },
                 Op::Enter {
                     owner,
                     ttl: TTL,
@@ -717,7 +787,11 @@ mod tests {
                 Verdict::Done(Outcome::Won { draw }) => {
                     let wins = matches!(
                         op,
-                        Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. }
+                        Op::Attempt { .. }
+                            | Op::Listen { .. }
+                            | Op::Enter { .. }
+                            | Op::Yield { .. }
+                            | Op::Adopt { .. }
                     );
                     assert!(wins, "{op:?}");
                     assert!(i64::try_from(draw.checked_mul(64).unwrap() + 63).is_ok());

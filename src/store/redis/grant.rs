@@ -21,17 +21,27 @@ pub(super) enum Message<'a> {
         key: Arc<str>,
         grant: Grant,
     },
+    /// A lock that we listened for is free.
+    Freed {
+        key: Arc<str>,
+    },
     /// The nonce of a probe.
     Probe(&'a str),
 }
 
-/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, or `probe <nonce>`. `None`
-/// if it is in another format, for another instance, or no message of ours at all.
+/// What a notice begins with; no number, so no format of a grant.
+const FREED: &str = "freed";
+
+/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, `freed <key>`, or `probe
+/// <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
 pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> {
     let text = std::str::from_utf8(payload).ok()?;
     let (format, rest) = text.split_once(' ')?;
     if format == PROBE {
         return Some(Message::Probe(rest));
+    }
+    if format == FREED {
+        return Some(Message::Freed { key: rest.into() });
     }
     if format != FORMAT {
         return None;
@@ -108,7 +118,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_like_a_grant_panics(text in "(1|2|probe)( (ab12|x)?:?[0-9a-f-]{0,25}){0,7}") {
+        fn nothing_like_a_grant_panics(text in "(1|2|freed|probe)( (ab12|x)?:?[0-9a-f-]{0,25}){0,7}") {
             let _ = read(&names(), text.as_bytes());
         }
     }

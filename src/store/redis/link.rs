@@ -35,6 +35,8 @@ pub(super) struct Link {
     pub(super) old: Option<ClientId>,
     /// Whether it was said that there is no push.
     pub(super) was_warned: bool,
+    /// Whether nothing can be pushed to us on this connection.
+    pub(super) is_deaf: bool,
     /// What is to be told together.
     pub(super) news: Vec<News>,
     /// Empty; what came in passes through it.
@@ -67,6 +69,7 @@ impl Link {
             number: 0,
             old: None,
             was_warned: false,
+            is_deaf: false,
             news: Vec::new(),
             room: VecDeque::new(),
             has_begun: false,

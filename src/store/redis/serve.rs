@@ -63,6 +63,7 @@ impl Link {
     pub(super) async fn serve(&mut self, mut standing: Standing) -> End {
         self.old = standing.id.take();
         let deaf = standing.deaf.take();
+        self.is_deaf = deaf.is_some();
         tracing::debug!(address = &**self.endpoint.address(), ?deaf, "connected");
         self.announce(News::Up {
             queue: deaf.is_none(),
@@ -195,7 +196,11 @@ impl Link {
 
     /// Sends what may go.
     fn send(&mut self, wire: &mut Wire) {
-        while let Some((lane, jobs)) = self.traffic.next_call() {
+        while let Some((lane, mut jobs)) = self.traffic.next_call() {
+            if self.is_deaf {
+                // Nobody must stand there who cannot be told (W5).
+                jobs.iter_mut().for_each(Job::listen_to_nothing);
+            }
             self.number += 1;
             let number = self.number;
             let now = wire.now();
@@ -248,6 +253,7 @@ impl Link {
         }
         match setup::message(&self.names, push) {
             Some(Message::Granted { key, grant }) => self.tell(News::Granted { key, grant }),
+            Some(Message::Freed { key }) => self.tell(News::Freed { key }),
             // A probe's, late.
             Some(Message::Probe(_)) => {}
             None => {

@@ -64,6 +64,7 @@ impl World {
     pub(super) fn check_sent(&mut self, process: ProcessId, key: KeyId, op: &Op) {
         let owner = match *op {
             Op::Attempt { owner, .. }
+            | Op::Listen { owner, .. }
             | Op::Enter { owner, .. }
             | Op::Withdraw { owner }
             | Op::Release { owner }

@@ -44,6 +44,7 @@ pub(super) enum News {
     Replied(KeyId, Op, Result<Answer, OpError>),
     Granted(KeyId, Grant),
     Unconfirmed(KeyId, Grant, StoreError),
+    Freed(KeyId),
     Up { queue: bool },
     Down(StoreError),
 }
@@ -208,6 +209,12 @@ impl World {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
                 let doubt = Some(error);
                 self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant, doubt));
+            }
+            News::Freed(key) => {
+                self.note(|_| format!("r{id} k{key} hears that it is free"));
+                if keys.contains(&key) {
+                    self.feed(id, key, |turnstile, cx| turnstile.freed(cx));
+                }
             }
             News::Up { queue } => {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));

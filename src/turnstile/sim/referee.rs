@@ -265,7 +265,7 @@ impl World {
         if let Outcome::Won { draw } = answer.outcome {
             draws.push(draw);
         }
-        draws.extend(delivery.map(|delivery| delivery.grant.draw));
+        draws.extend(delivery.and_then(|delivery| Some(delivery.grant.as_ref()?.draw)));
         for draw in draws {
             let last = std::mem::replace(&mut self.server.last_draw, draw);
             if draw <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {

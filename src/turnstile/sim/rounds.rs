@@ -205,7 +205,7 @@ impl World {
         first: Option<(Arc<str>, Owner)>,
         was_free: bool,
     ) {
-        if let Op::Attempt { owner, .. } | Op::Enter { owner, .. } = *op
+        if let Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. } = *op
             && let Outcome::Won { .. } = outcome
             && was_free
             && let Some((instance, first)) = first

@@ -139,7 +139,7 @@ impl World {
         let now = self.server.clock.micros(self.now);
         let timely = matches!(
             item.op,
-            Op::Attempt { .. } | Op::Enter { .. } | Op::Adopt { .. }
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } | Op::Adopt { .. }
         );
         if timely && now > item.use_by {
             self.note(|_| format!("server: r{process} {:?} is too late", item.op));
@@ -179,18 +179,21 @@ impl World {
         self.check_draw(&answer, delivery.as_ref());
         self.check_renewal(process, &item.op, &answer.outcome);
         self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
-        if let Some(delivery) = delivery {
+        if let Op::Listen { .. } = item.op
+            && !self.calm
+        {
+            self.tell_of_nothing(process, item.key);
+        }
+        // Those that listen have no pushes, and are told nothing but what is made up.
+        if let Some(delivery) = delivery
+            && let Some(grant) = delivery.grant
+        {
             let to = self
                 .processes
                 .iter()
                 .position(|p| p.instance == delivery.instance);
             let to = to.expect("only registries stand in the queue");
-            self.note(|_| {
-                format!(
-                    "server: k{} granted to r{to} {:?}",
-                    item.key, delivery.grant
-                )
-            });
+            self.note(|_| format!("server: k{} granted to r{to} {:?}", item.key, grant));
             for conn in 0..self.server.conns.len() {
                 let channel = &self.server.conns[conn];
                 if channel.process == to && channel.open && channel.subscribed {
@@ -198,12 +201,20 @@ impl World {
                     let channel = &mut self.server.conns[conn];
                     channel.push_at = channel.push_at.max(at);
                     let delay = channel.push_at - self.now;
-                    let push = Event::Push(conn, item.key, delivery.grant.clone());
+                    let push = Event::Push(conn, item.key, grant.clone());
                     self.plan(delay, push);
                 }
             }
         }
         Said::Done(answer)
+    }
+
+    /// W7: notices that are late, or of nothing, change nothing.
+    fn tell_of_nothing(&mut self, process: ProcessId, key: KeyId) {
+        for _ in 0..self.rng.below(4) {
+            let delay = self.rng.between(0, 2 * SECOND);
+            self.plan(delay, Event::Freed(process, key));
+        }
     }
 
     /// The first ticket whose registry the server has a subscriber of.

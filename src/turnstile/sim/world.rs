@@ -36,6 +36,7 @@ pub(super) enum Event {
     Straggler(ProcessId, Option<ConnId>, KeyId, Op),
     Reply(ConnId, Reply),
     Push(ConnId, KeyId, Grant),
+    Freed(ProcessId, KeyId),
     Overdue(ConnId, u64),
     Notice(ConnId),
     Reconnect(ProcessId),
@@ -221,6 +222,7 @@ impl World {
             Event::Timer(process, _)
             | Event::Flush(process)
             | Event::Straggler(process, ..)
+            | Event::Freed(process, _)
             | Event::Reconnect(process) => *process,
             Event::Reply(conn, _)
             | Event::Push(conn, _, _)
@@ -243,6 +245,7 @@ impl World {
             Event::Straggler(_, conn, key, op) => self.catch_up(id, conn, key, op),
             Event::Reply(conn, reply) => self.on_reply(conn, reply),
             Event::Push(conn, key, grant) => self.on_push(conn, key, grant),
+            Event::Freed(_, key) => self.tell(id, super::process::News::Freed(key)),
             Event::Overdue(conn, call) => self.on_overdue(conn, call),
             Event::Notice(conn) => self.on_notice(conn),
             Event::Reconnect(_) => self.reconnect(id),

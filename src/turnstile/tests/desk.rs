@@ -213,6 +213,11 @@ impl Desk {
         self.feed(|turnstile, cx| turnstile.up(cx, queue));
     }
 
+    /// The key was freed, or so it is said.
+    pub(super) fn freed(&mut self) {
+        self.feed(Turnstile::freed);
+    }
+
     pub(super) fn down(&mut self) {
         self.feed(|turnstile, cx| turnstile.down(cx, &broken()));
     }
@@ -270,6 +275,10 @@ impl Desk {
         self.sent.pop_front().expect("an op was to be sent")
     }
 
+    pub(super) fn sent_if_any(&mut self) -> Option<Op> {
+        self.sent.pop_front()
+    }
+
     /// Nothing was sent that was not looked at.
     #[track_caller]
     pub(super) fn silent(&self) {
@@ -321,6 +330,7 @@ impl Desk {
 pub(super) fn asker(op: &Op) -> Owner {
     match *op {
         Op::Attempt { owner, .. }
+        | Op::Listen { owner, .. }
         | Op::Enter { owner, .. }
         | Op::Adopt { owner, .. }
         | Op::Yield { new: owner, .. } => owner,

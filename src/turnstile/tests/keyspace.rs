@@ -118,7 +118,7 @@ fn k1_a_ticket_keeps_its_text() {
     assert_eq!(score(&shop.enter("b", 1, 900)), first);
     assert_eq!(shop.sight().2, 1);
     let (_, granted) = shop.release("a", 1);
-    let grant = granted.expect("b stands").grant;
+    let grant = granted.expect("b stands").grant.expect("a grant");
     assert_eq!((grant.owner, grant.ttl), (Owner(1), ms(500)));
 }
 
@@ -295,7 +295,7 @@ fn s3_a_win_sets_the_ttl_anew_and_draws_anew() {
     shop.attempt("a", 1, 1000);
     shop.enter("b", 1, 500);
     let (_, granted) = shop.release("a", 1);
-    let granted = granted.expect("b stands").grant.draw;
+    let granted = granted.expect("b stands").grant.expect("a grant").draw;
     shop.pass(400);
     assert!(draw(&shop.enter("b", 1, 500)) > granted);
     assert_eq!(shop.sight().1, Some(ms(500)));

@@ -5,6 +5,7 @@ mod desk;
 mod ends;
 mod keyspace;
 mod line;
+mod notices;
 mod owners;
 mod passes;
 mod property;

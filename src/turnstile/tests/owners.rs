@@ -263,7 +263,7 @@ fn o4_without_pushes_a_standing_ticket_is_withdrawn() {
         }
     );
     desk.reply(&withdraw, Outcome::Gone { held: false });
-    assert!(matches!(desk.sent(), Op::Attempt { .. }));
+    assert!(matches!(desk.sent(), Op::Listen { .. }));
 }
 
 /// Nothing is sent while the connection is known to be gone, and nobody who stands is told.

@@ -46,6 +46,7 @@ enum Step {
         ago: i64,
         unconfirmed: bool,
     },
+    Freed,
     /// Time goes by, with the timer or without.
     Wait {
         time: u64,
@@ -80,6 +81,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(whose, ttl, ago, unconfirmed)| {
                 Step::Grant { whose, ttl, ago, unconfirmed }
             }),
+        2 => Just(Step::Freed),
         6 => (time, any::<bool>()).prop_map(|(time, ticks)| Step::Wait { time, ticks }),
         1 => Just(Step::Down),
         2 => proptest::bool::weighted(0.8).prop_map(|queue| Step::Up { queue }),
@@ -193,6 +195,7 @@ impl Bench {
 
     fn sent(&mut self, op: Op) {
         if let Op::Attempt { owner, .. }
+        | Op::Listen { owner, .. }
         | Op::Enter { owner, .. }
         | Op::Adopt { owner, .. }
         | Op::Yield { new: owner, .. } = op
@@ -282,6 +285,7 @@ impl Bench {
         let score = Some(u64::from(how));
         Ok(match *op {
             Op::Attempt { owner, ttl }
+            | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. }
             | Op::Adopt { owner, ttl, .. }
             | Op::Yield {
@@ -510,6 +514,7 @@ impl Bench {
                 let doubt = unconfirmed.then(broken);
                 self.feed(|turnstile, cx| turnstile.granted(cx, grant, doubt));
             }
+            Step::Freed => self.feed(|turnstile, cx| turnstile.freed(cx)),
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),
             Step::Down => self.break_off(),
             Step::Up { queue } => self.up(queue),

@@ -175,7 +175,8 @@ fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
     desk.arrive("b", fixed(1000));
     for at in [1030, 1060, 1090] {
         let attempt = desk.sent();
-        assert!(matches!(attempt, Op::Attempt { .. }));
+        // For what it is worth there.
+        assert!(matches!(attempt, Op::Listen { .. }));
         let left = Some(ms(5000));
         desk.reply(&attempt, Outcome::Busy { left, score: None });
         desk.wait_until(at - 1);

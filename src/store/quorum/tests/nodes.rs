@@ -46,6 +46,10 @@ struct State {
     keeps: u32,
     /// Whether releases are refused for good.
     lasting: bool,
+    /// Whether notices are lost.
+    mute: bool,
+    /// How many were sent.
+    told: u64,
     chance: u64,
     lines: HashMap<Arc<str>, Weak<Line>>,
     flights: BTreeMap<u64, Flight>,
@@ -98,6 +102,8 @@ impl Node {
                 refuses: 0,
                 keeps: 0,
                 lasting: false,
+                mute: false,
+                told: 0,
                 chance: 1,
                 lines: HashMap::new(),
                 flights: BTreeMap::new(),
@@ -128,6 +134,24 @@ impl Node {
 
     pub(super) fn refuse_release(&self) {
         self.0.lock().keeps = 1;
+    }
+
+    /// Whether its notices are lost from now on.
+    pub(super) fn set_mute(&self, mute: bool) {
+        self.0.lock().mute = mute;
+    }
+
+    /// How many notices it has sent.
+    pub(super) fn told(&self) -> u64 {
+        self.0.lock().told
+    }
+
+    /// Tells a registry that a key is free, whatever is so.
+    pub(super) fn lie(&self, key: &str) {
+        let lines = self.0.lock().lines();
+        for line in lines {
+            line.tell(News::Freed { key: key.into() });
+        }
     }
 
     pub(super) fn refuse_releases_for_good(&self) {
@@ -225,6 +249,23 @@ impl State {
         Duration::from_micros(self.random(most + 1))
     }
 
+    /// Tells a registry that a key is free, a little later, if notices are not lost.
+    fn notify(&mut self, instance: Arc<str>, key: Arc<str>) {
+        let delay = self.delay();
+        let line = self.lines.get(&instance).cloned();
+        if let Some(line) = line.filter(|_| !self.mute) {
+            self.told += 1;
+            tokio::spawn(async move {
+                sleep(delay).await;
+                if let Some(line) = line.upgrade()
+                    && *line.up.lock().unwrap()
+                {
+                    line.tell(News::Freed { key });
+                }
+            });
+        }
+    }
+
     fn lines(&self) -> Vec<Arc<Line>> {
         let mut lines: Vec<_> = self.lines.values().filter_map(Weak::upgrade).collect();
         lines.sort_by(|a, b| a.opening.instance.cmp(&b.opening.instance));
@@ -270,10 +311,15 @@ impl Inner {
             key: &flight.key,
             now,
         };
-        let (answer, granted) = state.keyspace.apply(asking, &flight.op, &|_| true);
-        assert!(granted.is_none(), "a quorum never stands in a queue");
-        state.done.push((flight.key.clone(), flight.op.clone()));
+        let (answer, told) = state.keyspace.apply(asking, &flight.op, &|_| true);
+        let key = flight.key.clone();
+        let done = (key.clone(), flight.op.clone());
         flight.answer = Some(Ok(answer));
+        if let Some(told) = told {
+            assert!(told.grant.is_none(), "a quorum never stands in a queue");
+            state.notify(told.instance, key);
+        }
+        state.done.push(done);
     }
 }
 

@@ -75,6 +75,7 @@ pub(super) struct Seen {
 fn winner(op: &Op) -> Option<Owner> {
     match *op {
         Op::Attempt { owner, .. }
+        | Op::Listen { owner, .. }
         | Op::Enter { owner, .. }
         | Op::Adopt { owner, .. }
         | Op::Yield { new: owner, .. } => Some(owner),

@@ -14,6 +14,7 @@ mod handover;
 mod hearing;
 mod lies;
 mod links;
+mod listening;
 mod plain;
 mod queue;
 mod registry;

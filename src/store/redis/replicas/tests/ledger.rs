@@ -69,6 +69,7 @@ fn told(ledger: &mut Ledger) -> Vec<String> {
         },
         News::Granted { key, .. } => format!("{key} granted"),
         News::Unconfirmed { key, error, .. } => format!("{key} granted in vain: {error}"),
+        News::Freed { key } => format!("{key} freed"),
         News::Up { .. } => "up".to_owned(),
         News::Down(_) => "down".to_owned(),
     };

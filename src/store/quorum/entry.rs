@@ -1,0 +1,293 @@
+//! One key in use: the ops on it that are not answered yet, and what the answers of the nodes make of
+//! them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::ballot::{Called, Elected, Election, GivenBack, Quorum, Return, Roll};
+use super::fault::{Fault, too_few};
+use super::lane::{Cast, Lane, Step, Vote};
+use super::state::{Node, Outbox};
+use crate::StoreError;
+use crate::store::contract::{Answer, News, Op, OpError, Outcome, Owner, ServerTime};
+
+/// One key in use.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// One a node.
+    pub(super) lanes: Vec<Lane>,
+    pub(super) open: Vec<Open>,
+    /// Nodes that have said that the key is free, and when the registry is told whatever the others
+    /// say.
+    freed: Option<(usize, Instant)>,
+}
+
+/// How long one node's notice waits for those of a majority: whoever asks when the first node is free
+/// may find the others not so yet, and go away again.
+const TOGETHER: Duration = Duration::from_millis(3);
+
+/// An op that is not answered yet.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) id: u64,
+    pub(super) op: Op,
+    /// The latest time that a node named.
+    pub(super) at: ServerTime,
+    pub(super) ballot: Ballot,
+    /// Whether what it renews was released meanwhile.
+    pub(super) ended: bool,
+    /// What nodes said that have no vote.
+    pub(super) troubles: Vec<StoreError>,
+}
+
+#[derive(Debug)]
+pub(super) enum Ballot {
+    Election(Election),
+    /// A renewal, or the raising of a fence: then the age of the youngest that counts.
+    Roll(Roll, Option<Option<Duration>>),
+    Return(Return),
+}
+
+impl Entry {
+    pub(super) fn new(size: usize) -> Self {
+        Self {
+            lanes: std::iter::repeat_with(Lane::default).take(size).collect(),
+            open: Vec::new(),
+            freed: None,
+        }
+    }
+
+    /// A node says that the key is free: whether the registry is to be told.
+    pub(super) fn freed(&mut self, now: Instant, node: usize, quorum: Quorum) -> bool {
+        if !self.lanes[node].hears(now) {
+            return false;
+        }
+        let (count, _) = self.freed.get_or_insert((0, now + TOGETHER));
+        *count += 1;
+        *count >= quorum.majority() && self.freed.take().is_some()
+    }
+
+    /// Whether the registry has waited for other nodes for long enough.
+    pub(super) fn is_freed(&mut self, now: Instant) -> bool {
+        self.freed.take_if(|(_, due)| *due <= now).is_some()
+    }
+
+    /// When there is something to do without an event.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let lanes = self.lanes.iter().filter_map(|lane| lane.due(now));
+        lanes.chain(self.freed.map(|(_, due)| due)).min()
+    }
+
+    /// Whether it may be forgotten.
+    pub(super) fn is_idle(&self) -> bool {
+        self.open.is_empty() && self.freed.is_none() && self.lanes.iter().all(Lane::is_idle)
+    }
+
+    pub(super) fn tick(&mut self, now: Instant) {
+        for node in 0..self.lanes.len() {
+            let casts = self.lanes[node].tick(now);
+            self.cast_all(node, casts);
+        }
+    }
+
+    /// A lease is over: a renewal of it that is under way must not give it to a node again.
+    pub(super) fn end(&mut self, owner: Owner) {
+        for open in &mut self.open {
+            open.ended |= matches!(open.op, Op::Renew { owner: of, .. } if of == owner);
+        }
+    }
+
+    pub(super) fn cast_all(&mut self, node: usize, casts: Vec<Cast>) {
+        for cast in casts {
+            self.cast(node, cast);
+        }
+    }
+
+    pub(super) fn heard_at(&mut self, ballot: u64, at: ServerTime) {
+        if let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) {
+            open.at = open.at.max(at);
+        }
+    }
+
+    /// Counts a vote, if its ballot is still open.
+    pub(super) fn cast(&mut self, node: usize, Cast { ballot, vote }: Cast) {
+        let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) else {
+            return;
+        };
+        match (&mut open.ballot, vote) {
+            (Ballot::Election(election), Vote::Said(outcome)) => match outcome {
+                Outcome::Won { draw } => election.won(node, draw),
+                Outcome::Busy { left, .. } => election.against(node, left),
+                Outcome::NotOld => election.against(node, None),
+                Outcome::Raised { .. } => election.raised(node),
+                _ => {
+                    open.troubles.push(Fault::Forgot.into());
+                    election.absent(node);
+                }
+            },
+            (Ballot::Roll(roll, youngest), Vote::Said(outcome)) => match outcome {
+                Outcome::Raised { age } => {
+                    *youngest = Some(youngest.map_or(age, |youngest| youngest.min(age)));
+                    roll.has(node);
+                }
+                Outcome::Renewed => roll.has(node),
+                _ => roll.lacks(node),
+            },
+            (Ballot::Return(back), Vote::Said(outcome)) => {
+                back.gone(node, outcome == Outcome::Gone { held: true });
+            }
+            (ballot, Vote::Later(error)) => {
+                open.troubles.push(error);
+                match ballot {
+                    Ballot::Return(back) => back.later(node),
+                    Ballot::Election(election) => election.absent(node),
+                    Ballot::Roll(roll, _) => roll.absent(node),
+                }
+            }
+            (ballot, Vote::Never(error)) => {
+                open.troubles.push(error);
+                match ballot {
+                    Ballot::Return(back) => back.never(node),
+                    Ballot::Election(election) => election.absent(node),
+                    Ballot::Roll(roll, _) => roll.absent(node),
+                }
+            }
+        }
+    }
+
+    /// Sends what may go, and counts what need not be sent.
+    pub(super) fn step(
+        &mut self,
+        now: Instant,
+        nodes: &[Node],
+        key: &Arc<str>,
+        outbox: &mut Outbox,
+    ) {
+        for (node, it) in nodes.iter().enumerate() {
+            while let Some(step) = self.lanes[node].step(now, it.away()) {
+                match step {
+                    Step::Send(op) => outbox.sends.push((node, key.clone(), op)),
+                    Step::Cast(cast) => self.cast(node, cast),
+                }
+            }
+        }
+    }
+
+    /// Has the fences of a majority raised to the draw of the one that is to win; true if any is.
+    pub(super) fn raise(&mut self) -> bool {
+        let mut raised = false;
+        for open in &mut self.open {
+            let (Op::Attempt { owner, .. }
+            | Op::Listen { owner, .. }
+            | Op::Enter { owner, .. }
+            | Op::Adopt { owner, .. }) = open.op
+            else {
+                continue;
+            };
+            if let Ballot::Election(election) = &mut open.ballot
+                && let Some((draw, nodes)) = election.raises()
+            {
+                raised = true;
+                let age = election.asks_age();
+                for node in nodes {
+                    self.lanes[node].ask(Op::Raise { owner, draw, age }, Some(open.id));
+                }
+            }
+        }
+        raised
+    }
+
+    /// Answers ops whose ballots have a verdict; true if any has.
+    pub(super) fn conclude(
+        &mut self,
+        quorum: Quorum,
+        down: bool,
+        key: &Arc<str>,
+        outbox: &mut Outbox,
+    ) -> bool {
+        let decided = |open: &mut Open| open.outcome().is_some();
+        let answered: Vec<_> = self.open.extract_if(.., decided).collect();
+        let any = !answered.is_empty();
+        for open in answered {
+            let mut outcome = open.outcome().expect("it was just decided").ok();
+            if let (Op::Listen { owner, .. }, Some(Outcome::Busy { score, .. })) =
+                (&open.op, &mut outcome)
+            {
+                // It has a place on each of them, and none among all.
+                *score = self.lanes.iter().any(|it| it.listens(*owner)).then_some(0);
+            }
+            // Down, and it asks again when it is told that the store is up; else after a pause.
+            let failed = if down {
+                OpError::Unknown
+            } else {
+                OpError::Refused
+            };
+            self.follow(&open, outcome.as_ref());
+            let result = match outcome {
+                Some(outcome) => {
+                    let at = open.at;
+                    Ok(Answer { at, outcome })
+                }
+                None => Err(failed(too_few(quorum, &open.troubles))),
+            };
+            let (key, op) = (key.clone(), open.op);
+            outbox.news.push(News::Replied { key, op, result });
+        }
+        any
+    }
+
+    /// What a verdict brings about on the nodes.
+    fn follow(&mut self, open: &Open, outcome: Option<&Outcome>) {
+        match (&open.op, outcome) {
+            (_, Some(Outcome::Won { .. })) => {}
+            // Every vote that is not known to have refused is given back, and that behind its
+            // answer, however late that comes.
+            (Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. }, _)
+            | (Op::Adopt { owner, .. }, Some(Outcome::NotOld))
+            | (Op::Renew { owner, .. }, Some(Outcome::Lost)) => {
+                for node in 0..self.lanes.len() {
+                    let casts = self.lanes[node].let_go(*owner);
+                    self.cast_all(node, casts);
+                }
+            }
+            // A node that was away, or has lost the lock, is given it again if it is free: not to
+            // make up this majority, but so that the next can do without another node.
+            (&Op::Renew { owner, ttl }, Some(Outcome::Renewed)) if !open.ended => {
+                for lane in &mut self.lanes {
+                    if !lane.is_stained(owner) && !lane.is_busy() {
+                        lane.ask(Op::Attempt { owner, ttl }, None);
+                    }
+                }
+            }
+            // Whoever adopts asks again, or else gives back.
+            _ => {}
+        }
+    }
+}
+
+impl Open {
+    /// The verdict as the registry is to hear it; `Err` if too few nodes could be asked.
+    fn outcome(&self) -> Option<Result<Outcome, ()>> {
+        match &self.ballot {
+            Ballot::Election(election) => election.verdict().map(|verdict| match verdict {
+                Elected::Won { draw } => Ok(Outcome::Won { draw }),
+                Elected::Refused { .. } if matches!(self.op, Op::Adopt { .. }) => {
+                    Ok(Outcome::NotOld)
+                }
+                Elected::Refused { left } => Ok(Outcome::Busy { left, score: None }),
+                Elected::Failed => Err(()),
+            }),
+            Ballot::Roll(roll, youngest) => roll.verdict().map(|verdict| match verdict {
+                Called::Has => Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age })),
+                Called::Lacks => Ok(Outcome::Lost),
+                Called::Unknown => Err(()),
+            }),
+            Ballot::Return(back) => back.verdict().map(|verdict| match verdict {
+                GivenBack::Gone { held } => Ok(Outcome::Gone { held }),
+                GivenBack::Failed => Err(()),
+            }),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! W7: those that listen are told when a lock is freed, the first first, and have no turn.
+
+use super::registry::{
+    BOUND, HELD, NOT_HELD, Registry, TTL, attempt, enter, queue, release, withdraw, won,
+};
+use super::support::{Program, RedisServer, wait_until};
+use crate::store::contract::{News, Op, Outcome, Owner};
+
+fn listen(owner: u64) -> Op {
+    let (owner, ttl) = (Owner(owner), TTL);
+    Op::Listen { owner, ttl }
+}
+
+fn listeners(server: &RedisServer) -> Vec<String> {
+    let tickets = queue(server, "lock:k").into_iter();
+    tickets.map(|(ticket, _)| ticket).collect()
+}
+
+async fn is_told(registry: &mut Registry) {
+    let news = registry.next().await;
+    assert!(
+        matches!(&news, News::Freed { key } if &**key == "k"),
+        "{news:?}"
+    );
+}
+
+async fn is_not_told(registry: &mut Registry) {
+    registry
+        .has_not_heard(|news| matches!(news, News::Freed { .. } | News::Granted { .. }))
+        .await;
+}
+
+/// What was kept for one that did not ask has run out.
+async fn nothing_is_left(server: &RedisServer) {
+    wait_until("the fence alone is left", BOUND, || {
+        server.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}
+
+fn busy(outcome: &Outcome) {
+    assert!(
+        matches!(outcome, Outcome::Busy { score: Some(_), .. }),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn w7_the_first_that_listens_is_told_and_nobody_gets_the_lock() {
+    for program in [Program::Usual, Program::Valkey] {
+        let server = RedisServer::builder().program(program).start();
+        let mut holder = Registry::on(&server, "aa").await;
+        let mut one = Registry::on(&server, "b1").await;
+        let mut two = Registry::on(&server, "c2").await;
+        won(&holder.outcome("k", listen(1)).await);
+        busy(&one.outcome("k", listen(1)).await);
+        busy(&two.outcome("k", listen(1)).await);
+        // Asking again keeps the place.
+        busy(&one.outcome("k", listen(1)).await);
+        assert_eq!(listeners(&server), ["b1:1 0", "c2:1 0"]);
+        assert_eq!(holder.outcome("k", release(1)).await, HELD);
+        is_told(&mut one).await;
+        is_not_told(&mut two).await;
+        // Kept for it, as long as it may take to ask.
+        assert_eq!(server.get("lock:k"), Some("b1:1".to_owned()));
+        assert!(server.pttl("lock:k") <= 100);
+        // The next is told by whoever has it next.
+        won(&one.outcome("k", listen(1)).await);
+        assert_eq!(listeners(&server), ["c2:1 0"]);
+        assert_eq!(one.outcome("k", release(1)).await, HELD);
+        is_told(&mut two).await;
+        nothing_is_left(&server).await;
+    }
+}
+
+/// Whoever wins in passing, or is given the lock in its turn, goes by those that listen.
+#[tokio::test]
+async fn w7_a_listener_stands_in_nobodys_way() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut ear = Registry::on(&server, "b1").await;
+    let mut next = Registry::on(&server, "c2").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&ear.outcome("k", listen(1)).await);
+    next.outcome("k", enter(1)).await;
+    assert_eq!(holder.outcome("k", release(1)).await, HELD);
+    assert_eq!(next.granted().await.1.owner, Owner(1));
+    is_not_told(&mut ear).await;
+    // It ran out, and nobody released it.
+    server.del("lock:k");
+    won(&holder.outcome("k", attempt(2)).await);
+    assert_eq!(listeners(&server), ["b1:1 0"]);
+    is_not_told(&mut ear).await;
+    assert_eq!(holder.outcome("k", release(2)).await, HELD);
+    is_told(&mut ear).await;
+}
+
+#[tokio::test]
+async fn w7_those_that_are_gone_are_passed_by() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut gone = Registry::on(&server, "b1").await;
+    let mut left = Registry::on(&server, "c2").await;
+    let mut last = Registry::on(&server, "d3").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    for registry in [&mut gone, &mut left, &mut last] {
+        busy(&registry.outcome("k", listen(1)).await);
+    }
+    drop(gone);
+    wait_until("its subscription is gone", BOUND, || {
+        server.channels().len() == 3
+    })
+    .await;
+    assert_eq!(left.outcome("k", withdraw(1)).await, NOT_HELD);
+    assert_eq!(listeners(&server), ["b1:1 0", "d3:1 0"]);
+    assert_eq!(holder.outcome("k", release(1)).await, HELD);
+    is_told(&mut last).await;
+    nothing_is_left(&server).await;
+}
+
+/// The holder crashed: whoever finds the lock free tells those that listen when it is done, and a withdrawal
+/// tells them at once.
+#[tokio::test]
+async fn w7_a_lock_that_ran_out_is_told_of_by_whoever_touches_it() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut one = Registry::on(&server, "b1").await;
+    let mut two = Registry::on(&server, "c2").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&one.outcome("k", listen(1)).await);
+    busy(&two.outcome("k", listen(1)).await);
+    server.del("lock:k");
+    assert_eq!(one.outcome("k", withdraw(1)).await, NOT_HELD);
+    is_told(&mut two).await;
+}
+
+/// K3: it goes with its lock, even if nobody comes any more.
+#[tokio::test]
+async fn w7_a_listener_that_is_forgotten_runs_out() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut one = Registry::on(&server, "b1").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&one.outcome("k", listen(1)).await);
+    let left = server.pttl("{lock:k}:~queue1");
+    assert!((89_000..=90_000).contains(&left), "{left}");
+}

@@ -1,0 +1,181 @@
+//! W7: where no grants come, a notice that the key is free cuts a pause short.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::desk::{Desk, asker, broken, fixed, ms, rules};
+use crate::store::contract::{Op, OpError, Outcome};
+use crate::turnstile::{Patience, Repeats, Verdict, Waiter};
+
+const BUSY: Outcome = Outcome::Busy {
+    left: None,
+    score: Some(0),
+};
+
+/// Somebody waits, pauses for five seconds each time, and was told once that it is busy. How often
+/// the policy was asked.
+fn waiting(desk: &mut Desk) -> Arc<AtomicU32> {
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = asked.clone();
+    let waiter = Waiter {
+        who: "a",
+        ttl: ms(1000),
+        renewals: 0,
+        keeps: false,
+        patience: Patience::Stand,
+        until: ms(60_000),
+        repeats: Repeats::Begun(Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Some(ms(5000))
+        })),
+    };
+    desk.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
+    let listen = desk.sent();
+    assert!(matches!(listen, Op::Listen { .. }), "{listen:?}");
+    desk.reply(&listen, BUSY);
+    desk.silent();
+    asked
+}
+
+#[test]
+fn w7_whoever_waits_asks_as_soon_as_it_is_told() {
+    let mut desk = Desk::with(rules(), false);
+    waiting(&mut desk);
+    desk.wait_until(1500);
+    desk.silent();
+    desk.freed();
+    let listen = desk.sent();
+    desk.reply(&listen, Outcome::Won { draw: 7 });
+    desk.seated("a");
+}
+
+/// A notice that is lost, or of nothing, leaves the policy's questions where they are: none of them
+/// comes later, or is counted twice.
+#[test]
+fn w7_a_notice_in_vain_moves_no_question_of_the_policy() {
+    let mut desk = Desk::with(rules(), false);
+    let asked = waiting(&mut desk);
+    desk.wait_until(2000);
+    desk.freed();
+    let early = desk.sent();
+    desk.reply(&early, BUSY);
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    desk.wait_until(5999);
+    desk.silent();
+    desk.wait_until(6000);
+    let regular = desk.sent();
+    assert_eq!(asker(&regular), asker(&early), "its ear stays where it is");
+    desk.reply(&regular, BUSY);
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    desk.wait_until(10_999);
+    desk.silent();
+    desk.wait_until(11_000);
+    desk.sent();
+}
+
+/// A node that tells of nothing, all the time.
+#[test]
+fn w7_a_flood_of_notices_makes_a_handful_of_questions() {
+    let mut desk = Desk::with(rules(), false);
+    waiting(&mut desk);
+    let mut questions = 0;
+    for now in 1000..31_000 {
+        desk.wait_until(now);
+        desk.freed();
+        while let Some(op) = desk.sent_if_any() {
+            questions += 1;
+            desk.freed();
+            desk.reply(&op, BUSY);
+        }
+    }
+    // Six pauses of five seconds, in each of which the next early question is twice as late.
+    assert!((12..=66).contains(&questions), "{questions} in 30 s");
+}
+
+/// It may be seen before the answer that says who has the key, and be newer than that.
+#[test]
+fn w7_a_notice_that_comes_before_the_answer_counts() {
+    let mut desk = Desk::with(rules(), false);
+    waiting(&mut desk);
+    desk.wait_until(6000);
+    let regular = desk.sent();
+    desk.freed();
+    desk.silent();
+    desk.reply(&regular, BUSY);
+    desk.sent();
+}
+
+/// Several nodes tell of one release, and some of them late.
+#[test]
+fn w7_the_next_notices_wait_longer_and_part_those_that_split_their_votes() {
+    let mut desk = Desk::with(rules(), false);
+    waiting(&mut desk);
+    desk.freed();
+    let first = desk.sent();
+    desk.reply(&first, BUSY);
+    desk.freed();
+    desk.silent();
+    desk.wait_until(1009);
+    desk.silent();
+    desk.wait_until(1030);
+    desk.sent();
+}
+
+/// Nobody is to be told in vain while others wait.
+#[test]
+fn w7_whoever_leaves_listens_no_more() {
+    let mut desk = Desk::with(rules(), false);
+    let id = desk.arrive("a", fixed(1000));
+    let listen = desk.sent();
+    desk.reply(&listen, BUSY);
+    desk.leave(id);
+    let owner = asker(&listen);
+    assert_eq!(desk.sent(), Op::Withdraw { owner });
+    // Also if the answer never came.
+    let id = desk.arrive("b", fixed(1000));
+    let withdraw = Op::Withdraw { owner };
+    desk.reply(&withdraw, Outcome::Gone { held: false });
+    let listen = desk.sent();
+    desk.lose(&listen);
+    desk.leave(id);
+    desk.up(false);
+    let owner = asker(&listen);
+    assert_eq!(desk.sent(), Op::Withdraw { owner });
+}
+
+/// One who asks once is not to be told: it has gone by then, and others wait.
+#[test]
+fn w7_who_asks_once_does_not_listen() {
+    let mut desk = Desk::with(rules(), false);
+    desk.arrive("a", fixed(1000).once());
+    let attempt = desk.sent();
+    assert!(matches!(attempt, Op::Attempt { .. }), "{attempt:?}");
+    let score = None;
+    desk.reply(&attempt, Outcome::Busy { left: None, score });
+    assert!(matches!(desk.told("a"), Verdict::Busy));
+    desk.freed();
+    desk.silent();
+}
+
+/// Where grants come a notice says nothing, and while the store is away nothing is sent.
+#[test]
+fn w7_a_notice_of_no_use_changes_nothing() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000));
+    let enter = desk.sent();
+    desk.freed();
+    desk.reply(&enter, BUSY);
+    desk.freed();
+    desk.silent();
+
+    let mut desk = Desk::with(rules(), false);
+    waiting(&mut desk);
+    desk.down();
+    desk.freed();
+    desk.silent();
+    desk.up(false);
+    let listen = desk.sent();
+    desk.freed();
+    desk.fail(&listen, OpError::Refused(broken()));
+    desk.silent();
+}

@@ -1,0 +1,211 @@
+//! Who waits asks as soon as one of the servers says that the key is free.
+
+use std::time::{Duration, Instant};
+
+use lockstream::store::{QuorumStore, RedisStore};
+use lockstream::{Lease, LockRegistry, Repeat};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::support::{RedisServer, wait_until};
+use super::{BOUND, builder, ms, nothing_left, servers};
+
+/// Nobody asks by itself while a test looks.
+const PAUSE: Duration = Duration::from_secs(5);
+
+const QUEUE: &str = "{lock:k}:~queue1";
+
+/// What a busy machine may take for what takes a millisecond or two on an idle one.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+fn registry(servers: &[RedisServer]) -> LockRegistry {
+    patient(builder(servers).repeat(Repeat::fixed(PAUSE)))
+}
+
+fn patient(builder: lockstream::LockRegistryBuilder) -> LockRegistry {
+    builder.wait(Duration::from_secs(100)).build()
+}
+
+/// How many listen on each of them.
+fn listening(servers: &[RedisServer]) -> Vec<u64> {
+    let listening = |server: &RedisServer| server.ask(&["ZCARD", QUEUE]);
+    servers.iter().map(listening).collect()
+}
+
+async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<Lease> {
+    let before: u64 = listening(servers).iter().sum();
+    let lock = registry.obtain("k");
+    let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
+    wait_until("it listens", BOUND, || {
+        listening(servers).iter().sum::<u64>() > before
+    })
+    .await;
+    // The answers are on their way.
+    sleep(ms(50)).await;
+    waiter
+}
+
+#[tokio::test]
+async fn a_waiter_has_the_lock_as_soon_as_it_is_released() {
+    for count in [1, 3, 5] {
+        let servers = servers(count);
+        let (here, there) = (registry(&servers), registry(&servers));
+        let held = here.obtain("k").lease().await.unwrap();
+        let waiter = waits(&servers, &there).await;
+        let begin = Instant::now();
+        held.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap();
+        let took = begin.elapsed();
+        println!("{count} servers: {took:?}");
+        assert!(took < AT_ONCE, "{took:?} of {count}");
+        next.release().await.unwrap();
+        nothing_left(&servers, &[&here, &there]).await;
+    }
+}
+
+/// It is told once, and once is not always heard.
+#[tokio::test]
+async fn a_notice_that_is_lost_costs_a_pause() {
+    let servers = servers(3);
+    let (here, there) = (registry(&servers), registry(&servers));
+    let held = here.obtain("k").lease().await.unwrap();
+    let waiter = waits(&servers, &there).await;
+    for server in &servers {
+        server.del(QUEUE);
+    }
+    let begin = Instant::now();
+    held.release().await.unwrap();
+    let next = timeout(2 * PAUSE, waiter).await.unwrap().unwrap();
+    assert!(begin.elapsed() > PAUSE / 2, "{:?}", begin.elapsed());
+    next.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
+}
+
+/// Twenty in four registries, and a pause would be five seconds.
+#[tokio::test]
+async fn all_of_many_waiters_are_served() {
+    let servers = servers(3);
+    let registries: Vec<_> = (0..4).map(|_| registry(&servers)).collect();
+    let held = registries[0].obtain("k").lease().await.unwrap();
+    let mut waiters = JoinSet::new();
+    for (at, registry) in registries.iter().cycle().take(20).enumerate() {
+        let lock = registry.obtain("k");
+        waiters.spawn(async move {
+            let lease = lock.lease().await.unwrap();
+            sleep(ms(5)).await;
+            lease.release().await.unwrap();
+            at
+        });
+    }
+    sleep(ms(500)).await;
+    let begin = Instant::now();
+    held.release().await.unwrap();
+    while let Some(waiter) = timeout(4 * PAUSE, waiters.join_next()).await.unwrap() {
+        waiter.unwrap();
+    }
+    println!("20 turns: {:?}", begin.elapsed());
+    assert!(begin.elapsed() < 2 * PAUSE, "{:?}", begin.elapsed());
+    nothing_left(&servers, &registries.iter().collect::<Vec<_>>()).await;
+}
+
+/// Waiting costs nothing between two questions, however many wait.
+#[tokio::test]
+async fn waiting_sends_nothing() {
+    let servers = servers(3);
+    let here = registry(&servers);
+    let held = here.obtain("k").lease().await.unwrap();
+    let there = patient(builder(&servers).repeat(Repeat::fixed(Duration::from_secs(60))));
+    let mut waiters = vec![waits(&servers, &there).await];
+    for _ in 0..100 {
+        let lock = there.obtain("k");
+        waiters.push(tokio::spawn(async move { lock.lease().await.unwrap() }));
+    }
+    sleep(ms(300)).await;
+    let calls = || servers.iter().map(|it| it.calls("evalsha")).sum::<u64>();
+    let before = calls();
+    sleep(ms(2000)).await;
+    assert_eq!(calls(), before);
+    assert_eq!(listening(&servers), [1; 3]);
+    for waiter in &waiters {
+        waiter.abort();
+    }
+    wait_until("nobody listens", BOUND, || listening(&servers) == [0; 3]).await;
+    held.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
+}
+
+/// One whose user has no right to channels, of three; and all of them.
+#[tokio::test]
+async fn servers_that_cannot_tell() {
+    for mute in [1, 3] {
+        let user = "user x on >p ~* +@all resetchannels";
+        let server = |at| {
+            let builder = RedisServer::builder();
+            let builder = if at < mute {
+                builder.config(user)
+            } else {
+                builder
+            };
+            builder.start()
+        };
+        let servers: Vec<_> = (0..3).map(server).collect();
+        let pause = if mute == 3 { ms(1500) } else { PAUSE };
+        let registry = || {
+            let url = |(at, server): (usize, &RedisServer)| match at < mute {
+                true => server.url_with("x", "p", 0),
+                false => server.url(),
+            };
+            let urls = servers.iter().enumerate().map(url);
+            let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
+            let store = QuorumStore::new(nodes).unwrap();
+            patient(LockRegistry::builder(store).repeat(Repeat::fixed(pause)))
+        };
+        let (here, there) = (registry(), registry());
+        let held = here.obtain("k").lease().await.unwrap();
+        let lock = there.obtain("k");
+        let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
+        sleep(ms(300)).await;
+        // Nobody stands where it cannot be told.
+        let listens = |at| u64::from(at >= mute);
+        assert_eq!(listening(&servers), [listens(0), listens(1), listens(2)]);
+        let begin = Instant::now();
+        held.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap();
+        let took = begin.elapsed();
+        if mute == 3 {
+            assert!(took > ms(500), "{took:?}");
+        } else {
+            assert!(took < AT_ONCE, "{took:?}");
+        }
+        next.release().await.unwrap();
+        nothing_left(&servers, &[&here, &there]).await;
+    }
+}
+
+/// The first in line was killed, and nobody waits for it.
+#[tokio::test]
+async fn one_whose_connections_are_gone_is_passed_by() {
+    let servers = servers(3);
+    let (here, there) = (registry(&servers), registry(&servers));
+    let held = here.obtain("k").lease().await.unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let gone = registry(&servers);
+    let lock = gone.obtain("k");
+    runtime.spawn(async move { lock.lease().await.unwrap() });
+    wait_until("it listens", BOUND, || listening(&servers) == [1; 3]).await;
+    let waiter = waits(&servers, &there).await;
+    wait_until("both listen", BOUND, || listening(&servers) == [2; 3]).await;
+    // As a crash does: its tasks and its connections end, and it says nothing.
+    std::mem::forget(gone);
+    runtime.shutdown_background();
+    wait_until("its connections are gone", BOUND, || {
+        servers.iter().all(|server| server.channels().len() == 2)
+    })
+    .await;
+    let begin = Instant::now();
+    held.release().await.unwrap();
+    let next = timeout(BOUND, waiter).await.unwrap().unwrap();
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    next.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
+}
