@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use super::state::{Now, Outbox, State};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::{Events, LockEvent};
+use crate::key::{Key, KeyMap};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
@@ -78,7 +79,7 @@ impl Driver {
                     driver: me.clone(),
                 }),
                 state: Mutex::new(State {
-                    entries: HashMap::new(),
+                    entries: KeyMap::default(),
                     timeouts: BTreeSet::new(),
                     armed: None,
                     latest: Moment::ZERO,
@@ -146,7 +147,7 @@ impl Driver {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let state = self.lock();
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
-            key: key.clone(),
+            key: key.name().clone(),
             held: entry
                 .turnstile
                 .holder()
@@ -217,7 +218,7 @@ impl Driver {
                 until: Clock::after(since, arrival.wait),
                 repeats: arrival.repeats,
             };
-            let (key, journal) = (contender.key(), at.journal);
+            let (key, journal) = (contender.hashed_key(), at.journal);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
                 // Before its verdict, which is told when this returns.
@@ -232,7 +233,7 @@ impl Driver {
             // Also if its key is not in use any more: it may have lost its turn there.
             self.at_once(|state, at| {
                 contender.leaves(at.now, at.journal);
-                state.feed(at, contender.key(), None, |turnstile, cx| {
+                state.feed(at, contender.hashed_key(), None, |turnstile, cx| {
                     turnstile.leave(cx, id);
                 });
             });
@@ -245,7 +246,7 @@ impl Driver {
         let runtime = Handle::try_current().ok();
         self.timer.attend(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let taken = self.feed(contender.key(), |turnstile, cx| {
+        let taken = self.feed(contender.hashed_key(), |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
                 contender.takes(runtime, cx.now, &self.journal)
@@ -282,7 +283,7 @@ impl Driver {
     fn end(&self, contender: &Contender, parting: Parting) -> Option<Option<Owner>> {
         let id = contender.id()?;
         let keep = parting != Parting::Release;
-        self.feed(contender.key(), |turnstile, cx| {
+        self.feed(contender.hashed_key(), |turnstile, cx| {
             let finishes = contender.finishes(cx.now, parting);
             finishes.then(|| turnstile.finish(cx, id, keep))
         })?
@@ -291,7 +292,7 @@ impl Driver {
     /// A lease is to last `ttl` from now at least: until when, if it is still held.
     pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
         let id = contender.id()?;
-        self.feed(contender.key(), |turnstile, cx| {
+        self.feed(contender.hashed_key(), |turnstile, cx| {
             turnstile.extend(cx, id, ttl)
         })?
     }
@@ -337,7 +338,7 @@ impl Driver {
     /// Feeds the turnstile of a key; `None` if there is none.
     fn feed<R>(
         &self,
-        key: &Arc<str>,
+        key: &Key,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, None, event))
@@ -347,12 +348,12 @@ impl Driver {
     fn feed_news(&self, state: &mut State, at: &mut Now<'_>, news: News) {
         match news {
             News::Replied { key, op, result } => {
-                state.feed(at, &key, None, |turnstile, cx| {
+                state.feed(at, &key.into(), None, |turnstile, cx| {
                     turnstile.replied(cx, &op, result);
                 });
             }
             News::Granted { key, grant } => {
-                state.feed_grant(at, &key, self.settings.rules(), grant);
+                state.feed_grant(at, &key.into(), self.settings.rules(), grant);
             }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }

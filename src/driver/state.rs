@@ -1,5 +1,4 @@
-use std::collections::hash_map::Entry as Place;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::aftermath::Aftermath;
@@ -7,6 +6,7 @@ use super::contender::Contender;
 use super::core::Driver;
 use super::few::Few;
 use super::journal::Journal;
+use crate::key::{Key, KeyMap};
 use crate::store::contract::{Grant, Op, Session};
 use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
 
@@ -15,9 +15,9 @@ pub(super) struct State {
     /// One entry a key in use; none when idle.
     ///
     /// Boxed: a table is up to twice as long as what is in it, and copied when it grows.
-    pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
+    pub(super) entries: KeyMap<Box<Entry>>,
     /// When to look after each entry, no later than what it waits for.
-    pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
+    pub(super) timeouts: BTreeSet<(Moment, Key)>,
     /// When the timer task will look next by itself.
     pub(super) armed: Option<Moment>,
     /// When anything was fed last.
@@ -82,31 +82,31 @@ impl State {
     pub(super) fn feed<R>(
         &mut self,
         at: &mut Now<'_>,
-        key: &Arc<str>,
+        key: &Key,
         rules: Option<Rules>,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
         let (now, supply) = (at.now, &mut self.supply);
-        let mut place = match self.entries.entry(key.clone()) {
-            Place::Occupied(place) => place,
-            Place::Vacant(place) => {
+        // Nearly always there, and found without a clone of the key.
+        let entry = match self.entries.get_mut(key) {
+            Some(entry) => entry,
+            None => {
                 let mut turnstile = Turnstile::new(rules?, self.queue);
                 if self.closed {
                     turnstile.close(&mut Cx { now, supply });
                 }
-                let timeout = None;
-                place.insert_entry(Box::new(Entry {
+                let entry = Box::new(Entry {
                     turnstile,
-                    timeout,
+                    timeout: None,
                     is_strange: false,
-                }))
+                });
+                self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        let entry = &mut **place.get_mut();
         let result = event(&mut entry.turnstile, &mut Cx { now, supply });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
-                Effect::Send(op) => at.outbox.sends.push((key.clone(), op)),
+                Effect::Send(op) => at.outbox.sends.push((key.name().clone(), op)),
                 Effect::Wake(contender, verdict) => {
                     contender.tell(verdict, now, at.journal, &mut at.outbox.aftermath);
                 }
@@ -118,7 +118,7 @@ impl State {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
             self.strange -= usize::from(entry.is_strange);
-            place.remove();
+            self.entries.remove(key);
         } else if let Some(next) = entry.turnstile.next_timeout()
             // One that moves to a later moment, as most do at most events, is found there when the
             // earlier one is over: that halves what the tree costs a lease.
@@ -134,13 +134,7 @@ impl State {
 
     /// Feeds a grant to the turnstile of its key. What was granted for a key that is not in use is
     /// given back.
-    pub(super) fn feed_grant(
-        &mut self,
-        at: &mut Now<'_>,
-        key: &Arc<str>,
-        rules: Rules,
-        grant: Grant,
-    ) {
+    pub(super) fn feed_grant(&mut self, at: &mut Now<'_>, key: &Key, rules: Rules, grant: Grant) {
         let is_strange = !self.entries.contains_key(key);
         if is_strange && self.strange >= MOST_STRANGE {
             return;
