@@ -84,6 +84,7 @@ impl Driver {
                     armed: None,
                     latest: Moment::ZERO,
                     supply: Supply::new(rand::random()),
+                    room: None,
                     queue: true,
                     up: None,
                     closed: false,

@@ -8,7 +8,7 @@ use super::few::Few;
 use super::journal::Journal;
 use crate::key::{Key, KeyMap};
 use crate::store::contract::{Grant, Op, Session};
-use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
+use crate::turnstile::{Cx, Effect, Moment, Room, Rules, Supply, Turnstile};
 
 /// What a registry knows, under its one lock.
 pub(super) struct State {
@@ -23,6 +23,8 @@ pub(super) struct State {
     /// When anything was fed last.
     pub(super) latest: Moment,
     pub(super) supply: Supply,
+    /// Lent to each turnstile in turn.
+    pub(super) room: Room<Arc<Contender>>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
     /// Whether the store was up when it was last heard of.
@@ -103,6 +105,7 @@ impl State {
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
+        entry.turnstile.lend(&mut self.room);
         let result = event(&mut entry.turnstile, &mut Cx { now, supply });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
@@ -112,6 +115,7 @@ impl State {
                 }
             }
         }
+        self.room = entry.turnstile.take_back();
         // After hanging up nobody would answer what a key still owes.
         if entry.turnstile.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {
