@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 pub use self::memory::MemoryStore;
 pub use self::quorum::QuorumStore;
+#[cfg(all(feature = "redis", feature = "test-util"))]
+pub(crate) use self::redis::Calls;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 
