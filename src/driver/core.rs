@@ -385,7 +385,7 @@ impl Driver {
             self.seal(&mut state, &mut outbox);
             result
         };
-        self.deliver(outbox);
+        self.deliver(&mut outbox);
         result
     }
 
@@ -422,18 +422,18 @@ impl Driver {
         }
     }
 
-    fn deliver(&self, outbox: Outbox) {
+    fn deliver(&self, outbox: &mut Outbox) {
         if outbox.waits {
             self.timer.ensure(|| self.me());
         }
         if outbox.earlier {
             self.timer.ring();
         }
-        if let Some(session) = outbox.session {
+        if let Some(session) = outbox.session.take() {
             if outbox.arrived {
                 session.start();
             }
-            outbox.sends.for_each(|(key, op)| session.submit(key, op));
+            outbox.sends.drain(|(key, op)| session.submit(key, op));
         }
         if outbox.idle {
             self.idle.notify(usize::MAX);
@@ -441,7 +441,7 @@ impl Driver {
         // Last: it is other people's code, and what it does must not hold up a release.
         outbox.aftermath.come();
         self.journal.flush();
-        drop(outbox.kept);
+        drop(outbox.kept.take());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -475,7 +475,7 @@ impl Due for Driver {
             outbox.earlier = false;
             (next, next.and(state.session.clone()))
         };
-        self.deliver(outbox);
+        self.deliver(&mut outbox);
         if let Some(session) = session {
             session.revive();
         }
