@@ -89,7 +89,7 @@ impl Acquiring {
                         self.stage = Stage::Done;
                         return Poll::Ready(Ok(Acquired::Lease(lease)));
                     }
-                    let contender = Contender::new(self.plan.key().clone());
+                    let contender = Contender::new(self.plan.hashed_key().clone());
                     self.stage = Stage::InLine(Arc::new(contender));
                     self.arrive();
                 }
@@ -164,7 +164,7 @@ impl Acquiring {
                 on_finish: self.plan.on_finish,
                 patience: self.patience,
                 wait,
-                repeats: self.plan.repeat().start(),
+                repeats: self.plan.repeats(),
             };
             driver.arrive(contender, arrival);
         }

@@ -241,7 +241,7 @@ impl Adopt {
 
     fn ask(&mut self) -> Result<(), LockError> {
         let driver = self.plan.driver()?.clone();
-        let contender = Arc::new(Contender::new(self.plan.key().clone()));
+        let contender = Arc::new(Contender::new(self.plan.hashed_key().clone()));
         let arrival = Arrival {
             ttl: self.plan.ttl(),
             renewals: self.plan.renewal().times(),

@@ -2,17 +2,19 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::LockError;
 use crate::driver::Driver;
+use crate::key::{self, Key};
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost, TTL};
-use crate::{LockError, key};
+use crate::turnstile::Repeats;
 
 /// What a handle is told to lock, and how.
 #[derive(Clone)]
 pub(crate) struct Plan {
     driver: Option<Arc<Driver>>,
-    key: Arc<str>,
+    key: Key,
     /// Why the key cannot name a lock: found once, however often the handle acquires.
     key_fault: Option<&'static str>,
     pub(crate) ttl: Option<Duration>,
@@ -34,7 +36,7 @@ impl Plan {
             .and_then(|driver| key::fault(&driver.settings().prefix, key));
         Self {
             driver,
-            key: Arc::from(key),
+            key: Key::from(Arc::from(key)),
             key_fault,
             ttl: None,
             wait: None,
@@ -62,7 +64,7 @@ impl Plan {
 
     /// Who is to acquire it, or why it cannot be.
     pub(crate) fn driver(&self) -> Result<&Arc<Driver>, LockError> {
-        let key = || self.key.clone();
+        let key = || self.key.name().clone();
         let Some(driver) = &self.driver else {
             return Err(LockError::NoRegistry { key: key() });
         };
@@ -104,6 +106,10 @@ impl Plan {
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
+        self.key.name()
+    }
+
+    pub(crate) fn hashed_key(&self) -> &Key {
         &self.key
     }
 
@@ -123,11 +129,13 @@ impl Plan {
             .unwrap_or_default()
     }
 
-    pub(crate) fn repeat(&self) -> Repeat {
-        self.repeat
-            .clone()
-            .or_else(|| Some(self.driver.as_ref()?.settings().repeat.clone()))
-            .unwrap_or_default()
+    /// The pauses of one wait.
+    pub(crate) fn repeats(&self) -> Repeats {
+        let repeat = self
+            .repeat
+            .as_ref()
+            .or_else(|| Some(&self.driver.as_ref()?.settings().repeat));
+        repeat.map_or_else(|| Repeat::default().start(), Repeat::start)
     }
 
     /// A ttl that was set asks for a lease of just that length, unless the lock says otherwise.

@@ -13,8 +13,8 @@ pub(super) struct Aftermath {
 }
 
 impl Aftermath {
-    pub(super) fn come(self) {
-        self.lost.for_each(|(key, token, is_over)| {
+    pub(super) fn come(&mut self) {
+        self.lost.drain(|(key, token, is_over)| {
             let key = &*key;
             if is_over {
                 tracing::warn!(key, token, "lease lost: its ttl was over before its work");
@@ -26,7 +26,7 @@ impl Aftermath {
                 );
             }
         });
-        self.wakers.for_each(|waker| {
+        self.wakers.drain(|waker| {
             // One that panics has told so by the panic hook; the others are to be woken all the same.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         });

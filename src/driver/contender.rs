@@ -10,12 +10,13 @@ use super::aftermath::Aftermath;
 use super::journal::Journal;
 use crate::StoreError;
 use crate::events::LockEvent;
+use crate::key::Key;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{Moment, Verdict, WaiterId};
 
 /// One caller from its arrival to the end of its lease: what its future and the driver share.
 pub(crate) struct Contender {
-    key: Arc<str>,
+    key: Key,
     /// The number of its latest arrival, 0 before the first. Written under the driver's lock.
     id: AtomicU64,
     /// How many share its lease: whoever leaves last gives it back.
@@ -100,7 +101,7 @@ pub(crate) enum End {
 }
 
 impl Contender {
-    pub(crate) fn new(key: Arc<str>) -> Self {
+    pub(crate) fn new(key: Key) -> Self {
         Self {
             key,
             id: AtomicU64::new(0),
@@ -119,6 +120,10 @@ impl Contender {
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
+        self.key.name()
+    }
+
+    pub(super) fn hashed_key(&self) -> &Key {
         &self.key
     }
 
@@ -265,7 +270,7 @@ impl Contender {
             state.waiter = id.0;
             state.since = now;
             journal.tell(|| LockEvent::Waiting {
-                key: self.key.clone(),
+                key: self.key().clone(),
                 waiter: id.0,
             });
         }
@@ -276,7 +281,7 @@ impl Contender {
         let mut state = self.lock();
         if let Progress::Waiting | Progress::Seated { .. } | Progress::TurnLost = state.progress {
             state.progress = Progress::Left;
-            journal.tell(|| state.gave_up(&self.key, now));
+            journal.tell(|| state.gave_up(self.key(), now));
         }
     }
 
@@ -299,12 +304,12 @@ impl Contender {
         state.since = now;
         if is_passed(token) {
             journal.tell(|| LockEvent::Passed {
-                key: self.key.clone(),
+                key: self.key().clone(),
                 token,
             });
         }
         journal.tell(|| LockEvent::Acquired {
-            key: self.key.clone(),
+            key: self.key().clone(),
             waiter: state.waiter,
             token,
             waited,
@@ -346,7 +351,7 @@ impl Contender {
     pub(super) fn is_dropped(&self, journal: &Journal) {
         if let Progress::Held { token } = self.progress() {
             journal.tell(|| LockEvent::DroppedWhileHeld {
-                key: self.key.clone(),
+                key: self.key().clone(),
                 token,
             });
         }
@@ -385,7 +390,7 @@ impl Contender {
     ) {
         let mut state = self.lock();
         if journal.is_heard() {
-            state.report(&self.key, &verdict, now, journal);
+            state.report(self.key(), &verdict, now, journal);
         }
         let progress = match (&state.progress, verdict) {
             (Progress::Waiting, Verdict::Seated { token, deadline }) => {
@@ -424,7 +429,7 @@ impl Contender {
         };
         if let Some(token) = lost {
             let is_over = now >= state.deadline;
-            aftermath.lost.push((self.key.clone(), token, is_over));
+            aftermath.lost.push((self.key().clone(), token, is_over));
         }
         if lost.is_some() || matches!(progress, Progress::Ended { .. }) {
             state.take_watchers(aftermath);
@@ -558,7 +563,7 @@ impl From<Verdict> for End {
 impl fmt::Debug for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Contender")
-            .field("key", &self.key)
+            .field("key", self.key())
             .field("progress", &self.progress())
             .finish_non_exhaustive()
     }

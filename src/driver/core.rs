@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use super::state::{Now, Outbox, State};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::{Events, LockEvent};
+use crate::key::{Key, KeyMap};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
@@ -81,11 +82,12 @@ impl Driver {
                     driver: me.clone(),
                 }),
                 state: Mutex::new(State {
-                    entries: HashMap::new(),
+                    entries: KeyMap::default(),
                     timeouts: BTreeSet::new(),
                     armed: None,
                     latest: Moment::ZERO,
                     supply: Supply::new(rand::random()),
+                    room: None,
                     queue: true,
                     up: None,
                     closed: false,
@@ -154,7 +156,7 @@ impl Driver {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let state = self.lock();
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
-            key: key.clone(),
+            key: key.name().clone(),
             held: entry
                 .turnstile
                 .holder()
@@ -225,7 +227,7 @@ impl Driver {
                 until: Clock::after(since, arrival.wait),
                 repeats: arrival.repeats,
             };
-            let (key, journal) = (contender.key(), at.journal);
+            let (key, journal) = (contender.hashed_key(), at.journal);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
                 // Before its verdict, which is told when this returns.
@@ -240,7 +242,7 @@ impl Driver {
             // Also if its key is not in use any more: it may have lost its turn there.
             self.at_once(|state, at| {
                 contender.leaves(at.now, at.journal);
-                state.feed(at, contender.key(), None, |turnstile, cx| {
+                state.feed(at, contender.hashed_key(), None, |turnstile, cx| {
                     turnstile.leave(cx, id);
                 });
             });
@@ -253,7 +255,7 @@ impl Driver {
         let runtime = Handle::try_current().ok();
         self.timer.attend(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let taken = self.feed(contender.key(), |turnstile, cx| {
+        let taken = self.feed(contender.hashed_key(), |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
                 contender.takes(runtime, cx.now, &self.journal)
@@ -290,7 +292,7 @@ impl Driver {
     fn end(&self, contender: &Contender, parting: Parting) -> Option<Option<Owner>> {
         let id = contender.id()?;
         let keep = parting != Parting::Release;
-        self.feed(contender.key(), |turnstile, cx| {
+        self.feed(contender.hashed_key(), |turnstile, cx| {
             let finishes = contender.finishes(cx.now, parting);
             finishes.then(|| turnstile.finish(cx, id, keep))
         })?
@@ -299,7 +301,7 @@ impl Driver {
     /// A lease is to last `ttl` from now at least: until when, if it is still held.
     pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
         let id = contender.id()?;
-        self.feed(contender.key(), |turnstile, cx| {
+        self.feed(contender.hashed_key(), |turnstile, cx| {
             turnstile.extend(cx, id, ttl)
         })?
     }
@@ -345,7 +347,7 @@ impl Driver {
     /// Feeds the turnstile of a key; `None` if there is none.
     fn feed<R>(
         &self,
-        key: &Arc<str>,
+        key: &Key,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, None, event))
@@ -355,18 +357,19 @@ impl Driver {
     fn feed_news(&self, state: &mut State, at: &mut Now<'_>, news: News) {
         match news {
             News::Replied { key, op, result } => {
-                state.feed(at, &key, None, |turnstile, cx| {
+                state.feed(at, &key.into(), None, |turnstile, cx| {
                     turnstile.replied(cx, &op, result);
                 });
             }
             News::Granted { key, grant } => {
-                state.feed_grant(at, &key, self.settings.rules(), grant, None);
+                state.feed_grant(at, &key.into(), self.settings.rules(), grant, None);
             }
             News::Unconfirmed { key, grant, error } => {
-                state.feed_grant(at, &key, self.settings.rules(), grant, Some(error));
+                let rules = self.settings.rules();
+                state.feed_grant(at, &key.into(), rules, grant, Some(error));
             }
             News::Freed { key } => {
-                state.feed(at, &key, None, Turnstile::freed);
+                state.feed(at, &key.into(), None, Turnstile::freed);
             }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }
@@ -397,7 +400,7 @@ impl Driver {
             self.seal(&mut state, &mut outbox);
             result
         };
-        self.deliver(outbox);
+        self.deliver(&mut outbox);
         result
     }
 
@@ -434,18 +437,18 @@ impl Driver {
         }
     }
 
-    fn deliver(&self, outbox: Outbox) {
+    fn deliver(&self, outbox: &mut Outbox) {
         if outbox.waits {
             self.timer.ensure(|| self.me());
         }
         if outbox.earlier {
             self.timer.ring();
         }
-        if let Some(session) = outbox.session {
+        if let Some(session) = outbox.session.take() {
             if outbox.arrived {
                 session.start();
             }
-            outbox.sends.for_each(|(key, op)| session.submit(key, op));
+            outbox.sends.drain(|(key, op)| session.submit(key, op));
         }
         if outbox.idle {
             self.idle.notify(usize::MAX);
@@ -453,7 +456,7 @@ impl Driver {
         // Last: it is other people's code, and what it does must not hold up a release.
         outbox.aftermath.come();
         self.journal.flush();
-        drop(outbox.kept);
+        drop(outbox.kept.take());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -487,7 +490,7 @@ impl Due for Driver {
             outbox.earlier = false;
             (next, next.and(state.session.clone()))
         };
-        self.deliver(outbox);
+        self.deliver(&mut outbox);
         if let Some(session) = session {
             session.revive();
         }

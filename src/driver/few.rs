@@ -27,11 +27,13 @@ impl<T> Few<T> {
         self.first.is_none()
     }
 
-    /// In the order in which they came.
-    pub(super) fn for_each(self, mut each: impl FnMut(T)) {
-        if let Some(first) = self.first {
+    /// Takes them out, in the order in which they came.
+    pub(super) fn drain(&mut self, mut each: impl FnMut(T)) {
+        if let Some(first) = self.first.take() {
             each(first);
-            self.others.into_iter().for_each(each);
+            if !self.others.is_empty() {
+                std::mem::take(&mut self.others).into_iter().for_each(each);
+            }
         }
     }
 }
@@ -53,7 +55,8 @@ mod tests {
             few.extend(0..most);
             assert_eq!(few.is_empty(), most == 0);
             let mut out = Vec::new();
-            few.for_each(|item| out.push(item));
+            few.drain(|item| out.push(item));
+            assert!(few.is_empty());
             assert_eq!(out, Vec::from_iter(0..most));
         }
     }

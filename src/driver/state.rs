@@ -1,5 +1,4 @@
-use std::collections::hash_map::Entry as Place;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::aftermath::Aftermath;
@@ -8,22 +7,25 @@ use super::core::Driver;
 use super::few::Few;
 use super::journal::Journal;
 use crate::StoreError;
+use crate::key::{Key, KeyMap};
 use crate::store::contract::{Grant, Op, Session};
-use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
+use crate::turnstile::{Cx, Effect, Moment, Room, Rules, Supply, Turnstile};
 
 /// What a registry knows, under its one lock.
 pub(super) struct State {
     /// One entry a key in use; none when idle.
     ///
     /// Boxed: a table is up to twice as long as what is in it, and copied when it grows.
-    pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
+    pub(super) entries: KeyMap<Box<Entry>>,
     /// When to look after each entry, no later than what it waits for.
-    pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
+    pub(super) timeouts: BTreeSet<(Moment, Key)>,
     /// When the timer task will look next by itself.
     pub(super) armed: Option<Moment>,
     /// When anything was fed last.
     pub(super) latest: Moment,
     pub(super) supply: Supply,
+    /// Lent to each turnstile in turn.
+    pub(super) room: Room<Arc<Contender>>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
     /// Whether the store was up when it was last heard of.
@@ -83,43 +85,45 @@ impl State {
     pub(super) fn feed<R>(
         &mut self,
         at: &mut Now<'_>,
-        key: &Arc<str>,
+        key: &Key,
         rules: Option<Rules>,
         event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
     ) -> Option<R> {
         let (now, supply) = (at.now, &mut self.supply);
-        let mut place = match self.entries.entry(key.clone()) {
-            Place::Occupied(place) => place,
-            Place::Vacant(place) => {
+        // Nearly always there, and found without a clone of the key.
+        let entry = match self.entries.get_mut(key) {
+            Some(entry) => entry,
+            None => {
                 let mut turnstile = Turnstile::new(rules?, self.queue);
                 if self.closed {
                     turnstile.close(&mut Cx { now, supply });
                 }
-                let timeout = None;
-                place.insert_entry(Box::new(Entry {
+                let entry = Box::new(Entry {
                     turnstile,
-                    timeout,
+                    timeout: None,
                     is_strange: false,
-                }))
+                });
+                self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        let entry = &mut **place.get_mut();
+        entry.turnstile.lend(&mut self.room);
         let result = event(&mut entry.turnstile, &mut Cx { now, supply });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
-                Effect::Send(op) => at.outbox.sends.push((key.clone(), op)),
+                Effect::Send(op) => at.outbox.sends.push((key.name().clone(), op)),
                 Effect::Wake(contender, verdict) => {
                     contender.tell(verdict, now, at.journal, &mut at.outbox.aftermath);
                 }
             }
         }
+        self.room = entry.turnstile.take_back();
         // After hanging up nobody would answer what a key still owes.
         if entry.turnstile.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
             self.strange -= usize::from(entry.is_strange);
-            place.remove();
+            self.entries.remove(key);
         } else if let Some(next) = entry.turnstile.next_timeout()
             // One that moves to a later moment, as most do at most events, is found there when the
             // earlier one is over: that halves what the tree costs a lease.
@@ -138,7 +142,7 @@ impl State {
     pub(super) fn feed_grant(
         &mut self,
         at: &mut Now<'_>,
-        key: &Arc<str>,
+        key: &Key,
         rules: Rules,
         grant: Grant,
         doubt: Option<StoreError>,

@@ -38,7 +38,8 @@ impl<C: Clone> Turnstile<C> {
                 if errand.not_before > cx.at() {
                     return;
                 }
-                self.run_errand(cx);
+                let errand = self.owed.pop_front().expect("just seen");
+                self.run_errand(cx, errand);
             } else if !self.seek(cx) {
                 return;
             }
@@ -75,20 +76,29 @@ impl<C: Clone> Turnstile<C> {
                 let new = claim.owner;
                 let ttl = ttl.duration();
                 let op = Op::Yield { old, new, ttl };
-                self.owed.push_back(Errand::new(op, ending, until));
                 self.standing = Standing::Seeking { claim, ask_at: now };
+                self.owe(cx, Errand::new(op, ending, until));
             }
             _ => {
                 let op = Op::Release { owner: old };
-                self.owed.push_back(Errand::new(op, ending, until));
                 self.standing = Standing::Out;
+                self.owe(cx, Errand::new(op, ending, until));
             }
         }
     }
 
-    /// Sends the first errand.
-    fn run_errand(&mut self, cx: &mut Cx<'_>) {
-        let mut errand = self.owed.pop_front().expect("the caller has seen it");
+    /// The last in the queue; but where that is empty and nothing keeps it from being sent, as nearly always, it is
+    /// sent now: the way through the queue was an allocation.
+    fn owe(&mut self, cx: &mut Cx<'_>, errand: Errand<C>) {
+        if self.flight.is_none() && !self.down && self.owed.is_empty() {
+            self.run_errand(cx, errand);
+        } else {
+            self.owed.push_back(errand);
+        }
+    }
+
+    /// Sends an errand that is due.
+    fn run_errand(&mut self, cx: &mut Cx<'_>, mut errand: Errand<C>) {
         if let Op::Yield { old, new, .. } = errand.op {
             if self.line.is_empty() || !self.queue {
                 // Nobody is left to yield for: give back instead, the old one first (O6).

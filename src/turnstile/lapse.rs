@@ -40,8 +40,10 @@ impl<C: Clone> Turnstile<C> {
             let trouble = self.trouble();
             self.wake(adopter.waiter.who, Verdict::Failed(trouble));
         }
-        self.end_endings(now);
-        self.owed.forget_past(now);
+        if self.flight.is_some() || !self.owed.is_empty() {
+            self.end_endings(now);
+            self.owed.forget_past(now);
+        }
         let Standing::Inside(tenure) = &mut self.standing else {
             return;
         };

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +51,13 @@ pub(crate) enum Effect<C> {
     Wake(C, Verdict),
 }
 
+/// Room for effects. A shell that has many turnstiles lends its own to each in turn: one that is held keeps none,
+/// and a turn allocates nothing for its two verdicts.
+pub(crate) type Room<C> = Option<Box<VecDeque<Effect<C>>>>;
+
+/// Room for so many effects is kept.
+const MOST_ROOM: usize = 64;
+
 /// See the [module](super).
 ///
 /// After every call drain [`next_effect`](Self::next_effect) in order, then look at
@@ -72,7 +80,7 @@ pub(crate) struct Turnstile<C> {
     /// Refusals in a row.
     pub(super) failures: u32,
     closed: bool,
-    effects: Few<Effect<C>>,
+    effects: Room<C>,
 }
 
 /// How this registry stands to the key in the store.
@@ -141,14 +149,29 @@ impl<C: Clone> Turnstile<C> {
             trouble: None,
             failures: 0,
             closed: false,
-            effects: Few::new(),
+            effects: None,
         }
+    }
+
+    /// Lends it room for the effects of the next event.
+    pub(crate) fn lend(&mut self, room: &mut Room<C>) {
+        if self.effects.is_none() {
+            self.effects = room.take();
+        }
+    }
+
+    /// Takes the room back, once the effects are drained; unless there were so many that it has grown too large to be
+    /// kept.
+    pub(crate) fn take_back(&mut self) -> Room<C> {
+        let room = self.effects.take();
+        room.filter(|room| room.capacity() <= MOST_ROOM)
     }
 
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
         // The op in flight is the last that an event asks for: it waits there, which saves two allocations a pair.
-        self.effects.pop_front().or_else(|| {
+        let effect = self.effects.as_mut().and_then(|room| room.pop_front());
+        effect.or_else(|| {
             let flight = self.flight.as_mut()?;
             flight.unsent.take().map(Effect::Send)
         })
@@ -472,7 +495,11 @@ impl<C: Clone> Turnstile<C> {
     }
 
     pub(super) fn wake(&mut self, who: C, verdict: Verdict) {
-        self.effects.push_back(Effect::Wake(who, verdict));
+        self.effect(Effect::Wake(who, verdict));
+    }
+
+    fn effect(&mut self, effect: Effect<C>) {
+        self.effects.get_or_insert_default().push_back(effect);
     }
 
     pub(super) fn renew(&mut self, now: Point) {
@@ -488,7 +515,7 @@ impl<C: Clone> Turnstile<C> {
             let owner = tenure.owner;
             let ttl = ttl.duration();
             let op = Op::Renew { owner, ttl };
-            self.effects.push_back(Effect::Send(op));
+            self.effect(Effect::Send(op));
         }
     }
 }

@@ -35,7 +35,7 @@ mod tests;
 mod time;
 
 pub(crate) use self::line::{Patience, Pauses, Repeats, Waiter, WaiterId};
-pub(crate) use self::machine::{Effect, Turnstile, Verdict};
+pub(crate) use self::machine::{Effect, Room, Turnstile, Verdict};
 pub(crate) use self::rules::Rules;
 pub(crate) use self::supply::{Cx, Supply};
 pub(crate) use self::time::{FOREVER, Moment};

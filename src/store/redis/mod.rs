@@ -16,6 +16,8 @@
 //! The rules that the code cites by number are those of the protocol.
 
 mod bell;
+#[cfg(feature = "test-util")]
+mod bench;
 mod bounded;
 mod call;
 mod clock;
@@ -38,6 +40,8 @@ mod store;
 #[cfg(feature = "tls-rustls")]
 mod tls;
 
+#[cfg(feature = "test-util")]
+pub(crate) use self::bench::Calls;
 pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]

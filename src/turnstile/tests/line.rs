@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::desk::ms;
+use super::desk::{Desk, fixed, ms};
 use crate::turnstile::line::Line;
 use crate::turnstile::time::Point;
 use crate::turnstile::{FOREVER, Moment, Patience, Repeats, Turnstile, Waiter, WaiterId};
@@ -15,6 +15,25 @@ use crate::turnstile::{FOREVER, Moment, Patience, Repeats, Turnstile, Waiter, Wa
 fn a_turnstile_is_small() {
     let size = size_of::<Turnstile<Arc<()>>>();
     assert!(size <= 240, "{size} bytes");
+}
+
+/// The driver lends one turnstile after another the same room. It comes back empty, and is not kept for good when a long
+/// line that was told of a shutdown has made it large.
+#[test]
+fn room_that_was_lent_comes_back_empty_and_small() {
+    for (waiting, is_kept) in [(1, true), (99, false)] {
+        let mut desk = Desk::new();
+        for _ in 0..waiting {
+            desk.arrive("one", fixed(1000));
+        }
+        let mut room = Some(Box::default());
+        desk.turnstile.lend(&mut room);
+        assert!(room.is_none(), "it was lent");
+        desk.feed(|turnstile, cx| turnstile.close(cx));
+        let back = desk.turnstile.take_back();
+        assert_eq!(back.is_some(), is_kept, "after {waiting} verdicts");
+        assert!(back.is_none_or(|room| room.is_empty()));
+    }
 }
 
 #[derive(Clone, Debug)]
