@@ -38,6 +38,8 @@ struct State {
     since: Moment,
     /// What becomes of the lease that it holds no more.
     parting: Parting,
+    /// Whether it is to look once more before it takes the key.
+    leads: bool,
     deadline: Moment,
     /// Where it arrived; once it has a lease, where it took that.
     runtime: Option<Id>,
@@ -113,6 +115,7 @@ impl Contender {
                 waiter: 0,
                 since: Moment::ZERO,
                 parting: Parting::Release,
+                leads: false,
                 deadline: Moment::ZERO,
                 runtime: None,
             }),
@@ -132,8 +135,20 @@ impl Contender {
     }
 
     /// How far it has come; while it waits, the waker is told of the next verdict.
+    ///
+    /// Whoever leads a tenure has to look twice. A tenure is a chain of tasks that wake each other, and
+    /// the third task of such a chain has tokio wake another of its threads, if one sleeps. Where no
+    /// processor is idle, Linux mostly runs that one in place of the thread that woke it: in the
+    /// middle of a release, so that this task was not in line again before the tenure was over, and
+    /// of two tasks one had 1.2 times the turns of the other. A task that asks to be polled again
+    /// has another thread woken just so, but nothing passes it by in that time: it has the key.
     pub(crate) fn progress_or_wake(&self, waker: &Waker) -> Progress {
         let mut state = self.lock();
+        if matches!(state.progress, Progress::Seated { .. }) && std::mem::take(&mut state.leads) {
+            drop(state);
+            waker.wake_by_ref();
+            return Progress::Waiting;
+        }
         if let Progress::Seated { .. }
         | Progress::TurnLost
         | Progress::Refused(_)
@@ -393,7 +408,15 @@ impl Contender {
             state.report(self.key(), &verdict, now, journal);
         }
         let progress = match (&state.progress, verdict) {
-            (Progress::Waiting, Verdict::Seated { token, deadline }) => {
+            (
+                Progress::Waiting,
+                Verdict::Seated {
+                    token,
+                    deadline,
+                    leads,
+                },
+            ) => {
+                state.leads = leads;
                 state.deadline = deadline;
                 Progress::Seated { token }
             }

@@ -2,9 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::task::ArcWake;
 use tokio::time::Instant;
 
 use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
@@ -381,4 +384,80 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     assert!(released.iter().all(Result::is_ok), "{released:?}");
     assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
     assert_eq!(Arc::strong_count(&driver), 2, "it keeps itself no more");
+}
+
+/// How often something was woken.
+#[derive(Default)]
+struct Count(AtomicU64);
+
+impl ArcWake for Count {
+    fn wake_by_ref(count: &Arc<Self>) {
+        count.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The first of a tenure that others follow is polled once more before it has its lease: what tokio does then, waking
+/// another thread, it would do in the middle of the third turn else, whose task was late for all others of that tenure.
+#[tokio::test(start_paused = true)]
+async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let driver = locks.driver().clone();
+    let lease = || Box::pin(locks.obtain("k").lease());
+    let (mut first, mut second, mut third) = (lease(), lease(), lease());
+    let count = Arc::new(Count::default());
+    let waker = futures::task::waker(count.clone());
+    let mut cx = Context::from_waker(&waker);
+    for waiter in [&mut first, &mut second, &mut third] {
+        assert!(waiter.poll_unpin(&mut cx).is_pending());
+    }
+    driver.all_news(store.answers());
+    assert_eq!(count.0.load(Ordering::Relaxed), 1, "it is told of its turn");
+    assert!(first.poll_unpin(&mut cx).is_pending(), "not at first sight");
+    assert_eq!(count.0.load(Ordering::Relaxed), 2, "it is polled again");
+    assert!(
+        second.poll_unpin(&mut cx).is_pending(),
+        "nobody passes it by"
+    );
+    let Poll::Ready(held) = first.poll_unpin(&mut cx) else {
+        panic!("it has looked twice");
+    };
+    drop(held.expect("it is its turn"));
+
+    let Poll::Ready(held) = second.poll_unpin(&mut cx) else {
+        panic!("it was passed to");
+    };
+    drop(third);
+    drop(held.expect("it is its turn"));
+    driver.all_news(store.answers());
+
+    // One that is alone waits for nothing.
+    let mut alone = lease();
+    assert!(alone.poll_unpin(&mut cx).is_pending());
+    driver.all_news(store.answers());
+    assert!(alone.poll_unpin(&mut cx).is_ready());
+}
+
+/// One that leads and does not look twice in time has no turn, as one that does not look at all (W4).
+#[tokio::test(start_paused = true)]
+async fn w4_one_look_of_two_does_not_hold_the_key() {
+    let locks = LockRegistry::builder(MemoryStore::new()).build();
+    let held = locks.obtain("k").lease().await.expect("it is free");
+    let mut leads = Box::pin(locks.obtain("k").lease());
+    let mut behind = Box::pin(locks.obtain("k").lease());
+    assert!(futures::poll!(&mut leads).is_pending());
+    assert!(futures::poll!(&mut behind).is_pending());
+    // A pass would not lead: this tenure ends by its age.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    held.release().await.expect("it was held to the end");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(
+        futures::poll!(&mut leads).is_pending(),
+        "not at first sight"
+    );
+    let begin = Instant::now();
+    let lease = behind.await;
+    assert_eq!(begin.elapsed().as_millis(), 9_950);
+    drop(lease.expect("it is its turn"));
+    assert!(leads.await.is_ok(), "it came again");
 }

@@ -57,13 +57,21 @@ impl<C: Clone> Turnstile<C> {
             && tenure.may_seat(&self.rules, next, now)
         {
             let (id, waiter) = self.line.pop_first().expect("first() has seen it");
+            let leads = tenure.is_new() && self.rules.passes > 0 && self.line.has_standing();
             let who = waiter.who.clone();
             let (token, deadline) = tenure.seat(id, waiter, now);
             if let Some(ending) = ending {
                 self.wake(ending.who, Verdict::Released);
             }
             let deadline = deadline.moment();
-            self.wake(who, Verdict::Seated { token, deadline });
+            self.wake(
+                who,
+                Verdict::Seated {
+                    token,
+                    deadline,
+                    leads,
+                },
+            );
             self.refuse_once(WaiterId(u64::MAX));
             return;
         }

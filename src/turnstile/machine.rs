@@ -19,8 +19,13 @@ const UNDER_WAY: Span = Span::secs(60);
 /// What a waiter, or the lease that it became, is told.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
-    /// The key is the waiter's, if it takes it in time (W4).
-    Seated { token: u64, deadline: Moment },
+    /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others stand
+    /// behind it, and passes are allowed, so that its turn is the first of several in quick succession.
+    Seated {
+        token: u64,
+        deadline: Moment,
+        leads: bool,
+    },
     /// A renewal was confirmed. `last`: the watchdog will not come again, which is told also if the
     /// deadline is what it was.
     Prolonged { deadline: Moment, last: bool },

@@ -165,7 +165,15 @@ impl<C: Clone> Turnstile<C> {
         let (token, deadline) = tenure.seat(id, waiter, now);
         self.standing = Standing::Inside(tenure);
         let deadline = deadline.moment();
-        self.wake(who, Verdict::Seated { token, deadline });
+        let leads = self.rules.passes > 0 && self.line.has_standing();
+        self.wake(
+            who,
+            Verdict::Seated {
+                token,
+                deadline,
+                leads,
+            },
+        );
         self.refuse_once(WaiterId(u64::MAX));
     }
 

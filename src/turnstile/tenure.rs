@@ -102,6 +102,11 @@ impl<C: Clone> Tenure<C> {
         }
     }
 
+    /// Whether nobody has had a turn in it.
+    pub(super) fn is_new(&self) -> bool {
+        self.turns == 0
+    }
+
     /// Whether the next waiter may have the key without the store being asked.
     pub(super) fn may_seat<W>(&self, rules: &Limits, next: &Waiter<W>, now: Point) -> bool {
         if self.turns == 0 {

@@ -188,7 +188,12 @@ impl World {
         let stage = caller.stage;
         match (&verdict, stage) {
             (_, Stage::Leaving) => {}
-            (Verdict::Seated { token, deadline }, Stage::Waiting(waiter)) => {
+            (
+                Verdict::Seated {
+                    token, deadline, ..
+                },
+                Stage::Waiting(waiter),
+            ) => {
                 let (token, deadline) = (*token, *deadline);
                 caller.seated_at = self.now;
                 caller.extended = None;

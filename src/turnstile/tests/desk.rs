@@ -307,8 +307,19 @@ impl Desk {
     /// Somebody was seated: the token and the deadline in microseconds.
     #[track_caller]
     pub(super) fn seated(&mut self, who: &str) -> (u64, u64) {
+        let (token, deadline, _) = self.seated_leading(who);
+        (token, deadline)
+    }
+
+    /// The same, and whether it leads others.
+    #[track_caller]
+    pub(super) fn seated_leading(&mut self, who: &str) -> (u64, u64, bool) {
         match self.told(who) {
-            Verdict::Seated { token, deadline } => (token, deadline.as_micros() as u64),
+            Verdict::Seated {
+                token,
+                deadline,
+                leads,
+            } => (token, deadline.as_micros() as u64, leads),
             other => panic!("{who} was to be seated, not told {other:?}"),
         }
     }

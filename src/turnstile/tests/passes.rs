@@ -50,6 +50,41 @@ fn w6_passes_end_at_local_passes() {
     assert!(matches!(desk.sent(), Op::Yield { .. }));
 }
 
+/// The first of a tenure leads if others stand behind it who can have the key from it; nobody who
+/// has it by a pass does.
+#[test]
+fn only_the_first_of_several_turns_leads() {
+    let leads = |passes: u32, behind: &[super::desk::Wish]| {
+        let rules = Rules {
+            local_passes: passes,
+            ..rules()
+        };
+        let mut desk = Desk::with(rules, true);
+        let a = desk.arrive("a", fixed(1000));
+        let op = desk.sent();
+        for wish in behind {
+            desk.arrive("b", *wish);
+        }
+        desk.reply(&op, Outcome::Won { draw: 5 });
+        let (_, _, leads) = desk.seated_leading("a");
+        (desk, a, leads)
+    };
+    let (mut desk, a, first) = leads(16, &[fixed(1000); 2]);
+    assert!(first, "two stand behind it");
+    assert!(desk.take(a));
+    desk.finish(a);
+    let (token, _, passed) = desk.seated_leading("b");
+    assert_eq!(token, 5 * 64 + 1);
+    assert!(!passed, "one more stands behind it, but it was passed to");
+
+    assert!(!leads(16, &[]).2, "nobody stands behind it");
+    assert!(!leads(0, &[fixed(1000); 2]).2, "there are no passes");
+    assert!(
+        !leads(16, &[fixed(1000).once()]).2,
+        "who does not stand is refused"
+    );
+}
+
 /// 63 passes leave a token below the next draw's.
 #[test]
 fn f2_the_last_pass_stays_below_the_next_draw() {

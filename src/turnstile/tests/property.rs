@@ -221,7 +221,15 @@ impl Bench {
             return;
         }
         let next = match (verdict, stage) {
-            (Verdict::Seated { token, deadline }, Stage::Waiting) => {
+            (
+                Verdict::Seated {
+                    token,
+                    deadline,
+                    leads,
+                },
+                Stage::Waiting,
+            ) => {
+                assert!(!leads || token.is_multiple_of(64), "{token} is a pass");
                 assert!(*token > self.last_token, "F2: {token}");
                 self.last_token = *token;
                 self.check_deadline(*deadline);
