@@ -25,6 +25,14 @@ pub(crate) trait Cargo {
     fn key(&self) -> &Self::Key;
 
     fn lane(&self) -> Lane;
+
+    /// Whether only cargo of one group may share a call.
+    const GROUPED: bool = false;
+
+    /// What it may share a call with.
+    fn group(&self) -> u16 {
+        0
+    }
 }
 
 /// How much goes out at once.
@@ -111,6 +119,9 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
     }
 
     fn gather(&mut self, lane: Lane) -> Vec<J> {
+        if J::GROUPED {
+            return self.gather_group(lane);
+        }
         let most = self.limits.jobs;
         let waiting = &mut self.waiting[lane as usize];
         if lane != Lane::Batch {
@@ -123,6 +134,32 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
             && let Some(job) = waiting.pop_front()
         {
             if self.busy.insert(job.key().clone()) {
+                jobs.push(job);
+            } else {
+                held_back.push(job);
+            }
+        }
+        for job in held_back.into_iter().rev() {
+            waiting.push_front(job);
+        }
+        jobs
+    }
+
+    /// The same of one group, that of the first job that may go. Looks no further than a few calls'
+    /// worth of jobs, so that many groups cost no more than few.
+    fn gather_group(&mut self, lane: Lane) -> Vec<J> {
+        let most = self.limits.jobs;
+        let waiting = &mut self.waiting[lane as usize];
+        let mut group = None;
+        let mut jobs = Vec::new();
+        let mut held_back = Vec::new();
+        while jobs.len() < most
+            && (group.is_none() || held_back.len() < 2 * most)
+            && let Some(job) = waiting.pop_front()
+        {
+            let fits = group.is_none_or(|group| group == job.group());
+            if fits && (lane != Lane::Batch || self.busy.insert(job.key().clone())) {
+                group = Some(job.group());
                 jobs.push(job);
             } else {
                 held_back.push(job);
@@ -168,6 +205,12 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
 
     pub(crate) fn oldest(&self) -> Option<M> {
         self.flying.front().map(|flight| flight.sent_at)
+    }
+
+    /// Whether nothing is under way.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn is_landed(&self) -> bool {
+        self.flying.is_empty()
     }
 
     /// No reply will come any more: all jobs under way, oldest first.

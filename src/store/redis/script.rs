@@ -1,5 +1,6 @@
 //! The scripts, and how one is sent.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use redis::aio::MultiplexedConnection;
@@ -14,17 +15,33 @@ pub(super) static INSPECT: LazyLock<Script> =
 pub(super) static PROBE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("probe.lua")));
 
+#[cfg(feature = "cluster")]
+pub(super) static CLUSTER_BATCH: LazyLock<Script> =
+    LazyLock::new(|| Script::sharded(include_str!("batch.lua")));
+#[cfg(feature = "cluster")]
+pub(super) static CLUSTER_PROBE: LazyLock<Script> =
+    LazyLock::new(|| Script::sharded(include_str!("probe.lua")));
+
 /// A script's text, and the hash by which a server knows it.
 #[derive(Debug)]
 pub(super) struct Script {
-    text: &'static str,
+    text: Cow<'static, str>,
     hash: String,
 }
 
 impl Script {
-    fn new(text: &'static str) -> Self {
-        let hash = redis::Script::new(text).get_hash().to_owned();
+    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+        let text = text.into();
+        let hash = redis::Script::new(&text).get_hash().to_owned();
         Self { text, hash }
+    }
+
+    /// The copy for clusters, so that the one for servers need not ask where it runs.
+    #[cfg(feature = "cluster")]
+    fn sharded(text: &str) -> Self {
+        let switch = "local sharded = false";
+        debug_assert_eq!(text.matches(switch).count(), 1);
+        Self::new(text.replacen(switch, "local sharded = true", 1))
     }
 
     /// Begins a command with the number of keys; keys and arguments are to follow.
@@ -55,7 +72,7 @@ impl Script {
 
     pub(super) fn in_full(&self, command: &Cmd) -> Cmd {
         let mut full = redis::cmd("EVAL");
-        full.arg(self.text);
+        full.arg(&*self.text);
         for arg in command.args_iter().skip(2) {
             if let Arg::Simple(bytes) = arg {
                 full.arg(bytes);

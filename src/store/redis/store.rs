@@ -10,8 +10,11 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+#[cfg(feature = "cluster")]
+use super::cluster::Seeds;
 use super::endpoint::Endpoint;
-use super::session::RedisSession;
+use super::fault::Fault;
+use super::session::{Place, RedisSession};
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
 use crate::StoreError;
@@ -41,7 +44,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    endpoint: Endpoint,
+    place: Place,
 }
 
 impl RedisStore {
@@ -70,11 +73,50 @@ impl RedisStore {
 
     /// For what a url cannot say, such as certificates.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
+        let url = url.into();
+        #[cfg(feature = "cluster")]
+        if let Some(urls) = Seeds::split(&url) {
+            return RedisStoreBuilder::cluster(urls);
+        }
         RedisStoreBuilder {
-            url: url.into(),
+            urls: vec![url],
+            #[cfg(feature = "cluster")]
+            is_cluster: false,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
+    }
+
+    /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
+    /// cluster names the others.
+    ///
+    /// The same as [`RedisStore::connect`] with the one url `redis+cluster://host:port,host:port/`, which
+    /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. The first url's user and
+    /// password are shown to all nodes. A session connects to every primary, twice: once for calls and
+    /// once for grants, which come by sharded pub/sub; so clusters before Redis 7 work, but waiting there
+    /// costs a question every now and then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect`], and if there is no url, a server is no part of a cluster, or a
+    /// url names a socket's path or a database other than 0.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use lockstream::store::RedisStore;
+    /// # async fn f() -> Result<(), lockstream::StoreError> {
+    /// let store = RedisStore::cluster(["redis://10.0.0.1:7000", "redis://10.0.0.2:7000"]).await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "cluster")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
+    pub fn cluster<I>(urls: I) -> ConnectStore
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        RedisStoreBuilder::cluster(urls.into_iter().map(Into::into).collect()).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
@@ -86,7 +128,7 @@ impl RedisStore {
     #[must_use]
     pub fn from_client(client: redis::Client) -> Self {
         Self {
-            endpoint: Endpoint::of(&client),
+            place: Place::Server(Endpoint::of(&client).into()),
         }
     }
 }
@@ -94,7 +136,7 @@ impl RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", self.endpoint.address())
+            .field("address", self.place.address())
             .finish()
     }
 }
@@ -103,7 +145,7 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        Arc::new(RedisSession::new(self.endpoint.clone(), opening))
+        Arc::new(RedisSession::new(self.place.clone(), opening))
     }
 }
 
@@ -126,12 +168,24 @@ impl LockStore for RedisStore {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    url: String,
+    urls: Vec<String>,
+    #[cfg(feature = "cluster")]
+    is_cluster: bool,
     #[cfg(feature = "tls-rustls")]
     certificates: Option<Certificates>,
 }
 
 impl RedisStoreBuilder {
+    #[cfg(feature = "cluster")]
+    fn cluster(urls: Vec<String>) -> Self {
+        Self {
+            urls,
+            is_cluster: true,
+            #[cfg(feature = "tls-rustls")]
+            certificates: None,
+        }
+    }
+
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
     ///
     /// The text may hold several; so may several calls.
@@ -164,7 +218,7 @@ impl RedisStoreBuilder {
         let store = self.connect_lazy();
         let connecting = async move {
             let store = store?;
-            store.endpoint.try_out(CONNECT_WITHIN).await?;
+            store.place.try_out(CONNECT_WITHIN).await?;
             Ok(store)
         };
         ConnectStore {
@@ -178,13 +232,29 @@ impl RedisStoreBuilder {
     ///
     /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
-        let endpoint = Endpoint::parse(&self.url)?;
-        #[cfg(feature = "tls-rustls")]
-        let endpoint = match &self.certificates {
-            Some(certificates) => endpoint.secured(certificates)?,
-            None => endpoint,
+        #[cfg(feature = "cluster")]
+        if self.is_cluster {
+            let endpoints = self.urls.iter().map(|url| self.endpoint(url));
+            let seeds = Seeds::new(endpoints.collect::<Result<_, _>>()?)?;
+            return Ok(RedisStore {
+                place: Place::Cluster(seeds),
+            });
+        }
+        let [url] = &self.urls[..] else {
+            unreachable!("several urls are a cluster's")
         };
-        Ok(RedisStore { endpoint })
+        Ok(RedisStore {
+            place: Place::Server(self.endpoint(url)?.into()),
+        })
+    }
+
+    fn endpoint(&self, url: &str) -> Result<Endpoint, Fault> {
+        let endpoint = Endpoint::parse(url)?;
+        #[cfg(feature = "tls-rustls")]
+        if let Some(certificates) = &self.certificates {
+            return endpoint.secured(certificates);
+        }
+        Ok(endpoint)
     }
 }
 

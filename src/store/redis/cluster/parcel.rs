@@ -1,0 +1,62 @@
+//! A job on its way through a cluster.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::map::Address;
+use super::slots::Slot;
+use crate::store::contract::Op;
+use crate::store::redis::call::{Job, Wish};
+use crate::store::traffic::{Cargo, Lane};
+
+#[derive(Debug)]
+pub(super) struct Parcel {
+    pub(super) job: Job,
+    pub(super) slot: Slot,
+    /// When it was handed in.
+    pub(super) since: Instant,
+    /// How often it was sent on.
+    pub(super) hops: u32,
+    /// Where it is to be taken although the slot is not there yet.
+    pub(super) asking: Option<Address>,
+}
+
+impl Parcel {
+    /// Whether it puts a ticket into the queue, so that grants must be heard before.
+    pub(super) fn enters(&self) -> bool {
+        matches!(
+            self.job.wish,
+            Wish::Op {
+                op: Op::Enter { .. } | Op::Yield { .. },
+                ..
+            }
+        )
+    }
+}
+
+impl Borrow<Job> for Parcel {
+    fn borrow(&self) -> &Job {
+        &self.job
+    }
+}
+
+impl Cargo for Parcel {
+    type Key = Arc<str>;
+
+    const GROUPED: bool = true;
+
+    fn key(&self) -> &Arc<str> {
+        &self.job.key
+    }
+
+    fn lane(&self) -> Lane {
+        self.job.lane()
+    }
+
+    /// A call holds one slot, and is redirected or not as a whole.
+    fn group(&self) -> u16 {
+        self.slot | u16::from(self.asking.is_some()) << 15
+    }
+}
