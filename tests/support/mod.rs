@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
+//! | `cluster.rs` | how does a test get a cluster of its own, and move what is in it? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
 //! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
@@ -20,6 +21,7 @@
     reason = "every integration test is a crate of its own and uses another part of this"
 )]
 
+mod cluster;
 mod keeper;
 mod ports;
 mod process;
@@ -31,6 +33,7 @@ mod server;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
+pub use cluster::Cluster;
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};

@@ -17,8 +17,8 @@
 -- type or rights comes before the lock is set, or is caught and undone. Times are in µs, ttls in
 -- ms.
 
--- The copy that goes to clusters says true: grants go through the shard that has the lock's slot,
--- by a channel of each lock and registry, since scripts may name nothing in another slot.
+-- The copy that goes to clusters says true, and SHARDNUMSUB and SPUBLISH: grants go through the shard
+-- that has the lock's slot, by a channel of each lock and registry.
 local sharded = false
 
 local call, try, max, sub = redis.call, redis.pcall, math.max, string.sub
@@ -133,10 +133,6 @@ end
 local function in_full()
   local prefix = KEYS[1]:match('^(.*):~fence')
   local channels = prefix .. ':~grant:'
-  local count_of, publish = 'NUMSUB', 'PUBLISH'
-  if sharded then
-    count_of, publish = 'SHARDNUMSUB', 'SPUBLISH'
-  end
 
   local function channel_of(instance, queue)
     return (sharded and sub(queue, 1, -#':~queue1' - 1) .. ':~grant:' or channels) .. instance
@@ -202,7 +198,7 @@ local function in_full()
 
   local function is_there(channel)
     if subscribers[channel] == nil then
-      subscribers[channel] = call('PUBSUB', count_of, channel)[2] > 0
+      subscribers[channel] = call('PUBSUB', 'NUMSUB', channel)[2] > 0
     end
     return subscribers[channel]
   end
@@ -242,7 +238,7 @@ local function in_full()
       local name = lock:sub(#prefix + 2)
       local fields = { '1', ticket.owner, text(ticket.ttl), text(number), text(now), name }
       local grant = table.concat(fields, ' ')
-      local ok, err = pcall(call, publish, ticket.channel, grant)
+      local ok, err = pcall(call, 'PUBLISH', ticket.channel, grant)
       if not ok then
         call('DEL', lock) -- S1: its owner would not know
         error(err, 0)

@@ -5,13 +5,6 @@
 -- ARGV  the call's number, a channel or '', and what to publish there
 -- ->    the call's number, the server's time in µs, then {'published'} or {'error', text}
 
--- As in the scripts of the ops.
-local sharded = false
-local count_of, publish = 'numsub', 'publish'
-if sharded then
-  count_of, publish = 'shardnumsub', 'spublish'
-end
-
 local function text(err)
   return type(err) == 'table' and err.err or tostring(err)
 end
@@ -35,7 +28,7 @@ local needed = {
   { 'ZSCORE', queue, '' },
   { 'ZSCAN', queue, 0 },
   { 'ZCARD', queue },
-  { 'PUBSUB', count_of },
+  { 'PUBSUB', 'NUMSUB' },
 }
 
 local function is_missing(refusal)
@@ -49,7 +42,7 @@ for _, command in ipairs(needed) do
   if not ok then
     err = text(err)
     if is_missing(err) then
-      local name = command[1] == 'PUBSUB' and 'pubsub|' .. count_of or command[1]:lower()
+      local name = command[1] == 'PUBSUB' and 'pubsub|numsub' or command[1]:lower()
       missing[#missing + 1] = "'" .. name .. "'"
     elseif err:find('READONLY', 1, true) then
       -- A replica refuses even a delete of nothing. Asked for here, so that a connection to one
@@ -66,10 +59,10 @@ end
 local time = redis.call('TIME')
 local answer = { 'published' }
 if ARGV[2] ~= '' then
-  local ok, err = pcall(redis.call, publish, ARGV[2], ARGV[3])
+  local ok, err = pcall(redis.call, 'PUBLISH', ARGV[2], ARGV[3])
   if not ok then
     err = text(err)
-    answer = { 'error', is_missing(err) and "NOPERM the user has no right to '" .. publish .. "'" or err }
+    answer = { 'error', is_missing(err) and "NOPERM the user has no right to 'publish'" or err }
   end
 end
 return { tonumber(ARGV[1]), time[1] * 1000000 + time[2], answer }

@@ -39,9 +39,13 @@ impl Script {
     /// The copy for clusters, so that the one for servers need not ask where it runs.
     #[cfg(feature = "cluster")]
     fn sharded(text: &str) -> Self {
-        let switch = "local sharded = false";
-        debug_assert_eq!(text.matches(switch).count(), 1);
-        Self::new(text.replacen(switch, "local sharded = true", 1))
+        let text = text
+            .replace("local sharded = false", "local sharded = true")
+            .replace("'NUMSUB'", "'SHARDNUMSUB'")
+            .replace("pubsub|numsub", "pubsub|shardnumsub")
+            .replace("'PUBLISH'", "'SPUBLISH'")
+            .replace("'publish'", "'spublish'");
+        Self::new(text)
     }
 
     /// Begins a command with the number of keys; keys and arguments are to follow.
@@ -85,6 +89,20 @@ impl Script {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn the_copies_for_clusters_publish_to_shards_alone() {
+        for script in [&CLUSTER_BATCH, &CLUSTER_PROBE] {
+            for word in ["'SHARDNUMSUB'", "'SPUBLISH'"] {
+                assert_eq!(script.text.matches(word).count(), 1, "{word}");
+            }
+            for word in ["'NUMSUB'", "'PUBLISH'", "|numsub", "'publish'", "sharded = false"] {
+                assert!(!script.text.contains(word), "{word}");
+            }
+        }
+        assert!(CLUSTER_BATCH.text.contains("local sharded = true"));
+    }
 
     #[test]
     fn a_script_in_full_carries_the_same_keys_and_arguments() {

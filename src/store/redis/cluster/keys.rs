@@ -69,10 +69,12 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// One that enters has been handed in.
-    pub(super) fn enters(&mut self, key: &Arc<str>, now: Instant) {
+    /// One that enters has been handed in. True: its key is listened for, or will be.
+    pub(super) fn enters(&mut self, key: &Arc<str>, now: Instant) -> bool {
         let listened = self.keys.entry(key.clone());
-        listened.or_insert_with(|| Listened::new(now)).entering += 1;
+        let listened = listened.or_insert_with(|| Listened::new(now));
+        listened.entering += 1;
+        listened.hearing != Hearing::Not
     }
 
     pub(super) fn get(&mut self, key: &str) -> Option<&mut Listened> {

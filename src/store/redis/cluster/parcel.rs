@@ -21,9 +21,47 @@ pub(super) struct Parcel {
     pub(super) hops: u32,
     /// Where it is to be taken although the slot is not there yet.
     pub(super) asking: Option<Address>,
+    /// What it is in truth, while it is an attempt.
+    enter: Option<Op>,
 }
 
 impl Parcel {
+    pub(super) fn new(job: Job, slot: Slot, now: Instant) -> Self {
+        Self {
+            job,
+            slot,
+            since: now,
+            hops: 0,
+            asking: None,
+            enter: None,
+        }
+    }
+
+    /// Makes an enter an attempt: a lock that is free is had without listening for grants. Only for
+    /// one that nobody has tried yet, and that does not stand in the queue.
+    pub(super) fn try_first(&mut self) {
+        if let Wish::Op { op, .. } = &mut self.job.wish
+            && let Op::Enter {
+                owner,
+                ttl,
+                score: None,
+            } = *op
+        {
+            self.enter = Some(std::mem::replace(op, Op::Attempt { owner, ttl }));
+        }
+    }
+
+    /// The end of that. True: it was one.
+    pub(super) fn own_up(&mut self) -> bool {
+        match (&mut self.job.wish, self.enter.take()) {
+            (Wish::Op { op, .. }, Some(enter)) => {
+                *op = enter;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Whether it puts a ticket into the queue, so that grants must be heard before.
     pub(super) fn enters(&self) -> bool {
         matches!(

@@ -19,7 +19,7 @@ use super::node::{Common, Event, Node};
 use super::parcel::Parcel;
 use super::seeds::{Seeds, find_map};
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Opening, ServerTime};
+use crate::store::contract::{Answer, News, Op, OpError, Opening, Outcome, ServerTime};
 use crate::store::redis::call::{Job, Verdict, Wish};
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::inbox::{Inbox, Pace};
@@ -225,15 +225,10 @@ impl Task {
     // ---- where a wish goes
 
     fn accept(&mut self, job: Job, now: Instant) {
-        let parcel = Parcel {
-            slot: self.names.slot(&job.key),
-            job,
-            since: now,
-            hops: 0,
-            asking: None,
-        };
-        if parcel.enters() {
-            self.keys.enters(&parcel.job.key, now);
+        let slot = self.names.slot(&job.key);
+        let mut parcel = Parcel::new(job, slot, now);
+        if parcel.enters() && !self.keys.enters(&parcel.job.key, now) {
+            parcel.try_first();
         }
         self.route(parcel, now);
     }
@@ -567,6 +562,13 @@ impl Task {
         verdict: Verdict,
         now: Instant,
     ) {
+        if let Verdict::Done(Outcome::Busy { .. }) = verdict
+            && parcel.own_up()
+        {
+            // Now it stands in the queue, once the grants of its key are heard.
+            self.route(parcel, now);
+            return;
+        }
         match (verdict, &mut parcel.job.wish) {
             (Verdict::Refused(refusal), _) => self.on_refused(index, parcel, &refusal, now),
             (
@@ -655,7 +657,8 @@ impl Task {
 
     // ---- what is told
 
-    fn answer(&mut self, parcel: Parcel, result: Result<Answer, OpError>) {
+    fn answer(&mut self, mut parcel: Parcel, result: Result<Answer, OpError>) {
+        parcel.own_up();
         match parcel.job.wish {
             Wish::Op { op, .. } => {
                 let key = parcel.job.key;
@@ -708,13 +711,7 @@ impl Drop for Task {
         let now = Instant::now();
         for job in self.inbox.resign() {
             let slot = self.names.slot(&job.key);
-            self.homeless.push(Parcel {
-                job,
-                slot,
-                since: now,
-                hops: 0,
-                asking: None,
-            });
+            self.homeless.push(Parcel::new(job, slot, now));
         }
         let address = self.seeds.address().clone();
         let error = StoreError::from(Fault::Abandoned { address });
