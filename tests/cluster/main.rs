@@ -175,6 +175,17 @@ async fn ops_of_one_slot_share_calls() {
     nothing_left(&cluster, &[&registry]).await;
 }
 
+/// How often the primaries have answered so.
+fn errors(cluster: &Cluster, word: &str) -> u64 {
+    let count = |server: &support::RedisServer| {
+        let stats: String = server.ask(&["INFO", "errorstats"]);
+        let begin = format!("errorstat_{word}:count=");
+        let count = stats.lines().find_map(|line| line.strip_prefix(&begin));
+        count.map_or(0, |count| count.trim().parse().unwrap())
+    };
+    cluster.primaries().iter().map(count).sum()
+}
+
 /// Tasks in two registries that lock the same keys again and again, and see that nobody else is there.
 struct Load {
     stop: Arc<AtomicBool>,
@@ -253,6 +264,9 @@ async fn a_slot_moves_under_load() {
         load.goes_on("locks are had again").await;
     }
     load.end().await;
+    for word in ["MOVED", "TRYAGAIN"] {
+        assert!(errors(&cluster, word) > 0, "nobody was answered {word}");
+    }
     nothing_left(&cluster, &[&registries[0], &registries[1]]).await;
 }
 
@@ -273,6 +287,7 @@ async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
     // All is there, but the slot: renewals are sent on by ASK.
     sleep(ms(3000)).await;
     assert!(lease.is_valid(), "it was renewed");
+    assert!(errors(&cluster, "ASK") > 0, "nobody was answered ASK");
     cluster.end_move(slot, from, to);
     wait_until("the waiter listens there", BOUND, || {
         let channels: Vec<String> = cluster.server(to).ask(&["PUBSUB", "SHARDCHANNELS"]);
