@@ -308,6 +308,62 @@ mod tests {
         assert_eq!(traffic.next_call().unwrap().1.len(), 64);
     }
 
+    /// A job that shares calls with those of its group alone.
+    #[derive(Debug, PartialEq)]
+    struct Grouped(Job, u16);
+
+    impl Cargo for Grouped {
+        type Key = String;
+
+        const GROUPED: bool = true;
+
+        fn key(&self) -> &String {
+            self.0.key()
+        }
+
+        fn lane(&self) -> Lane {
+            self.0.lane()
+        }
+
+        fn group(&self) -> u16 {
+            self.1
+        }
+    }
+
+    #[test]
+    fn o2_a_call_holds_one_group_and_each_key_keeps_its_order() {
+        let mut traffic = Traffic::<Grouped, u64>::new(Limits { jobs: 3, calls: 4 });
+        let job = |key: &str, number, group| Grouped(release(key, number), group);
+        traffic.add([
+            job("a", 1, 1),
+            job("b", 2, 2),
+            job("a", 3, 1),
+            job("c", 4, 1),
+            job("b", 5, 2),
+            job("d", 6, 1),
+            job("e", 7, 1),
+        ]);
+        traffic.add([
+            Grouped(renew("a"), 1),
+            Grouped(renew("b"), 2),
+            Grouped(renew("c"), 1),
+        ]);
+        let mut calls = Vec::new();
+        while let Some((lane, jobs)) = traffic.next_call() {
+            calls.push(jobs.iter().map(|job| job.0.2).collect::<Vec<_>>());
+            traffic.take_off(calls.len() as u64, lane, jobs, 0);
+        }
+        let renewals = [vec![0, 0], vec![0]];
+        let batches = [vec![1, 4, 6], vec![2], vec![7]];
+        assert_eq!(calls, [&renewals[..], &batches].concat());
+        traffic.land(3).unwrap();
+        traffic.land(4).unwrap();
+        let (_, jobs) = traffic.next_call().unwrap();
+        assert_eq!(jobs[0].0.2, 3);
+        traffic.take_off(6, Lane::Batch, jobs, 0);
+        assert_eq!(traffic.next_call().unwrap().1[0].0.2, 5);
+    }
+
     #[test]
     fn a_crash_frees_the_keys_and_gives_the_jobs_back_in_order() {
         let mut traffic = traffic();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
-use support::{Cluster, wait_until};
+use support::{Cluster, Program, least_rights, wait_until};
 use tokio::time::{sleep, timeout};
 
 /// For what takes a reconnect or the promotion of a replica; no more than the usual ttl.
@@ -91,7 +91,11 @@ async fn locks_lie_in_every_slot() {
         .iter()
         .flat_map(|server| server.keys("lock:~fence*"))
         .collect();
-    assert!(fences.iter().all(|fence| fence.starts_with("lock:~fence:{")));
+    assert!(
+        fences
+            .iter()
+            .all(|fence| fence.starts_with("lock:~fence:{"))
+    );
     assert!(fences.len() > 30, "{fences:?}");
     nothing_left(&cluster, &[&here, &there]).await;
 }
@@ -134,7 +138,10 @@ async fn who_waits_listens_and_nobody_else() {
     queued(&here, "{t}:k").await;
     let channels = cluster.channels();
     assert_eq!(channels.len(), 2, "{channels:?}");
-    assert!(channels[0].starts_with("lock:{t}:k:~grant:"), "{channels:?}");
+    assert!(
+        channels[0].starts_with("lock:{t}:k:~grant:"),
+        "{channels:?}"
+    );
     assert!(channels[1].starts_with("{lock:k}:~grant:"), "{channels:?}");
 
     // Who gives up leaves nothing behind.
@@ -301,6 +308,36 @@ async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
     nothing_left(&cluster, &[&here, &there]).await;
 }
 
+/// While a slot stays half-way every script of several keys is refused there: a release frees the lock alone, and
+/// who waits finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_released_while_its_slot_is_half_way() {
+    let cluster = Cluster::without_replicas();
+    let registry = builder(&cluster).response_timeout(ms(1000)).build();
+    let (slot, from) = (cluster.slot("m"), cluster.home("m"));
+    let to = (from + 1) % 3;
+    let lease = registry.obtain("{m}:k").lease().await.unwrap();
+    cluster.begin_move(slot, from, to);
+    cluster.move_key("lock:{m}:k", from, to);
+    assert_eq!(cluster.server(to).keys("lock:{m}*").len(), 1, "it is there");
+
+    let begin = Instant::now();
+    lease.release().await.unwrap();
+    assert!(begin.elapsed() < ms(1500), "{:?}", begin.elapsed());
+    assert_eq!(cluster.server(to).keys("lock:{m}*").len(), 0);
+    // Which lasts, so that asking once does not help, and waiting does.
+    let error = registry.obtain("{m}:k").acquire_once().await.unwrap_err();
+    assert!(error.to_string().contains("TRYAGAIN"), "{error}");
+    let patient = tokio::spawn(registry.obtain("{m}:k").lease());
+    sleep(ms(1500)).await;
+    assert!(!patient.is_finished());
+    while cluster.move_keys(slot, from, to, 1) > 0 {}
+    cluster.end_move(slot, from, to);
+    let lease = timeout(BOUND, patient).await.unwrap().unwrap().unwrap();
+    lease.release().await.unwrap();
+    nothing_left(&cluster, &[&registry]).await;
+}
+
 /// The replica that is promoted has the lock, and the waiter finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
@@ -363,7 +400,10 @@ async fn a_primary_hands_over_under_load() {
 async fn what_is_no_cluster_is_told() {
     let server = support::RedisServer::start();
     let error = RedisStore::cluster([server.url()]).await.unwrap_err();
-    assert!(error.to_string().contains("cluster support disabled"), "{error}");
+    assert!(
+        error.to_string().contains("cluster support disabled"),
+        "{error}"
+    );
     assert!(!error.is_retryable());
     for (url, reason) in [
         ("redis+cluster://127.0.0.1:1/3", "database 0"),
@@ -380,6 +420,84 @@ async fn what_is_no_cluster_is_told() {
     let secret = "redis+cluster://me:pa/ss@a:1,b:2/";
     let error = RedisStore::connect_lazy(secret).unwrap_err();
     assert!(!error.to_string().contains("ss@"), "{error}");
+}
+
+/// The rights that the documentation adds for clusters, each of which is needed for grants.
+const RIGHTS: &str = "&lock:* &{lock:* +asking +cluster|shards +cluster|slots +ssubscribe \
+     +sunsubscribe +spublish +pubsub|shardnumsub";
+
+/// A user's line with the rights of a server's, and with these.
+fn user(more: &str) -> String {
+    let rights = least_rights().join(" ");
+    let end = rights.split_once("&lock:~grant:*").expect("one channel");
+    format!(
+        "user {}{}{more}",
+        end.0,
+        end.1.trim_start().to_owned() + " "
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rights_that_are_told_are_enough() {
+    let page = include_str!("../../docs/operations.md");
+    assert!(page.contains(RIGHTS), "the page names other rights");
+    let cluster = Cluster::of(Program::Usual, &[&user(RIGHTS)]);
+    let connect = || {
+        let url = cluster.url_with("lockstream:password@");
+        let store = RedisStore::connect_lazy(url).unwrap();
+        LockRegistry::builder(store).build()
+    };
+    let (here, there) = (connect(), connect());
+    let hand_over = async || {
+        let lease = here.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        sleep(ms(100)).await;
+        let waiting = here.obtain("k").inspect().await.unwrap().waiting;
+        lease.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        next.release().await.unwrap();
+        waiting
+    };
+    assert_eq!(hand_over().await, 1, "by a grant");
+    nothing_left(&cluster, &[&here, &there]).await;
+
+    // Without one that grants take, everybody asks again and again.
+    for server in cluster.primaries() {
+        server.cmd(&["ACL", "SETUSER", "lockstream", "-spublish"]);
+        server.client_kill_all();
+    }
+    let connect = || {
+        let url = cluster.url_with("lockstream:password@");
+        let store = RedisStore::connect_lazy(url).unwrap();
+        LockRegistry::builder(store).build()
+    };
+    let (here, there) = (connect(), connect());
+    let lease = here.obtain("k").lease().await.unwrap();
+    assert!(!there.obtain("k").acquire_once().await.unwrap());
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    sleep(ms(300)).await;
+    assert_eq!(here.obtain("k").inspect().await.unwrap().waiting, 0);
+    lease.release().await.unwrap();
+    let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// Redis 6.2 has no sharded channels, so nobody stands in a queue there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn before_redis_7_who_waits_asks_again() {
+    let cluster = Cluster::of(Program::Redis6, &[]);
+    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    for key in ["a", "b", "c", "{t}:d"] {
+        let lease = here.obtain(key).lease().await.unwrap();
+        assert!(!there.obtain(key).acquire_once().await.unwrap());
+        let waiter = tokio::spawn(there.obtain(key).lease());
+        sleep(ms(50)).await;
+        assert_eq!(here.obtain(key).inspect().await.unwrap().waiting, 0);
+        lease.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        next.release().await.unwrap();
+    }
+    wait_until("nothing is left", BOUND, || cluster.leftovers().is_empty()).await;
 }
 
 /// Nobody is there at first; and later, after all of it was away.

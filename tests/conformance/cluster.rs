@@ -72,8 +72,7 @@ impl World for OnCluster {
 
     fn crashed_holder(&self, key: &str, ttl: Duration) {
         let (key, ttl) = (format!("lock:{key}"), ttl.as_millis().to_string());
-        self.cluster
-            .cmd(&key, &["SET", &key, "dead:1", "PX", &ttl]);
+        self.cluster.cmd(&key, &["SET", &key, "dead:1", "PX", &ttl]);
     }
 
     /// Subscriptions, too.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{FromRedisValue, RedisResult, Value};
+use redis::{FromRedisValue, Value};
 
 use super::server::RedisServer;
 use super::{Program, Proxy, wait_until_blocking};
@@ -259,15 +259,18 @@ impl Cluster {
         let (slot, count) = (slot.to_string(), count.to_string());
         let keys: Vec<String> =
             self.servers[from].ask(&["CLUSTER", "GETKEYSINSLOT", &slot, &count]);
-        let port = self.servers[to].port().to_string();
-        let user = ["AUTH2", "harness", "harness"];
         for key in &keys {
-            let mut command = vec!["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
-            command.extend(user);
-            // It may have gone since.
-            let _: RedisResult<Value> = self.servers[from].try_cmd(&command);
+            self.move_key(key, from, to);
         }
         keys.len()
+    }
+
+    /// Moves one key, if it is there.
+    pub fn move_key(&self, key: &str, from: usize, to: usize) {
+        let port = self.servers[to].port().to_string();
+        let mut command = vec!["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
+        command.extend(["AUTH2", "harness", "harness"]);
+        self.servers[from].cmd(&command);
     }
 
     /// All nodes know from now on.

@@ -145,6 +145,23 @@ impl Lane {
     }
 }
 
+/// The call for some releases that are about the locks alone.
+#[cfg(feature = "cluster")]
+pub(super) fn free_command(names: &Names, number: u64, jobs: &[impl Borrow<Job>]) -> Cmd {
+    let count = jobs.len();
+    let mut command = script::CLUSTER_FREE.command(count, 1 + count);
+    for job in jobs {
+        add(&mut command, &names.lock(&job.borrow().key));
+    }
+    command.arg(number);
+    for job in jobs {
+        if let Wish::Op { op, .. } = &job.borrow().wish {
+            add_owner(&mut command, names, op);
+        }
+    }
+    command
+}
+
 const TAKES_ALL: &str = "a command takes everything";
 
 /// Adds one word that comes in pieces.

@@ -19,6 +19,9 @@ pub(super) static PROBE: LazyLock<Script> =
 pub(super) static CLUSTER_BATCH: LazyLock<Script> =
     LazyLock::new(|| Script::sharded(include_str!("batch.lua")));
 #[cfg(feature = "cluster")]
+pub(super) static CLUSTER_FREE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("cluster/free.lua")));
+#[cfg(feature = "cluster")]
 pub(super) static CLUSTER_PROBE: LazyLock<Script> =
     LazyLock::new(|| Script::sharded(include_str!("probe.lua")));
 
@@ -97,7 +100,13 @@ mod tests {
             for word in ["'SHARDNUMSUB'", "'SPUBLISH'"] {
                 assert_eq!(script.text.matches(word).count(), 1, "{word}");
             }
-            for word in ["'NUMSUB'", "'PUBLISH'", "|numsub", "'publish'", "sharded = false"] {
+            for word in [
+                "'NUMSUB'",
+                "'PUBLISH'",
+                "|numsub",
+                "'publish'",
+                "sharded = false",
+            ] {
                 assert!(!script.text.contains(word), "{word}");
             }
         }

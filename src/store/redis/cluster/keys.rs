@@ -195,11 +195,6 @@ impl Keys {
         }
         None
     }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.keys.len()
-    }
 }
 
 impl Listened {
@@ -207,5 +202,111 @@ impl Listened {
         if self.ticket == Some(owner) {
             self.ticket = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoreError;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn enter(owner: u64) -> Op {
+        Op::Enter {
+            owner: Owner(owner),
+            ttl: TTL,
+            score: None,
+        }
+    }
+
+    fn answer(outcome: Outcome) -> Result<Answer, OpError> {
+        Ok(Answer { at: 1, outcome })
+    }
+
+    fn busy() -> Result<Answer, OpError> {
+        answer(Outcome::Busy {
+            left: None,
+            score: Some(1),
+        })
+    }
+
+    /// A key whose grants are heard, with an enter under way.
+    fn entering(now: Instant) -> (Keys, Arc<str>) {
+        let (mut keys, key) = (Keys::default(), Arc::from("k"));
+        assert!(!keys.enters(&key, now), "nobody listens yet");
+        keys.get(&key).unwrap().hearing = Hearing::Yes;
+        (keys, key)
+    }
+
+    #[test]
+    fn a_key_is_left_when_its_last_ticket_has_been_gone_for_a_while() {
+        let now = Instant::now();
+        for ended in 0..3 {
+            let (mut keys, key) = entering(now);
+            assert!(!keys.answered(&key, &enter(1), &busy(), now));
+            assert_eq!(keys.deadline(), None, "a ticket stands");
+            let held = Outcome::Gone { held: false };
+            let ended_at = now + LINGER;
+            match ended {
+                0 => keys.granted(&key, Owner(1), ended_at),
+                1 => {
+                    let op = Op::Withdraw { owner: Owner(1) };
+                    keys.answered(&key, &op, &answer(held), ended_at);
+                }
+                _ => {
+                    assert!(keys.enters(&key, ended_at));
+                    keys.answered(&key, &enter(1), &answer(Outcome::Won { draw: 1 }), ended_at);
+                }
+            }
+            assert!(keys.next_to_leave(ended_at + LINGER / 2).is_none());
+            assert!(keys.next_to_leave(ended_at + LINGER).is_some());
+            assert!(keys.next_to_leave(ended_at + LINGER).is_none(), "once");
+            assert!(!keys.ended(&key));
+            assert!(keys.get(&key).is_none(), "nothing is kept of it");
+        }
+    }
+
+    #[test]
+    fn another_owners_end_and_one_that_is_not_known_leave_the_ticket() {
+        let now = Instant::now();
+        let (mut keys, key) = entering(now);
+        let unknown = Err(OpError::Unknown(StoreError::new("gone")));
+        keys.answered(&key, &enter(2), &unknown, now);
+        keys.granted(&key, Owner(1), now);
+        let op = Op::Withdraw { owner: Owner(2) };
+        keys.answered(
+            &key,
+            &op,
+            &Err(OpError::Unknown(StoreError::new("gone"))),
+            now,
+        );
+        assert_eq!(keys.deadline(), None);
+        assert!(keys.get(&key).unwrap().is_needed());
+    }
+
+    #[test]
+    fn a_ticket_that_nobody_hears_for_is_told_of() {
+        let now = Instant::now();
+        let (mut keys, key) = entering(now);
+        // Taken away while the enter was under way.
+        assert!(!keys.ended(&key), "no ticket yet");
+        assert!(keys.answered(&key, &enter(1), &busy(), now));
+        keys.get(&key).unwrap().hearing = Hearing::Yes;
+        assert!(keys.ended(&key));
+    }
+
+    #[test]
+    fn a_key_that_is_needed_again_lingers_anew() {
+        let now = Instant::now();
+        let (mut keys, key) = entering(now);
+        let won = || answer(Outcome::Won { draw: 1 });
+        keys.answered(&key, &enter(1), &won(), now);
+        let later = now + LINGER * 3 / 4;
+        assert!(keys.enters(&key, later));
+        assert!(keys.next_to_leave(now + LINGER).is_none(), "it is needed");
+        keys.answered(&key, &enter(1), &won(), later);
+        assert!(keys.next_to_leave(later + LINGER / 2).is_none());
+        assert!(keys.next_to_leave(later + 2 * LINGER).is_some());
     }
 }

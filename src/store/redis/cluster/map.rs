@@ -162,7 +162,11 @@ fn primary(node: Value, asked: &str, tls: bool) -> Option<Option<(Address, bool)
 }
 
 fn address(host: &str, port: i64, asked: &str) -> Option<Address> {
-    let host = if matches!(host, "" | "?") { asked } else { host };
+    let host = if matches!(host, "" | "?") {
+        asked
+    } else {
+        host
+    };
     let port = u16::try_from(port).ok()?;
     Some(format!("{host}:{port}").into())
 }
@@ -245,7 +249,10 @@ mod tests {
         let empty = node("10.0.0.5", 5, "master", "online");
         let answer = || {
             Value::Array(vec![
-                shard(&[0, 9, 20, 29], vec![failed.clone(), replica.clone(), promoted.clone()]),
+                shard(
+                    &[0, 9, 20, 29],
+                    vec![failed.clone(), replica.clone(), promoted.clone()],
+                ),
                 shard(&[10, 19], vec![own.clone()]),
                 shard(&[], vec![empty.clone()]),
             ])

@@ -21,4 +21,3 @@ mod task;
 
 pub(super) use self::seeds::Seeds;
 pub(super) use self::task::Task;
-

@@ -38,7 +38,9 @@ const LIMITS: Limits = Limits {
 /// What came of a primary.
 pub(super) enum Event {
     /// It can be used; `deaf`: why its grants cannot reach us.
-    Up { deaf: Option<String> },
+    Up {
+        deaf: Option<String>,
+    },
     /// The connections are gone, or could not be made.
     Down {
         fault: Fault,
@@ -362,16 +364,27 @@ impl Node {
 }
 
 impl Wires {
-    fn send(&mut self, traffic: &mut Traffic<Parcel, Instant>, common: &mut Common<'_>, now: Instant) {
+    fn send(
+        &mut self,
+        traffic: &mut Traffic<Parcel, Instant>,
+        common: &mut Common<'_>,
+        now: Instant,
+    ) {
         while let Some((lane, parcels)) = traffic.next_call() {
             *common.number += 1;
             let number = *common.number;
             let of_use = self.standing.clock.of_use(now, common.response_timeout);
+            let is_bare = parcels.iter().any(|parcel| parcel.is_bare);
             let script = match lane {
+                Lane::Batch if is_bare => &script::CLUSTER_FREE,
                 Lane::Batch => &script::CLUSTER_BATCH,
                 _ => lane.script(),
             };
-            let command = lane.command_of(script, common.names, number, of_use, &parcels);
+            let command = if is_bare {
+                call::free_command(common.names, number, &parcels)
+            } else {
+                lane.command_of(script, common.names, number, of_use, &parcels)
+            };
             let mut connection = self.standing.main.connection.clone();
             let is_asking = parcels.iter().any(|parcel| parcel.asking.is_some());
             if is_asking {

@@ -17,10 +17,14 @@ pub(super) struct Parcel {
     pub(super) slot: Slot,
     /// When it was handed in.
     pub(super) since: Instant,
-    /// How often it was sent on.
+    /// How often it was sent on since it was handed in or put off.
     pub(super) hops: u32,
+    /// How often it was put off.
+    pub(super) pauses: u32,
     /// Where it is to be taken although the slot is not there yet.
     pub(super) asking: Option<Address>,
+    /// A release that is to free the lock and look at nothing else.
+    pub(super) is_bare: bool,
     /// What it is in truth, while it is an attempt.
     enter: Option<Op>,
 }
@@ -32,7 +36,9 @@ impl Parcel {
             slot,
             since: now,
             hops: 0,
+            pauses: 0,
             asking: None,
+            is_bare: false,
             enter: None,
         }
     }
@@ -60,6 +66,17 @@ impl Parcel {
             }
             _ => false,
         }
+    }
+
+    pub(super) fn is_release(&self) -> bool {
+        let wish = &self.job.wish;
+        matches!(
+            wish,
+            Wish::Op {
+                op: Op::Release { .. },
+                ..
+            }
+        )
     }
 
     /// Whether it puts a ticket into the queue, so that grants must be heard before.
@@ -95,6 +112,6 @@ impl Cargo for Parcel {
 
     /// A call holds one slot, and is redirected or not as a whole.
     fn group(&self) -> u16 {
-        self.slot | u16::from(self.asking.is_some()) << 15
+        self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.is_bare) << 14
     }
 }

@@ -182,7 +182,10 @@ mod tests {
         let split = |url| Seeds::split(url);
         assert_eq!(
             split("redis+cluster://me:pw@a:1,b:2/?x"),
-            Some(vec!["redis://me:pw@a:1/?x".into(), "redis://me:pw@b:2/?x".into()])
+            Some(vec![
+                "redis://me:pw@a:1/?x".into(),
+                "redis://me:pw@b:2/?x".into()
+            ])
         );
         assert_eq!(
             split("rediss+cluster://[::1]:1"),

@@ -121,10 +121,7 @@ impl Setup {
         })
     }
 
-    async fn bounded<T>(
-        &self,
-        step: impl Future<Output = RedisResult<T>>,
-    ) -> Result<T, Fault> {
+    async fn bounded<T>(&self, step: impl Future<Output = RedisResult<T>>) -> Result<T, Fault> {
         let address = || self.endpoint.address().clone();
         let within = self.within;
         match tokio::time::timeout(within, step).await {
@@ -204,10 +201,9 @@ impl Setup {
                     (PushKind::SUnsubscribe, _) => {
                         return Err(self.garbled("the slot of the probe has moved"));
                     }
-                    (
-                        PushKind::SMessage,
-                        [Value::BulkString(to), Value::BulkString(message)],
-                    ) if to == channel.as_bytes() && message == expected.as_bytes() => {
+                    (PushKind::SMessage, [Value::BulkString(to), Value::BulkString(message)])
+                        if to == channel.as_bytes() && message == expected.as_bytes() =>
+                    {
                         return Ok(true);
                     }
                     _ => {}

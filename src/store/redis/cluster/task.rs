@@ -242,7 +242,11 @@ impl Task {
         let asking = parcel.asking.clone();
         let Some(address) = asking.or_else(|| map.owner(parcel.slot).cloned()) else {
             self.search.want(now);
-            self.put_off(parcel, &Refusal::parse("CLUSTERDOWN nobody has the slot"), now);
+            self.put_off(
+                parcel,
+                &Refusal::parse("CLUSTERDOWN nobody has the slot"),
+                now,
+            );
             return;
         };
         let index = self.node(&address, now);
@@ -286,9 +290,11 @@ impl Task {
         }
     }
 
-    /// Tries again after a pause, within the response time-out.
+    /// Tries again after a pause, for most of the response time-out: after that its caller would not
+    /// learn the reason any more.
     fn put_off(&mut self, mut parcel: Parcel, why: &Refusal, now: Instant) {
-        if now.saturating_duration_since(parcel.since) >= self.opening.response_timeout {
+        let patience = self.opening.response_timeout * 3 / 4;
+        if now.saturating_duration_since(parcel.since) >= patience {
             let fault = Fault::Refused {
                 address: self.seeds.address().clone(),
                 refusal: why.clone(),
@@ -296,8 +302,9 @@ impl Task {
             self.answer(parcel, Err(OpError::Refused(fault.into())));
             return;
         }
-        let pause = Duration::from_millis(10 << parcel.hops.min(4));
-        parcel.hops += 1;
+        let pause = Duration::from_millis(10 << parcel.pauses.min(4));
+        parcel.pauses += 1;
+        parcel.hops = 0;
         parcel.asking = None;
         let due = now + pause.mul_f64(rand::random_range(0.5..=1.0));
         self.later.push((due, parcel));
@@ -506,7 +513,10 @@ impl Task {
         self.has_up = false;
         self.owes_up &= !self.all_stand();
         self.told_up = Some(now);
-        let mut standing = self.nodes.iter().filter(|node| node.is_wanted && node.stands());
+        let mut standing = self
+            .nodes
+            .iter()
+            .filter(|node| node.is_wanted && node.stands());
         let queue = standing.all(Node::hears);
         self.announce(News::Up { queue });
         true
@@ -631,7 +641,14 @@ impl Task {
                 self.search.want(now);
                 self.put_off(parcel, refusal, now);
             }
-            "TRYAGAIN" => self.put_off(parcel, refusal, now),
+            "TRYAGAIN" => {
+                // In time for whoever waits for the answer, one response time-out at most.
+                let patience = self.opening.response_timeout / 2;
+                if parcel.is_release() && now.saturating_duration_since(parcel.since) > patience {
+                    parcel.is_bare = true;
+                }
+                self.put_off(parcel, refusal, now);
+            }
             _ => self.refuse(index, parcel, refusal),
         }
     }
