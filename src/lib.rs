@@ -70,7 +70,8 @@
 //! |---|---|---|
 //! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
 //! | `backoff` | yes | `Repeat::backoff` |
-//! | `tls-rustls` | | `rediss://` |
+//! | `tls-rustls` | | `rediss://`, and certificates by `RedisStore::builder` |
+//! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
 //! | `redis-1` | | `RedisStore::from_client` |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |

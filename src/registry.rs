@@ -257,7 +257,7 @@ impl LockRegistry {
     }
 
     /// How many keys are in use: waited for, held, or being given back.
-    #[cfg(feature = "test-util")]
+    #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn in_use(&self) -> usize {
         self.driver.in_use()

@@ -111,9 +111,10 @@ impl Repeat {
         })
     }
 
-    /// Any policy: `start` is called for each wait and makes the pauses of that wait; `None` ends
-    /// it, and the caller sees "busy". The pauses are asked for while the registry is locked, and may
-    /// be dropped then: neither they nor what they own must use it, or block.
+    /// Any policy: `start` is called for each wait that comes to a pause, and makes the pauses of that
+    /// wait; `None`, or a panic, ends it, and the caller sees "busy". Both are called while the registry
+    /// is locked, and the pauses may be dropped then: neither they nor what they own must use it, or
+    /// block.
     ///
     /// ```
     /// use std::time::Duration;

@@ -45,6 +45,10 @@ pub(crate) enum Kind {
     RestartEmpty,
     /// SIGSTOP and SIGCONT of the server.
     ServerStop,
+    /// `SENTINEL FAILOVER`: the last that was held may be forgotten.
+    FailOver,
+    /// SIGKILL to the primary: the same, once the sentinels see it; it comes back as a replica.
+    PrimaryKill,
 }
 
 impl Kind {
@@ -71,6 +75,20 @@ impl Kind {
         Self::ServerStop,
     ];
 
+    /// What can befall one whose primary changes. Children and sentinels have no wire to be broken here.
+    pub(crate) const UNDER_SENTINELS: [Self; 10] = [
+        Self::Kill,
+        Self::Leave,
+        Self::Stop,
+        Self::LongStop,
+        Self::Flood,
+        Self::Drop,
+        Self::ClientKill,
+        Self::ScriptFlush,
+        Self::FailOver,
+        Self::PrimaryKill,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "SIGKILL",
@@ -92,6 +110,8 @@ impl Kind {
             Self::RestartKept => "restart with data",
             Self::RestartEmpty => "restart without data",
             Self::ServerStop => "server stopped",
+            Self::FailOver => "fail-over at will",
+            Self::PrimaryKill => "primary killed",
         }
     }
 
@@ -117,6 +137,9 @@ impl Kind {
             Self::ClientPause => (20, 800),
             Self::RestartKept | Self::RestartEmpty => (0, 500),
             Self::ServerStop => (50, 1_500),
+            // About as long as the sentinels take: whoever undoes it waits for them.
+            Self::FailOver => (2_000, 3_000),
+            Self::PrimaryKill => (4_000, 5_000),
         };
         dice.between(low, high)
     }

@@ -403,6 +403,11 @@ impl Run {
 fn is_silent(kind: Kind) -> bool {
     matches!(
         kind,
-        Kind::ClientPause | Kind::RestartKept | Kind::RestartEmpty | Kind::ServerStop
+        Kind::ClientPause
+            | Kind::RestartKept
+            | Kind::RestartEmpty
+            | Kind::ServerStop
+            | Kind::FailOver
+            | Kind::PrimaryKill
     )
 }

@@ -86,6 +86,7 @@ impl Driver {
                     queue: true,
                     up: None,
                     closed: false,
+                    strange: 0,
                     session: Some(session),
                     keep: None,
                 }),
@@ -350,12 +351,8 @@ impl Driver {
                     turnstile.replied(cx, &op, result);
                 });
             }
-            // Also for a key that is not in use: what was granted to nobody is given back.
             News::Granted { key, grant } => {
-                let rules = Some(self.settings.rules());
-                state.feed(at, &key, rules, |turnstile, cx| {
-                    turnstile.granted(cx, grant)
-                });
+                state.feed_grant(at, &key, self.settings.rules(), grant);
             }
             News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
         }

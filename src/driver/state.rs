@@ -7,7 +7,7 @@ use super::contender::Contender;
 use super::core::Driver;
 use super::few::Few;
 use super::journal::Journal;
-use crate::store::contract::{Op, Session};
+use crate::store::contract::{Grant, Op, Session};
 use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile};
 
 /// What a registry knows, under its one lock.
@@ -28,6 +28,8 @@ pub(super) struct State {
     /// Whether the store was up when it was last heard of.
     pub(super) up: Option<bool>,
     pub(super) closed: bool,
+    /// How many entries were brought by grants for keys that were not in use.
+    pub(super) strange: usize,
     pub(super) session: Option<Arc<dyn Session>>,
     /// Keeps the registry at work while anything is in use: what its last handle left behind must
     /// still be released.
@@ -38,7 +40,13 @@ pub(super) struct Entry {
     pub(super) turnstile: Turnstile<Arc<Contender>>,
     /// Where it stands in [`State::timeouts`].
     timeout: Option<Moment>,
+    /// Whether a grant brought it, for a key that was not in use.
+    is_strange: bool,
 }
+
+/// How many keys are in use at most that grants alone have brought. A server that makes grants up
+/// must not make us keep them; an honest one has a handful.
+pub(super) const MOST_STRANGE: usize = 256;
 
 /// What is done once the state is unlocked.
 #[derive(Default)]
@@ -87,7 +95,11 @@ impl State {
                     turnstile.close(&mut Cx { now, supply });
                 }
                 let timeout = None;
-                place.insert_entry(Box::new(Entry { turnstile, timeout }))
+                place.insert_entry(Box::new(Entry {
+                    turnstile,
+                    timeout,
+                    is_strange: false,
+                }))
             }
         };
         let entry = &mut **place.get_mut();
@@ -105,6 +117,7 @@ impl State {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
+            self.strange -= usize::from(entry.is_strange);
             place.remove();
         } else if let Some(next) = entry.turnstile.next_timeout()
             // One that moves to a later moment, as most do at most events, is found there when the
@@ -117,6 +130,28 @@ impl State {
             self.timeouts.insert((next, key.clone()));
         }
         Some(result)
+    }
+
+    /// Feeds a grant to the turnstile of its key. What was granted for a key that is not in use is
+    /// given back.
+    pub(super) fn feed_grant(
+        &mut self,
+        at: &mut Now<'_>,
+        key: &Arc<str>,
+        rules: Rules,
+        grant: Grant,
+    ) {
+        let is_strange = !self.entries.contains_key(key);
+        if is_strange && self.strange >= MOST_STRANGE {
+            return;
+        }
+        self.feed(at, key, Some(rules), |turnstile, cx| {
+            turnstile.granted(cx, grant)
+        });
+        if is_strange && let Some(entry) = self.entries.get_mut(key) {
+            entry.is_strange = true;
+            self.strange += 1;
+        }
     }
 
     /// Feeds every turnstile whose time has come.

@@ -59,6 +59,10 @@ impl<C> Errands<C> {
         self.0.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().count()
+    }
+
     pub(super) fn push_back(&mut self, errand: Errand<C>) {
         self.0.push_back(errand);
     }

@@ -8,6 +8,9 @@ use super::tenure::Tenure;
 use super::time::{Point, Span, deadline, drift};
 use crate::store::contract::{Grant, Op};
 
+/// How much a key may owe, and still be told of a grant that nobody waits for.
+const MOST_OWED: usize = 64;
+
 impl<C: Clone> Turnstile<C> {
     /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
     pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Point, ttl: Span) {
@@ -39,10 +42,17 @@ impl<C: Clone> Turnstile<C> {
                     flight.grant = Some((received, grant));
                     return;
                 }
+                if claim.exposure != Exposure::Ticket {
+                    // It has no ticket that could have been served, as far as is known: the answer
+                    // to its next op tells, which it may have been served before.
+                    *ask_at = cx.at();
+                    return;
+                }
                 match claim.believe(&grant, received) {
                     Belief::From(start) => {
-                        claim.exposure = Exposure::Ticket;
-                        self.enter_tenure(cx, grant.draw, start, grant.ttl.into());
+                        // K1: what its ticket says, which the store rounds up.
+                        let ttl = Span::from(grant.ttl).min(claim.ttl);
+                        self.enter_tenure(cx, grant.draw, start, ttl);
                     }
                     Belief::Over => {}
                     Belief::Stepped => *ask_at = cx.at(),
@@ -59,7 +69,10 @@ impl<C: Clone> Turnstile<C> {
     fn give_back(&mut self, now: Point, grant: &Grant) {
         let errand = self.errand_in_flight();
         let settled_in_flight = errand.is_some_and(|errand| errand.settles(grant.owner));
-        if !settled_in_flight && !self.owed.settles(grant.owner) {
+        // A server that makes them up is not remembered without end. What is passed over runs out by
+        // itself, and an honest one has served a handful at most.
+        let room = self.owed.len() < MOST_OWED;
+        if room && !settled_in_flight && !self.owed.settles(grant.owner) {
             let op = Op::Release { owner: grant.owner };
             let ttl = grant.ttl.into();
             let until = now + ttl + drift(ttl);

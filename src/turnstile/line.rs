@@ -1,4 +1,5 @@
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,15 +30,19 @@ pub(crate) enum Repeats {
 }
 
 impl Repeats {
-    /// The next pause.
+    /// The next pause. A policy that panics has told so by the panic hook, and ends here: the state
+    /// is locked, and what the store answered to others is still to be told.
     pub(crate) fn next(&mut self) -> Option<Duration> {
-        if let Self::Fresh(begin) = self {
-            *self = Self::Begun(begin());
-        }
-        match self {
-            Self::Begun(pauses) => pauses(),
-            Self::Fresh(_) => unreachable!("just begun"),
-        }
+        let next = || {
+            if let Self::Fresh(begin) = self {
+                *self = Self::Begun(begin());
+            }
+            match self {
+                Self::Begun(pauses) => pauses(),
+                Self::Fresh(_) => unreachable!("just begun"),
+            }
+        };
+        catch_unwind(AssertUnwindSafe(next)).unwrap_or(None)
     }
 }
 

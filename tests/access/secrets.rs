@@ -60,7 +60,15 @@ fn passwords() -> impl Strategy<Value = String> {
 fn urls(port: u16, password: &str) -> Vec<String> {
     let mut urls = Vec::new();
     for password in [password.to_owned(), escaped(password)] {
-        for scheme in ["redis", "rediss", "valkey", "REDISS", "http", ""] {
+        for scheme in [
+            "redis",
+            "rediss",
+            "valkey",
+            "REDISS",
+            "redis+sentinel",
+            "http",
+            "",
+        ] {
             for host in [
                 &*format!("127.0.0.1:{port}"),
                 "127.0.0.1:x",

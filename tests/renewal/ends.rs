@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
 use crate::support::{RedisServer, Role, Worker, wait_until, wait_until_blocking};
-use crate::{BOUND, LATE, ms, nothing_left, registry};
+use crate::{BOUND, LATE, ms, nothing_left, registry, renewals};
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
@@ -58,7 +58,7 @@ fn a_runtime_that_is_shut_down_renews_nothing_and_its_keys_are_free_within_a_ttl
         wait_until_blocking("all keys are free", ttl + LATE, || {
             server.keys("lock:k*").is_empty()
         });
-        assert_eq!(server.calls("pexpire"), 0, "after {:?}", begin.elapsed());
+        assert_eq!(renewals(&server), 0, "after {:?}", begin.elapsed());
         assert!(leases.iter().all(|lease| !lease.is_valid()));
         drop((leases, locks));
     }
@@ -122,7 +122,7 @@ fn a_forgotten_lease_is_renewed_until_its_runtime_has_gone() {
     drop(runtime);
     server.reset_stats();
     wait_until_blocking("the key is free", ttl + LATE, || !server.exists("lock:k"));
-    assert_eq!(server.calls("pexpire"), 0);
+    assert_eq!(renewals(&server), 0);
 }
 
 /// Bounded, it ends by itself: the last renewal, and a ttl.
@@ -142,7 +142,7 @@ async fn a_forgotten_lease_is_renewed_so_many_times_at_most() {
         took >= ttl + ttl - ms(20) && took <= 2 * ttl + LATE,
         "{took:?}"
     );
-    assert_eq!(server.calls("pexpire"), 3);
+    assert_eq!(renewals(&server), 3);
     nothing_left(&server, &[&locks]).await;
 }
 

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, wait_until};
-use crate::{BOUND, assert_took, ms, nothing_left, registry, usable};
+use crate::{BOUND, assert_took, ms, nothing_left, registry, renewals, usable};
 
 #[tokio::test]
 async fn held_for_three_ttls_and_still_ours() {
@@ -117,7 +117,7 @@ async fn at_most_so_many_renewals_are_sent() {
         let lease = lock.lease().await.unwrap();
         assert!(lease.lost().await.is_lost());
         assert_took(begin, most * (ttl / 3) + usable(ttl));
-        assert_eq!(server.calls("pexpire"), u64::from(most));
+        assert_eq!(renewals(&server), u64::from(most));
         drop(lease);
         nothing_left(&server, &[&locks]).await;
     }
@@ -161,20 +161,14 @@ async fn five_hundred_leases_are_renewed_in_few_calls_and_by_no_task_of_their_ow
     let leases = join_all((0..LEASES).map(|key| locks.obtain(format!("k{key}")).lease())).await;
     let leases: Vec<_> = leases.into_iter().map(Result::unwrap).collect();
     server.reset_stats();
-    wait_until("all are renewed", ttl, || {
-        server.calls("pexpire") > LEASES as u64
-    })
-    .await;
+    wait_until("all are renewed", ttl, || renewals(&server) > LEASES as u64).await;
     let calls = server.calls("evalsha") + server.calls("eval");
     assert!(calls <= LEASES as u64 / 10, "{calls} calls");
     assert_eq!(alive(), with_one, "a task a lease");
     assert_eq!(server.clients().len(), 1);
     // And again: what was once batched stays together.
     server.reset_stats();
-    wait_until("all are renewed", ttl, || {
-        server.calls("pexpire") > LEASES as u64
-    })
-    .await;
+    wait_until("all are renewed", ttl, || renewals(&server) > LEASES as u64).await;
     let calls = server.calls("evalsha");
     assert!(calls <= LEASES as u64 / 10, "{calls} calls");
     assert!(leases.iter().all(|lease| lease.is_valid()));
@@ -211,7 +205,7 @@ async fn ten_thousand_cycles_leave_nothing_renewed() {
     for task in join_all(tasks).await {
         task.unwrap();
     }
-    let renewed = server.calls("pexpire");
+    let renewed = renewals(&server);
     assert!(renewed >= 200, "only {renewed} renewals");
     nothing_left(&server, &[&locks]).await;
     crate::assert_silent(&server, ms(300)).await;

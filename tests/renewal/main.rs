@@ -52,6 +52,13 @@ pub(crate) async fn registry(url: &str, ttl: Duration) -> LockRegistry {
     builder(url, ttl).await.build()
 }
 
+/// How often the server was asked to renew: each connection tries its rights once, and asks for its
+/// id before that.
+pub(crate) fn renewals(server: &RedisServer) -> u64 {
+    let tried = server.calls("client|info");
+    server.calls("pexpire").saturating_sub(tried)
+}
+
 /// Nothing is left of any lease: not in the registry, and nothing but the fence on the server.
 pub(crate) async fn nothing_left(server: &RedisServer, registries: &[&LockRegistry]) {
     wait_until("nothing is in use", BOUND, || {

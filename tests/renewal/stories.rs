@@ -10,7 +10,9 @@ use lockstream::{FutureLockExt, LockError, Renewal};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{Proxy, RedisServer, Way, wait_until};
-use crate::{BOUND, LATE, assert_silent, assert_took, builder, ms, nothing_left, registry, usable};
+use crate::{
+    BOUND, LATE, assert_silent, assert_took, builder, ms, nothing_left, registry, renewals, usable,
+};
 
 /// #7272: the watchdog was started by a callback on the acquisition and stopped by one on the release, and nothing put
 /// the two in order. An acquisition that was interrupted while its answer was on its way was released first and
@@ -69,27 +71,27 @@ async fn redisson_7277_a_watchdog_serves_nobody_but_its_own_lease() {
     assert_silent(&server, ttl / 2).await;
 
     let first = locks.obtain("k").lease().await.unwrap();
-    wait_until("it is renewed", BOUND, || server.calls("pexpire") == 1).await;
+    wait_until("it is renewed", BOUND, || renewals(&server) == 1).await;
     // So that the answer is here. What the watchdog sends next is on its way.
     sleep(ms(50)).await;
     proxy.hold(Way::ToServer, true);
     server.reset_stats();
     sleep(ttl / 3 + ms(100)).await;
-    assert_eq!(server.calls("pexpire"), 0);
+    assert_eq!(renewals(&server), 0);
     drop(first);
     let mut second = locks.obtain("k").ttl(short).lease();
     assert!((&mut second).now_or_never().is_none());
     proxy.hold(Way::ToServer, false);
     let second = timeout(BOUND, second).await.expect("in time").unwrap();
     let begin = Instant::now();
-    assert_eq!(server.calls("pexpire"), 1, "that of the first");
+    assert_eq!(renewals(&server), 1, "that of the first");
     assert!(
         server.pttl("lock:k") <= 600,
         "the first's ttl is not the second's"
     );
     assert!(second.lost().await.is_lost());
     assert!(begin.elapsed() <= short + LATE);
-    assert_eq!(server.calls("pexpire"), 1);
+    assert_eq!(renewals(&server), 1);
     drop(second);
     nothing_left(&server, &[&locks, &others]).await;
     assert_silent(&server, ttl).await;
@@ -124,7 +126,7 @@ async fn redisson_1626_no_watchdog_is_left_behind_under_load() {
     for task in join_all(tasks).await {
         task.unwrap();
     }
-    let renewed = server.calls("pexpire");
+    let renewed = renewals(&server);
     assert!(
         renewed >= 100,
         "renewals and releases hardly met: {renewed}"
@@ -150,7 +152,7 @@ async fn a_renewal_that_crosses_the_loss_of_its_lease_prolongs_nothing() {
     let ttl = ms(5000);
     let locks = registry(&proxy.url(), ttl).await;
     let lease = locks.obtain("k").lease().await.unwrap();
-    wait_until("it is renewed", BOUND, || server.calls("pexpire") == 1).await;
+    wait_until("it is renewed", BOUND, || renewals(&server) == 1).await;
     let begin = Instant::now();
     sleep(ms(50)).await;
     proxy.hold(Way::ToServer, true);
@@ -158,7 +160,7 @@ async fn a_renewal_that_crosses_the_loss_of_its_lease_prolongs_nothing() {
     assert_took(begin, usable(ttl) - ms(20));
     proxy.hold(Way::ToServer, false);
     wait_until("the key is gone", LATE, || !server.exists("lock:k")).await;
-    assert_eq!(server.calls("pexpire"), 2, "it came too late to cross");
+    assert_eq!(renewals(&server), 2, "it came too late to cross");
     nothing_left(&server, &[&locks]).await;
     drop(lease);
     assert_silent(&server, ms(500)).await;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
 //! | `cluster.rs` | how does a test get a cluster of its own, and move what is in it? |
+//! | `sentinel.rs` | how does a test get sentinels, and what they watch over? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
 //! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
@@ -28,6 +29,7 @@ mod process;
 mod program;
 mod proxy;
 mod rights;
+mod sentinel;
 mod server;
 
 use std::fmt::Display;
@@ -38,6 +40,7 @@ pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};
 pub use rights::least_rights;
+pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
 
 /// Between two looks at a condition that nobody announces.

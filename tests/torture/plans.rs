@@ -45,11 +45,14 @@ fn the_plan_of_a_seed_stays_what_it_is() {
 
 #[test]
 fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
-    for seed in 0..50 {
-        let plan = plan(seed, MINUTE / 2, &Kind::ON_ONE_SERVER, 4);
-        for kind in Kind::ON_ONE_SERVER {
+    for (seed, kinds) in (0..50).flat_map(|seed| {
+        let kinds = [&Kind::ON_ONE_SERVER[..], &Kind::UNDER_SENTINELS];
+        kinds.map(|kinds| (seed, kinds))
+    }) {
+        let plan = plan(seed, MINUTE / 2, kinds, 4);
+        for kind in kinds {
             assert!(
-                plan.iter().any(|stroke| stroke.kind == kind),
+                plan.iter().any(|stroke| stroke.kind == *kind),
                 "seed {seed}: no {kind:?}"
             );
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::plan::Kind;
 use crate::support::wait_until_blocking;
 
 /// Cargo builds a package's examples before its tests, and tells tests the path of neither.
@@ -41,7 +42,7 @@ fn row(report: &str, name: &str) -> u64 {
 /// Two runs at a time, and no more: a third makes all of them late on a small machine.
 static PLACES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
 
-fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
+fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize, kinds: &[Kind]) {
     let turn = PLACES[place].lock();
     let seed = seed.to_string();
     let run = torture(&[
@@ -72,19 +73,25 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
         row(&report, "steps checked by stateright") > 2_000,
         "{report}"
     );
-    for kind in crate::plan::Kind::ON_ONE_SERVER {
+    for kind in kinds {
         assert!(row(&report, kind.name()) > 0, "{report}");
     }
 }
 
 #[test]
 fn standalone() {
-    thirty_seconds_are_clean("standalone", 1, 0);
+    thirty_seconds_are_clean("standalone", 1, 0, &Kind::ON_ONE_SERVER);
 }
 
 #[test]
 fn valkey() {
-    thirty_seconds_are_clean("valkey", 2, 1);
+    thirty_seconds_are_clean("valkey", 2, 1, &Kind::ON_ONE_SERVER);
+}
+
+#[cfg(feature = "sentinel")]
+#[test]
+fn sentinel() {
+    thirty_seconds_are_clean("sentinel", 4, 1, &Kind::UNDER_SENTINELS);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! A new one is a file beside this one and an entry in [`NAMES`] and [`start`].
 
+mod sentinel;
 mod single;
 
 use std::time::Duration;
@@ -10,13 +11,18 @@ use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
 
 use crate::plan::{Kind, Stroke};
-use crate::support::Program;
+use crate::support::{ClientRow, Program, RedisServer};
 
 /// What stands before every name in the store.
 pub(crate) const PREFIX: &str = "torture";
 
 /// Every deployment that there is.
-pub(crate) const NAMES: [&str; 2] = ["standalone", "valkey"];
+pub(crate) const NAMES: &[&str] = &[
+    "standalone",
+    "valkey",
+    #[cfg(feature = "sentinel")]
+    "sentinel",
+];
 
 /// The servers of one run, gone when this is dropped.
 pub(crate) trait Deployment {
@@ -65,6 +71,7 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Box<dyn Deployment>> {
     Some(match name {
         "standalone" => Box::new(single::Single::start(Program::Usual, slots)),
         "valkey" => Box::new(single::Single::start(Program::Valkey, slots)),
+        "sentinel" if cfg!(feature = "sentinel") => Box::new(sentinel::Sentinel::start()),
         _ => return None,
     })
 }
@@ -75,4 +82,59 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
         return Err(StoreError::new("no deployment has several urls"));
     };
     Ok(LockRegistry::builder(RedisStore::connect_lazy(&**url)?))
+}
+
+/// Keys of the prefix, apart from the fence, which stays.
+fn keys(server: &RedisServer) -> Vec<String> {
+    let fence = format!("{PREFIX}:~fence");
+    let mut keys = server.keys("*");
+    keys.retain(|key| *key != fence);
+    keys
+}
+
+/// The locks in a server.
+fn stored_locks(server: &RedisServer) -> Vec<StoredLock> {
+    let mut locks = Vec::new();
+    for key in keys(server) {
+        // A queue is no lock, and what has gone meanwhile is none.
+        if key.contains(":~queue") {
+            continue;
+        }
+        let Some(owner) = server.get(&key) else {
+            continue;
+        };
+        let left = server.pttl(&key);
+        if left == -2 {
+            continue;
+        }
+        locks.push(StoredLock {
+            key,
+            owner,
+            left: u64::try_from(left).ok().map(Duration::from_millis),
+        });
+    }
+    locks
+}
+
+/// What is in a server, and connected to it if it counts.
+fn leftovers(server: &RedisServer, counts: impl Fn(&ClientRow) -> bool) -> Leftovers {
+    let mut leftovers = Leftovers::default();
+    for key in keys(server) {
+        match key.contains(":~queue") {
+            true => {
+                let entries: Vec<String> = server.ask(&["ZRANGE", &key, "0", "-1"]);
+                let entries = entries.into_iter().map(|entry| format!("{key}: {entry}"));
+                leftovers.queue_entries.extend(entries);
+            }
+            false => leftovers.keys.push(key),
+        }
+    }
+    leftovers.subscriptions = server.channels();
+    let clients = server.clients();
+    leftovers.connections = clients
+        .iter()
+        .filter(|client| counts(client))
+        .map(|client| format!("{} {}", client.id(), client.last_command()))
+        .collect();
+    leftovers
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Deployment, Leftovers, PREFIX, StoredLock};
+use super::{Deployment, Leftovers, StoredLock, leftovers, stored_locks};
 use crate::plan::{Kind, Side, Stroke};
 use crate::support::{Program, Proxy, RedisServer, Way};
 
@@ -16,18 +16,6 @@ impl Single {
         let server = RedisServer::builder().program(program).keep_data().start();
         let wires = (0..slots).map(|_| Proxy::to(&server)).collect();
         Self { server, wires }
-    }
-
-    fn ask<T: redis::FromRedisValue>(&self, args: &[&str]) -> T {
-        self.server.ask(args)
-    }
-
-    /// Keys of the prefix, apart from the fence, which stays.
-    fn keys(&self) -> Vec<String> {
-        let fence = format!("{PREFIX}:~fence");
-        let mut keys = self.server.keys("*");
-        keys.retain(|key| *key != fence);
-        keys
     }
 }
 
@@ -103,46 +91,10 @@ impl Deployment for Single {
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {
-        let mut locks = Vec::new();
-        for key in self.keys() {
-            // A queue is no lock, and what has gone meanwhile is none.
-            if key.contains(":~queue") {
-                continue;
-            }
-            let Some(owner) = self.server.get(&key) else {
-                continue;
-            };
-            let left = self.server.pttl(&key);
-            if left == -2 {
-                continue;
-            }
-            locks.push(StoredLock {
-                key,
-                owner,
-                left: u64::try_from(left).ok().map(Duration::from_millis),
-            });
-        }
-        locks
+        stored_locks(&self.server)
     }
 
     fn leftovers(&mut self) -> Leftovers {
-        let mut leftovers = Leftovers::default();
-        for key in self.keys() {
-            match key.contains(":~queue") {
-                true => {
-                    let entries: Vec<String> = self.ask(&["ZRANGE", &key, "0", "-1"]);
-                    let entries = entries.into_iter().map(|entry| format!("{key}: {entry}"));
-                    leftovers.queue_entries.extend(entries);
-                }
-                false => leftovers.keys.push(key),
-            }
-        }
-        leftovers.subscriptions = self.server.channels();
-        let clients = self.server.clients();
-        leftovers.connections = clients
-            .iter()
-            .map(|client| format!("{} {}", client.id(), client.last_command()))
-            .collect();
-        leftovers
+        leftovers(&self.server, |_| true)
     }
 }

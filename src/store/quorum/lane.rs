@@ -270,14 +270,21 @@ impl Lane {
         casts
     }
 
-    /// When a release is to be sent again.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.owed.iter().filter_map(|owed| owed.due).min()
+    /// When a release is to be sent again, or is not worth it any more.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let due = |owed: &Owed| owed.due.or(self.until(owed.owner)).unwrap_or(now);
+        self.owed.iter().map(due).min()
     }
 
     /// Whether the node may have something of the owner's.
     pub(super) fn is_stained(&self, owner: Owner) -> bool {
         self.stains.iter().any(|stain| stain.owner == owner)
+    }
+
+    /// When that has run out by itself.
+    fn until(&self, owner: Owner) -> Option<Instant> {
+        let stain = self.stains.iter().find(|stain| stain.owner == owner);
+        stain.map(|stain| stain.until)
     }
 
     /// Whether anything is under way, or owed.

@@ -19,6 +19,9 @@ use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
 
+/// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
+const LONGEST: Duration = Duration::from_secs(1);
+
 pub(super) struct QuorumSession {
     core: Arc<Core>,
 }
@@ -117,7 +120,7 @@ impl Core {
             shared.news.extend(outbox.news.drain(..));
             self.is_down
                 .store(shared.state.is_down(), Ordering::Relaxed);
-            let next = shared.state.next_timeout();
+            let next = shared.state.next_timeout().map(|it| it.min(now + LONGEST));
             let alarm = next.filter(|next| shared.alarm.is_none_or(|alarm| *next < alarm));
             if alarm.is_some() {
                 shared.alarm = alarm;

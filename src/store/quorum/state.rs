@@ -22,7 +22,7 @@ pub(super) struct State {
     quarantine: Option<Duration>,
     nodes: Vec<Node>,
     keys: HashMap<Arc<str>, Entry>,
-    /// Keys with a release that is to be sent again, and when.
+    /// Keys with a release that is to be sent again, or has run out by itself, and when.
     alarms: BTreeSet<(Instant, Arc<str>)>,
     last_ballot: u64,
     /// Whether the registry was told last that the store is up.
@@ -304,7 +304,7 @@ impl State {
                 break;
             }
         }
-        if let Some(due) = entry.lanes.iter().filter_map(Lane::due).min() {
+        if let Some(due) = entry.lanes.iter().filter_map(|it| it.due(now)).min() {
             self.alarms.insert((due, key.clone()));
         }
         if entry.open.is_empty() && entry.lanes.iter().all(Lane::is_idle) {

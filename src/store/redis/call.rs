@@ -20,6 +20,8 @@ use crate::store::traffic::{Cargo, Lane};
 pub(super) struct Job {
     pub(super) key: Arc<str>,
     pub(super) wish: Wish,
+    /// Whether it was refused with the whole of a call, perhaps for a neighbour's sake (S1).
+    pub(super) alone: bool,
 }
 
 #[derive(Debug)]
@@ -41,6 +43,10 @@ impl Cargo for Job {
 
     fn lane(&self) -> Lane {
         Lane::of(&self.wish)
+    }
+
+    fn is_alone(&self) -> bool {
+        self.alone
     }
 }
 
@@ -282,10 +288,12 @@ fn read_plain(number: u64, jobs: &[impl Borrow<Job>], reply: &[u8]) -> Option<Re
     }
     let at = match (words.next(), words.next(), words.next()) {
         (None, _, _) => None,
-        (Some(Ok(seconds)), Some(Ok(micros)), None) => Some(ServerTime::checked_add(
-            u64::checked_mul(seconds, 1_000_000)?,
-            micros,
-        )?),
+        (Some(Ok(seconds)), Some(Ok(micros)), None) => {
+            let at = ServerTime::checked_add(u64::checked_mul(seconds, 1_000_000)?, micros)?;
+            // The draws go from there on.
+            let last = at.checked_add(u64::try_from(jobs.len()).ok()?)?;
+            is_draw(last).then_some(at)
+        }
         _ => return None,
     };
     let mut draws = at.into_iter().flat_map(|at| at..);
@@ -341,7 +349,7 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
         // In short, what is most common.
         return match op {
             Op::Attempt { .. } | Op::Enter { .. } => {
-                let draw = u64::try_from(*number).ok()?;
+                let draw = read_draw(&answer)?;
                 Some(Verdict::Done(Outcome::Won { draw }))
             }
             Op::Release { .. } if *number == 1 => Some(Verdict::Done(Outcome::Gone { held: true })),
@@ -376,7 +384,9 @@ fn read_verdict(wish: &Wish, answer: Value) -> Option<Verdict> {
             Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. },
             "won",
             [draw],
-        ) => Outcome::Won { draw: int(draw)? },
+        ) => Outcome::Won {
+            draw: read_draw(draw)?,
+        },
         (Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. }, "busy", [left, score]) => {
             Outcome::Busy {
                 left: read_left(left)?,
@@ -423,6 +433,16 @@ fn int(value: &Value) -> Option<u64> {
     }
 }
 
+/// Whether tokens made of it fit an i64, as all do for some thousand years (F2). A greater one would
+/// make the tokens of a tenure, and of all that follow, the same.
+pub(super) fn is_draw(number: u64) -> bool {
+    i64::try_from(number).is_ok_and(|number| number <= i64::MAX / 64)
+}
+
+fn read_draw(value: &Value) -> Option<u64> {
+    int(value).filter(|draw| is_draw(*draw))
+}
+
 /// Milliseconds left; PTTL's negative numbers mean that there is no end, or no lock.
 fn read_left(value: &Value) -> Option<Option<Duration>> {
     match value {
@@ -433,6 +453,10 @@ fn read_left(value: &Value) -> Option<Option<Duration>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
     use super::*;
 
     const TTL: Duration = Duration::from_secs(30);
@@ -440,6 +464,7 @@ mod tests {
     fn job(op: Op) -> Job {
         Job {
             key: "k".into(),
+            alone: false,
             wish: Wish::Op {
                 op,
                 was_stale: false,
@@ -606,5 +631,177 @@ mod tests {
         assert_eq!(read(Op::Release { owner }, 0), None);
         assert_eq!(read(Op::Withdraw { owner }, 1), None);
         assert_eq!(read(Op::Renew { owner, ttl: TTL }, 1), None);
+    }
+
+    /// F2: tokens fit an i64, and those of a tenure are different.
+    #[test]
+    fn f2_a_draw_whose_tokens_do_not_fit_is_none() {
+        let most = i64::MAX / 64;
+        for (draw, fits) in [
+            (most, true),
+            (most + 1, false),
+            (i64::MAX, false),
+            (-1, false),
+        ] {
+            let attempt = Op::Attempt {
+                owner: Owner(1),
+                ttl: TTL,
+            };
+            let won = Value::Array(vec![Value::BulkString(b"won".to_vec()), Value::Int(draw)]);
+            for answer in [won, Value::Int(draw)] {
+                let reply = Value::Array(vec![Value::Int(5), Value::Int(7), answer]);
+                let read = read_reply(5, &[job(attempt.clone())], reply);
+                assert_eq!(read.is_some(), fits, "{draw}");
+            }
+        }
+        for (at, fits) in [(most - 2, true), (most - 1, false), (i64::MAX, false)] {
+            let text = format!("5 0 {at}");
+            let jobs = [1, 2].map(|owner| {
+                job(Op::Attempt {
+                    owner: Owner(owner),
+                    ttl: TTL,
+                })
+            });
+            let read = read_reply(5, &jobs, Value::BulkString(text.into()));
+            assert_eq!(read.is_some(), fits, "{at}");
+        }
+    }
+
+    /// Ops of every kind; a look is none of them, and has a test of its own below.
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let owner = Owner(1);
+        vec(
+            select(vec![
+                Op::Attempt { owner, ttl: TTL },
+                Op::Enter {
+                    owner,
+                    ttl: TTL,
+                    score: None,
+                },
+                Op::Withdraw { owner },
+                Op::Release { owner },
+                Op::Yield {
+                    old: owner,
+                    new: Owner(2),
+                    ttl: TTL,
+                },
+                Op::Renew { owner, ttl: TTL },
+                Op::Adopt {
+                    owner,
+                    from: "x".into(),
+                    ttl: TTL,
+                },
+                Op::Raise {
+                    owner,
+                    draw: 1,
+                    age: true,
+                },
+            ]),
+            1..5,
+        )
+    }
+
+    fn number() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            select(vec![-1, 0, 1, 5, i64::MAX / 64, i64::MAX, i64::MIN]),
+            any::<i64>()
+        ]
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let words = select(vec![
+            "won", "busy", "gone", "not-old", "renewed", "raised", "lost", "stale", "sight",
+            "error", "5", "5 1 2", "",
+        ]);
+        let leaf = prop_oneof![
+            3 => words.prop_map(|word| Value::BulkString(word.into())),
+            3 => number().prop_map(Value::Int),
+            1 => Just(Value::Nil),
+            1 => Just(Value::Okay),
+            1 => any::<bool>().prop_map(Value::Boolean),
+            1 => any::<f64>().prop_map(Value::Double),
+            1 => vec(any::<u8>(), 0..9).prop_map(Value::BulkString),
+            1 => ".{0,9}".prop_map(Value::SimpleString),
+        ];
+        let words = select(vec![
+            "won", "busy", "gone", "renewed", "raised", "lost", "stale", "sight",
+        ]);
+        let answer = (words, vec(number(), 0..3)).prop_map(|(word, numbers)| {
+            let mut values = vec![Value::BulkString(word.into())];
+            values.extend(numbers.into_iter().map(Value::Int));
+            Value::Array(values)
+        });
+        let leaf = prop_oneof![2 => leaf, 1 => answer];
+        leaf.prop_recursive(3, 24, 5, |inner| {
+            prop_oneof![
+                4 => vec(inner.clone(), 0..5).prop_map(Value::Array),
+                1 => vec(inner.clone(), 0..3).prop_map(Value::Set),
+                1 => vec((inner.clone(), inner), 0..3).prop_map(Value::Map),
+            ]
+        })
+    }
+
+    /// What is read is about these very ops, and a draw makes tokens that grow.
+    fn is_sound(ops: &[Op], reply: Option<&Reply>) {
+        let Some(reply) = reply else { return };
+        assert_eq!(reply.verdicts.len(), ops.len());
+        for (op, verdict) in ops.iter().zip(&reply.verdicts) {
+            match verdict {
+                Verdict::Done(Outcome::Won { draw }) => {
+                    let wins = matches!(
+                        op,
+                        Op::Attempt { .. } | Op::Enter { .. } | Op::Yield { .. } | Op::Adopt { .. }
+                    );
+                    assert!(wins, "{op:?}");
+                    assert!(i64::try_from(draw.checked_mul(64).unwrap() + 63).is_ok());
+                }
+                Verdict::Done(Outcome::Renewed) => assert!(matches!(op, Op::Renew { .. })),
+                Verdict::Done(Outcome::Gone { .. }) => {
+                    assert!(matches!(op, Op::Release { .. } | Op::Withdraw { .. }));
+                }
+                Verdict::Seen(_) => panic!("{op:?} is no look"),
+                _ => {}
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_value_is_taken_for_more_than_it_says(ops in ops(), reply in value()) {
+            let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
+            is_sound(&ops, read_reply(5, &jobs, reply).as_ref());
+        }
+
+        #[test]
+        fn nothing_like_a_reply_panics(ops in ops(), at in number(), echo in select(vec![5, 5, 5, 6, -1]), answers in vec(value(), 5), missing in select(vec![0, 0, 0, 1])) {
+            let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
+            let count = ops.len() - missing;
+            let fits = echo == 5 && at >= 0 && missing == 0;
+            let mut values = vec![Value::Int(echo), Value::Int(at)];
+            values.extend(answers.into_iter().take(count));
+            let read = read_reply(5, &jobs, Value::Array(values));
+            prop_assert!(fits || read.is_none(), "{read:?}");
+            is_sound(&ops, read.as_ref());
+        }
+
+        #[test]
+        fn nothing_like_a_short_reply_panics(ops in ops(), text in "(5|6|)( ?[0-9]{1,20}| x|  ){0,3}") {
+            let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
+            let read = read_reply(5, &jobs, Value::BulkString(text.clone().into()));
+            prop_assert!(read.is_none() || text == "5" || text.starts_with("5 ") || text.starts_with("+5"), "{text}");
+            is_sound(&ops, read.as_ref());
+        }
+
+        #[test]
+        fn no_value_shows_a_lock_that_it_does_not_name(reply in value()) {
+            let look = Job { key: "k".into(), alone: false, wish: Wish::Look(oneshot::channel().0) };
+            if let Some(reply) = read_reply(5, &[look], reply) {
+                let [Verdict::Seen(_) | Verdict::Refused(_)] = &reply.verdicts[..] else {
+                    panic!("{reply:?}")
+                };
+            }
+        }
     }
 }

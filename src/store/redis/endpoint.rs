@@ -5,6 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "sentinel")]
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use redis::aio::AsyncPushSender;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -13,6 +16,8 @@ use redis::{
 };
 
 use super::fault::{Fault, Refusal};
+#[cfg(feature = "sentinel")]
+use super::sentinel::{self, Sentinels};
 use super::socket::{self, Pump, Socket};
 
 /// What a url looks like, for those who wrote another.
@@ -27,6 +32,14 @@ pub(super) struct Endpoint {
     address: Arc<str>,
     /// Whether the client opens its sockets itself.
     by_client: bool,
+    /// Who is asked before each connection where the server is.
+    #[cfg(feature = "sentinel")]
+    sentinels: Option<Arc<Sentinels>>,
+}
+
+/// The client's default would have a second call wait in the kernel for the reply to the first.
+pub(super) fn at_once() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true)
 }
 
 impl Endpoint {
@@ -41,6 +54,14 @@ impl Endpoint {
         if !scheme.contains("unix") && has_unescaped(url) {
             return Err(invalid(
                 "a user or password that holds / ? or # must have them percent-encoded (%2F %3F %23)",
+            ));
+        }
+        if scheme.ends_with("+sentinel") {
+            #[cfg(feature = "sentinel")]
+            return Sentinels::parse(url).map(Self::told_by);
+            #[cfg(not(feature = "sentinel"))]
+            return Err(invalid(
+                "redis+sentinel:// needs lockstream's feature `sentinel`",
             ));
         }
         let client = Client::open(url).map_err(|error| {
@@ -58,16 +79,18 @@ impl Endpoint {
                 "TLS without a check of the server's certificate is not offered",
             ));
         }
-        // The client's default would have a second call wait in the kernel for the reply to the first.
-        let at_once = TcpSettings::default().set_nodelay(true);
         let info = client.get_connection_info().clone();
-        Ok(Self::new(info.set_tcp_settings(at_once), is_tls))
+        Ok(Self::new(info.set_tcp_settings(at_once()), is_tls))
     }
 
     /// The same with certificates.
     #[cfg(feature = "tls-rustls")]
     pub(super) fn secured(self, certificates: &super::tls::Certificates) -> Result<Self, Fault> {
-        let client = certificates.apply(self.resp3.get_connection_info())?;
+        #[cfg(feature = "sentinel")]
+        if let Some(sentinels) = &self.sentinels {
+            return sentinels.secured(certificates).map(Self::told_by);
+        }
+        let client = certificates.apply(self.info())?;
         Ok(Self::new(client.get_connection_info().clone(), true))
     }
 
@@ -78,7 +101,7 @@ impl Endpoint {
         Self::new(client.get_connection_info().clone(), true)
     }
 
-    fn new(info: ConnectionInfo, by_client: bool) -> Self {
+    pub(super) fn new(info: ConnectionInfo, by_client: bool) -> Self {
         #[cfg(feature = "tls-rustls")]
         if let ConnectionAddr::TcpTls { .. } = info.addr() {
             choose_crypto();
@@ -97,6 +120,85 @@ impl Endpoint {
             resp2: with(ProtocolVersion::RESP2),
             address: address.into(),
             by_client,
+            #[cfg(feature = "sentinel")]
+            sentinels: None,
+        }
+    }
+
+    /// Wherever the sentinels say; nowhere yet.
+    #[cfg(feature = "sentinel")]
+    fn told_by(sentinels: Sentinels) -> Self {
+        let nowhere = sentinels.nowhere();
+        Self {
+            sentinels: Some(Arc::new(sentinels)),
+            ..nowhere
+        }
+    }
+
+    /// Shown under another name.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn named(self, address: String) -> Self {
+        Self {
+            address: address.into(),
+            ..self
+        }
+    }
+
+    #[cfg(any(feature = "sentinel", feature = "tls-rustls"))]
+    pub(super) fn info(&self) -> &ConnectionInfo {
+        self.resp3.get_connection_info()
+    }
+
+    /// Where the server is now, if it is for the sentinels to say. To be asked before each
+    /// connection, and [`Self::doubt`] to be told when that came to nothing.
+    pub(super) async fn resolve(&self, within: Duration) -> Result<Option<Self>, Fault> {
+        #[cfg(feature = "sentinel")]
+        if let Some(sentinels) = &self.sentinels {
+            let primary = sentinels.primary(within).await?;
+            return Ok(Some(Self {
+                sentinels: Some(sentinels.clone()),
+                ..primary
+            }));
+        }
+        let _ = within;
+        Ok(None)
+    }
+
+    /// For where the sentinels may say one day that it is elsewhere: returns when they do.
+    pub(super) fn moved(&self, within: Duration) -> Option<BoxFuture<'static, Fault>> {
+        #[cfg(feature = "sentinel")]
+        if let Some(sentinels) = self.sentinels.clone() {
+            let here = self.clone();
+            let moving = async move {
+                let there = sentinels.moved(&here, within).await;
+                tracing::debug!(
+                    from = &*here.address,
+                    to = &*there.address,
+                    "the primary is another"
+                );
+                let address = here.address;
+                Fault::NotPrimary { address }
+            };
+            return Some(moving.boxed());
+        }
+        let _ = within;
+        None
+    }
+
+    /// Whether a server answers there that is one.
+    #[cfg(feature = "sentinel")]
+    pub(super) async fn is_primary(&self, within: Duration) -> bool {
+        let Ok(mut socket) = self.connect_resp2(within).await else {
+            return false;
+        };
+        self.see_primary(&mut socket, within).await.is_ok()
+    }
+
+    /// What was resolved is not it, or is not there.
+    pub(super) fn doubt(&self) {
+        #[cfg(feature = "sentinel")]
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.doubt();
         }
     }
 
@@ -163,6 +265,16 @@ impl Endpoint {
 
     /// Connects and hangs up: whether somebody answers, and takes us in.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
+        match self.resolve(within).await? {
+            Some(found) => found
+                .try_out_here(within)
+                .await
+                .inspect_err(|_| found.doubt()),
+            None => self.try_out_here(within).await,
+        }
+    }
+
+    async fn try_out_here(&self, within: Duration) -> Result<(), Fault> {
         let Socket {
             mut connection,
             mut pump,
@@ -201,7 +313,7 @@ impl Endpoint {
         } else {
             socket::open(client.get_connection_info(), within, config).await
         };
-        opened.map_err(|source| {
+        let opened = opened.map_err(|source| {
             let address = self.address.clone();
             let clock_leapt = clock_began.elapsed() >= within && began.elapsed() < within / 2;
             if source.is_timeout() && clock_leapt {
@@ -209,7 +321,35 @@ impl Endpoint {
             } else {
                 Fault::Connect { address, source }
             }
-        })
+        });
+        #[cfg(feature = "sentinel")]
+        if self.sentinels.is_some() {
+            let mut socket = opened?;
+            self.see_primary(&mut socket, within).await?;
+            return Ok(socket);
+        }
+        opened
+    }
+
+    /// Sentinels may be late to learn of a fail-over, so the server is asked itself.
+    #[cfg(feature = "sentinel")]
+    async fn see_primary(&self, socket: &mut Socket, within: Duration) -> Result<(), Fault> {
+        let Socket { connection, pump } = socket;
+        let address = self.address.clone();
+        let role = redis::cmd("ROLE");
+        let asking = pump.run(connection.send_packed_command(&role));
+        match tokio::time::timeout(within, asking).await {
+            Err(_) => Err(Fault::Silent { address, within }),
+            Ok(Err(source)) => Err(Fault::Broken { address, source }),
+            // Without the right to ask, the probe sees that the server takes writes.
+            Ok(Ok(Value::ServerError(error))) if matches!(error.code(), "NOPERM" | "ERR") => Ok(()),
+            Ok(Ok(Value::ServerError(error))) => {
+                let refusal = (&error).into();
+                Err(Fault::Refused { address, refusal })
+            }
+            Ok(Ok(role)) if sentinel::is_primary(&role) => Ok(()),
+            Ok(Ok(_)) => Err(Fault::NotPrimary { address }),
+        }
     }
 }
 

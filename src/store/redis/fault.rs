@@ -46,6 +46,18 @@ pub(super) enum Fault {
         address: Arc<str>,
         what: &'static str,
     },
+    /// None of them says where the primary is.
+    #[cfg(feature = "sentinel")]
+    #[error("no sentinel says where the primary of service {service:?} is: {told}")]
+    Sentinels {
+        service: Arc<str>,
+        told: String,
+        is_lasting: bool,
+    },
+    /// A sentinel said that it was.
+    #[cfg(feature = "sentinel")]
+    #[error("Redis at {address} is no primary, or no more")]
+    NotPrimary { address: Arc<str> },
     #[error("Redis at {address} refused: {refusal}")]
     Refused { address: Arc<str>, refusal: Refusal },
     #[error(
@@ -55,9 +67,11 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    fn is_lasting(&self) -> bool {
+    pub(super) fn is_lasting(&self) -> bool {
         match self {
             Self::Url { .. } => true,
+            #[cfg(feature = "sentinel")]
+            Self::Sentinels { is_lasting, .. } => *is_lasting,
             #[cfg(feature = "tls-rustls")]
             Self::Certificates { .. } => true,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
@@ -187,6 +201,11 @@ impl Refusal {
             .any(|begin| self.text.starts_with(begin)),
             _ => false,
         }
+    }
+
+    /// Whether a whole call may have been refused for the sake of one of its keys.
+    pub(super) fn may_be_one_keys(&self) -> bool {
+        matches!(self.code.as_str(), "NOPERM" | "CROSSSLOT")
     }
 
     /// Whether this is what HELLO is answered where nobody knows it, or its third version. (A full

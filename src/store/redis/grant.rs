@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::call::is_draw;
 use super::keys::Names;
+use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
 
 /// The format of grants that we understand; the one that `batch.lua` writes.
@@ -43,6 +45,10 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     let owner = Owner(sequence.parse().ok()?);
     let ttl = Duration::from_millis(fields.next()?.parse().ok()?);
     let draw = fields.next()?.parse().ok()?;
+    if ttl > *TTL.end() || !is_draw(draw) {
+        // No ticket of ours asked for that, and no fence of ours said it.
+        return None;
+    }
     let at = fields.next()?.parse().ok()?;
     let key = fields.next()?.into();
     let grant = Grant {
@@ -92,6 +98,13 @@ mod tests {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(&names(), &bytes);
+        }
+
+        #[test]
+        fn a_grant_names_no_more_than_a_ticket_asks_for(ttl in prop_oneof![0..90_000_000_u64, any::<u64>()], draw in prop_oneof![0..u64::MAX / 64, any::<u64>()], at in any::<u64>()) {
+            let text = format!("1 ab12:7 {ttl} {draw} {at} k");
+            let fits = ttl <= 86_400_000 && draw <= i64::MAX as u64 / 64;
+            prop_assert_eq!(read(&names(), text.as_bytes()).is_some(), fits);
         }
 
         #[test]

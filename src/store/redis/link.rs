@@ -84,7 +84,7 @@ impl Link {
             match self.connect().await {
                 Ok(standing) => {
                     let began = Instant::now();
-                    match self.serve(standing).await {
+                    match self.serve_here(standing).await {
                         End::Closed => return,
                         End::Broken(fault) => self.lose(&fault.into()),
                     }
@@ -117,17 +117,39 @@ impl Link {
 
     async fn connect(&mut self) -> Result<Standing, End> {
         self.number += 1;
-        let setup = Setup {
-            endpoint: &self.endpoint,
-            names: &self.names,
-            within: self.opening.response_timeout,
+        let within = self.opening.response_timeout;
+        let connecting = async {
+            let found = self.endpoint.resolve(within).await?;
+            let setup = Setup {
+                endpoint: found.as_ref().unwrap_or(&self.endpoint),
+                names: &self.names,
+                within,
+            };
+            let standing = setup.run(self.old.as_ref(), self.number).await;
+            let standing = standing.inspect_err(|_| setup.endpoint.doubt())?;
+            Ok::<_, Fault>((found, standing))
         };
-        let connecting = setup.run(self.old.as_ref(), self.number);
         let closed = poll_fn(|cx| self.inbox.poll_closed(cx));
         // May be dropped half-way: no op runs in it (O2).
-        match select(closed, pin!(connecting)).await {
-            Either::Left(_) => Err(End::Closed),
-            Either::Right((standing, _)) => Ok(standing?),
+        let (found, standing) = match select(closed, pin!(connecting)).await {
+            Either::Left(_) => return Err(End::Closed),
+            Either::Right((connected, _)) => connected?,
+        };
+        if let Some(found) = found {
+            self.endpoint = found;
+        }
+        Ok(standing)
+    }
+
+    /// Serves until the connection ends, or the server is no more the one to be connected to.
+    async fn serve_here(&mut self, standing: Standing) -> End {
+        let Some(moved) = self.endpoint.moved(self.opening.response_timeout) else {
+            return self.serve(standing).await;
+        };
+        // Between two turns nothing is half done: dropped there, a connection just breaks.
+        match select(moved, pin!(self.serve(standing))).await {
+            Either::Left((fault, _)) => End::Broken(fault),
+            Either::Right((end, _)) => end,
         }
     }
 
@@ -178,6 +200,20 @@ impl Link {
     /// Puts something with what is told together.
     pub(super) fn tell(&mut self, news: News) {
         self.news.push(news);
+    }
+
+    /// Tells the first of what has come, so many at most; returns how many there were.
+    pub(super) fn tell_some(&mut self, most: usize) -> usize {
+        let count = self.news.len().min(most);
+        let rest = self.news.split_off(count);
+        self.tell_all();
+        self.news = rest;
+        count
+    }
+
+    /// Whether something has come that was not told yet.
+    pub(super) fn has_news(&self) -> bool {
+        !self.news.is_empty()
     }
 
     /// Tells what has come together: the registry is locked once for all of it.

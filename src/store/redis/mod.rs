@@ -3,6 +3,7 @@
 //! | file | what it answers |
 //! |---|---|
 //! | `store`, `endpoint`, `socket`, `tls` | how is a server named, and connected to? |
+//! | `sentinel` | where is the server just now? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `bell` | when does that task run? |
@@ -27,6 +28,8 @@ mod keys;
 mod link;
 mod pauses;
 mod script;
+#[cfg(feature = "sentinel")]
+mod sentinel;
 mod serve;
 mod session;
 mod setup;

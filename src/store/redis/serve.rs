@@ -22,6 +22,15 @@ use super::link::{End, Link};
 use super::setup::{self, Standing};
 use crate::store::contract::{Answer, News, OpError, ServerTime};
 
+/// So many tasks that are woken together need not share a call.
+const FEW: usize = 8;
+
+/// So many answers are told before those who have them may act on them, and what they want then is
+/// sent: the server has work again while the others are told, where it would idle until all have
+/// had their turn. On two processors and a noisy machine that made a tenth more pairs a second at 64
+/// tasks, and a quarter more at 256.
+const BURST: usize = 16;
+
 /// A call under way.
 struct Call {
     number: u64,
@@ -82,19 +91,25 @@ impl Link {
         bell.begin(task);
         // The first of the tasks that were woken together to want something has had this one run
         // next. The others are let by, once, and share its call: at 64 tasks a fifth more pairs a
-        // second, with a tenth less of both processors. A lone caller is not held up.
-        if std::mem::take(&mut wire.told) > 1 {
+        // second, with a tenth less of both processors. A few are not held up: at 8 tasks each has
+        // its answer in about three quarters of the time, for a quarter more of the processors.
+        if std::mem::take(&mut wire.told) > FEW {
             bell.call_back();
             return Poll::Pending;
         }
         wire.now = None;
         loop {
             let end = self.turn(wire, bell, &mut Context::from_waker(ring));
-            wire.told += self.news.len();
-            // Also what came before the end.
-            self.tell_all();
             if let Err(end) = end {
+                // After what came before it.
+                self.tell_all();
                 return Poll::Ready(end);
+            }
+            wire.told += self.tell_some(BURST);
+            if self.has_news() {
+                wire.told = 0;
+                bell.call_back();
+                return Poll::Pending;
             }
             // What the tokio's budget kept from being looked at has rung only us.
             if !coop::has_budget_remaining() {
@@ -121,8 +136,6 @@ impl Link {
             cx.waker().wake_by_ref();
         }
         let moved = wire.standing.socket.pump.poll(cx);
-        // What came before a reply is heard before it. Above all a change of subscription, after
-        // which no answer is its call's: an error does not even name its call.
         self.hear(wire, cx)?;
         let mut index = 0;
         while let Some(call) = wire.calls.get_mut(index) {
@@ -130,6 +143,7 @@ impl Link {
                 index += 1;
                 continue;
             }
+            self.hear_rest(wire)?;
             let mut call = wire.calls.remove(index).expect("it was just looked at");
             let reply = Pin::new(&mut call.reply).take_output();
             self.on_reply(wire, call.number, reply.expect("it is done"))?;
@@ -150,6 +164,19 @@ impl Link {
         if let Some(pushes) = &mut wire.standing.pushes {
             while let Poll::Ready(push) = pushes.poll_recv(cx) {
                 self.on_push(&push.ok_or_else(|| self.closed())?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What came before a reply is heard before it. Above all a change of subscription, after which
+    /// no answer is its call's: an error does not even name its call. So it is looked for once the
+    /// reply is seen, since a task of the client's may bring both meanwhile; and no budget cuts it
+    /// short.
+    fn hear_rest(&mut self, wire: &mut Wire) -> Result<(), Fault> {
+        if let Some(pushes) = &mut wire.standing.pushes {
+            while let Ok(push) = pushes.try_recv() {
+                self.on_push(&push)?;
             }
         }
         Ok(())
@@ -247,7 +274,17 @@ impl Link {
         // Whatever ends the connection does so after the last of the answers.
         let mut end = Ok(());
         if let Value::ServerError(error) = &reply {
-            let refusal = error.into();
+            let refusal: Refusal = error.into();
+            if flight.jobs.len() > 1 && refusal.may_be_one_keys() {
+                // S1: the server looks at the keys of a call before it runs any of it, and does not
+                // say which of them it minds. Each goes again by itself, once, before whatever else
+                // waits for its key (O2).
+                for mut job in flight.jobs.into_iter().rev() {
+                    job.alone = true;
+                    self.traffic.add_again(job);
+                }
+                return Ok(());
+            }
             for job in flight.jobs {
                 end = end.and(self.refuse(job, &refusal));
             }

@@ -130,7 +130,11 @@ impl Session for RedisSession {
             op,
             was_stale: false,
         };
-        self.line.put(Job { key, wish });
+        self.line.put(Job {
+            key,
+            wish,
+            alone: false,
+        });
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
@@ -141,6 +145,7 @@ impl Session for RedisSession {
             line.put(Job {
                 key,
                 wish: Wish::Look(answer),
+                alone: false,
             });
             answered.await.unwrap_or_else(|_| {
                 let address = line.place.address().clone();

@@ -324,3 +324,31 @@ impl ClientId {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nothing_like_client_info_panics(text in "(id=|addr=|name=|[ \\t=]|[0-9a-z.:]{0,9}|\\PC){0,12}", verbatim in any::<bool>()) {
+            let info = if verbatim {
+                Value::VerbatimString { format: redis::VerbatimFormat::Text, text: text.clone() }
+            } else {
+                Value::BulkString(text.clone().into())
+            };
+            if let Some(ClientId { id, address }) = ClientId::read(&info) {
+                // They go into a command as words of their own, and name no more than was said.
+                prop_assert!(text.contains(&id) && text.contains(&address));
+                prop_assert!(!id.contains(char::is_whitespace) && !address.contains(char::is_whitespace));
+            }
+        }
+
+        #[test]
+        fn no_bytes_for_client_info_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            let _ = ClientId::read(&Value::BulkString(bytes));
+        }
+    }
+}

@@ -28,28 +28,30 @@ pub(super) struct Socket {
 ///
 /// The client would have a task of its own for this. Then each call would wake that task, and each
 /// reply ours: two more switches of tasks, and often of threads, in the way of every lock.
-pub(super) struct Pump {
-    /// `None`: the client's own task does it, or the connection has ended.
-    driver: Option<BoxFuture<'static, ()>>,
+pub(super) enum Pump {
+    /// The client's own task does it.
+    Elsewhere,
+    Here(BoxFuture<'static, ()>),
+    /// The connection has ended.
+    Ended,
 }
 
 impl Pump {
     /// The connection's bytes are moved by a task of the client's.
     pub(super) fn elsewhere() -> Self {
-        Self { driver: None }
+        Self::Elsewhere
     }
 
-    /// Moves what can be moved now. Ready, once: the connection has ended, and whoever waited for
-    /// something on it can see so.
+    /// Moves what can be moved now. Ready, from then on: the connection has ended, and whoever waited
+    /// for something on it can see so.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(driver) = &mut self.driver else {
-            return Poll::Pending;
-        };
-        let moved = driver.poll_unpin(cx);
-        if moved.is_ready() {
-            self.driver = None;
+        match self {
+            Self::Elsewhere => return Poll::Pending,
+            Self::Here(driver) => std::task::ready!(driver.poll_unpin(cx)),
+            Self::Ended => {}
         }
-        moved
+        *self = Self::Ended;
+        Poll::Ready(())
     }
 
     /// Moves bytes until something on the connection is done.
@@ -112,9 +114,38 @@ async fn over(
     let settings = info.redis_settings();
     let (connection, driver) =
         MultiplexedConnection::new_with_config(settings, stream, config).await?;
-    let driver = Some(driver.boxed());
-    Ok(Socket {
-        connection,
-        pump: Pump { driver },
-    })
+    let pump = Pump::Here(driver.boxed());
+    Ok(Socket { connection, pump })
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{IntoConnectionInfo, RedisConnectionInfo, Value};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// No push tells of it where there are none: a connection that ended with the last step of its
+    /// setup would pass for one that stands.
+    #[tokio::test]
+    async fn an_end_that_came_with_an_answer_is_seen_later() {
+        let (ours, mut servers) = tokio::io::duplex(1024);
+        let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let info = "redis://localhost".into_connection_info().unwrap();
+        let info = info.set_redis_settings(settings);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let mut socket = over(ours, &info, config).await.unwrap();
+        tokio::spawn(async move {
+            let mut ping = [0; b"*1\r\n$4\r\nPING\r\n".len()];
+            servers.read_exact(&mut ping).await.unwrap();
+            servers.write_all(b"+PONG\r\n").await.unwrap();
+        });
+        let ping = redis::cmd("PING");
+        let asking = socket.connection.send_packed_command(&ping);
+        let answer = socket.pump.run(asking).await.unwrap();
+        assert_eq!(answer, Value::SimpleString("PONG".into()));
+        let within = Duration::from_secs(5);
+        let ended = poll_fn(|cx| socket.pump.poll(cx));
+        tokio::time::timeout(within, ended).await.expect("it ended");
+    }
 }

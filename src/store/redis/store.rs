@@ -25,7 +25,7 @@ use crate::store::{LockStore, sealed};
 /// `response_timeout`, which it does not know.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Leases on a Redis server, from version 6.2 on, or on Valkey.
+/// Leases on a Redis server, from version 6.2 on, or on Valkey; alone or behind sentinels.
 ///
 /// Each registry that is built on a store has a connection of its own, which carries everything:
 /// ops, renewals and the grants that the server pushes. It is made at the registry's first use,
@@ -53,10 +53,17 @@ impl RedisStore {
     /// Urls are `redis://[user][:password@]host[:port][/db]`, the same with `rediss://` for TLS
     /// (feature `tls-rustls`), or `unix:///path[?db=0&user=…&pass=…]`.
     ///
+    /// With the feature `sentinel` also `redis+sentinel://[user][:password@]host[:port],host[:port]/service[/db]`
+    /// (port 26379 unless told), and `rediss+sentinel://` for TLS to sentinels and servers alike. User and password are
+    /// those of the servers. Sentinels get none, or those of `?sentinel_user=…&sentinel_password=…`, percent-encoded.
+    /// Before each connection the sentinels are asked in turn where the primary of that service is, each for one
+    /// `response_timeout` at most, the one that answered last first; the server is then asked for its role. A connection
+    /// ends as soon as a sentinel names another primary. A fail-over may forget leases: `docs/operations.md` says which.
+    ///
     /// # Errors
     ///
-    /// The future yields an error if the url is no such thing, nobody answers within 5 seconds, or
-    /// the server does not let us in. Errors never show the password.
+    /// The future yields an error if the url is no such thing, nobody answers within 5 seconds (each sentinel, and the
+    /// server), the server does not let us in, or no sentinel says where it is. Errors never show the password.
     pub fn connect(url: impl Into<String>) -> ConnectStore {
         Self::builder(url).connect()
     }

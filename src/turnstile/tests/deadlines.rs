@@ -298,6 +298,19 @@ fn d2_a_grant_is_worth_the_ttl_it_names() {
     assert_eq!(desk.seated("a").1, deadline(1000, 500));
 }
 
+/// K1: the ticket's text is fixed, so a server that names more than it says is not to be believed.
+/// With the more, whoever is passed to within the tenure would hold beyond what anybody asked for.
+#[test]
+fn d2_a_grant_is_worth_no_more_than_its_ticket() {
+    let mut desk = Desk::new();
+    let a = desk.arrive("a", fixed(1000).renewed());
+    let enter = desk.sent();
+    desk.reply(&enter, busy(5000, 1));
+    desk.grant(asker(&enter), 86_400_000, 6);
+    assert_eq!(desk.seated("a").1, deadline(1000, 1000));
+    assert!(desk.take(a));
+}
+
 /// Found by the property test: the grant waited 300 ms for the reply before it (O3). By the
 /// server's stepped clock it began 200 ms after it had come; that the reply is later still does
 /// not make that true.

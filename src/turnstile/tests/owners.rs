@@ -50,6 +50,35 @@ fn o1_a_grant_that_crosses_its_withdrawal_needs_no_release() {
     assert!(desk.turnstile.is_idle());
 }
 
+/// A server that refused an owner its ticket has nothing to grant to it. The lock may be its all the
+/// same, by a reply that lied: the next enter tells, and proves it (S3).
+#[test]
+fn o1_a_grant_without_a_ticket_is_asked_about() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000));
+    let enter = desk.sent();
+    desk.fail(&enter, OpError::Refused(broken()));
+    desk.grant(asker(&enter), 1000, 7);
+    desk.untold("a");
+    assert_eq!(asker(&desk.sent()), asker(&enter), "at once");
+}
+
+/// Each of these is to be given back, and a server that never answers could make us owe without end.
+#[test]
+fn o1_a_flood_of_grants_is_not_owed() {
+    let mut desk = Desk::new();
+    for owner in 1000..3000 {
+        desk.grant(Owner(owner), 1000, 7);
+    }
+    let mut given_back = 0;
+    while !desk.turnstile.is_idle() {
+        let release = desk.sent();
+        desk.reply(&release, Outcome::Gone { held: true });
+        given_back += 1;
+    }
+    assert!((10..100).contains(&given_back), "{given_back}");
+}
+
 /// A grant for an owner that this turnstile has never heard of, since it was forgotten in between.
 #[test]
 fn o1_a_grant_for_an_unknown_owner_is_released_at_once() {

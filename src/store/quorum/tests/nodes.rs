@@ -44,6 +44,8 @@ struct State {
     refuses: u64,
     /// So many of the next releases are refused.
     keeps: u32,
+    /// Whether releases are refused for good.
+    lasting: bool,
     chance: u64,
     lines: HashMap<Arc<str>, Weak<Line>>,
     flights: BTreeMap<u64, Flight>,
@@ -95,6 +97,7 @@ impl Node {
                 loses: 0,
                 refuses: 0,
                 keeps: 0,
+                lasting: false,
                 chance: 1,
                 lines: HashMap::new(),
                 flights: BTreeMap::new(),
@@ -125,6 +128,10 @@ impl Node {
 
     pub(super) fn refuse_release(&self) {
         self.0.lock().keeps = 1;
+    }
+
+    pub(super) fn refuse_releases_for_good(&self) {
+        self.0.lock().lasting = true;
     }
 
     /// Nobody listens any more; what was under way is done or not.
@@ -246,6 +253,11 @@ impl Inner {
         };
         let kept = state.keeps > 0 && matches!(flight.op, Op::Release { .. });
         state.keeps -= u32::from(kept);
+        if state.lasting && matches!(flight.op, Op::Release { .. }) {
+            let error = StoreError::lasting("no right to do that");
+            flight.answer = Some(Err(OpError::Refused(error)));
+            return;
+        }
         if refused || kept {
             let error = StoreError::new("refused");
             flight.answer = Some(Err(OpError::Refused(error)));

@@ -9,6 +9,7 @@ use super::nodes::{Node, ms, owners};
 use crate::store::contract::{Listener, News, Op, OpError, Opening, Outcome, Owner, Session};
 use crate::store::quorum::session::QuorumSession;
 use crate::store::{LockStore, QuorumStore};
+use crate::{LockRegistry, Repeat};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -343,6 +344,47 @@ async fn a_release_that_is_refused_is_sent_again() {
     assert_eq!(one.answer().await.unwrap(), GONE);
     sleep(ms(600)).await;
     assert_eq!(keys(&nodes), [0; 3]);
+}
+
+/// It runs in the midst of what the store's answers change, on the task that brings them all.
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_panics_ends_its_own_wait_and_nothing_else() {
+    let nodes = Node::many(1);
+    nodes[0].set_delay(ms(1));
+    let store = store(&nodes);
+    let registry = || LockRegistry::builder(store.clone()).build();
+    let (one, two) = (registry(), registry());
+    let held = one.obtain("k").lease().await.unwrap();
+    for policy in [
+        Repeat::from_fn(|| || -> Option<Duration> { panic!("asked for a pause") }),
+        Repeat::from_fn(|| -> fn() -> Option<Duration> { panic!("asked for pauses") }),
+    ] {
+        let began = Instant::now();
+        let lock = two.obtain("k").repeat(policy).wait(ms(5_000));
+        let refused = lock.lease().await.expect_err("it is held");
+        assert!(refused.is_not_acquired(), "{refused}");
+        assert!(began.elapsed() < ms(1_000), "{:?}", began.elapsed());
+    }
+    held.release().await.unwrap();
+    two.obtain("k")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+/// Neither will ever tell: one is away, the other says no. The registry waits for an answer before
+/// it asks for the key again.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_no_majority_will_confirm_is_answered_once_all_has_run_out() {
+    let nodes = Node::many(3);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[0].go_away();
+    nodes[1].refuse_releases_for_good();
+    assert!(one.ask(release(1)).await.is_err());
 }
 
 /// A majority that is won in part from a node whose clock is far behind, and then in part from

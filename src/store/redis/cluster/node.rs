@@ -506,6 +506,14 @@ fn on_reply(
         .expect("a call is under way until its reply is here");
     if let Value::ServerError(error) = &reply {
         let refusal = Refusal::from(error);
+        if flight.jobs.len() > 1 && refusal.may_be_one_keys() {
+            // As for a server (S1): each goes again by itself, once, before whatever else waits.
+            for mut parcel in flight.jobs.into_iter().rev() {
+                parcel.job.alone = true;
+                traffic.add_again(parcel);
+            }
+            return Ok(());
+        }
         let at = wires.standing.clock.last();
         events.extend(flight.jobs.into_iter().map(|parcel| Event::Answered {
             parcel,

@@ -110,6 +110,10 @@ impl Cargo for Parcel {
         self.job.lane()
     }
 
+    fn is_alone(&self) -> bool {
+        self.job.alone
+    }
+
     /// A call holds one slot, and is redirected or not as a whole.
     fn group(&self) -> u16 {
         self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.is_bare) << 14

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::fake::{Fake, NOW, Request, push};
+use super::fake::{Fake, HANG_UP, NOW, Request, push};
 use super::registry::{BOUND, Registry, Settings, attempt, refused, unknown, unsent, won};
 use super::support::{Proxy, RedisServer, Way, wait_until};
-use crate::store::contract::{News, OpError};
+use crate::store::contract::{Answer, News, OpError};
 
 #[tokio::test]
 async fn o4_a_server_that_does_not_answer_is_given_up() {
@@ -216,4 +216,73 @@ async fn what_only_hinders_writes_ends_no_connection() {
     won(&one.outcome("k", attempt(1)).await);
     one.has_not_heard(|news| matches!(news, News::Down(_)))
         .await;
+}
+
+/// Also if it is more than tokio lets a task take in at a time.
+#[tokio::test]
+async fn what_came_before_a_reply_is_heard_before_it() {
+    let fake = Fake::start(move |request| {
+        if !request.is_call() {
+            return None;
+        }
+        let said = |text: &str| push(&["message", "lock:~grant:a1", text], "");
+        let mut bytes = said("no grant").repeat(300);
+        bytes.extend(said("1 a1:9 30000 7 1700000000000000 other"));
+        bytes.extend(request.usual());
+        Some(bytes)
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    one.submit("k", attempt(1));
+    let first = one.next().await;
+    assert!(matches!(first, News::Granted { .. }), "{first:?}");
+    won(&one.reply("k", &attempt(1)).await.unwrap().outcome);
+}
+
+/// More than is told at once: what the connection's end came with must not go down with it.
+#[tokio::test]
+async fn what_was_heard_is_told_before_the_end_of_its_connection() {
+    let (mut one, reply) = hear_a_crowd(HANG_UP).await;
+    // The client may tell of the end before it gives the reply: then that is lost, and said to be.
+    assert!(
+        matches!(&reply, Ok(_) | Err(OpError::Unknown(_))),
+        "{reply:?}"
+    );
+    let end = one.next().await;
+    assert!(matches!(end, News::Down(_)), "{end:?}");
+}
+
+/// More than is told at once: the rest waits for the next turn, and its turn comes.
+#[tokio::test]
+async fn what_was_heard_at_once_is_told_in_its_order() {
+    let (_one, reply) = hear_a_crowd(b"").await;
+    won(&reply.unwrap().outcome);
+}
+
+/// Has heard forty grants, and the reply behind them, all of which the server sent at once.
+async fn hear_a_crowd(end: &'static [u8]) -> (Registry, Result<Answer, OpError>) {
+    const GRANTS: u64 = 40;
+    let fake = Fake::start(move |request| {
+        if !request.is_call() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        for number in 1..=GRANTS {
+            let grant = format!("1 a1:{number} 30000 7 1700000000000000 other{number}");
+            bytes.extend(push(&["message", "lock:~grant:a1", &grant], ""));
+        }
+        bytes.extend(request.usual());
+        bytes.extend(end);
+        Some(bytes)
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    one.submit("k", attempt(1));
+    for number in 1..=GRANTS {
+        let news = one.next().await;
+        assert!(
+            matches!(&news, News::Granted { key, .. } if **key == *format!("other{number}")),
+            "{news:?} for grant {number}"
+        );
+    }
+    let reply = one.reply("k", &attempt(1)).await.clone();
+    (one, reply)
 }

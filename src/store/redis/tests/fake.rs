@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex};
 /// What the server's time is, until a test says otherwise.
 pub(super) const NOW: u64 = 1_700_000_000_000_000;
 
+/// At the end of an answer: it is not sent, and the connection is closed.
+pub(super) const HANG_UP: &[u8] = b"\0hang up\0";
+
 /// Bytes to answer a command with; `None`: as a server would.
 type Answers = dyn FnMut(&Request) -> Option<Vec<u8>> + Send;
 
@@ -51,6 +54,10 @@ fn serve(mut stream: TcpStream, connection: usize, answers: &Mutex<Answers>) -> 
         };
         let answer = (*answers.lock().unwrap())(&request);
         let answer = answer.unwrap_or_else(|| request.usual());
+        if let Some(answer) = answer.strip_suffix(HANG_UP) {
+            stream.write_all(answer).ok()?;
+            return None;
+        }
         stream.write_all(&answer).ok()?;
     }
 }
@@ -96,6 +103,12 @@ impl Request {
     pub(super) fn arguments(&self) -> &[String] {
         let keys: usize = self.words[2].parse().unwrap();
         &self.words[3 + keys..]
+    }
+
+    /// The names of locks, queues and what else a script is about.
+    pub(super) fn keys(&self) -> &[String] {
+        let keys: usize = self.words[2].parse().unwrap();
+        &self.words[3..3 + keys]
     }
 
     /// The number that the reply is to name.

@@ -12,6 +12,7 @@ mod full_server;
 mod handover;
 #[path = "../../../../tests/support/hearing.rs"]
 mod hearing;
+mod lies;
 mod links;
 mod plain;
 mod queue;

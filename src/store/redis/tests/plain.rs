@@ -53,6 +53,7 @@ impl Caller {
             .iter()
             .map(|(key, op)| Job {
                 key: (*key).into(),
+                alone: false,
                 wish: Wish::Op {
                     op: op.clone(),
                     was_stale: false,

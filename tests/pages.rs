@@ -1,0 +1,103 @@
+//! What the pages under `docs/` say of this crate's own names is so.
+
+use std::fs;
+use std::path::Path;
+
+/// Every Rust file below a folder, one after the other.
+fn sources(folder: &Path) -> String {
+    let mut text = String::new();
+    for entry in
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+    {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            text.push_str(&sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&fs::read_to_string(&path).unwrap());
+        }
+    }
+    text
+}
+
+/// Whether there is such a function, and it is a test: it has the attribute, or a list of cases names it.
+fn is_test(sources: &str, name: &str) -> bool {
+    let mut before = "";
+    for line in sources.lines() {
+        let line = line.trim();
+        let declared = line.strip_prefix("pub(crate) ").unwrap_or(line);
+        let declared = declared.strip_prefix("async ").unwrap_or(declared);
+        let is_declared = declared
+            .strip_prefix("fn ")
+            .and_then(|rest| rest.strip_prefix(name))
+            .is_some_and(|rest| rest.starts_with(['(', '<']));
+        let has_attribute = before.starts_with("#[") && before.contains("test");
+        if is_declared && has_attribute || line.strip_suffix(',') == Some(name) {
+            return true;
+        }
+        if !line.starts_with("///") && !line.is_empty() {
+            before = line;
+        }
+    }
+    // In a `proptest!`, whose functions take what they are given over several lines.
+    false
+}
+
+#[test]
+fn every_test_that_the_guarantees_name_is_there() {
+    const PAGE: &str = include_str!("../docs/guarantees.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut named = 0;
+    for quoted in PAGE.split('`').skip(1).step_by(2) {
+        let Some((target, name)) = quoted.split_once("::").filter(|(_, name)| *name != "…")
+        else {
+            continue;
+        };
+        let folder = match target {
+            "lib" => root.join("src"),
+            target => root.join("tests").join(target),
+        };
+        assert!(is_test(&sources(&folder), name), "no test `{quoted}`");
+        named += 1;
+    }
+    assert!(named > 100, "{named}");
+}
+
+/// Each cell of a fault shows by which test it is known.
+#[test]
+fn no_cell_of_the_guarantees_stands_alone() {
+    const PAGE: &str = include_str!("../docs/guarantees.md");
+    let mut rows = 0;
+    for line in PAGE.lines() {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [fault, told @ ..] = &cells[..] else {
+            continue;
+        };
+        if told.len() != 3 || *fault == "fault" || fault.starts_with("---") {
+            continue;
+        }
+        for cell in told {
+            assert!(*cell == "–" || cell.contains("::"), "{fault}: {cell}");
+        }
+        rows += 1;
+    }
+    assert!(rows > 30, "{rows}");
+}
+
+/// What the page on operations calls a metric is counted under that name, and none is left out.
+#[test]
+fn every_metric_is_on_the_page() {
+    const PAGE: &str = include_str!("../docs/operations.md");
+    const SOURCE: &str = include_str!("../src/metrics.rs");
+    let names = |text: &'static str, quote: char| {
+        let mut names: Vec<_> = text
+            .split(quote)
+            .filter(|word| word.starts_with("lockstream_"))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    let counted = names(SOURCE, '"');
+    assert!(counted.len() > 10, "{counted:?}");
+    assert_eq!(names(PAGE, '`'), counted);
+}

@@ -1,0 +1,172 @@
+use lockstream::{Lease, LockError, LockRegistry};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::support::{FAIL_OVER, RedisServer, Watched, wait_until};
+use crate::{BOUND, LONG, ms, registry};
+
+const QUEUE: &str = "{lock:k}:~queue1";
+
+/// One who holds `k`, and one who waits for it.
+struct Scene {
+    holding: LockRegistry,
+    waiting: LockRegistry,
+    lease: Lease,
+    waiter: JoinHandle<Result<Lease, LockError>>,
+    /// When the lock runs out, in the server's milliseconds.
+    ends: u64,
+}
+
+impl Scene {
+    async fn set(watched: &Watched) -> Self {
+        let (holding, waiting) = (
+            registry(&watched.url()).await,
+            registry(&watched.url()).await,
+        );
+        let lease = holding.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(waiting.obtain("k").lease());
+        wait_for_ticket(watched.primary()).await;
+        Self {
+            holding,
+            waiting,
+            lease,
+            waiter,
+            ends: watched.primary().ask(&["PEXPIRETIME", "lock:k"]),
+        }
+    }
+
+    /// The holder holds on the new primary, gives back there, and the waiter is served.
+    async fn ends_well(self, primary: &RedisServer) {
+        let owner = primary.get("lock:k");
+        assert!(owner.is_some(), "the replica had it");
+        wait_for_ticket(primary).await;
+        let both = "both have found the new primary";
+        wait_until(both, BOUND, || callers(primary) == 2).await;
+        // At the reconnect it was renewed, and so proved.
+        wait_until("it was renewed there", BOUND, || {
+            primary.ask::<u64>(&["PEXPIRETIME", "lock:k"]) > self.ends
+        })
+        .await;
+        assert!(self.lease.is_valid() && !self.waiter.is_finished());
+        let token = self.lease.token();
+        let released = timeout(BOUND, self.lease.release()).await;
+        released.expect("a release ends").unwrap();
+        let next = timeout(BOUND, self.waiter).await.expect("it is served");
+        let next = next.unwrap().unwrap();
+        assert!(next.token() > token, "tokens grow through a fail-over");
+        next.release().await.unwrap();
+        wait_until("nothing is left", BOUND, || {
+            self.holding.in_use() + self.waiting.in_use() == 0
+                && primary.keys("*") == ["lock:~fence"]
+        })
+        .await;
+    }
+}
+
+/// How many registries are connected there.
+fn callers(server: &RedisServer) -> usize {
+    let channels = server.channels();
+    channels.iter().filter(|it| it.contains("~grant:")).count()
+}
+
+async fn wait_for_ticket(primary: &RedisServer) {
+    wait_until("one waits in the queue", BOUND, || {
+        primary.ask::<u64>(&["ZCARD", QUEUE]) == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_is_killed_and_comes_back_as_a_replica() {
+    let mut watched = Watched::start();
+    let scene = Scene::set(&watched).await;
+    watched.wait_until_replicated();
+    let old = watched.kill_primary();
+    watched.wait_until_promoted(old);
+    let new = watched.primary_index();
+    // It comes back as what it was, empty, until the sentinels see it. Nobody must believe it.
+    watched.servers[old].restart();
+    assert_eq!(watched.servers[old].keys("lock:*"), [""; 0]);
+    scene.ends_well(&watched.servers[new]).await;
+    wait_until("it is a replica", FAIL_OVER, || {
+        watched.servers[old].role() == "slave"
+    })
+    .await;
+    assert_eq!(watched.primary_index(), new);
+    let lease = registry(&watched.url()).await;
+    let lease = lease.obtain("k").lease().await.unwrap();
+    assert!(watched.servers[new].exists("lock:k"));
+    lease.release().await.unwrap();
+}
+
+/// Nothing dies: the old primary answers all the while, and takes itself for the primary for ten seconds. Whoever stayed
+/// there would hold what others hold elsewhere, so all leave as soon as the sentinels say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sentinels_change_the_primary_at_will() {
+    let watched = Watched::start();
+    let scene = Scene::set(&watched).await;
+    watched.wait_until_replicated();
+    let old = watched.fail_over();
+    wait_until("both have left the old one", ms(4_000), || {
+        callers(&watched.servers[old]) == 0
+    })
+    .await;
+    assert_eq!(watched.servers[old].role(), "master", "it believes it is");
+    scene.ends_well(watched.primary()).await;
+}
+
+/// What only the old primary had is forgotten: the holder is told at its reconnect, long before its deadline, and who
+/// waits gets the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_no_replica_had_is_lost() {
+    let mut watched = Watched::start();
+    let (holding, waiting) = (
+        registry(&watched.url()).await,
+        registry(&watched.url()).await,
+    );
+    for registry in [&holding, &waiting] {
+        // Its connection stands from here on.
+        registry.obtain("k").inspect().await.unwrap();
+    }
+    let primary = watched.primary();
+    // Its replicas do not get in any more.
+    primary.cmd(&["CONFIG", "SET", "requirepass", "new"]);
+    primary.cmd(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let lease = holding.obtain("k").ttl(LONG).lease().await.unwrap();
+    let waiter = tokio::spawn(waiting.obtain("k").lease());
+    wait_for_ticket(primary).await;
+    let token = lease.token();
+    watched.kill_primary();
+    let lost = timeout(FAIL_OVER, lease.lost());
+    lost.await.expect("the holder is told");
+    assert!(!lease.is_valid());
+    let next = timeout(FAIL_OVER, waiter).await.expect("it is served");
+    let next = next.unwrap().unwrap();
+    assert!(next.token() > token, "the clock makes tokens grow");
+    next.release().await.unwrap();
+}
+
+/// Sentinels that are stopped cost a response time-out each, and no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fail_over_while_one_sentinel_is_silent() {
+    let mut watched = Watched::start();
+    let scene = Scene::set(&watched).await;
+    watched.wait_until_replicated();
+    // Not the first, which the harness asks.
+    watched.sentinels[2].stop();
+    let old = watched.kill_primary();
+    let begun = std::time::Instant::now();
+    wait_until("the others promote another", FAIL_OVER, || {
+        watched.sentinels[..2]
+            .iter()
+            .all(|it| it.primary() != watched.servers[old].port())
+    })
+    .await;
+    println!("promoted after {:?}", begun.elapsed());
+    wait_until("it is a primary", FAIL_OVER, || {
+        watched.primary().role() == "master"
+    })
+    .await;
+    scene.ends_well(watched.primary()).await;
+    watched.sentinels[2].cont();
+}

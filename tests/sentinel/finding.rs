@@ -1,0 +1,211 @@
+use lockstream::store::RedisStore;
+use lockstream::{LockError, LockRegistry};
+use tokio::time::timeout;
+
+use crate::oracle::Oracle;
+use crate::support::{Passwords, RedisServer, Watched, wait_until};
+use crate::{BOUND, registry};
+
+fn url(oracles: &[&Oracle]) -> String {
+    let hosts: Vec<_> = oracles
+        .iter()
+        .map(|it| format!("127.0.0.1:{}", it.port()))
+        .collect();
+    format!("redis+sentinel://{}/mine", hosts.join(","))
+}
+
+/// A server and its replica, which has all that it has.
+fn pair() -> (RedisServer, RedisServer) {
+    let primary = RedisServer::builder()
+        .config("repl-diskless-sync-delay 0")
+        .start();
+    let replica = RedisServer::builder()
+        .config(format!("replicaof 127.0.0.1 {}", primary.port()))
+        .start();
+    (primary, replica)
+}
+
+async fn wait_until_synced(replica: &RedisServer) {
+    wait_until("the replica is in step", BOUND, || {
+        let info: String = replica.ask(&["INFO", "replication"]);
+        info.contains("master_link_status:up")
+    })
+    .await;
+}
+
+/// The sentinels' password and the servers' are not the same, and each gets its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_and_servers_with_passwords_of_their_own() {
+    let watched = Watched::start_with(Some(Passwords {
+        server: "for-servers",
+        sentinel: "for-sentinels",
+    }));
+    let url = watched.url();
+    let lease = registry(&url).await.obtain("k").lease().await.unwrap();
+    assert!(watched.primary().exists("lock:k"));
+    lease.release().await.unwrap();
+
+    for (wrong, word) in [
+        (
+            url.replace("sentinel_password=", "sentinel_password=x"),
+            "(sentinel)",
+        ),
+        (url.replace("//:for", "//:xfor"), "(primary of \"mine\""),
+        (url.split('?').next().unwrap().to_owned(), "(sentinel)"),
+    ] {
+        let error = RedisStore::connect(&*wrong).await.unwrap_err();
+        assert!(!error.is_retryable(), "{error}");
+        let told = format!("{error} {error:?}");
+        assert!(told.contains(word) && !told.contains("for-"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_says_where_the_primary_is() {
+    // Nobody listens there any more.
+    let ports: Vec<u16> = (0..2)
+        .map(|_| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().port()
+        })
+        .collect();
+    let url = format!(
+        "redis+sentinel://user:secret@127.0.0.1:{},127.0.0.1:{}/mine?sentinel_password=secret",
+        ports[0], ports[1]
+    );
+    let error = RedisStore::connect(&*url).await.unwrap_err();
+    let told = format!("{error} {error:?}");
+    assert!(error.is_retryable() && !told.contains("secret"), "{told}");
+    for part in ["no sentinel", "\"mine\"", "refused"] {
+        assert!(told.contains(part), "{told}");
+    }
+    for port in &ports {
+        assert!(
+            told.contains(&format!("127.0.0.1:{port} (sentinel)")),
+            "{told}"
+        );
+    }
+
+    // One is named, but nobody answers there.
+    let oracle = Oracle::saying(ports[0]);
+    let error = RedisStore::connect(self::url(&[&oracle]))
+        .await
+        .unwrap_err();
+    let place = format!(
+        "127.0.0.1:{} (primary of \"mine\", says 127.0.0.1:{})",
+        ports[0],
+        oracle.port()
+    );
+    assert!(
+        error.is_retryable() && error.to_string().contains(&place),
+        "{error}"
+    );
+
+    // A caller that does not wait is told the same.
+    let store = RedisStore::connect_lazy(&*url).unwrap();
+    assert!(!format!("{store:?}").contains("secret"));
+    let locks = LockRegistry::builder(store).build();
+    let told = locks.obtain("k").acquire_once().await;
+    assert!(
+        matches!(&told, Err(LockError::Store { source, .. }) if source.to_string().contains("no sentinel")),
+        "{told:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_service_that_no_sentinel_knows() {
+    let (one, two) = (Oracle::saying(1), Oracle::saying(1));
+    for oracle in [&one, &two] {
+        oracle.say_raw("*-1\r\n");
+    }
+    let error = RedisStore::connect(url(&[&one, &two])).await.unwrap_err();
+    assert!(!error.is_retryable(), "all were asked: {error}");
+    let told = error.to_string();
+    assert!(told.contains("unknown to 127.0.0.1"), "{told}");
+
+    // One that is silent, or says nonsense, might know it.
+    two.say_raw("+what\r\n");
+    let error = RedisStore::connect(url(&[&one, &two])).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    assert!(error.to_string().contains("no address"), "{error}");
+    // A server that is no sentinel says so.
+    let server = RedisServer::start();
+    let url = format!("redis+sentinel://127.0.0.1:{}/mine", server.port());
+    let error = RedisStore::connect(url).await.unwrap_err();
+    assert!(!error.is_retryable(), "{error}");
+    assert!(error.to_string().contains("unknown command"), "{error}");
+}
+
+/// One sentinel is cut off from the others and goes on to send us to who was the primary: the next is asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_is_wrong_is_not_believed() {
+    let (primary, replica) = pair();
+    wait_until_synced(&replica).await;
+    let (wrong, right) = (
+        Oracle::saying(replica.port()),
+        Oracle::saying(primary.port()),
+    );
+    let error = RedisStore::connect(url(&[&wrong, &right]))
+        .await
+        .unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let place = format!("127.0.0.1:{} (primary of \"mine\"", replica.port());
+    let told = error.to_string();
+    assert!(
+        told.contains(&place) && told.contains("no primary"),
+        "{told}"
+    );
+
+    let store = RedisStore::connect_lazy(url(&[&wrong, &right])).unwrap();
+    let locks = LockRegistry::builder(store).build();
+    let lease = timeout(BOUND, locks.obtain("k").lease()).await;
+    let lease = lease.expect("the other is asked").unwrap();
+    assert!(primary.exists("lock:k"));
+    lease.release().await.unwrap();
+
+    // From then on it is the right one that is asked first.
+    let asked = (wrong.questions(), right.questions());
+    primary.client_kill_all();
+    let lease = timeout(BOUND, locks.obtain("k").lease()).await;
+    lease
+        .expect("it is there")
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert_eq!(wrong.questions(), asked.0);
+    assert!(right.questions() > asked.1);
+
+    // Where replicas can be written to, their role alone gives them away.
+    replica.cmd(&["CONFIG", "SET", "replica-read-only", "no"]);
+    let error = RedisStore::connect(url(&[&wrong])).await.unwrap_err();
+    assert!(error.to_string().contains("no primary"), "{error}");
+}
+
+/// The primary is made a replica by hand, which ends no connection: its first refusal does, and the sentinels are asked
+/// again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_takes_no_more_writes_is_left() {
+    let (old, new) = pair();
+    wait_until_synced(&new).await;
+    let oracle = Oracle::saying(old.port());
+    let url = url(&[&oracle]);
+    let (holding, waiting) = (registry(&url).await, registry(&url).await);
+    let lease = holding.obtain("k").lease().await.unwrap();
+    let token = lease.token();
+    wait_until("the replica has it", BOUND, || new.exists("lock:k")).await;
+    waiting.obtain("other").inspect().await.unwrap();
+    new.cmd(&["REPLICAOF", "NO", "ONE"]);
+    oracle.say(new.port());
+    old.cmd(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    // Refused where it was.
+    let waiter = tokio::spawn(waiting.obtain("k").lease());
+    let released = timeout(BOUND, lease.release()).await;
+    released.expect("a release ends").unwrap();
+    let next = timeout(BOUND, waiter).await.expect("it is served");
+    let next = next.unwrap().unwrap();
+    assert!(next.token() > token);
+    assert!(new.exists("lock:k"));
+    assert_eq!(new.channels().len(), 2, "both are there");
+    next.release().await.unwrap();
+}

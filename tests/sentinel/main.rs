@@ -1,0 +1,34 @@
+//! Locks under the eyes of sentinels: who is found, what a fail-over does to a holder and to a waiter, and what is said
+//! when nobody is found.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `failover.rs` | what happens when the primary changes? |
+//! | `finding.rs` | whom do sentinels send us to, and what if they are wrong? |
+//! | `oracle.rs` | how does a test have a sentinel say anything? |
+
+mod failover;
+mod finding;
+mod oracle;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use lockstream::LockRegistry;
+use lockstream::store::RedisStore;
+
+/// For what takes some reconnects and round trips; a fail-over itself comes on top.
+pub(crate) const BOUND: Duration = Duration::from_secs(15);
+
+/// Nothing here ends because a lease has run out by itself.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(crate) async fn registry(url: &str) -> LockRegistry {
+    let store = RedisStore::connect(url).await.unwrap();
+    LockRegistry::builder(store).ttl(LONG).wait(LONG).build()
+}
