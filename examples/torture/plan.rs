@@ -45,10 +45,14 @@ pub(crate) enum Kind {
     RestartEmpty,
     /// SIGSTOP and SIGCONT of the server.
     ServerStop,
-    /// `SENTINEL FAILOVER`: the last that was held may be forgotten.
+    /// `SENTINEL FAILOVER`: the last that was held may be forgotten. `CLUSTER FAILOVER`: nothing is.
     FailOver,
     /// SIGKILL to the primary: the same, once the sentinels see it; it comes back as a replica.
     PrimaryKill,
+    /// SIGSTOP to a primary until its replica has taken its place: the same; then SIGCONT.
+    PrimaryStop,
+    /// The slot of a key goes to another primary, and is half-way for a while.
+    SlotMove,
 }
 
 impl Kind {
@@ -89,6 +93,25 @@ impl Kind {
         Self::PrimaryKill,
     ];
 
+    /// What can befall a cluster. Its nodes have one address for all children, so there is no wire of a child's own.
+    pub(crate) const IN_A_CLUSTER: [Self; 15] = [
+        Self::Kill,
+        Self::Leave,
+        Self::Stop,
+        Self::LongStop,
+        Self::Flood,
+        Self::Drop,
+        Self::ClientKill,
+        Self::ClientPause,
+        Self::ScriptFlush,
+        Self::RestartKept,
+        Self::ServerStop,
+        Self::FailOver,
+        Self::PrimaryKill,
+        Self::PrimaryStop,
+        Self::SlotMove,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "SIGKILL",
@@ -112,6 +135,8 @@ impl Kind {
             Self::ServerStop => "server stopped",
             Self::FailOver => "fail-over at will",
             Self::PrimaryKill => "primary killed",
+            Self::PrimaryStop => "primary stopped, replaced",
+            Self::SlotMove => "slot moved",
         }
     }
 
@@ -140,6 +165,8 @@ impl Kind {
             // About as long as the sentinels take: whoever undoes it waits for them.
             Self::FailOver => (2_000, 3_000),
             Self::PrimaryKill => (4_000, 5_000),
+            Self::PrimaryStop => (4_000, 5_000),
+            Self::SlotMove => (50, 1_000),
         };
         dice.between(low, high)
     }

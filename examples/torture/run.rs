@@ -409,5 +409,7 @@ fn is_silent(kind: Kind) -> bool {
             | Kind::ServerStop
             | Kind::FailOver
             | Kind::PrimaryKill
+            | Kind::PrimaryStop
+            | Kind::SlotMove
     )
 }

@@ -43,6 +43,11 @@ impl Cluster {
         Self::make(program, false, config, false)
     }
 
+    /// Three primaries and three replicas, with more lines of configuration.
+    pub fn replicated(config: &[&str]) -> Self {
+        Self::make(Program::Usual, true, config, false)
+    }
+
     fn make(program: Program, replicated: bool, config: &[&str], proxied: bool) -> Self {
         let count = if replicated { 6 } else { 3 };
         let start = |_| {
@@ -290,6 +295,66 @@ impl Cluster {
         self.begin_move(slot, from, to);
         while self.move_keys(slot, from, to, 100) > 0 {}
         self.end_move(slot, from, to);
+    }
+
+    // ---- who is who, where replicas take over; a shard is the servers `i` and `i + 3`
+
+    /// Which server is the primary of a shard, as far as those say who live.
+    pub fn primary_of(&self, shard: usize) -> usize {
+        let is_primary = |index: &usize| self.servers[*index].role() == "master";
+        let found = [shard, shard + 3].into_iter().find(is_primary);
+        found.expect("a shard has a primary")
+    }
+
+    /// Whether a server says that it has a slot.
+    pub fn has_slot(&self, index: usize, slot: u16) -> bool {
+        let nodes: String = self.servers[index].ask(&["CLUSTER", "NODES"]);
+        let own = nodes.lines().find(|line| line.contains("myself"));
+        let ranges = own.unwrap_or_default().split(' ').skip(8);
+        ranges.filter(|range| !range.starts_with('[')).any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let ends = first.parse::<u16>().ok().zip(last.parse::<u16>().ok());
+            ends.is_some_and(|(first, last)| (first..=last).contains(&slot))
+        })
+    }
+
+    /// The other server of its shard.
+    pub fn other_of(index: usize) -> usize {
+        (index + 3) % 6
+    }
+
+    /// Until each shard has a primary with a replica that has it all, and all agree on where the slots are.
+    pub fn wait_until_whole(&self) {
+        wait_until_blocking("the cluster is whole", PATIENCE, || {
+            let roles: Vec<_> = self.servers.iter().map(RedisServer::role).collect();
+            let is_linked = |server: &RedisServer, role: &str| {
+                let info: String = server.ask(&["INFO", "replication"]);
+                match role {
+                    "master" => info.contains("state=online"),
+                    _ => info.contains("master_link_status:up"),
+                }
+            };
+            let stands = |server: &RedisServer| {
+                let info: String = server.ask(&["CLUSTER", "INFO"]);
+                info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
+            };
+            let mut servers = self.servers.iter().zip(&roles);
+            (0..3).all(|shard| roles[shard] != roles[shard + 3])
+                && servers.all(|(server, role)| is_linked(server, role) && stands(server))
+        });
+    }
+
+    /// Until this one is its shard's primary.
+    pub fn wait_until_primary(&self, index: usize) {
+        let mut asked = std::time::Instant::now();
+        wait_until_blocking("it is the primary", PATIENCE, || {
+            // Who wants to take over in good order gives up after five seconds.
+            if asked.elapsed() > Duration::from_secs(6) {
+                asked = std::time::Instant::now();
+                let _ = self.servers[index].try_cmd(&["CLUSTER", "FAILOVER"]);
+            }
+            self.servers[index].role() == "master"
+        });
     }
 
     /// Waits until the replica of a dead primary has taken its place.

@@ -46,7 +46,11 @@ fn the_plan_of_a_seed_stays_what_it_is() {
 #[test]
 fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
     for (seed, kinds) in (0..50).flat_map(|seed| {
-        let kinds = [&Kind::ON_ONE_SERVER[..], &Kind::UNDER_SENTINELS];
+        let kinds = [
+            &Kind::ON_ONE_SERVER[..],
+            &Kind::UNDER_SENTINELS,
+            &Kind::IN_A_CLUSTER,
+        ];
         kinds.map(|kinds| (seed, kinds))
     }) {
         let plan = plan(seed, MINUTE / 2, kinds, 4);

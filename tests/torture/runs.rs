@@ -94,6 +94,12 @@ fn sentinel() {
     thirty_seconds_are_clean("sentinel", 4, 1, &Kind::UNDER_SENTINELS);
 }
 
+#[cfg(feature = "cluster")]
+#[test]
+fn cluster() {
+    thirty_seconds_are_clean("cluster", 6, 0, &Kind::IN_A_CLUSTER);
+}
+
 #[test]
 fn what_cannot_be_done_is_told_in_a_sentence() {
     for (arguments, fault) in [
