@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 
-use super::server::RedisServer;
+use super::ports::Port;
+use super::server::{RedisServer, Tls};
 use super::{Program, Proxy, wait_until_blocking};
 
 /// What the nodes may take to agree on something.
@@ -19,39 +20,65 @@ pub struct Cluster {
     // Dropped first: what connects through them must not see the servers go.
     proxies: Vec<Proxy>,
     servers: Vec<RedisServer>,
+    /// Where they talk among themselves; none: at the usual place.
+    buses: Vec<Port>,
     replicated: bool,
+    is_tls: bool,
 }
 
 impl Cluster {
     /// Three primaries and three replicas; the replica of the primary `i` is the server `i + 3`.
     pub fn start() -> Self {
-        Self::make(Program::Usual, true, &[], false)
+        Self::make(Program::Usual, true, &[], false, None)
     }
 
     /// Three primaries alone.
     pub fn without_replicas() -> Self {
-        Self::make(Program::Usual, false, &[], false)
+        Self::make(Program::Usual, false, &[], false, None)
     }
 
     /// Three primaries alone, each behind a proxy that is all that clients ever see of it.
     pub fn behind_proxies() -> Self {
-        Self::make(Program::Usual, false, &[], true)
+        Self::make(Program::Usual, false, &[], true, None)
     }
 
     /// Three primaries alone of another program, and with more lines of configuration.
     pub fn of(program: Program, config: &[&str]) -> Self {
-        Self::make(program, false, config, false)
+        Self::make(program, false, config, false, None)
     }
 
     /// Three primaries and three replicas, with more lines of configuration.
     pub fn replicated(config: &[&str]) -> Self {
-        Self::make(Program::Usual, true, config, false)
+        Self::make(Program::Usual, true, config, false, None)
     }
 
-    fn make(program: Program, replicated: bool, config: &[&str], proxied: bool) -> Self {
+    /// Three primaries alone that speak nothing but TLS, also among themselves. Clients show certificates.
+    pub fn over_tls(tls: Tls) -> Self {
+        let config = ["tls-cluster yes", "tls-replication yes"];
+        Self::make(Program::Usual, false, &config, false, Some(tls))
+    }
+
+    fn make(
+        program: Program,
+        replicated: bool,
+        config: &[&str],
+        proxied: bool,
+        tls: Option<Tls>,
+    ) -> Self {
         let count = if replicated { 6 } else { 3 };
-        let start = |_| {
+        // The usual place of the bus, 10,000 above, is among the ports that systems hand out by themselves.
+        let buses: Vec<Port> = match program {
+            Program::Redis6 => Vec::new(),
+            _ => (0..count).map(|_| Port::pick()).collect(),
+        };
+        let start = |index: usize| {
             let mut builder = RedisServer::builder().program(program);
+            if let Some(tls) = &tls {
+                builder = builder.tls(tls.clone());
+            }
+            if let Some(bus) = buses.get(index) {
+                builder = builder.config(format!("cluster-port {}", bus.number()));
+            }
             for line in [
                 "cluster-enabled yes",
                 // Short enough for a test, and long enough for a machine that is busy.
@@ -76,7 +103,9 @@ impl Cluster {
         let mut cluster = Self {
             proxies: Vec::new(),
             servers,
+            buses,
             replicated,
+            is_tls: tls.is_some(),
         };
         cluster.join();
         if proxied {
@@ -112,8 +141,13 @@ impl Cluster {
                 server.cmd(&command);
             }
         }
-        for server in rest {
-            first.cmd(&["CLUSTER", "MEET", "127.0.0.1", &server.port().to_string()]);
+        for (index, server) in rest.iter().enumerate() {
+            let port = server.port().to_string();
+            let bus = self.buses.get(index + 1);
+            let bus = bus.map(|bus| bus.number().to_string());
+            let mut meet = vec!["CLUSTER", "MEET", "127.0.0.1", &port];
+            meet.extend(bus.as_deref());
+            first.cmd(&meet);
         }
         self.wait("all know each other", |server| {
             let nodes: String = server.ask(&["CLUSTER", "NODES"]);
@@ -183,7 +217,8 @@ impl Cluster {
         let nodes: Vec<_> = (0..self.servers.len())
             .map(|index| format!("127.0.0.1:{}", self.port(index)))
             .collect();
-        format!("redis+cluster://{user}{}/", nodes.join(","))
+        let scheme = if self.is_tls { "rediss" } else { "redis" };
+        format!("{scheme}+cluster://{user}{}/", nodes.join(","))
     }
 
     /// `redis://127.0.0.1:port/` of each node.
@@ -355,6 +390,19 @@ impl Cluster {
             }
             self.servers[index].role() == "master"
         });
+    }
+
+    /// Gives an empty slot to another.
+    pub fn hand_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_move(slot, from, to);
+        // The fence stays where a lock was.
+        let (slot_text, many) = (slot.to_string(), "100");
+        let keys: Vec<String> =
+            self.servers[from].ask(&["CLUSTER", "GETKEYSINSLOT", &slot_text, many]);
+        for key in keys {
+            self.servers[from].del(&key);
+        }
+        self.end_move(slot, from, to);
     }
 
     /// Waits until the replica of a dead primary has taken its place.

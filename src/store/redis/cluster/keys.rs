@@ -56,6 +56,11 @@ impl Listened {
         }
     }
 
+    /// Somebody stands in the queue: who enters looks whether a grant has been missed (W2).
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.ticket.is_some()
+    }
+
     /// A grant may come, now or soon.
     pub(super) fn is_needed(&self) -> bool {
         self.ticket.is_some() || self.entering > 0

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, MaybeDone, maybe_done};
-use redis::{PushInfo, PushKind, RedisResult, Value, cmd};
+use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
 use tokio::task::coop;
 use tokio::time::Instant;
 
@@ -34,6 +34,10 @@ const LIMITS: Limits = Limits {
     jobs: 64,
     calls: 32,
 };
+
+/// A second connection that has been silent for so long is asked whether it is there, when somebody
+/// who waits looks again.
+const TEST_EARS_AFTER: Duration = Duration::from_secs(1);
 
 /// What came of a primary.
 pub(super) enum Event {
@@ -103,6 +107,8 @@ struct Wires {
     calls: VecDeque<Call>,
     /// What was asked of the second connection, in order.
     asked: VecDeque<Asked>,
+    /// When the second connection last said something.
+    heard: Instant,
     /// The channels that we are or may be subscribed to, and their keys.
     channels: HashMap<String, Arc<str>>,
 }
@@ -112,12 +118,21 @@ struct Call {
     reply: MaybeDone<BoxFuture<'static, RedisResult<Value>>>,
 }
 
-/// A change of one subscription.
+/// What the second connection was asked.
 struct Asked {
-    channel: String,
-    enter: bool,
+    what: Question,
     since: Instant,
     reply: MaybeDone<BoxFuture<'static, RedisResult<Value>>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Question {
+    /// For the grants of this channel.
+    Enter(String),
+    /// For them no more.
+    Leave(String),
+    /// Whether it is there.
+    Ping,
 }
 
 impl Node {
@@ -194,23 +209,27 @@ impl Node {
         let State::Standing(wires) = &mut self.state else {
             return;
         };
-        let Ok(ears) = &wires.standing.ears else {
-            return;
-        };
         let channel = names.channel_of(key);
+        wires.channels.insert(channel.clone(), key.clone());
         let word = if enter { "SSUBSCRIBE" } else { "SUNSUBSCRIBE" };
         let command = cmd(word).arg(&channel).take();
-        let mut connection = ears.socket.connection.clone();
-        let asking = async move { connection.send_packed_command(&command).await };
-        let mut reply = maybe_done(coop::unconstrained(asking).boxed());
-        let _ = reply.poll_unpin(&mut Context::from_waker(Waker::noop()));
-        wires.channels.insert(channel.clone(), key.clone());
-        wires.asked.push_back(Asked {
-            channel,
-            enter,
-            since: now,
-            reply,
-        });
+        let what = match enter {
+            true => Question::Enter(channel),
+            false => Question::Leave(channel),
+        };
+        wires.ask(what, command, now);
+    }
+
+    /// Asks the second connection whether it is there, if it has said nothing for a while. One that
+    /// was lost without a word is silent as one is on which nothing is granted, while the first
+    /// goes on answering: every hand-over would be found by W2 alone, and so for ever.
+    pub(super) fn test_ears(&mut self, now: Instant) {
+        if let State::Standing(wires) = &mut self.state
+            && wires.asked.is_empty()
+            && now.saturating_duration_since(wires.heard) >= TEST_EARS_AFTER
+        {
+            wires.ask(Question::Ping, cmd("PING"), now);
+        }
     }
 
     /// Sends what may go, and hears what came.
@@ -251,6 +270,7 @@ impl Node {
                             began: now,
                             calls: VecDeque::new(),
                             asked: VecDeque::new(),
+                            heard: now,
                             channels: HashMap::new(),
                         }));
                         events.push(Event::Up { deaf });
@@ -325,7 +345,7 @@ impl Node {
         if let Ok(ears) = &mut wires.standing.ears {
             moved |= ears.socket.pump.poll(cx).is_ready();
         }
-        wires.hear(cx, common.names, address, events)?;
+        wires.hear(cx, common.names, address, now, events)?;
         let mut index = 0;
         while let Some(call) = wires.calls.get_mut(index) {
             if call.reply.poll_unpin(cx).is_pending() {
@@ -364,6 +384,22 @@ impl Node {
 }
 
 impl Wires {
+    /// Asks the second connection something.
+    fn ask(&mut self, what: Question, command: Cmd, now: Instant) {
+        let Ok(ears) = &self.standing.ears else {
+            return;
+        };
+        let mut connection = ears.socket.connection.clone();
+        let asking = async move { connection.send_packed_command(&command).await };
+        let mut reply = maybe_done(coop::unconstrained(asking).boxed());
+        let _ = reply.poll_unpin(&mut Context::from_waker(Waker::noop()));
+        self.asked.push_back(Asked {
+            what,
+            since: now,
+            reply,
+        });
+    }
+
     fn send(
         &mut self,
         traffic: &mut Traffic<Parcel, Instant>,
@@ -423,6 +459,7 @@ impl Wires {
         cx: &mut Context<'_>,
         names: &Names,
         address: &Arc<str>,
+        now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<(), Fault> {
         let Ok(ears) = &mut self.standing.ears else {
@@ -433,6 +470,7 @@ impl Wires {
                 address: address.clone(),
             };
             let push = push.ok_or_else(closed)?;
+            self.heard = now;
             match push.kind {
                 PushKind::Disconnection => return Err(closed()),
                 ref kind if is_subscription(kind) => {
@@ -441,10 +479,11 @@ impl Wires {
                     let Some(key) = self.channels.get(channel).cloned() else {
                         return Err(shifted(address));
                     };
-                    let is_asked = self
-                        .asked
-                        .iter()
-                        .any(|asked| asked.enter == is_enter && asked.channel == *channel);
+                    let is_asked = self.asked.iter().any(|asked| match &asked.what {
+                        Question::Enter(of) => is_enter && of == channel,
+                        Question::Leave(of) => !is_enter && of == channel,
+                        Question::Ping => false,
+                    });
                     if is_enter && is_asked {
                         events.push(Event::Subscribed(key));
                     } else if is_enter || !is_asked && !self.asked.is_empty() {
@@ -471,19 +510,22 @@ impl Wires {
                 break;
             }
             let mut asked = self.asked.pop_front().expect("it was just looked at");
+            self.heard = now;
             let reply = Pin::new(&mut asked.reply).take_output();
             let reply = reply.expect("it is done").map_err(|source| Fault::Broken {
                 address: address.clone(),
                 source,
             })?;
-            if let Value::ServerError(error) = &reply {
-                if !asked.enter {
-                    return Err(shifted(address));
+            match (&reply, asked.what) {
+                (Value::ServerError(error), Question::Enter(channel)) => {
+                    if let Some(key) = self.channels.remove(&channel) {
+                        let refusal = Refusal::from(error).naming(names);
+                        events.push(Event::NotSubscribed(key, refusal));
+                    }
                 }
-                if let Some(key) = self.channels.remove(&asked.channel) {
-                    let refusal = Refusal::from(error).naming(names);
-                    events.push(Event::NotSubscribed(key, refusal));
-                }
+                (Value::ServerError(_), Question::Leave(_)) => return Err(shifted(address)),
+                // Whatever it says, it is there.
+                _ => {}
             }
         }
         Ok(())

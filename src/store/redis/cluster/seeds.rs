@@ -14,8 +14,9 @@ use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::socket::Socket;
 
-/// So many nodes are asked for the map at once: one that is stopped is not waited for.
-const ASKED_AT_ONCE: usize = 3;
+/// A node that has not given its map within this part of the time that it has is not waited for alone:
+/// it may be stopped. Most answer, and no other is bothered.
+const NEXT_AFTER: u32 = 8;
 
 /// Some nodes of a cluster, of which one is enough to find the others.
 #[derive(Clone)]
@@ -97,18 +98,25 @@ impl fmt::Debug for Seeds {
 /// The map as the first of these that answers has it. `within` is for each step.
 pub(super) async fn find_map(nodes: Vec<Endpoint>, within: Duration) -> Result<SlotMap, Fault> {
     let mut nodes = nodes.into_iter();
-    let mut asked: FuturesUnordered<_> = nodes
-        .by_ref()
-        .take(ASKED_AT_ONCE)
-        .map(|node| ask_map(node, within))
-        .collect();
+    let mut asked: FuturesUnordered<_> = FuturesUnordered::new();
     let mut fault = None;
-    while let Some(answer) = asked.next().await {
+    loop {
+        let next = nodes.next();
+        let is_last = next.is_none();
+        asked.extend(next.map(|node| ask_map(node, within)));
+        let answer = match is_last {
+            true => asked.next().await,
+            false => match tokio::time::timeout(within / NEXT_AFTER, asked.next()).await {
+                Ok(answer) => answer,
+                Err(_) => continue,
+            },
+        };
         match answer {
-            Ok(map) => return Ok(map),
-            Err(error) => fault = Some(error),
+            Some(Ok(map)) => return Ok(map),
+            Some(Err(error)) => fault = Some(error),
+            None if is_last => break,
+            None => {}
         }
-        asked.extend(nodes.next().map(|node| ask_map(node, within)));
     }
     Err(fault.unwrap_or_else(|| Fault::Url {
         reason: "a cluster needs a node at least".to_owned(),
@@ -140,9 +148,9 @@ async fn ask_map(node: Endpoint, within: Duration) -> Result<SlotMap, Fault> {
         };
         let host = node.host().unwrap_or_default();
         let shards = ask("SHARDS").await?;
-        // Servers before 7 do not know the word.
+        // Servers before 7 do not know the word, and a user may have the right to one of both.
         let (map, answer) = match &shards {
-            Value::ServerError(error) if error.code() == "ERR" => {
+            Value::ServerError(_) => {
                 let slots = ask("SLOTS").await?;
                 (SlotMap::read_slots(slots.clone(), host), slots)
             }

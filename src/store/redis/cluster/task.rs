@@ -280,7 +280,12 @@ impl Task {
             listened.hearing = Hearing::Not;
         }
         match listened.hearing {
-            Hearing::Yes => node.traffic.add([parcel]),
+            Hearing::Yes => {
+                if listened.is_waited_for() {
+                    node.test_ears(now);
+                }
+                node.traffic.add([parcel]);
+            }
             Hearing::Soon | Hearing::Leaving => listened.waiting.push(parcel),
             Hearing::Not => {
                 listened.hearing = Hearing::Soon;
