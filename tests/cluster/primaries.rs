@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use lockstream::LockRegistry;
+use lockstream::store::RedisStore;
 use tokio::time::{sleep, timeout};
 
 use crate::load::Load;
@@ -66,6 +68,26 @@ async fn a_primary_hands_over_under_load() {
     load.end().await;
 }
 
+/// It may be that one alone, and first, that a caller names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_stopped_is_not_waited_for() {
+    let cluster = Cluster::without_replicas();
+    let stopped = cluster.home("lock:k");
+    cluster.server(stopped).stop();
+    let mut urls = cluster.urls();
+    urls.rotate_left(stopped);
+    let begin = Instant::now();
+    let store = RedisStore::cluster(urls).await.unwrap();
+    assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
+    let registry = LockRegistry::builder(store).build();
+    let mut keys = (0..).map(|number| format!("other:{number}"));
+    let key = keys.find(|key| cluster.home(&format!("lock:{key}")) != stopped);
+    let lock = registry.obtain(key.expect("names lie everywhere"));
+    lock.lease().await.unwrap().release().await.unwrap();
+    cluster.server(stopped).cont();
+    nothing_left(&cluster, &[&registry]).await;
+}
+
 /// Nobody is there at first; and later, after all of it was away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_comes_back_is_found() {
@@ -73,6 +95,7 @@ async fn a_cluster_that_comes_back_is_found() {
     let registry = builder(&cluster).build();
     let lock = registry.obtain("k");
     lock.lease().await.unwrap().release().await.unwrap();
+    let held = registry.obtain("held").lease().await.unwrap();
     for index in 0..3 {
         cluster.server_mut(index).kill();
     }
@@ -85,6 +108,9 @@ async fn a_cluster_that_comes_back_is_found() {
     }
     let lease = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
     lease.release().await.unwrap();
+    // Nobody there has heard of it, as its holder is told before its time.
+    assert!(timeout(BOUND, held.lost()).await.unwrap().is_lost());
+    drop(held);
     nothing_left(&cluster, &[&registry]).await;
 }
 
