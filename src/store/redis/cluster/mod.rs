@@ -3,13 +3,14 @@
 //! | file | what it answers |
 //! |---|---|
 //! | `seeds`, `map`, `slots` | which nodes are there, and where is a lock? |
-//! | `task`, `keys` | where does a wish go, when does it go again, and which grants are listened for? |
-//! | `node`, `setup` | what happens to the two connections to a primary? |
+//! | `task`, `answers`, `keys` | where does a wish go, when does it go again, and which grants are listened for? |
+//! | `node`, `setup`, `wires` | what happens to the two connections to a primary? |
 //! | `parcel` | what is sent on the way? |
 //!
 //! The client library's own connection to clusters sends again, connects again and subscribes again
 //! by itself, in an order of its own, which breaks O2 and O4.
 
+mod answers;
 mod keys;
 mod map;
 mod node;
@@ -18,6 +19,7 @@ mod seeds;
 mod setup;
 pub(super) mod slots;
 mod task;
+mod wires;
 
 pub(super) use self::seeds::Seeds;
 pub(super) use self::task::Task;

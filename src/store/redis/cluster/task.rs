@@ -15,52 +15,48 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::keys::{Hearing, Keys};
 use super::map::SlotMap;
-use super::node::{Common, Event, Node};
+use super::node::{Common, Node};
 use super::parcel::Parcel;
 use super::seeds::{Seeds, find_map};
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Opening, Outcome, ServerTime};
-use crate::store::redis::call::{Job, Verdict, Wish};
+use crate::store::contract::{Answer, News, Op, OpError, Opening};
+use crate::store::redis::call::{Job, Wish};
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::inbox::{Inbox, Pace};
 use crate::store::redis::keys::Names;
 use crate::store::redis::pauses::Pauses;
 
-/// So often a wish may be sent on at once; after that it is put off each time, so that two nodes that
-/// name each other are not kept busy.
-const HOPS: u32 = 4;
-
 /// The map is asked for no more often.
 const MAP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Tickets are entered again no more often: slots move one after the other, each with its own notice.
-const UP_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const UP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The task's state. Dropped, wherever the task stands, it answers every job that it has.
 pub(in crate::store::redis) struct Task {
     inbox: Arc<Inbox>,
     seeds: Seeds,
-    opening: Opening,
-    names: Names,
+    pub(super) opening: Opening,
+    pub(super) names: Names,
     /// The last call's number, over all connections of this task.
     number: u64,
     /// `None`: not known yet.
-    map: Option<SlotMap>,
-    search: Search,
-    nodes: Vec<Node>,
+    pub(super) map: Option<SlotMap>,
+    pub(super) search: Search,
+    pub(super) nodes: Vec<Node>,
     /// What waits for the first map.
     homeless: Vec<Parcel>,
     /// What is put off, and until when.
     later: Vec<(Instant, Parcel)>,
-    keys: Keys,
+    pub(super) keys: Keys,
     /// Some keys wait for the word that the store is up: their ops were lost or not sent, or nobody
     /// hears their grants.
-    owes_up: bool,
+    pub(super) owes_up: bool,
     /// A primary stands that did not.
-    has_up: bool,
-    told_up: Option<Instant>,
+    pub(super) has_up: bool,
+    pub(super) told_up: Option<Instant>,
     /// Whether it was said that there is no push.
-    was_warned: bool,
+    pub(super) was_warned: bool,
     /// What is to be told together.
     news: Vec<News>,
     /// Empty; what came in passes through it.
@@ -71,7 +67,7 @@ pub(in crate::store::redis) struct Task {
 
 /// The search for the map: one at a time.
 #[derive(Default)]
-struct Search {
+pub(super) struct Search {
     running: Option<BoxFuture<'static, Result<SlotMap, Fault>>>,
     due: Option<Instant>,
     began: Option<Instant>,
@@ -79,7 +75,7 @@ struct Search {
 }
 
 impl Search {
-    fn want(&mut self, now: Instant) {
+    pub(super) fn want(&mut self, now: Instant) {
         let due = self.began.map_or(now, |began| began + MAP_PAUSE).max(now);
         self.due = Some(self.due.map_or(due, |other| other.min(due)));
     }
@@ -233,7 +229,7 @@ impl Task {
         self.route(parcel, now);
     }
 
-    fn route(&mut self, parcel: Parcel, now: Instant) {
+    pub(super) fn route(&mut self, parcel: Parcel, now: Instant) {
         let Some(map) = &self.map else {
             self.homeless.push(parcel);
             self.search.want(now);
@@ -297,7 +293,7 @@ impl Task {
 
     /// Tries again after a pause, for most of the response time-out: after that its caller would not
     /// learn the reason any more.
-    fn put_off(&mut self, mut parcel: Parcel, why: &Refusal, now: Instant) {
+    pub(super) fn put_off(&mut self, mut parcel: Parcel, why: &Refusal, now: Instant) {
         let patience = self.opening.response_timeout * 3 / 4;
         if now.saturating_duration_since(parcel.since) >= patience {
             let fault = Fault::Refused {
@@ -337,7 +333,7 @@ impl Task {
         })
     }
 
-    fn all_stand(&self) -> bool {
+    pub(super) fn all_stand(&self) -> bool {
         let mut wanted = self.nodes.iter().filter(|node| node.is_wanted).peekable();
         wanted.peek().is_some() && wanted.all(Node::stands)
     }
@@ -428,258 +424,9 @@ impl Task {
         }
     }
 
-    // ---- what the nodes say
-
-    fn on_event(&mut self, index: usize, event: Event, now: Instant) {
-        match event {
-            Event::Up { deaf } => self.on_up(index, deaf, now),
-            Event::Down {
-                fault,
-                had_stood,
-                sent,
-                unsent,
-            } => self.on_down(index, fault, had_stood, sent, unsent, now),
-            Event::Answered {
-                parcel,
-                at,
-                verdict,
-            } => self.on_verdict(index, parcel, at, verdict, now),
-            Event::Subscribed(key) => {
-                let node = &mut self.nodes[index];
-                if let Some(listened) = self.keys.get(&key)
-                    && listened.node == node.address
-                    && listened.hearing == Hearing::Soon
-                {
-                    listened.hearing = Hearing::Yes;
-                    node.traffic.add(listened.waiting.drain(..));
-                }
-            }
-            Event::NotSubscribed(key, refusal) => {
-                let node = &self.nodes[index];
-                if let Some(listened) = self.keys.get(&key)
-                    && listened.node == node.address
-                {
-                    listened.hearing = Hearing::Not;
-                    for parcel in std::mem::take(&mut listened.waiting) {
-                        self.on_refused(index, parcel, &refusal, now);
-                    }
-                }
-            }
-            Event::Unsubscribed { key, asked } => {
-                if !asked {
-                    self.search.want(now);
-                }
-                let node = &self.nodes[index];
-                if let Some(listened) = self.keys.get(&key)
-                    && listened.node == node.address
-                {
-                    let waiting = std::mem::take(&mut listened.waiting);
-                    self.owes_up |= self.keys.ended(&key);
-                    for parcel in waiting {
-                        self.route(parcel, now);
-                    }
-                }
-            }
-            Event::Granted { key, grant } => {
-                self.keys.granted(&key, grant.owner, now);
-                self.tell(News::Granted { key, grant });
-            }
-        }
-    }
-
-    fn on_up(&mut self, index: usize, deaf: Option<String>, now: Instant) {
-        let node = &mut self.nodes[index];
-        let address = node.address.clone();
-        tracing::debug!(address = &*address, ?deaf, "connected");
-        let parked = std::mem::take(&mut node.parked);
-        self.has_up |= node.is_wanted;
-        if let Some(reason) = deaf.filter(|_| node.is_wanted && !self.was_warned) {
-            self.was_warned = true;
-            tracing::warn!(
-                address = &*address,
-                reason,
-                "this cluster cannot push grants to us: busy locks are asked for again and again"
-            );
-        }
-        // What stands is known before what waited for it goes.
-        self.tell_up(now);
-        for parcel in parked {
-            self.route(parcel, now);
-        }
-    }
-
-    /// Says that what was lost may be asked for again. True: it was said.
-    fn tell_up(&mut self, now: Instant) -> bool {
-        let is_time = self.told_up.is_none_or(|told| told + UP_PAUSE <= now);
-        let is_due = self.owes_up && is_time && self.all_stand();
-        if !is_due && !self.has_up {
-            return false;
-        }
-        self.has_up = false;
-        self.owes_up &= !self.all_stand();
-        self.told_up = Some(now);
-        let mut standing = self
-            .nodes
-            .iter()
-            .filter(|node| node.is_wanted && node.stands());
-        let queue = standing.all(Node::hears);
-        self.announce(News::Up { queue });
-        true
-    }
-
-    fn on_down(
-        &mut self,
-        index: usize,
-        fault: Fault,
-        had_stood: bool,
-        sent: Vec<Parcel>,
-        unsent: Vec<Parcel>,
-        now: Instant,
-    ) {
-        let error = StoreError::from(fault);
-        let node = &mut self.nodes[index];
-        let address = node.address.clone();
-        let is_wanted = node.is_wanted;
-        tracing::debug!(address = &*address, %error, had_stood, "lost the connections");
-        self.owes_up = true;
-        self.search.want(now);
-        let mut waiting = unsent;
-        for (_, listened) in self.keys.iter_mut() {
-            if listened.node == address {
-                listened.hearing = Hearing::Not;
-                waiting.append(&mut listened.waiting);
-            }
-        }
-        for parcel in sent {
-            self.answer(parcel, Err(OpError::Unknown(error.clone())));
-        }
-        for mut parcel in waiting {
-            parcel.asking = None;
-            if !is_wanted {
-                let why = Refusal::parse("CLUSTERDOWN a node has gone");
-                self.put_off(parcel, &why, now);
-            } else if had_stood {
-                self.nodes[index].parked.push(parcel);
-            } else {
-                self.answer(parcel, Err(OpError::Unsent(error.clone())));
-            }
-        }
-        if !is_wanted {
-            self.nodes[index].forsake();
-        }
-    }
-
-    fn on_verdict(
-        &mut self,
-        index: usize,
-        mut parcel: Parcel,
-        at: ServerTime,
-        verdict: Verdict,
-        now: Instant,
-    ) {
-        if let Verdict::Done(Outcome::Busy { .. }) = verdict
-            && parcel.own_up()
-        {
-            // Now it stands in the queue, once the grants of its key are heard.
-            self.route(parcel, now);
-            return;
-        }
-        match (verdict, &mut parcel.job.wish) {
-            (Verdict::Refused(refusal), _) => self.on_refused(index, parcel, &refusal, now),
-            (
-                Verdict::Stale,
-                Wish::Op {
-                    was_stale: was_stale @ false,
-                    ..
-                },
-            ) => {
-                *was_stale = true;
-                self.route(parcel, now);
-            }
-            (Verdict::Stale, _) => {
-                let fault = Fault::Garbled {
-                    address: self.nodes[index].address.clone(),
-                    what: "the server's clock runs away from ours",
-                };
-                self.answer(parcel, Err(OpError::Unknown(fault.clone().into())));
-                let mut events = Vec::new();
-                self.nodes[index].give_up(fault, now, &mut events);
-                for event in events {
-                    self.on_event(index, event, now);
-                }
-            }
-            (Verdict::Done(outcome), _) => self.answer(parcel, Ok(Answer { at, outcome })),
-            (Verdict::Seen(sight), _) => {
-                if let Wish::Look(answer) = parcel.job.wish {
-                    // Whoever asked may have gone.
-                    let _ = answer.send(Ok(sight));
-                }
-            }
-        }
-    }
-
-    /// Nothing of the call was done.
-    fn on_refused(&mut self, index: usize, mut parcel: Parcel, refusal: &Refusal, now: Instant) {
-        let mut words = refusal.text().split(' ');
-        match refusal.code() {
-            code @ ("MOVED" | "ASK") => {
-                let Some(to) = words.nth(1).and_then(|to| self.absolute(index, to)) else {
-                    self.refuse(index, parcel, refusal);
-                    return;
-                };
-                let is_asked = code == "ASK";
-                if !is_asked {
-                    self.search.want(now);
-                    if let Some(map) = &mut self.map {
-                        map.moved(parcel.slot, &to);
-                    }
-                }
-                if parcel.hops >= HOPS {
-                    self.put_off(parcel, refusal, now);
-                } else {
-                    parcel.hops += 1;
-                    parcel.asking = is_asked.then_some(to);
-                    self.route(parcel, now);
-                }
-            }
-            "CLUSTERDOWN" | "READONLY" | "LOADING" | "MASTERDOWN" => {
-                self.search.want(now);
-                self.put_off(parcel, refusal, now);
-            }
-            "TRYAGAIN" => {
-                // In time for whoever waits for the answer, one response time-out at most.
-                let patience = self.opening.response_timeout / 2;
-                if parcel.is_release() && now.saturating_duration_since(parcel.since) > patience {
-                    parcel.is_bare = true;
-                }
-                self.put_off(parcel, refusal, now);
-            }
-            _ => self.refuse(index, parcel, refusal),
-        }
-    }
-
-    /// Where a redirect leads; without a host, to another port of the node's own.
-    fn absolute(&self, index: usize, to: &str) -> Option<Arc<str>> {
-        let (host, port) = to.rsplit_once(':')?;
-        port.parse::<u16>().ok()?;
-        if host.is_empty() || host == "?" {
-            let (own, _) = self.nodes[index].address.rsplit_once(':')?;
-            return Some(format!("{own}:{port}").into());
-        }
-        Some(to.into())
-    }
-
-    fn refuse(&mut self, index: usize, parcel: Parcel, refusal: &Refusal) {
-        let fault = Fault::Refused {
-            address: self.nodes[index].address.clone(),
-            refusal: refusal.clone().naming(&self.names),
-        };
-        self.answer(parcel, Err(OpError::Refused(fault.into())));
-    }
-
     // ---- what is told
 
-    fn answer(&mut self, mut parcel: Parcel, result: Result<Answer, OpError>) {
+    pub(super) fn answer(&mut self, mut parcel: Parcel, result: Result<Answer, OpError>) {
         parcel.own_up();
         match parcel.job.wish {
             Wish::Op { op, .. } => {
@@ -701,7 +448,7 @@ impl Task {
         self.owes_up |= self.keys.answered(key, op, result, Instant::now());
     }
 
-    fn tell(&mut self, news: News) {
+    pub(super) fn tell(&mut self, news: News) {
         self.news.push(news);
     }
 
@@ -715,7 +462,7 @@ impl Task {
         }
     }
 
-    fn announce(&mut self, news: News) {
+    pub(super) fn announce(&mut self, news: News) {
         self.tell_all();
         if let Some(listener) = self.opening.listener.upgrade() {
             listener.news(news);
