@@ -45,7 +45,7 @@ pub(crate) enum Kind {
     RestartEmpty,
     /// SIGSTOP and SIGCONT of the server.
     ServerStop,
-    /// `SENTINEL FAILOVER`: the last that was held may be forgotten.
+    /// `SENTINEL FAILOVER`: the last that was held may be forgotten. `CLUSTER FAILOVER`: nothing is.
     FailOver,
     /// SIGKILL to the primary: the same, once the sentinels see it; it comes back as a replica.
     PrimaryKill,
@@ -53,6 +53,10 @@ pub(crate) enum Kind {
     MajorityStop,
     /// A majority of a quorum's servers is killed, and starts again with its data.
     MajorityKill,
+    /// SIGSTOP to a primary until its replica has taken its place: the same; then SIGCONT.
+    PrimaryStop,
+    /// The slot of a key goes to another primary, and is half-way for a while.
+    SlotMove,
 }
 
 impl Kind {
@@ -118,6 +122,25 @@ impl Kind {
         Self::MajorityKill,
     ];
 
+    /// What can befall a cluster. Its nodes have one address for all children, so there is no wire of a child's own.
+    pub(crate) const IN_A_CLUSTER: [Self; 15] = [
+        Self::Kill,
+        Self::Leave,
+        Self::Stop,
+        Self::LongStop,
+        Self::Flood,
+        Self::Drop,
+        Self::ClientKill,
+        Self::ClientPause,
+        Self::ScriptFlush,
+        Self::RestartKept,
+        Self::ServerStop,
+        Self::FailOver,
+        Self::PrimaryKill,
+        Self::PrimaryStop,
+        Self::SlotMove,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "SIGKILL",
@@ -143,6 +166,8 @@ impl Kind {
             Self::PrimaryKill => "primary killed",
             Self::MajorityStop => "majority stopped",
             Self::MajorityKill => "majority killed",
+            Self::PrimaryStop => "primary stopped, replaced",
+            Self::SlotMove => "slot moved",
         }
     }
 
@@ -173,6 +198,8 @@ impl Kind {
             Self::PrimaryKill => (4_000, 5_000),
             Self::MajorityStop => (50, 1_500),
             Self::MajorityKill => (0, 500),
+            Self::PrimaryStop => (4_000, 5_000),
+            Self::SlotMove => (50, 1_000),
         };
         dice.between(low, high)
     }

@@ -411,5 +411,7 @@ fn is_silent(kind: Kind) -> bool {
             | Kind::PrimaryKill
             | Kind::MajorityStop
             | Kind::MajorityKill
+            | Kind::PrimaryStop
+            | Kind::SlotMove
     )
 }

@@ -26,6 +26,14 @@ pub(crate) trait Cargo {
 
     fn lane(&self) -> Lane;
 
+    /// Whether only cargo of one group may share a call.
+    const GROUPED: bool = false;
+
+    /// What it may share a call with.
+    fn group(&self) -> u16 {
+        0
+    }
+
     /// Whether it must not share a call.
     fn is_alone(&self) -> bool {
         false
@@ -118,6 +126,9 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
     }
 
     fn gather(&mut self, lane: Lane) -> Vec<J> {
+        if J::GROUPED {
+            return self.gather_group(lane);
+        }
         let most = self.limits.jobs;
         let waiting = &mut self.waiting[lane as usize];
         if lane != Lane::Batch {
@@ -136,6 +147,40 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
             }
             if self.busy.insert(job.key().clone()) {
                 let is_alone = job.is_alone();
+                jobs.push(job);
+                if is_alone {
+                    break;
+                }
+            } else {
+                held_back.push(job);
+            }
+        }
+        for job in held_back.into_iter().rev() {
+            waiting.push_front(job);
+        }
+        jobs
+    }
+
+    /// The same of one group, that of the first job that may go. Looks no further than a few calls'
+    /// worth of jobs, so that many groups cost no more than few.
+    fn gather_group(&mut self, lane: Lane) -> Vec<J> {
+        let most = self.limits.jobs;
+        let waiting = &mut self.waiting[lane as usize];
+        let mut group = None;
+        let mut jobs = Vec::new();
+        let mut held_back = Vec::new();
+        while jobs.len() < most
+            && (group.is_none() || held_back.len() < 2 * most)
+            && let Some(job) = waiting.pop_front()
+        {
+            let fits = group.is_none_or(|group| group == job.group());
+            if fits && job.is_alone() && !jobs.is_empty() {
+                waiting.push_front(job);
+                break;
+            }
+            if fits && (lane != Lane::Batch || self.busy.insert(job.key().clone())) {
+                let is_alone = job.is_alone();
+                group = Some(job.group());
                 jobs.push(job);
                 if is_alone {
                     break;
@@ -184,6 +229,12 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
 
     pub(crate) fn oldest(&self) -> Option<M> {
         self.flying.front().map(|flight| flight.sent_at)
+    }
+
+    /// Whether nothing is under way.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn is_landed(&self) -> bool {
+        self.flying.is_empty()
     }
 
     /// No reply will come any more: all jobs under way, oldest first.
@@ -300,6 +351,62 @@ mod tests {
         assert!(traffic.next_call().is_none());
         traffic.land(2).unwrap();
         assert_eq!(traffic.next_call().unwrap().1.len(), 64);
+    }
+
+    /// A job that shares calls with those of its group alone.
+    #[derive(Debug, PartialEq)]
+    struct Grouped(Job, u16);
+
+    impl Cargo for Grouped {
+        type Key = String;
+
+        const GROUPED: bool = true;
+
+        fn key(&self) -> &String {
+            self.0.key()
+        }
+
+        fn lane(&self) -> Lane {
+            self.0.lane()
+        }
+
+        fn group(&self) -> u16 {
+            self.1
+        }
+    }
+
+    #[test]
+    fn o2_a_call_holds_one_group_and_each_key_keeps_its_order() {
+        let mut traffic = Traffic::<Grouped, u64>::new(Limits { jobs: 3, calls: 4 });
+        let job = |key: &str, number, group| Grouped(release(key, number), group);
+        traffic.add([
+            job("a", 1, 1),
+            job("b", 2, 2),
+            job("a", 3, 1),
+            job("c", 4, 1),
+            job("b", 5, 2),
+            job("d", 6, 1),
+            job("e", 7, 1),
+        ]);
+        traffic.add([
+            Grouped(renew("a"), 1),
+            Grouped(renew("b"), 2),
+            Grouped(renew("c"), 1),
+        ]);
+        let mut calls = Vec::new();
+        while let Some((lane, jobs)) = traffic.next_call() {
+            calls.push(jobs.iter().map(|job| job.0.2).collect::<Vec<_>>());
+            traffic.take_off(calls.len() as u64, lane, jobs, 0);
+        }
+        let renewals = [vec![0, 0], vec![0]];
+        let batches = [vec![1, 4, 6], vec![2], vec![7]];
+        assert_eq!(calls, [&renewals[..], &batches].concat());
+        traffic.land(3).unwrap();
+        traffic.land(4).unwrap();
+        let (_, jobs) = traffic.next_call().unwrap();
+        assert_eq!(jobs[0].0.2, 3);
+        traffic.take_off(6, Lane::Batch, jobs, 0);
+        assert_eq!(traffic.next_call().unwrap().1[0].0.2, 5);
     }
 
     #[test]

@@ -66,6 +66,8 @@ fn urls(port: u16, password: &str) -> Vec<String> {
             "valkey",
             "REDISS",
             "redis+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
             "http",
             "",
         ] {

@@ -1,6 +1,7 @@
 //! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
-//! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, and
-//! as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
+//! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
+//! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, on a
+//! cluster, and as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -24,6 +25,8 @@
 //! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod ends;
 mod events;
 mod exclusion;

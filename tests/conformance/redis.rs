@@ -6,6 +6,8 @@ use std::time::Duration;
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
+#[cfg(feature = "cluster")]
+pub(crate) use crate::cluster::OnCluster;
 pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};

@@ -65,6 +65,8 @@ macro_rules! suite {
         $crate::core! { on_redis_8, OnRedis8, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
         $crate::core! { on_redis_6, OnRedis6, $($module: $kind { $([$($mark)?] $case)* })* }
+        #[cfg(feature = "cluster")]
+        $crate::core! { on_cluster, OnCluster, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
         $crate::core! {
             with_replicas, OnReplicas, $($module: $kind { $([$($mark)?] $case)* })*
@@ -91,6 +93,8 @@ macro_rules! suite {
             for server in ["on_valkey", "on_redis_8", "on_redis_6", "with_replicas", "with_least_rights"] {
                 assert_eq!($crate::suite::count_in(&tests, server), $crate::CORE, "{server}");
             }
+            #[cfg(feature = "cluster")]
+            assert_eq!($crate::suite::count_in(&tests, "on_cluster"), $crate::CORE);
         }
     };
 }

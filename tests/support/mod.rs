@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
+//! | `cluster.rs` | how does a test get a cluster of its own, and move what is in it? |
 //! | `sentinel.rs` | how does a test get sentinels, and what they watch over? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
 //! | `program.rs` | which servers are there, and where? |
@@ -21,6 +22,7 @@
     reason = "every integration test is a crate of its own and uses another part of this"
 )]
 
+mod cluster;
 mod keeper;
 mod ports;
 mod process;
@@ -33,6 +35,7 @@ mod server;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
+pub use cluster::Cluster;
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};

@@ -7,7 +7,7 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -105,6 +105,13 @@ impl Proxy {
     /// to the server all the same. What vanished is never made up for, so lift it only for connections yet to come.
     pub fn blackhole(&self, way: Way, on: bool) {
         self.rule(way, move |rule| rule.swallow = on);
+    }
+
+    /// Bytes and ends of standing connections on which somebody has subscribed to something vanish from now on, both
+    /// ways. All others, and those to come, are left alone.
+    pub fn lose_subscribers(&self) {
+        let before = self.accepted();
+        self.order(Change::Rules(Box::new(move |rules| rules.lost = before)));
     }
 
     /// While on, bytes and ends of that way are kept back; they go on in order when it is lifted, as after a network's
@@ -239,6 +246,8 @@ struct Rule {
 #[derive(Clone, Debug)]
 struct Rules {
     target: u16,
+    /// What subscribers of the first so many connections say or hear vanishes.
+    lost: u64,
     ways: [Rule; 2],
 }
 
@@ -246,6 +255,7 @@ impl Rules {
     fn new(target: u16) -> Self {
         Self {
             target,
+            lost: 0,
             ways: Default::default(),
         }
     }
@@ -321,7 +331,7 @@ impl Shunt {
         // What holds for a connection is fixed here, and not when its task first runs, which may be after another order.
         let target = (Ipv4Addr::LOCALHOST, rules.borrow().target);
         let closings = [Single::ToServer, Single::ToClient].map(|way| rules.borrow()[way].closings);
-        self.counts.accepted.fetch_add(1, Ordering::SeqCst);
+        let number = self.counts.accepted.fetch_add(1, Ordering::SeqCst);
         let standing = Standing::new(Arc::clone(&self.counts));
         self.connections.spawn(async move {
             // No server: the client sees its connection close.
@@ -334,8 +344,11 @@ impl Shunt {
             }
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
+            let subscribed = AtomicBool::new(false);
             let pump = |source, sink, way| Pump {
                 way,
+                number,
+                subscribed: &subscribed,
                 closings: closings[way as usize],
                 rules: rules.clone(),
                 counts: &standing.0,
@@ -375,6 +388,10 @@ struct Chunk {
 /// One direction of one connection.
 struct Pump<'a> {
     way: Single,
+    /// How many were accepted before it.
+    number: u64,
+    /// Whether its client has subscribed to something.
+    subscribed: &'a AtomicBool,
     /// How often this way had been closed when the connection was made.
     closings: u64,
     rules: watch::Receiver<Rules>,
@@ -390,7 +407,14 @@ impl Pump<'_> {
         let rules = self.rules.clone();
         tokio::join!(
             read(self.source, chunks, self.way, self.closings, rules),
-            deliver(queue, self.sink, self.way, self.rules, self.counts),
+            deliver(
+                queue,
+                self.sink,
+                (self.way, self.number),
+                self.rules,
+                self.counts,
+                self.subscribed
+            ),
         );
     }
 }
@@ -425,9 +449,10 @@ async fn read(
 async fn deliver(
     mut queue: mpsc::UnboundedReceiver<Chunk>,
     mut sink: OwnedWriteHalf,
-    way: Single,
+    (way, number): (Single, u64),
     mut rules: watch::Receiver<Rules>,
     counts: &Counts,
+    subscribed: &AtomicBool,
 ) {
     while let Some(Chunk { bytes, due }) = queue.recv().await {
         if let Some(due) = due {
@@ -437,7 +462,12 @@ async fn deliver(
             // The proxy is being dropped.
             return;
         }
-        let swallow = rules.borrow()[way].swallow;
+        let subscribes = |bytes: &Vec<u8>| bytes.windows(9).any(|word| word == b"SUBSCRIBE");
+        if way == Single::ToServer && bytes.as_ref().is_some_and(subscribes) {
+            subscribed.store(true, Ordering::SeqCst);
+        }
+        let is_lost = number < rules.borrow().lost && subscribed.load(Ordering::SeqCst);
+        let swallow = is_lost || rules.borrow()[way].swallow;
         match bytes {
             Some(_) if swallow => {}
             Some(bytes) => {

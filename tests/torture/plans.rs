@@ -50,6 +50,7 @@ fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
             &Kind::ON_ONE_SERVER[..],
             &Kind::UNDER_SENTINELS,
             &Kind::IN_A_QUORUM,
+            &Kind::IN_A_CLUSTER,
         ];
         kinds.map(|kinds| (seed, kinds))
     }) {

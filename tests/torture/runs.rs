@@ -99,6 +99,12 @@ fn sentinel() {
     thirty_seconds_are_clean("sentinel", 4, 1, &Kind::UNDER_SENTINELS);
 }
 
+#[cfg(feature = "cluster")]
+#[test]
+fn cluster() {
+    thirty_seconds_are_clean("cluster", 6, 0, &Kind::IN_A_CLUSTER);
+}
+
 #[test]
 fn quorum() {
     thirty_seconds_are_clean("quorum", 5, 0, &Kind::IN_A_QUORUM);

@@ -2,6 +2,8 @@
 //!
 //! A new one is a file beside this one and an entry in [`NAMES`] and [`start`].
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod quorum;
 mod sentinel;
 mod single;
@@ -24,6 +26,8 @@ pub(crate) const NAMES: &[&str] = &[
     #[cfg(feature = "sentinel")]
     "sentinel",
     "quorum",
+    #[cfg(feature = "cluster")]
+    "cluster",
 ];
 
 /// The servers of one run, gone when this is dropped.
@@ -75,6 +79,8 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Box<dyn Deployment>> {
         "valkey" => Box::new(single::Single::start(Program::Valkey, slots)),
         "sentinel" if cfg!(feature = "sentinel") => Box::new(sentinel::Sentinel::start()),
         "quorum" => Box::new(quorum::Quorum::start(slots)),
+        #[cfg(feature = "cluster")]
+        "cluster" => Box::new(cluster::OfShards::start()),
         _ => return None,
     })
 }
@@ -87,11 +93,11 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
     Ok(LockRegistry::builder(RedisStore::connect_lazy(&**url)?))
 }
 
-/// Keys of the prefix, apart from the fence, which stays.
+/// Keys of the prefix, apart from the fences, which stay.
 fn keys(server: &RedisServer) -> Vec<String> {
     let fence = format!("{PREFIX}:~fence");
     let mut keys = server.keys("*");
-    keys.retain(|key| *key != fence);
+    keys.retain(|key| !key.starts_with(&fence));
     keys
 }
 

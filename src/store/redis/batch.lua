@@ -18,6 +18,10 @@
 -- type or rights comes before the lock is set, or is caught and undone. Times are in µs, ttls in
 -- ms.
 
+-- The copy that goes to clusters says true, and SHARDNUMSUB and SPUBLISH: grants go through the shard
+-- that has the lock's slot, by a channel of each lock and registry.
+local sharded = false
+
 local call, try, max, sub = redis.call, redis.pcall, math.max, string.sub
 local ops, of_use = ARGV[2], tonumber(ARGV[3])
 local count = #ops
@@ -131,6 +135,10 @@ local function in_full()
   local prefix = KEYS[1]:match('^(.*):~fence')
   local channels = prefix .. ':~grant:'
 
+  local function channel_of(instance, queue)
+    return (sharded and sub(queue, 1, -#':~queue1' - 1) .. ':~grant:' or channels) .. instance
+  end
+
   -- F3: `n .. ''` would lose the last digits of a number of 16.
   local function text(n)
     return string.format('%.0f', n)
@@ -185,19 +193,19 @@ local function in_full()
     keep(queue, left)
   end
 
-  local function publish(instance, message)
-    call('PUBLISH', channels .. instance, message)
+  local function publish(channel, message)
+    call('PUBLISH', channel, message)
   end
 
   -- S2: a registry is there if its channel has a subscriber. (PUBLISH's own count says nothing:
   -- replicas pass a message on, and patterns make the dead look alive.)
   local subscribers = {}
 
-  local function is_there(instance)
-    if subscribers[instance] == nil then
-      subscribers[instance] = call('PUBSUB', 'NUMSUB', channels .. instance)[2] > 0
+  local function is_there(channel)
+    if subscribers[channel] == nil then
+      subscribers[channel] = call('PUBSUB', 'NUMSUB', channel)[2] > 0
     end
-    return subscribers[instance]
+    return subscribers[channel]
   end
 
   -- The first ticket whose registry is there; those before it are dropped, and not published to.
@@ -212,15 +220,16 @@ local function in_full()
       end
       local owner, ttl = member:match('^(%S+) (%d+)$')
       local instance = owner and owner:match('^(.+):%d+$')
+      local channel = instance and channel_of(instance, queue)
       if ttl == '0' then
         listening = listening + 1
-      elseif instance and is_there(instance) then
+      elseif channel and is_there(channel) then
         return {
           member = member,
           score = tonumber(head[2]),
           owner = owner,
           ttl = tonumber(ttl),
-          instance = instance,
+          channel = channel,
         }
       end
       if ttl ~= '0' then
@@ -239,9 +248,10 @@ local function in_full()
       end
       call('ZREM', queue, member)
       local owner, instance = member:match('^((.+):%d+) 0$')
-      if instance and is_there(instance) then
+      local channel = instance and channel_of(instance, queue)
+      if channel and is_there(channel) then
         try('SET', lock, owner, 'NX', 'PX', 100)
-        return publish(instance, 'freed ' .. lock:sub(#prefix + 2))
+        return publish(channel, 'freed ' .. lock:sub(#prefix + 2))
       end
     end
   end
@@ -253,11 +263,11 @@ local function in_full()
       stand(queue, newcomer, ticket.ttl)
     end
     call('SET', lock, ticket.owner, 'PX', text(ticket.ttl))
-    if ticket.instance then
+    if ticket.channel then
       local name = lock:sub(#prefix + 2)
       local fields = { '1', ticket.owner, text(ticket.ttl), text(number), text(now), name }
       local grant = table.concat(fields, ' ')
-      local ok, err = pcall(publish, ticket.instance, grant)
+      local ok, err = pcall(publish, ticket.channel, grant)
       if not ok then
         call('DEL', lock) -- S1: its owner would not know
         error(err, 0)
@@ -346,7 +356,7 @@ local function in_full()
     end
     local place = ticket and ticket.score
     if head.owner == owner then
-      head.instance, head.ttl = nil, ttl -- not to be told: this very answer does
+      head.channel, head.ttl = nil, ttl -- not to be told: this very answer does
       return { 'won', give(lock, queue, head) }
     elseif place and place <= now and place < head.score then
       -- K2: before the connection broke, ours stood in front of all that stand now.

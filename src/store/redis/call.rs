@@ -1,5 +1,6 @@
 //! Ops as the words of a script call, and what its reply says about each.
 
+use std::borrow::Borrow;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,14 +81,26 @@ impl Lane {
         }
     }
 
-    /// The call for some jobs of this lane. `of_use` is the last server time at which whoever asks
-    /// still waits for an answer (O5).
+    /// [`Self::command_of`] with the lane's own script.
     pub(super) fn command(
         self,
         names: &Names,
         number: u64,
         of_use: ServerTime,
-        jobs: &[Job],
+        jobs: &[impl Borrow<Job>],
+    ) -> Cmd {
+        self.command_of(self.script(), names, number, of_use, jobs)
+    }
+
+    /// The call for some jobs of this lane. `of_use` is the last server time at which whoever asks
+    /// still waits for an answer (O5).
+    pub(super) fn command_of(
+        self,
+        script: &Script,
+        names: &Names,
+        number: u64,
+        of_use: ServerTime,
+        jobs: &[impl Borrow<Job>],
     ) -> Cmd {
         let count = jobs.len();
         let (keys, words) = match self {
@@ -95,20 +108,23 @@ impl Lane {
             Self::Batch => (1 + 2 * count, 3 + 4 * count),
             Self::Inspect => (2 * count, 1),
         };
-        let mut command = self.script().command(keys, words);
-        if self == Self::Batch {
-            command.arg(names.fence());
+        let mut command = script.command(keys, words);
+        let jobs = jobs.iter().map(Borrow::borrow);
+        if self == Self::Batch
+            && let Some(first) = jobs.clone().next()
+        {
+            add(&mut command, &names.fence(&first.key));
         }
-        for job in jobs {
+        for job in jobs.clone() {
             add(&mut command, &names.lock(&job.key));
         }
         if self != Self::Renew {
-            for job in jobs {
+            for job in jobs.clone() {
                 add(&mut command, &names.queue(&job.key));
             }
         }
         command.arg(number);
-        let ops = jobs.iter().filter_map(|job| match &job.wish {
+        let ops = jobs.filter_map(|job| match &job.wish {
             Wish::Op { op, .. } => Some(op),
             Wish::Look(_) => None,
         });
@@ -144,6 +160,23 @@ impl Lane {
         }
         command
     }
+}
+
+/// The call for some releases that are about the locks alone.
+#[cfg(feature = "cluster")]
+pub(super) fn free_command(names: &Names, number: u64, jobs: &[impl Borrow<Job>]) -> Cmd {
+    let count = jobs.len();
+    let mut command = script::CLUSTER_FREE.command(count, 1 + count);
+    for job in jobs {
+        add(&mut command, &names.lock(&job.borrow().key));
+    }
+    command.arg(number);
+    for job in jobs {
+        if let Wish::Op { op, .. } = &job.borrow().wish {
+            add_owner(&mut command, names, op);
+        }
+    }
+    command
 }
 
 const TAKES_ALL: &str = "a command takes everything";
@@ -248,7 +281,7 @@ pub(super) struct Reply {
 
 /// Takes the reply to call `number` apart. `None` if it is not the reply to this call about these
 /// jobs: then whatever follows on its connection may be another's, too (O4).
-pub(super) fn read_reply(number: u64, jobs: &[Job], reply: Value) -> Option<Reply> {
+pub(super) fn read_reply(number: u64, jobs: &[impl Borrow<Job>], reply: Value) -> Option<Reply> {
     if let Value::BulkString(bytes) = &reply {
         return read_plain(number, jobs, bytes);
     }
@@ -259,14 +292,14 @@ pub(super) fn read_reply(number: u64, jobs: &[Job], reply: Value) -> Option<Repl
     let verdicts = jobs
         .iter()
         .zip(answers)
-        .map(|(job, answer)| read_verdict(&job.wish, answer))
+        .map(|(job, answer)| read_verdict(&job.borrow().wish, answer))
         .collect::<Option<_>>()?;
     let at = Some(at);
     Some(Reply { at, verdicts })
 }
 
 /// The short reply of `batch.lua`: everything went as it mostly does.
-fn read_plain(number: u64, jobs: &[Job], reply: &[u8]) -> Option<Reply> {
+fn read_plain(number: u64, jobs: &[impl Borrow<Job>], reply: &[u8]) -> Option<Reply> {
     let mut words = std::str::from_utf8(reply).ok()?.split(' ').map(str::parse);
     if words.next()?.ok()? != number {
         return None;
@@ -284,7 +317,7 @@ fn read_plain(number: u64, jobs: &[Job], reply: &[u8]) -> Option<Reply> {
     let mut draws = at.into_iter().flat_map(|at| at..);
     let verdicts = jobs
         .iter()
-        .map(|job| match &job.wish {
+        .map(|job| match &job.borrow().wish {
             Wish::Op { op, .. } => match op {
                 Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } => Some(Outcome::Won {
                     draw: draws.next()?,

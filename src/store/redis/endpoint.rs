@@ -207,6 +207,44 @@ impl Endpoint {
         &self.address
     }
 
+    /// `None` for a socket's path.
+    #[cfg(feature = "cluster")]
+    pub(super) fn host(&self) -> Option<&str> {
+        match self.resp3.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Some(host),
+            _ => None,
+        }
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn db(&self) -> i64 {
+        self.resp3.get_connection_info().redis_settings().db()
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_tls(&self) -> bool {
+        let info = self.resp3.get_connection_info();
+        matches!(info.addr(), ConnectionAddr::TcpTls { .. })
+    }
+
+    /// Another server that takes us in just so.
+    #[cfg(feature = "cluster")]
+    pub(super) fn elsewhere(&self, host: &str, port: u16) -> Self {
+        let info = self.resp3.get_connection_info().clone();
+        let mut addr = info.addr().clone();
+        if let ConnectionAddr::Tcp(old_host, old_port)
+        | ConnectionAddr::TcpTls {
+            host: old_host,
+            port: old_port,
+            ..
+        } = &mut addr
+        {
+            host.clone_into(old_host);
+            *old_port = port;
+        }
+        Self::new(info.set_addr(addr), self.by_client)
+    }
+
     /// Connects for pushes. `Ok(None)`: the server, or what stands before it, speaks RESP2 only.
     pub(super) async fn connect(
         &self,

@@ -207,6 +207,17 @@ impl Refusal {
         }
     }
 
+    #[cfg(feature = "cluster")]
+    pub(super) fn code(&self) -> &str {
+        &self.code
+    }
+
+    /// What follows the code.
+    #[cfg(feature = "cluster")]
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Names the keys or channels that a right is missing to, which no server does.
     pub(super) fn naming(mut self, names: &Names) -> Self {
         if self.code == "NOPERM" {
@@ -228,7 +239,13 @@ impl Refusal {
     pub(super) fn is_lasting(&self) -> bool {
         match self.code.as_str() {
             "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT" => true,
-            "ERR" => self.text.starts_with("unknown command") || self.text.starts_with("DB index"),
+            "ERR" => [
+                "unknown command",
+                "DB index",
+                "This instance has cluster support disabled",
+            ]
+            .iter()
+            .any(|begin| self.text.starts_with(begin)),
             _ => false,
         }
     }

@@ -2,12 +2,18 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "cluster")]
+use super::cluster::slots::{self, Slot, Tags};
+
 /// The names under one prefix, as one registry uses them.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     prefix: Arc<str>,
     instance: Arc<str>,
     fence: Box<str>,
+    /// Of each slot of a cluster, where there is a fence in each.
+    #[cfg(feature = "cluster")]
+    tags: Option<Arc<Tags>>,
     channel: Box<str>,
 }
 
@@ -16,8 +22,21 @@ impl Names {
         Self {
             fence: format!("{prefix}:~fence").into(),
             channel: format!("{prefix}:~grant:{instance}").into(),
+            #[cfg(feature = "cluster")]
+            tags: None,
             prefix,
             instance,
+        }
+    }
+
+    /// The same on a cluster, whose scripts name nothing outside of a lock's slot. Under a prefix with
+    /// a hash tag all locks have one slot, and so one fence.
+    #[cfg(feature = "cluster")]
+    pub(super) fn clustered(prefix: Arc<str>, instance: Arc<str>) -> Self {
+        let tags = (!crate::key::has_hash_tag(&prefix)).then(|| Tags::after(&prefix));
+        Self {
+            tags,
+            ..Self::new(prefix, instance)
         }
     }
 
@@ -31,9 +50,60 @@ impl Names {
         &self.instance
     }
 
-    /// Where every draw comes from.
-    pub(super) fn fence(&self) -> &str {
-        &self.fence
+    /// Where every draw for the lock comes from.
+    pub(super) fn fence<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
+        #[cfg(feature = "cluster")]
+        if self.tags.is_some() {
+            return self.fence_in(self.slot(key));
+        }
+        let _ = key;
+        [&self.fence, "", "", ""]
+    }
+
+    /// The fence of a slot.
+    #[cfg(feature = "cluster")]
+    fn fence_in(&self, slot: Slot) -> [&str; 4] {
+        match &self.tags {
+            Some(tags) => [&self.fence, ":{", tags.of(slot), "}"],
+            None => [&self.fence, "", "", ""],
+        }
+    }
+
+    /// Where the lock lies on a cluster.
+    #[cfg(feature = "cluster")]
+    pub(super) fn slot(&self, key: &str) -> Slot {
+        if key.contains('{') || self.prefix.contains('{') {
+            slots::slot(&self.lock(key).concat())
+        } else {
+            slots::slot_of(&self.lock(key))
+        }
+    }
+
+    /// The one slot of all locks, if there is but one.
+    #[cfg(feature = "cluster")]
+    pub(super) fn only_slot(&self) -> Option<Slot> {
+        self.tags.is_none().then(|| slots::slot(&self.fence))
+    }
+
+    /// Where the grants of the lock for this registry are published on a cluster: in its slot.
+    #[cfg(feature = "cluster")]
+    pub(super) fn channel_of(&self, key: &str) -> String {
+        let queue = self.queue(key).concat();
+        let stem = queue.strip_suffix(":~queue1");
+        let stem = stem.expect("a queue's name ends so");
+        format!("{stem}:~grant:{}", self.instance)
+    }
+
+    /// Names of nobody's for a probe in a slot: a lock, its queue and its channel.
+    #[cfg(feature = "cluster")]
+    pub(super) fn probe_in(&self, slot: Slot) -> [String; 3] {
+        let stem = self.fence_in(slot).concat();
+        let instance = &self.instance;
+        [
+            format!("{stem}:~probe:{instance}"),
+            format!("{stem}:~probe:{instance}:~queue1"),
+            format!("{stem}:~grant:{instance}"),
+        ]
     }
 
     /// Where the grants for this registry are published.
@@ -106,7 +176,7 @@ mod tests {
     fn names_stand_under_the_prefix() {
         let names = Names::new("p".into(), "1f".into());
         assert_eq!(names.lock("n").concat(), "p:n");
-        assert_eq!(names.fence(), "p:~fence");
+        assert_eq!(names.fence("n").concat(), "p:~fence");
         assert_eq!(names.channel(), "p:~grant:1f");
     }
 }

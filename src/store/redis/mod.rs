@@ -11,6 +11,7 @@
 //! | `../traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
 //! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
 //! | `*.lua` | what happens on the server? |
+//! | `cluster/` | the same, on a cluster |
 //! | `fault` | what went wrong? |
 //!
 //! The rules that the code cites by number are those of the protocol.
@@ -21,6 +22,8 @@ mod bench;
 mod bounded;
 mod call;
 mod clock;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod endpoint;
 mod fault;
 mod grant;

@@ -1,5 +1,6 @@
 //! The scripts, and how one is sent.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use redis::aio::MultiplexedConnection;
@@ -14,17 +15,40 @@ pub(super) static INSPECT: LazyLock<Script> =
 pub(super) static PROBE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("probe.lua")));
 
+#[cfg(feature = "cluster")]
+pub(super) static CLUSTER_BATCH: LazyLock<Script> =
+    LazyLock::new(|| Script::sharded(include_str!("batch.lua")));
+#[cfg(feature = "cluster")]
+pub(super) static CLUSTER_FREE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("cluster/free.lua")));
+#[cfg(feature = "cluster")]
+pub(super) static CLUSTER_PROBE: LazyLock<Script> =
+    LazyLock::new(|| Script::sharded(include_str!("probe.lua")));
+
 /// A script's text, and the hash by which a server knows it.
 #[derive(Debug)]
 pub(super) struct Script {
-    text: &'static str,
+    text: Cow<'static, str>,
     hash: String,
 }
 
 impl Script {
-    fn new(text: &'static str) -> Self {
-        let hash = redis::Script::new(text).get_hash().to_owned();
+    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+        let text = text.into();
+        let hash = redis::Script::new(&text).get_hash().to_owned();
         Self { text, hash }
+    }
+
+    /// The copy for clusters, so that the one for servers need not ask where it runs.
+    #[cfg(feature = "cluster")]
+    fn sharded(text: &str) -> Self {
+        let text = text
+            .replace("local sharded = false", "local sharded = true")
+            .replace("'NUMSUB'", "'SHARDNUMSUB'")
+            .replace("pubsub|numsub", "pubsub|shardnumsub")
+            .replace("'PUBLISH'", "'SPUBLISH'")
+            .replace("'publish'", "'spublish'");
+        Self::new(text)
     }
 
     /// Begins a command with the number of keys; keys and arguments are to follow.
@@ -55,7 +79,7 @@ impl Script {
 
     pub(super) fn in_full(&self, command: &Cmd) -> Cmd {
         let mut full = redis::cmd("EVAL");
-        full.arg(self.text);
+        full.arg(&*self.text);
         for arg in command.args_iter().skip(2) {
             if let Arg::Simple(bytes) = arg {
                 full.arg(bytes);
@@ -68,6 +92,26 @@ impl Script {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn the_copies_for_clusters_publish_to_shards_alone() {
+        for script in [&CLUSTER_BATCH, &CLUSTER_PROBE] {
+            for word in ["'SHARDNUMSUB'", "'SPUBLISH'"] {
+                assert_eq!(script.text.matches(word).count(), 1, "{word}");
+            }
+            for word in [
+                "'NUMSUB'",
+                "'PUBLISH'",
+                "|numsub",
+                "'publish'",
+                "sharded = false",
+            ] {
+                assert!(!script.text.contains(word), "{word}");
+            }
+        }
+        assert!(CLUSTER_BATCH.text.contains("local sharded = true"));
+    }
 
     #[test]
     fn a_script_in_full_carries_the_same_keys_and_arguments() {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::channel::oneshot;
@@ -9,12 +10,42 @@ use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
 use super::call::{Job, Wish};
+#[cfg(feature = "cluster")]
+use super::cluster::{Seeds, Task};
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::inbox::{Inbox, Pace};
 use super::link::Link;
 use crate::StoreError;
 use crate::store::contract::{Op, Opening, Session, Sight};
+
+/// Where the leases are.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Server(Box<Endpoint>),
+    #[cfg(feature = "cluster")]
+    Cluster(Seeds),
+}
+
+impl Place {
+    /// Host and port, or the socket's path; of one node.
+    pub(super) fn address(&self) -> &Arc<str> {
+        match self {
+            Self::Server(endpoint) => endpoint.address(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(seeds) => seeds.address(),
+        }
+    }
+
+    /// Whether somebody answers, and takes us in.
+    pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
+        match self {
+            Self::Server(endpoint) => endpoint.try_out(within).await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(seeds) => seeds.try_out(within).await,
+        }
+    }
+}
 
 /// Hands wishes to the link's task, and sees to it that there is one.
 pub(super) struct RedisSession {
@@ -25,17 +56,17 @@ pub(super) struct RedisSession {
 #[derive(Clone)]
 struct Line {
     inbox: Arc<Inbox>,
-    endpoint: Endpoint,
+    place: Place,
     opening: Opening,
 }
 
 impl RedisSession {
-    pub(super) fn new(endpoint: Endpoint, opening: Opening) -> Self {
+    pub(super) fn new(place: Place, opening: Opening) -> Self {
         let inbox = Arc::default();
         Self {
             line: Line {
                 inbox,
-                endpoint,
+                place,
                 opening,
             },
         }
@@ -59,12 +90,16 @@ impl Line {
         if self.inbox.claim() {
             // Made here and not by the task: if the runtime never runs the task, its drop gives
             // the claim back.
-            let link = Link::new(
-                self.inbox.clone(),
-                self.endpoint.clone(),
-                self.opening.clone(),
-            );
-            runtime.spawn(link.run());
+            let (inbox, opening) = (self.inbox.clone(), self.opening.clone());
+            match self.place.clone() {
+                Place::Server(endpoint) => {
+                    runtime.spawn(Link::new(inbox, *endpoint, opening).run());
+                }
+                #[cfg(feature = "cluster")]
+                Place::Cluster(seeds) => {
+                    runtime.spawn(Task::new(inbox, seeds, opening).run());
+                }
+            }
         }
     }
 
@@ -113,7 +148,7 @@ impl Session for RedisSession {
                 alone: false,
             });
             answered.await.unwrap_or_else(|_| {
-                let address = line.endpoint.address().clone();
+                let address = line.place.address().clone();
                 Err(Fault::Closed { address }.into())
             })
         }
@@ -130,7 +165,7 @@ impl Drop for RedisSession {
 impl fmt::Debug for RedisSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisSession")
-            .field("endpoint", &self.line.endpoint)
+            .field("place", &self.line.place)
             .field("instance", &self.line.opening.instance)
             .field("inbox", &self.line.inbox)
             .finish()

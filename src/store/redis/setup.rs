@@ -162,13 +162,7 @@ impl Steps<'_> {
     /// The old connection may still hold commands that are on their way. A server that does not
     /// let us kill it says so in vain: O5 guards against the worst of them.
     async fn kill(&mut self, old: &ClientId) -> Result<(), Fault> {
-        let mut kill = cmd("CLIENT");
-        kill.arg("KILL")
-            .arg("ID")
-            .arg(&old.id)
-            .arg("ADDR")
-            .arg(&old.address);
-        let killed = self.ask(&kill).await?;
+        let killed = self.ask(&old.kill()).await?;
         tracing::debug!(
             ?killed,
             "asked the server to drop the connection before this one"
@@ -301,8 +295,19 @@ pub(super) fn message<'a>(names: &Names, push: &'a PushInfo) -> Option<Message<'
 }
 
 impl ClientId {
+    /// Has the server drop it.
+    pub(super) fn kill(&self) -> Cmd {
+        let mut kill = cmd("CLIENT");
+        kill.arg("KILL")
+            .arg("ID")
+            .arg(&self.id)
+            .arg("ADDR")
+            .arg(&self.address);
+        kill
+    }
+
     /// Reads the answer to CLIENT INFO.
-    fn read(info: &Value) -> Option<Self> {
+    pub(super) fn read(info: &Value) -> Option<Self> {
         let info = match info {
             Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
             Value::VerbatimString { text, .. } => text,

@@ -10,9 +10,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+#[cfg(feature = "cluster")]
+use super::cluster::Seeds;
 use super::endpoint::Endpoint;
+use super::fault::Fault;
 use super::replicas::{Replicas, ReplicasSession, Wire};
-use super::session::RedisSession;
+use super::session::{Place, RedisSession};
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
 use crate::StoreError;
@@ -42,7 +45,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    endpoint: Endpoint,
+    place: Place,
+    /// Never of a cluster.
     replicas: Option<Replicas>,
 }
 
@@ -79,12 +83,51 @@ impl RedisStore {
 
     /// For what a url cannot say, such as certificates.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
+        let url = url.into();
+        #[cfg(feature = "cluster")]
+        if let Some(urls) = Seeds::split(&url) {
+            return RedisStoreBuilder::cluster(urls);
+        }
         RedisStoreBuilder {
-            url: url.into(),
+            urls: vec![url],
+            #[cfg(feature = "cluster")]
+            is_cluster: false,
             replicas: None,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
+    }
+
+    /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
+    /// cluster names the others.
+    ///
+    /// The same as [`RedisStore::connect`] with the one url `redis+cluster://host:port,host:port/`, which
+    /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. The first url's user and
+    /// password are shown to all nodes. A session connects to every primary, twice: once for calls and
+    /// once for grants, which come by sharded pub/sub; so clusters before Redis 7 work, but waiting there
+    /// costs a question every now and then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect`], and if there is no url, a server is no part of a cluster, or a
+    /// url names a socket's path or a database other than 0.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use lockstream::store::RedisStore;
+    /// # async fn f() -> Result<(), lockstream::StoreError> {
+    /// let store = RedisStore::cluster(["redis://10.0.0.1:7000", "redis://10.0.0.2:7000"]).await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "cluster")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
+    pub fn cluster<I>(urls: I) -> ConnectStore
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        RedisStoreBuilder::cluster(urls.into_iter().map(Into::into).collect()).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
@@ -96,7 +139,7 @@ impl RedisStore {
     #[must_use]
     pub fn from_client(client: redis::Client) -> Self {
         Self {
-            endpoint: Endpoint::of(&client),
+            place: Place::Server(Endpoint::of(&client).into()),
             replicas: None,
         }
     }
@@ -105,7 +148,7 @@ impl RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", self.endpoint.address())
+            .field("address", self.place.address())
             .finish()
     }
 }
@@ -114,10 +157,11 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        let endpoint = self.endpoint.clone();
-        match self.replicas {
-            None => Arc::new(RedisSession::new(endpoint, opening)),
-            Some(rule) => Arc::new(ReplicasSession::new(endpoint, rule, opening)),
+        match (self.place.clone(), self.replicas) {
+            (Place::Server(endpoint), Some(rule)) => {
+                Arc::new(ReplicasSession::new(*endpoint, rule, opening))
+            }
+            (place, _) => Arc::new(RedisSession::new(place, opening)),
         }
     }
 
@@ -145,7 +189,9 @@ impl LockStore for RedisStore {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    url: String,
+    urls: Vec<String>,
+    #[cfg(feature = "cluster")]
+    is_cluster: bool,
     /// How many, and within which time.
     replicas: Option<(u32, Duration)>,
     #[cfg(feature = "tls-rustls")]
@@ -206,6 +252,17 @@ impl RedisStoreBuilder {
         self
     }
 
+    #[cfg(feature = "cluster")]
+    fn cluster(urls: Vec<String>) -> Self {
+        Self {
+            urls,
+            is_cluster: true,
+            replicas: None,
+            #[cfg(feature = "tls-rustls")]
+            certificates: None,
+        }
+    }
+
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
     ///
     /// The text may hold several; so may several calls.
@@ -241,9 +298,9 @@ impl RedisStoreBuilder {
         let store = self.connect_lazy();
         let connecting = async move {
             let store = store?;
-            store.endpoint.try_out(CONNECT_WITHIN).await?;
-            if store.replicas.is_some() {
-                Wire::connect(&store.endpoint, CONNECT_WITHIN).await?;
+            store.place.try_out(CONNECT_WITHIN).await?;
+            if let (Place::Server(endpoint), Some(_)) = (&store.place, store.replicas) {
+                Wire::connect(endpoint, CONNECT_WITHIN).await?;
             }
             Ok(store)
         };
@@ -259,17 +316,39 @@ impl RedisStoreBuilder {
     /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none, or if
     /// replicas are given no time, or a day and more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
-        let endpoint = Endpoint::parse(&self.url)?;
-        #[cfg(feature = "tls-rustls")]
-        let endpoint = match &self.certificates {
-            Some(certificates) => endpoint.secured(certificates)?,
-            None => endpoint,
-        };
         let replicas = match self.replicas {
             Some((n, within)) => Replicas::new(n, within)?,
             None => None,
         };
-        Ok(RedisStore { endpoint, replicas })
+        #[cfg(feature = "cluster")]
+        if self.is_cluster {
+            if replicas.is_some() {
+                let reason = "not supported on a cluster".to_owned();
+                return Err(Fault::Replicas { reason }.into());
+            }
+            let endpoints = self.urls.iter().map(|url| self.endpoint(url));
+            let seeds = Seeds::new(endpoints.collect::<Result<_, _>>()?)?;
+            return Ok(RedisStore {
+                place: Place::Cluster(seeds),
+                replicas: None,
+            });
+        }
+        let [url] = &self.urls[..] else {
+            unreachable!("several urls are a cluster's")
+        };
+        Ok(RedisStore {
+            place: Place::Server(self.endpoint(url)?.into()),
+            replicas,
+        })
+    }
+
+    fn endpoint(&self, url: &str) -> Result<Endpoint, Fault> {
+        let endpoint = Endpoint::parse(url)?;
+        #[cfg(feature = "tls-rustls")]
+        if let Some(certificates) = &self.certificates {
+            return endpoint.secured(certificates);
+        }
+        Ok(endpoint)
     }
 }
 

@@ -15,7 +15,7 @@ use super::task::Task;
 use crate::StoreError;
 use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
 use crate::store::redis::endpoint::Endpoint;
-use crate::store::redis::session::RedisSession;
+use crate::store::redis::session::{Place, RedisSession};
 
 pub(in crate::store::redis) struct ReplicasSession {
     inner: RedisSession,
@@ -64,7 +64,7 @@ impl ReplicasSession {
         });
         let listener: Weak<dyn Listener> = core.me.clone();
         let inner = RedisSession::new(
-            endpoint,
+            Place::Server(endpoint.into()),
             Opening {
                 listener,
                 ..opening

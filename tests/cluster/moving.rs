@@ -1,0 +1,111 @@
+//! Slots that go from one primary to another.
+
+use std::time::Instant;
+
+use tokio::time::{sleep, timeout};
+
+use crate::load::Load;
+use crate::support::{Cluster, RedisServer, wait_until};
+use crate::{BOUND, builder, ms, nothing_left, queued};
+
+/// How often the primaries have answered so.
+fn errors(cluster: &Cluster, word: &str) -> u64 {
+    let count = |server: &RedisServer| {
+        let stats: String = server.ask(&["INFO", "errorstats"]);
+        let begin = format!("errorstat_{word}:count=");
+        let count = stats.lines().find_map(|line| line.strip_prefix(&begin));
+        count.map_or(0, |count| count.trim().parse().unwrap())
+    };
+    cluster.primaries().iter().map(count).sum()
+}
+
+/// `MOVED`, `ASK` and `TRYAGAIN`, all of which a slot on its way answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_moves_under_load() {
+    let cluster = Cluster::without_replicas();
+    let registries = [builder(&cluster).build(), builder(&cluster).build()];
+    let (slot, from) = (cluster.slot("m"), cluster.home("m"));
+    let to = (from + 1) % 3;
+    let load = Load::on(
+        &[&registries[0], &registries[1]],
+        &["{m}:1", "{m}:2", "{m}:3", "{m}:4", "elsewhere"],
+    );
+    load.goes_on("locks are had").await;
+    for (from, to) in [(from, to), (to, from), (from, to)] {
+        cluster.begin_move(slot, from, to);
+        // One by one, with all that is done meanwhile.
+        for _ in 0..5 {
+            cluster.move_keys(slot, from, to, 1);
+            sleep(ms(20)).await;
+        }
+        while cluster.move_keys(slot, from, to, 100) > 0 {}
+        cluster.end_move(slot, from, to);
+        load.goes_on("locks are had again").await;
+    }
+    load.end().await;
+    for word in ["MOVED", "TRYAGAIN"] {
+        assert!(errors(&cluster, word) > 0, "nobody was answered {word}");
+    }
+    nothing_left(&cluster, &[&registries[0], &registries[1]]).await;
+}
+
+/// A lease is renewed and released, and a waiter served, wherever their slot is meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
+    let cluster = Cluster::without_replicas();
+    let short = || builder(&cluster).ttl(ms(1500)).build();
+    let (here, there) = (short(), short());
+    let (slot, from) = (cluster.slot("m"), cluster.home("m"));
+    let to = (from + 1) % 3;
+    let lease = here.obtain("{m}:k").lease().await.unwrap();
+    let waiter = tokio::spawn(there.obtain("{m}:k").lease());
+    queued(&here, "{m}:k").await;
+
+    cluster.begin_move(slot, from, to);
+    while cluster.move_keys(slot, from, to, 1) > 0 {}
+    // All is there, but the slot: renewals are sent on by ASK.
+    sleep(ms(3000)).await;
+    assert!(lease.is_valid(), "it was renewed");
+    assert!(errors(&cluster, "ASK") > 0, "nobody was answered ASK");
+    cluster.end_move(slot, from, to);
+    wait_until("the waiter listens there", BOUND, || {
+        let channels: Vec<String> = cluster.server(to).ask(&["PUBSUB", "SHARDCHANNELS"]);
+        !channels.is_empty()
+    })
+    .await;
+    queued(&here, "{m}:k").await;
+    lease.release().await.unwrap();
+    let next = timeout(ms(1000), waiter).await.expect("by a grant");
+    next.unwrap().unwrap().release().await.unwrap();
+    nothing_left(&cluster, &[&here, &there]).await;
+}
+
+/// While a slot stays half-way every script of several keys is refused there: a release frees the lock alone, and
+/// who waits finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_released_while_its_slot_is_half_way() {
+    let cluster = Cluster::without_replicas();
+    let registry = builder(&cluster).response_timeout(ms(1000)).build();
+    let (slot, from) = (cluster.slot("m"), cluster.home("m"));
+    let to = (from + 1) % 3;
+    let lease = registry.obtain("{m}:k").lease().await.unwrap();
+    cluster.begin_move(slot, from, to);
+    cluster.move_key("lock:{m}:k", from, to);
+    assert_eq!(cluster.server(to).keys("lock:{m}*").len(), 1, "it is there");
+
+    let begin = Instant::now();
+    lease.release().await.unwrap();
+    assert!(begin.elapsed() < ms(1500), "{:?}", begin.elapsed());
+    assert_eq!(cluster.server(to).keys("lock:{m}*").len(), 0);
+    // Which lasts, so that asking once does not help, and waiting does.
+    let error = registry.obtain("{m}:k").acquire_once().await.unwrap_err();
+    assert!(error.to_string().contains("TRYAGAIN"), "{error}");
+    let patient = tokio::spawn(registry.obtain("{m}:k").lease());
+    sleep(ms(1500)).await;
+    assert!(!patient.is_finished());
+    while cluster.move_keys(slot, from, to, 1) > 0 {}
+    cluster.end_move(slot, from, to);
+    let lease = timeout(BOUND, patient).await.unwrap().unwrap().unwrap();
+    lease.release().await.unwrap();
+    nothing_left(&cluster, &[&registry]).await;
+}

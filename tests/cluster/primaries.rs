@@ -1,0 +1,193 @@
+//! Primaries that are killed, replaced and started again.
+
+use std::time::Instant;
+
+use lockstream::LockRegistry;
+use lockstream::store::RedisStore;
+use tokio::time::{sleep, timeout};
+
+use crate::load::Load;
+use crate::support::{ClientRow, Cluster, RedisServer, wait_until};
+use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
+
+/// The replica that is promoted has the lock, and the waiter finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
+    let mut cluster = Cluster::start();
+    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let home = cluster.home("lock:k");
+    let elsewhere = (0..)
+        .map(|number| format!("other:{number}"))
+        .find(|key| cluster.home(&format!("lock:{key}")) != home)
+        .unwrap();
+    let lease = here.obtain("k").lease().await.unwrap();
+    let token = lease.token();
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    queued(&here, "k").await;
+    let _: u64 = cluster.server(home).ask(&["WAIT", "1", "5000"]);
+    wait_until("the replica has the lock", BOUND, || {
+        let replica = cluster.server(home + 3);
+        let _ = replica.try_cmd(&["READONLY"]);
+        replica.exists("lock:k")
+    })
+    .await;
+
+    cluster.server_mut(home).kill();
+    // Meanwhile all that is elsewhere goes on.
+    let begin = Instant::now();
+    let other = here.obtain(&elsewhere).lease().await.unwrap();
+    other.release().await.unwrap();
+    assert!(begin.elapsed() < ms(1000), "{:?}", begin.elapsed());
+    cluster.wait_for_promotion(home + 3);
+    assert!(lease.is_valid());
+    assert!(!waiter.is_finished());
+    queued(&here, "k").await;
+    lease.release().await.unwrap();
+    let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+    assert!(next.token() > token);
+    next.release().await.unwrap();
+    wait_until("nothing is left", BOUND, || {
+        let keys = cluster.server(home + 3).keys("*");
+        keys.iter().all(|key| key.contains(":~fence"))
+    })
+    .await;
+}
+
+/// Under load, too, nobody meets anybody once the promoted replica serves, and everybody gets on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_hands_over_under_load() {
+    let cluster = Cluster::start();
+    let registries = [builder(&cluster).build(), builder(&cluster).build()];
+    let home = cluster.home("m");
+    let load = Load::on(&[&registries[0], &registries[1]], &["{m}:1", "{m}:2"]);
+    load.goes_on("locks are had").await;
+    // In order: nothing that was acknowledged is lost.
+    cluster.server(home + 3).cmd(&["CLUSTER", "FAILOVER"]);
+    cluster.wait_for_promotion(home + 3);
+    load.goes_on("locks are had again").await;
+    load.end().await;
+}
+
+/// It may be that one alone, and first, that a caller names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_stopped_is_not_waited_for() {
+    let cluster = Cluster::without_replicas();
+    let stopped = cluster.home("lock:k");
+    cluster.server(stopped).stop();
+    let mut urls = cluster.urls();
+    urls.rotate_left(stopped);
+    let begin = Instant::now();
+    let store = RedisStore::cluster(urls).await.unwrap();
+    assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
+    let registry = LockRegistry::builder(store).build();
+    let mut keys = (0..).map(|number| format!("other:{number}"));
+    let key = keys.find(|key| cluster.home(&format!("lock:{key}")) != stopped);
+    let lock = registry.obtain(key.expect("names lie everywhere"));
+    lock.lease().await.unwrap().release().await.unwrap();
+    cluster.server(stopped).cont();
+    nothing_left(&cluster, &[&registry]).await;
+}
+
+/// Nobody is there at first; and later, after all of it was away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_comes_back_is_found() {
+    let mut cluster = Cluster::without_replicas();
+    let registry = builder(&cluster).build();
+    let lock = registry.obtain("k");
+    lock.lease().await.unwrap().release().await.unwrap();
+    let held = registry.obtain("held").lease().await.unwrap();
+    for index in 0..3 {
+        cluster.server_mut(index).kill();
+    }
+    assert!(lock.acquire_once().await.is_err());
+    let waiter = tokio::spawn(registry.obtain("k").lease());
+    sleep(ms(300)).await;
+    assert!(!waiter.is_finished());
+    for index in 0..3 {
+        cluster.server_mut(index).restart();
+    }
+    let lease = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+    lease.release().await.unwrap();
+    // Nobody there has heard of it, as its holder is told before its time.
+    assert!(timeout(BOUND, held.lost()).await.unwrap().is_lost());
+    drop(held);
+    nothing_left(&cluster, &[&registry]).await;
+}
+
+/// The connection on which somebody is told of grants.
+fn listening(server: &RedisServer) -> Option<u64> {
+    let clients = server.clients();
+    let hears = |client: &&ClientRow| client.field("ssub") != "0";
+    clients.iter().find(hears).map(ClientRow::id)
+}
+
+/// The end of either connection is seen when it comes, and waiters stand in line and are heard again at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_killed_is_made_again_at_once() {
+    let cluster = Cluster::without_replicas();
+    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let home = cluster.server(cluster.home("lock:k"));
+    let calls_of = |id: u64| {
+        // The call's connection of the registry that was made with this one.
+        let own = home
+            .clients()
+            .into_iter()
+            .filter(|it| it.field("ssub") == "0");
+        own.map(|it| it.id()).filter(|other| *other < id).max()
+    };
+    for is_second in [true, false] {
+        let lease = here.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        queued(&here, "k").await;
+        let id = listening(home).expect("who waits listens");
+        let kill = if is_second { Some(id) } else { calls_of(id) };
+        let kill = kill.expect("there are two").to_string();
+        let begin = Instant::now();
+        home.cmd(&["CLIENT", "KILL", "ID", &kill]);
+        wait_until("it listens again", BOUND, || {
+            listening(home).is_some_and(|it| it != id)
+        })
+        .await;
+        queued(&here, "k").await;
+        assert!(begin.elapsed() < ms(2000), "{:?}", begin.elapsed());
+        lease.release().await.unwrap();
+        let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
+        next.unwrap().unwrap().release().await.unwrap();
+    }
+    nothing_left(&cluster, &[&here, &there]).await;
+}
+
+/// A wire that was lost without a word carries no grant, and the calls' own goes on answering: it is noticed when a waiter
+/// looks again, and not taken for one on which nothing happens, for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_connection_that_vanishes_is_made_again() {
+    let cluster = Cluster::behind_proxies();
+    let short = || {
+        builder(&cluster)
+            .response_timeout(ms(1000))
+            .ttl(ms(4000))
+            .build()
+    };
+    let (here, there) = (short(), short());
+    let proxy = &cluster.proxies()[cluster.home("lock:k")];
+    let home = cluster.server(cluster.home("lock:k"));
+    let lease = here.obtain("k").lease().await.unwrap();
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    queued(&here, "k").await;
+    let id = listening(home).expect("who waits listens");
+    let before = proxy.accepted();
+    proxy.lose_subscribers();
+    // Its calls, and then its grants.
+    wait_until("both are made again", BOUND, || {
+        proxy.accepted() >= before + 2
+    })
+    .await;
+    wait_until("it listens again", BOUND, || {
+        listening(home).is_some_and(|it| it != id)
+    })
+    .await;
+    queued(&here, "k").await;
+    lease.release().await.unwrap();
+    let next = timeout(ms(1500), waiter).await.expect("by a grant");
+    next.unwrap().unwrap().release().await.unwrap();
+}
