@@ -135,11 +135,16 @@ impl Link {
             }
             cx.waker().wake_by_ref();
         }
-        let moved = wire.standing.socket.pump.poll(cx);
-        self.hear(wire, cx)?;
+        let pump = &mut wire.standing.socket.pump;
+        let moved = pump.poll(cx);
+        // What has just been brought need not ring as well: it is looked at now, and the bell would
+        // cost a turn more for every reply.
+        let mut silent = Context::from_waker(Waker::noop());
+        let cx_of_replies = if pump.is_here() { &mut silent } else { &mut *cx };
+        self.hear(wire, cx_of_replies)?;
         let mut index = 0;
         while let Some(call) = wire.calls.get_mut(index) {
-            if call.reply.poll_unpin(cx).is_pending() {
+            if call.reply.poll_unpin(cx_of_replies).is_pending() {
                 index += 1;
                 continue;
             }
