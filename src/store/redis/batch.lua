@@ -145,7 +145,8 @@ end
 
 if not now then
   local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
+  clock = time[1] .. sub('00000', #time[2]) .. time[2]
+  now = tonumber(clock)
 end
 
 local function in_full()
@@ -154,7 +155,7 @@ local function in_full()
 
   -- F3: `n .. ''` would lose the last digits of a number of 16.
   local function text(n)
-    return string.format('%.0f', n)
+    return n == now and clock or string.format('%.0f', n)
   end
 
   local function know_fence()
@@ -232,7 +233,7 @@ local function in_full()
           member = member,
           score = tonumber(head[2]),
           owner = owner,
-          ttl = tonumber(ttl),
+          ttl = ttl,
           instance = instance,
         }
       end
@@ -246,10 +247,10 @@ local function in_full()
     if newcomer then
       stand(queue, newcomer, ticket.ttl)
     end
-    call('SET', lock, ticket.owner, 'PX', text(ticket.ttl))
+    call('SET', lock, ticket.owner, 'PX', ticket.ttl)
     if ticket.instance then
       local name = lock:sub(#prefix + 2)
-      local fields = { '1', ticket.owner, text(ticket.ttl), text(number), text(now), name }
+      local fields = { '1', ticket.owner, ticket.ttl, text(number), text(now), name }
       local grant = table.concat(fields, ' ')
       local ok, err = pcall(call, 'PUBLISH', channels .. ticket.instance, grant)
       if not ok then
@@ -297,7 +298,7 @@ local function in_full()
   end
 
   local function busy(left, ticket)
-    return { 'busy', left, ticket and ticket.score or false }
+    return { 'busy', tonumber(left), ticket and ticket.score or false }
   end
 
   -- S3: a win is proved by the very command that reports it; the ttl is never made shorter.
