@@ -32,7 +32,9 @@ if of_use then
 end
 
 -- What most calls meet: nobody waits, and nothing is in the way. Then what counts is how often the
--- server is called, how many tables and texts are made, and how many words come and go.
+-- server is called, how many tables and texts are made, and how many words come and go. Acquire and
+-- release in calls of one take redis 7.0 98 k instructions, 38 k of them before a script's first line;
+-- SET NX PX and a script that compares and deletes take 31 k.
 --
 -- Whatever is not quite so, an error too, is left undone and without an answer, for what follows to
 -- do in full; nothing is made for that before an op needs it.

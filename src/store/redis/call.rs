@@ -586,7 +586,8 @@ mod tests {
         assert_eq!(mixed.verdicts, [won(42), held(), won(43)]);
 
         for wrong in [
-            "5", "5A", "6A 1", "A 1", "A", "5A 1 2", "5A x", "5A -1", "5E 1", "5AA 1", "5R 1", "", " ",
+            "5", "5A", "6A 1", "A 1", "A", "5A 1 2", "5A x", "5A -1", "5E 1", "5AA 1", "5R 1", "",
+            " ",
         ] {
             assert_eq!(read_reply(5, &[take()], text(wrong)), None, "{wrong:?}");
         }
