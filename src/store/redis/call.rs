@@ -105,7 +105,7 @@ impl Lane {
         let count = jobs.len();
         let (keys, words) = match self {
             Self::Renew => (count, 1 + 2 * count),
-            Self::Batch => (1 + 2 * count, 3 + 4 * count),
+            Self::Batch => (1 + 2 * count, 2 + 3 * count),
             Self::Inspect => (2 * count, 1),
         };
         let mut command = script.command(keys, words);
@@ -123,40 +123,42 @@ impl Lane {
                 add(&mut command, &names.queue(&job.key));
             }
         }
-        command.arg(number);
         let ops = jobs.filter_map(|job| match &job.wish {
             Wish::Op { op, .. } => Some(op),
             Wish::Look(_) => None,
         });
         match self {
             Self::Renew => {
+                command.arg(number);
                 for op in ops {
                     add_owner(&mut command, names, op);
-                    add_more(&mut command, names, op);
+                    add_more(&mut command, names, op, false);
                 }
             }
             Self::Batch => {
-                let mut letters = command.writer_for_next_arg();
-                let mut must_be_soon = false;
-                for op in ops.clone() {
-                    let letter = letter(op);
-                    must_be_soon |= matches!(letter, b'A' | b'E' | b'D');
-                    letters.write_all(&[letter]).expect(TAKES_ALL);
+                let mut word = command.writer_for_next_arg();
+                write!(word, "{number}").expect(TAKES_ALL);
+                for letter in ops.clone().filter_map(letter) {
+                    word.write_all(&[letter]).expect(TAKES_ALL);
                 }
-                drop(letters);
-                if must_be_soon {
-                    command.arg(of_use);
-                } else {
-                    command.arg("");
-                }
+                drop(word);
                 for op in ops.clone() {
                     add_owner(&mut command, names, op);
                 }
-                for op in ops {
-                    add_more(&mut command, names, op);
+                // Each word takes the server nearly half as long as a look at a key does, so none is
+                // sent that says nothing.
+                if ops.clone().any(is_of_use_for_a_time) {
+                    command.arg(of_use);
+                } else if ops.clone().any(says_more) {
+                    command.arg("");
+                }
+                for (index, op) in ops.enumerate() {
+                    add_more(&mut command, names, op, index + 1 == count);
                 }
             }
-            Self::Inspect => {}
+            Self::Inspect => {
+                command.arg(number);
+            }
         }
         command
     }
@@ -194,9 +196,9 @@ fn add_text_of(command: &mut Cmd, names: &Names, owner: Owner) {
     write!(word, "{}:{}", names.instance(), owner.0).expect(TAKES_ALL);
 }
 
-/// What `batch.lua` calls the op.
-fn letter(op: &Op) -> u8 {
-    match op {
+/// What `batch.lua` calls the op; a renewal goes in a lane of its own.
+fn letter(op: &Op) -> Option<u8> {
+    Some(match op {
         Op::Attempt { .. } => b'A',
         Op::Listen { .. } | Op::Enter { .. } => b'E',
         Op::Withdraw { .. } => b'W',
@@ -204,8 +206,8 @@ fn letter(op: &Op) -> u8 {
         Op::Yield { .. } => b'Y',
         Op::Adopt { .. } => b'D',
         Op::Raise { .. } => b'V',
-        Op::Renew { .. } => unreachable!("it goes in a lane of its own"),
-    }
+        Op::Renew { .. } => return None,
+    })
 }
 
 /// Whose op it is.
@@ -223,8 +225,18 @@ fn add_owner(command: &mut Cmd, names: &Names, op: &Op) {
     }
 }
 
-/// What else there is to say of it.
-fn add_more(command: &mut Cmd, names: &Names, op: &Op) {
+/// Whether the call is to name the last time at which the op is of use (O5).
+fn is_of_use_for_a_time(op: &Op) -> bool {
+    matches!(op, Op::Attempt { .. } | Op::Enter { .. } | Op::Adopt { .. })
+}
+
+/// Whether there is more to say of it than whose it is.
+fn says_more(op: &Op) -> bool {
+    !matches!(op, Op::Withdraw { .. } | Op::Release { .. })
+}
+
+/// What else there is to say of it. `is_last`: nothing is to follow.
+fn add_more(command: &mut Cmd, names: &Names, op: &Op, is_last: bool) {
     match op {
         Op::Withdraw { .. } | Op::Release { .. } => {}
         Op::Attempt { ttl, .. } | Op::Renew { ttl, .. } => {
@@ -235,10 +247,11 @@ fn add_more(command: &mut Cmd, names: &Names, op: &Op) {
         }
         Op::Enter { ttl, score, .. } => {
             command.arg(millis(*ttl));
-            match score {
-                Some(score) => command.arg(*score),
-                None => command.arg(""),
-            };
+            if let Some(score) = score {
+                command.arg(*score);
+            } else if !is_last {
+                command.arg("");
+            }
         }
         Op::Yield { ttl, new, .. } => {
             command.arg(millis(*ttl));
@@ -300,14 +313,22 @@ pub(super) fn read_reply(number: u64, jobs: &[impl Borrow<Job>], reply: Value) -
 
 /// The short reply of `batch.lua`: everything went as it mostly does.
 fn read_plain(number: u64, jobs: &[impl Borrow<Job>], reply: &[u8]) -> Option<Reply> {
-    let mut words = std::str::from_utf8(reply).ok()?.split(' ').map(str::parse);
-    if words.next()?.ok()? != number {
+    let mut words = std::str::from_utf8(reply).ok()?.split(' ');
+    let echo = words.next()?;
+    let digits = echo.len().checked_sub(jobs.len())?;
+    let (echo, letters) = echo.split_at_checked(digits)?;
+    let ops = jobs.iter().map(|job| match &job.borrow().wish {
+        Wish::Op { op, .. } => Some(op),
+        Wish::Look(_) => None,
+    });
+    let letters = letters.bytes().map(Some);
+    if echo.parse() != Ok(number) || !letters.eq(ops.clone().map(|op| letter(op?))) {
         return None;
     }
-    let at = match (words.next(), words.next(), words.next()) {
-        (None, _, _) => None,
-        (Some(Ok(seconds)), Some(Ok(micros)), None) => {
-            let at = ServerTime::checked_add(u64::checked_mul(seconds, 1_000_000)?, micros)?;
+    let at = match (words.next(), words.next()) {
+        (None, _) => None,
+        (Some(at), None) => {
+            let at: ServerTime = at.parse().ok()?;
             // The draws go from there on.
             let last = at.checked_add(u64::try_from(jobs.len()).ok()?)?;
             is_draw(last).then_some(at)
@@ -315,17 +336,13 @@ fn read_plain(number: u64, jobs: &[impl Borrow<Job>], reply: &[u8]) -> Option<Re
         _ => return None,
     };
     let mut draws = at.into_iter().flat_map(|at| at..);
-    let verdicts = jobs
-        .iter()
-        .map(|job| match &job.borrow().wish {
-            Wish::Op { op, .. } => match op {
-                Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } => Some(Outcome::Won {
-                    draw: draws.next()?,
-                }),
-                Op::Release { .. } => Some(Outcome::Gone { held: true }),
-                _ => None,
-            },
-            Wish::Look(_) => None,
+    let verdicts = ops
+        .map(|op| match op? {
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } => Some(Outcome::Won {
+                draw: draws.next()?,
+            }),
+            Op::Release { .. } => Some(Outcome::Gone { held: true }),
+            _ => None,
         })
         .map(|outcome| outcome.map(Verdict::Done))
         .collect::<Option<_>>()?;
@@ -579,15 +596,23 @@ mod tests {
         let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:8|ab:9";
         let more = "30000|30000||30000|7|30000|ab:7|30000|cd:9|1700000000000001|1";
         assert_eq!(
-            words(Lane::Batch, &batch.map(job)),
-            format!("17|lock:~fence{locks}{queues}|5|AEEWRYDV|1000|{owners}|{more}")
+            words(Lane::Batch, &batch.clone().map(job)),
+            format!("17|lock:~fence{locks}{queues}|5AEEWRYDV|{owners}|1000|{more}")
         );
-        let release = job(Op::Release { owner: Owner(5) });
-        assert_eq!(
-            words(Lane::Batch, &[release]),
-            "3|lock:~fence|lock:k|{lock:k}:~queue1|5|R||ab:5",
-            "of use at any time"
-        );
+        for (at, alone) in [
+            (0, "5A|ab:1|1000|30000"),
+            (1, "5E|ab:2|1000|30000"),
+            (2, "5E|ab:3|1000|30000|7"),
+            (3, "5W|ab:4"),
+            (4, "5R|ab:5"),
+            (5, "5Y|ab:6||30000|ab:7"),
+        ] {
+            assert_eq!(
+                words(Lane::Batch, &[job(batch[at].clone())]),
+                format!("3|lock:~fence|lock:k|{{lock:k}}:~queue1|{alone}"),
+                "no word at the end that says nothing"
+            );
+        }
         let renew = job(Op::Renew {
             owner: Owner(8),
             ttl: TTL,
@@ -653,20 +678,22 @@ mod tests {
         let take = || job(Op::Attempt { owner, ttl: TTL });
         let release = || job(Op::Release { owner });
 
-        let freed = read_reply(5, &[release(), release()], text("5")).unwrap();
+        let freed = read_reply(5, &[release(), release()], text("5RR")).unwrap();
         let held = || Verdict::Done(Outcome::Gone { held: true });
         assert_eq!((freed.at, freed.verdicts), (None, vec![held(), held()]));
 
-        let mixed = read_reply(5, &[take(), release(), take()], text("5 1700 42")).unwrap();
+        let mixed = read_reply(5, &[take(), release(), take()], text("5ARA 42")).unwrap();
         let won = |draw| Verdict::Done(Outcome::Won { draw });
-        let (first, second) = (1_700_000_042, 1_700_000_043);
-        assert_eq!(mixed.at, Some(first));
-        assert_eq!(mixed.verdicts, [won(first), held(), won(second)]);
+        assert_eq!(mixed.at, Some(42));
+        assert_eq!(mixed.verdicts, [won(42), held(), won(43)]);
 
-        for wrong in ["5", "6 1 2", "5 1", "5 1 2 3", "5 1 x", "5 -1 2", "", " "] {
+        for wrong in [
+            "5", "5A", "6A 1", "A 1", "A", "5A 1 2", "5A x", "5A -1", "5E 1", "5AA 1", "5R 1", "",
+            " ",
+        ] {
             assert_eq!(read_reply(5, &[take()], text(wrong)), None, "{wrong:?}");
         }
-        for wrong in ["6", "5 1 2", "5 ", "", "x"] {
+        for wrong in ["6R", "5R 1", "5R ", "5", "5A", "", "x"] {
             assert_eq!(read_reply(5, &[release()], text(wrong)), None, "{wrong:?}");
         }
         let withdraw = job(Op::Withdraw { owner });
@@ -678,8 +705,11 @@ mod tests {
         let renew = job(Op::Renew { owner, ttl: TTL });
         for other in [withdraw, r#yield, renew] {
             let jobs = [other, release(), take()];
-            for (jobs, answer) in [(&jobs[..2], "5"), (&jobs, "5 1 2")] {
-                assert_eq!(read_reply(5, jobs, text(answer)), None, "{jobs:?}");
+            for letter in ["W", "Y", "V", ""] {
+                for (jobs, more) in [(&jobs[..2], "R"), (&jobs, "RA 1")] {
+                    let answer = format!("5{letter}{more}");
+                    assert_eq!(read_reply(5, jobs, text(&answer)), None, "{jobs:?}");
+                }
             }
         }
     }
@@ -724,7 +754,7 @@ mod tests {
             }
         }
         for (at, fits) in [(most - 2, true), (most - 1, false), (i64::MAX, false)] {
-            let text = format!("5 0 {at}");
+            let text = format!("5AA {at}");
             let jobs = [1, 2].map(|owner| {
                 job(Op::Attempt {
                     owner: Owner(owner),
@@ -781,7 +811,7 @@ mod tests {
     fn value() -> impl Strategy<Value = Value> {
         let words = select(vec![
             "won", "busy", "gone", "not-old", "renewed", "raised", "lost", "stale", "sight",
-            "error", "5", "5 1 2", "",
+            "error", "5R", "5AR 12", "",
         ]);
         let leaf = prop_oneof![
             3 => words.prop_map(|word| Value::BulkString(word.into())),
@@ -861,10 +891,10 @@ mod tests {
         }
 
         #[test]
-        fn nothing_like_a_short_reply_panics(ops in ops(), text in "(5|6|)( ?[0-9]{1,20}| x|  ){0,3}") {
+        fn nothing_like_a_short_reply_panics(ops in ops(), text in "(5|6|)[AERWV]{0,4}( ?[0-9]{1,20}| x|  ){0,2}") {
             let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
             let read = read_reply(5, &jobs, Value::BulkString(text.clone().into()));
-            prop_assert!(read.is_none() || text == "5" || text.starts_with("5 ") || text.starts_with("+5"), "{text}");
+            prop_assert!(read.is_none() || text.starts_with("5"), "{text}");
             is_sound(&ops, read.as_ref());
         }
 

@@ -136,11 +136,21 @@ impl Link {
             }
             cx.waker().wake_by_ref();
         }
-        let moved = wire.standing.socket.pump.poll(cx);
-        self.hear(wire, cx)?;
+        let pump = &mut wire.standing.socket.pump;
+        let moved = pump.poll(cx);
+        // What has just been brought need not ring as well: it is looked at now, and the bell would
+        // cost a turn more for every reply.
+        let mut silent = Context::from_waker(Waker::noop());
+        let cx_of_replies = if pump.is_here() {
+            &mut silent
+        } else {
+            &mut *cx
+        };
+        self.hear(wire, cx_of_replies)?;
+        let under_way = wire.calls.len();
         let mut index = 0;
         while let Some(call) = wire.calls.get_mut(index) {
-            if call.reply.poll_unpin(cx).is_pending() {
+            if call.reply.poll_unpin(cx_of_replies).is_pending() {
                 index += 1;
                 continue;
             }
@@ -148,6 +158,10 @@ impl Link {
             let mut call = wire.calls.remove(index).expect("it was just looked at");
             let reply = Pin::new(&mut call.reply).take_output();
             self.on_reply(wire, call.number, reply.expect("it is done"))?;
+        }
+        if wire.calls.len() < under_way && self.traffic.is_waiting() {
+            // For a key or a place that has come free.
+            cx.waker().wake_by_ref();
         }
         if moved.is_ready() {
             return Err(self.closed().into());

@@ -44,6 +44,11 @@ impl Pump {
         Self::Elsewhere
     }
 
+    /// Whether only [`Self::poll`] brings what comes on the connection.
+    pub(super) fn is_here(&self) -> bool {
+        !matches!(self, Self::Elsewhere)
+    }
+
     /// Moves what can be moved now. Ready, from then on: the connection has ended, and whoever waited
     /// for something on it can see so.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {

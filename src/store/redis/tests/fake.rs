@@ -113,7 +113,18 @@ impl Request {
 
     /// The number that the reply is to name.
     pub(super) fn number(&self) -> u64 {
-        self.arguments()[0].parse().unwrap()
+        self.word().0.parse().unwrap()
+    }
+
+    /// What a call of the batch lane is about, op by op.
+    pub(super) fn letters(&self) -> &str {
+        self.word().1
+    }
+
+    fn word(&self) -> (&str, &str) {
+        let word = &self.arguments()[0];
+        let letters = word.find(char::is_alphabetic);
+        word.split_at(letters.unwrap_or(word.len()))
     }
 
     /// How many ops a call is about; a probe counts as one.
@@ -121,13 +132,13 @@ impl Request {
         if self.is_probe() {
             1
         } else {
-            self.arguments()[1].len()
+            self.letters().len()
         }
     }
 
     /// The last time at which a call is of use.
     pub(super) fn of_use(&self) -> u64 {
-        self.arguments()[2].parse().unwrap()
+        self.arguments()[1 + self.ops()].parse().unwrap()
     }
 
     /// The reply to a call that answers the same to each op, told at that time.

@@ -370,11 +370,11 @@ impl Liar {
         let Said { before, lie, after } = self.calls[self.called % self.calls.len()].clone();
         self.called += 1;
         // A batch's first key is the fence, and its letters say what it is about.
-        let ops = (request.keys()[0] == "lock:~fence").then(|| request.arguments()[1].clone());
+        let ops = (request.keys()[0] == "lock:~fence").then(|| request.letters().to_owned());
         let ops = ops.unwrap_or_default();
         for (index, op) in ops.chars().enumerate() {
             if op == 'E' {
-                let (key, owner) = (&request.keys()[1 + index], &request.arguments()[3 + index]);
+                let (key, owner) = (&request.keys()[1 + index], &request.arguments()[1 + index]);
                 self.standing.insert(name_of(key).to_owned(), owner.clone());
             }
         }
@@ -474,18 +474,13 @@ impl Liar {
 
     /// The short reply, which is the truth if `at` is the next and there is no more.
     fn plain(&mut self, request: &Request, ops: &str, at: Number, more: &str) -> Vec<u8> {
-        let number = request.number();
         let wins: Vec<_> = (0..ops.len())
             .filter(|index| "AE".contains(&ops[*index..=*index]))
             .collect();
         let at = self.draw(at);
-        let mut text = number.to_string();
+        let mut text = request.arguments()[0].clone();
         if !wins.is_empty() {
-            text.push_str(&format!(
-                " {} {}",
-                at.div_euclid(1_000_000),
-                at.rem_euclid(1_000_000)
-            ));
+            text.push_str(&format!(" {at}"));
         }
         for (place, index) in wins.into_iter().enumerate() {
             self.force(&request.keys()[1 + index], at.saturating_add(place as i64));
@@ -675,7 +670,7 @@ async fn a_flood_of_grants_is_not_kept() {
         if !request.is_call() {
             return None;
         }
-        if request.arguments()[1] != "A" && request.arguments()[1] != "E" {
+        if !matches!(request.letters(), "A" | "E") {
             return Some(Vec::new());
         }
         let mut bytes = Vec::new();

@@ -2,6 +2,7 @@
 //!
 //! A test that is about a rule of the protocol bears its number in its name.
 
+mod alike;
 mod attempts;
 mod breaking;
 mod connecting;

@@ -96,7 +96,7 @@ async fn s1_a_refused_call_goes_again_op_by_op_once() {
     let seen = calls.clone();
     let fake = super::fake::Fake::start(move |request| {
         request.is_call().then(|| {
-            seen.lock().unwrap().push(request.arguments()[1].clone());
+            seen.lock().unwrap().push(request.letters().to_owned());
             b"-NOPERM No permissions to access a key\r\n".to_vec()
         })
     });

@@ -38,15 +38,14 @@ async fn o5_a_command_of_a_dead_connection_wins_for_nobody() {
 async fn o5_a_stale_script_does_nothing_and_tells_its_time() {
     let server = RedisServer::start();
     let script = include_str!("../batch.lua");
-    for op in ["A", "E", "D"] {
+    for op in ["7A", "7E", "7D"] {
         let words = [
             "lock:~fence",
             "lock:k",
             "{lock:k}:~queue1",
-            "7",
             op,
-            "1000",
             "a1:1",
+            "1000",
             "30000",
             "",
         ];
