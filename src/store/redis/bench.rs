@@ -41,9 +41,14 @@ impl Calls {
         let released = jobs(|owner| Op::Release { owner });
         // As `batch.lua` says it, as long as everything goes as it mostly does.
         let reply = |number: u64| {
+            let letters = |letter: &str| letter.repeat(keys as usize);
             let text = match number % 2 {
-                1 => format!("{number} 1767225600 {}", 100_000 + number),
-                _ => number.to_string(),
+                1 => format!(
+                    "{number}{} {}",
+                    letters("E"),
+                    1_767_225_600_100_000 + number
+                ),
+                _ => format!("{number}{}", letters("R")),
             };
             Value::BulkString(text.into())
         };

@@ -227,7 +227,14 @@ fn add_owner(command: &mut Cmd, names: &Names, op: &Op) {
 
 /// Whether the call is to name the last time at which the op is of use (O5).
 fn is_of_use_for_a_time(op: &Op) -> bool {
-    matches!(op, Op::Attempt { .. } | Op::Enter { .. } | Op::Adopt { .. })
+    match op {
+        Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } | Op::Adopt { .. } => true,
+        Op::Withdraw { .. }
+        | Op::Release { .. }
+        | Op::Yield { .. }
+        | Op::Renew { .. }
+        | Op::Raise { .. } => false,
+    }
 }
 
 /// Whether there is more to say of it than whose it is.
@@ -620,15 +627,15 @@ mod tests {
         assert_eq!(words(Lane::Renew, &[renew]), "1|lock:k|5|ab:8|30000");
         let (owner, ttl) = (Owner(5), TTL);
         let mut listen = job(Op::Listen { owner, ttl });
-        let key = "3|lock:~fence|lock:k|{lock:k}:~queue1|5";
+        let key = "3|lock:~fence|lock:k|{lock:k}:~queue1";
         assert_eq!(
             words(Lane::Batch, std::slice::from_ref(&listen)),
-            format!("{key}|E|1000|ab:5|30000|ear")
+            format!("{key}|5E|ab:5|1000|30000|ear")
         );
         listen.listen_to_nothing();
         assert_eq!(
             words(Lane::Batch, &[listen]),
-            format!("{key}|A|1000|ab:5|30000")
+            format!("{key}|5A|ab:5|1000|30000")
         );
     }
 
