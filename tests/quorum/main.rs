@@ -56,6 +56,22 @@ async fn nothing_left(servers: &[RedisServer], registries: &[&LockRegistry]) {
     }
 }
 
+/// With it a lease would be lost on its release, and all would be well until then.
+#[test]
+fn one_server_has_one_vote() {
+    let nodes = |urls: [&'static str; 3]| urls.map(|url| RedisStore::connect_lazy(url).unwrap());
+    let one = "redis://127.0.0.1:1/";
+    let error = QuorumStore::new(nodes([
+        one,
+        "redis://127.0.0.1:2/",
+        "redis://127.0.0.1:1/3",
+    ]));
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+    assert!(!error.is_retryable());
+    QuorumStore::new(nodes([one, "redis://127.0.0.1:2/", "redis://127.0.0.1:3/"])).unwrap();
+}
+
 #[tokio::test]
 async fn acquired_contended_released_dropped() {
     for count in [1, 3, 4, 5] {

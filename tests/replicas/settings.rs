@@ -23,11 +23,13 @@ fn replicas_are_given_some_time() {
 /// Before anything is sent: nobody is there.
 #[tokio::test]
 async fn a_lease_must_last_longer_than_its_replicas_have() {
-    let store = |within| {
-        let store = RedisStore::builder("redis://127.0.0.1:1/").min_replicas(1, within);
+    let store_at = |url: &str, within| {
+        let store = RedisStore::builder(url).min_replicas(1, within);
         store.connect_lazy().unwrap()
     };
-    let quorum = QuorumStore::new([store(ms(100)), store(ms(1_000))]).unwrap();
+    let store = |within| store_at("redis://127.0.0.1:1/", within);
+    let other = store_at("redis://127.0.0.1:2/", ms(100));
+    let quorum = QuorumStore::new([other, store(ms(1_000))]).unwrap();
     let [one, quorum] = [
         LockRegistry::builder(store(ms(1_000))).build(),
         LockRegistry::builder(quorum).build(),
@@ -67,7 +69,8 @@ async fn a_server_without_replicas_and_one_that_is_a_replica() {
     let replica = flock.replicas[0].url();
     let store = RedisStore::builder(replica).min_replicas(1, ms(50));
     let error = store.connect().await.unwrap_err();
-    assert!(error.to_string().contains("replica"), "{error}");
+    let reason = "cannot be used with replica instances";
+    assert!(error.to_string().contains(reason), "{error}");
 }
 
 /// The rights that the documentation lists, and `wait`.

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::ballot::Quorum;
 use crate::StoreError;
 
@@ -6,6 +8,8 @@ use crate::StoreError;
 pub(super) enum Fault {
     #[error("a quorum needs a node at least")]
     NoNodes,
+    #[error("two nodes of the quorum are the same server, {address}, which has one vote")]
+    Twice { address: Arc<str> },
     #[error("{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}")]
     TooFew {
         away: usize,
@@ -28,7 +32,7 @@ pub(super) enum Fault {
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         let lasting = match &fault {
-            Fault::NoNodes => true,
+            Fault::NoNodes | Fault::Twice { .. } => true,
             Fault::TooFew { source, .. } => !source.is_retryable(),
             _ => false,
         };
