@@ -109,8 +109,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// Those of [`RedisStore::connect`], and if there is no url, a server is no part of a cluster, or a
-    /// url names a socket's path or a database other than 0.
+    /// Those of [`RedisStore::connect`], and if there is no url, no server that answers is part of a cluster,
+    /// or a url names a socket's path or a database other than 0.
     ///
     /// # Examples
     ///
@@ -127,7 +127,10 @@ impl RedisStore {
         I: IntoIterator,
         I::Item: Into<String>,
     {
-        RedisStoreBuilder::cluster(urls.into_iter().map(Into::into).collect()).connect()
+        let urls = urls.into_iter().map(Into::into);
+        // Whoever has the one url for all nodes may well bring it here.
+        let urls = urls.flat_map(|url: String| Seeds::split(&url).unwrap_or_else(|| vec![url]));
+        RedisStoreBuilder::cluster(urls.collect()).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
