@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::ballot::Quorum;
@@ -10,12 +11,17 @@ pub(super) enum Fault {
     NoNodes,
     #[error("two nodes of the quorum are the same server, {address}, which has one vote")]
     Twice { address: Arc<str> },
-    #[error("{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}")]
+    #[error(
+        "{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}{}",
+        others.iter().map(|it| format!("; {it}")).collect::<String>()
+    )]
     TooFew {
         away: usize,
         size: usize,
         majority: usize,
         source: StoreError,
+        /// What other nodes said that is not the same.
+        others: BTreeSet<String>,
     },
     #[error("a node of the quorum is away")]
     Away,
@@ -54,11 +60,14 @@ pub(super) fn too_few(quorum: Quorum, troubles: &[StoreError]) -> StoreError {
         troubles.iter().rfind(|it| it.is_retryable())
     };
     let source = source.cloned().unwrap_or_else(|| Fault::Away.into());
+    let mut others: BTreeSet<_> = troubles.iter().map(ToString::to_string).collect();
+    others.remove(&source.to_string());
     let fault = Fault::TooFew {
         away: troubles.len().min(quorum.size),
         size: quorum.size,
         majority: quorum.majority(),
         source,
+        others,
     };
     fault.into()
 }
