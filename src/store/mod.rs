@@ -39,12 +39,6 @@ pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     fn overhead(&self) -> Duration {
         Duration::ZERO
     }
-
-    /// Where it is, if that can be named: two with one address are one store.
-    #[doc(hidden)]
-    fn address(&self) -> Option<Arc<str>> {
-        None
-    }
 }
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
@@ -54,10 +48,6 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn overhead(&self) -> Duration {
         (**self).overhead()
-    }
-
-    fn address(&self) -> Option<Arc<str>> {
-        (**self).address()
     }
 }
 

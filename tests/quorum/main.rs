@@ -56,22 +56,6 @@ async fn nothing_left(servers: &[RedisServer], registries: &[&LockRegistry]) {
     }
 }
 
-/// With it a lease would be lost on its release, and all would be well until then.
-#[test]
-fn one_server_has_one_vote() {
-    let nodes = |urls: [&'static str; 3]| urls.map(|url| RedisStore::connect_lazy(url).unwrap());
-    let one = "redis://127.0.0.1:1/";
-    let error = QuorumStore::new(nodes([
-        one,
-        "redis://127.0.0.1:2/",
-        "redis://127.0.0.1:1/3",
-    ]));
-    let error = error.unwrap_err();
-    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
-    assert!(!error.is_retryable());
-    QuorumStore::new(nodes([one, "redis://127.0.0.1:2/", "redis://127.0.0.1:3/"])).unwrap();
-}
-
 /// Whoever mends one node is not to find out about the next only then. The third may not have been heard of yet.
 #[tokio::test]
 async fn nodes_that_are_away_are_all_told() {

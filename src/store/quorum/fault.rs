@@ -1,5 +1,4 @@
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use super::ballot::Quorum;
 use crate::StoreError;
@@ -9,8 +8,6 @@ use crate::StoreError;
 pub(super) enum Fault {
     #[error("a quorum needs a node at least")]
     NoNodes,
-    #[error("two nodes of the quorum are the same server, {address}, which has one vote")]
-    Twice { address: Arc<str> },
     #[error(
         "{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}{}",
         others.iter().map(|it| format!("; {it}")).collect::<String>()
@@ -38,7 +35,7 @@ pub(super) enum Fault {
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         let lasting = match &fault {
-            Fault::NoNodes | Fault::Twice { .. } => true,
+            Fault::NoNodes => true,
             Fault::TooFew { source, .. } => !source.is_retryable(),
             _ => false,
         };

@@ -1,4 +1,3 @@
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,8 +102,7 @@ impl QuorumStore {
     ///
     /// # Errors
     ///
-    /// If there is none, or two have the same address. One server by two names (`localhost`, `127.0.0.1`) is not
-    /// noticed here: it votes twice, and its leases are told as lost when they are released.
+    /// If there is none.
     pub fn new<I>(nodes: I) -> Result<Self, StoreError>
     where
         I: IntoIterator,
@@ -116,12 +114,6 @@ impl QuorumStore {
             .collect();
         if nodes.is_empty() {
             return Err(Fault::NoNodes.into());
-        }
-        let mut seen = HashSet::new();
-        for address in nodes.iter().filter_map(|node| node.address()) {
-            if !seen.insert(address.clone()) {
-                return Err(Fault::Twice { address }.into());
-            }
         }
         let quarantine = None;
         Ok(Self { nodes, quarantine })

@@ -175,10 +175,6 @@ impl LockStore for RedisStore {
     fn overhead(&self) -> Duration {
         self.replicas.map_or(Duration::ZERO, |it| it.within())
     }
-
-    fn address(&self) -> Option<Arc<str>> {
-        Some(self.place.address().clone())
-    }
 }
 
 /// A store to be; made by [`RedisStore::builder`].
