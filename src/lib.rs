@@ -71,6 +71,7 @@
 //! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
 //! | `backoff` | yes | `Repeat::backoff` |
 //! | `tls-rustls` | | `rediss://`, and certificates by `RedisStore::builder` |
+//! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
 //! | `redis-1` | | `RedisStore::from_client` |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |

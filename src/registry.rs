@@ -55,7 +55,9 @@ impl LockRegistry {
     }
 
     /// Connects to a Redis or Valkey server: `redis://[[user:]password@]host[:port][/db]`,
-    /// `rediss://…` (feature `tls-rustls`), or `unix:///path?db=&user=&pass=`.
+    /// `rediss://…` (feature `tls-rustls`), or `unix:///path?db=&user=&pass=`; to a cluster,
+    /// `redis+cluster://host:port,host:port/` (feature `cluster`), or behind sentinels,
+    /// `redis+sentinel://host,host/service` (feature `sentinel`).
     ///
     /// # Errors
     ///

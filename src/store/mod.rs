@@ -1,9 +1,9 @@
-//! Where leases live: in memory, on a Redis or Valkey server, or on a majority of several.
+//! Where leases live: in memory, on a Redis or Valkey server or cluster, or on a majority of several.
 //!
 //! | store | for |
 //! |---|---|
 //! | [`MemoryStore`] | one process, and tests: several registries on one store behave as several processes |
-//! | [`RedisStore`] | processes that share a server |
+//! | [`RedisStore`] | processes that share a server, its replicas behind sentinels, or a cluster |
 //! | [`QuorumStore`] | processes that share several servers, some of which may be away |
 
 pub(crate) mod contract;

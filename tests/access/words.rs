@@ -114,6 +114,13 @@ fn slips_in_urls_are_told() {
         ("rediss://localhost/#insecure ", "is not offered"),
         #[cfg(not(feature = "tls-rustls"))]
         ("rediss://localhost/", "tls-rustls"),
+        ("redis://one,two/", "redis+cluster://"),
+        #[cfg(feature = "cluster")]
+        ("redis+cluster://one,,two/", "redis+cluster://"),
+        #[cfg(not(feature = "cluster"))]
+        ("redis+cluster://one,two/", "feature `cluster`"),
+        #[cfg(not(feature = "cluster"))]
+        ("rediss+cluster://one,two/", "feature `cluster`"),
     ];
     for (url, reason) in cases {
         let error = RedisStore::connect_lazy(url).unwrap_err();

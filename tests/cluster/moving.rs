@@ -100,6 +100,8 @@ async fn a_lock_is_released_while_its_slot_is_half_way() {
     // Which lasts, so that asking once does not help, and waiting does.
     let error = registry.obtain("{m}:k").acquire_once().await.unwrap_err();
     assert!(error.to_string().contains("TRYAGAIN"), "{error}");
+    let refuses = cluster.server(from).port().to_string();
+    assert!(error.to_string().contains(&refuses), "{error}");
     let patient = tokio::spawn(registry.obtain("{m}:k").lease());
     sleep(ms(1500)).await;
     assert!(!patient.is_finished());

@@ -56,6 +56,19 @@ async fn nothing_left(servers: &[RedisServer], registries: &[&LockRegistry]) {
     }
 }
 
+/// Whoever mends one node is not to find out about the next only then. The third may not have been heard of yet.
+#[tokio::test]
+async fn nodes_that_are_away_are_all_told() {
+    let urls = [1, 2, 3].map(|port| format!("redis://127.0.0.1:{port}/"));
+    let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
+    let locks = LockRegistry::builder(QuorumStore::new(nodes).unwrap()).build();
+    let error = locks.obtain("k").acquire_once().await.unwrap_err();
+    let error = error.to_string();
+    let addresses = [1, 2, 3].map(|port| format!("127.0.0.1:{port}:"));
+    let told = addresses.iter().filter(|it| error.contains(*it)).count();
+    assert!(told >= 2, "{error}");
+}
+
 #[tokio::test]
 async fn acquired_contended_released_dropped() {
     for count in [1, 3, 4, 5] {

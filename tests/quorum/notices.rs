@@ -103,7 +103,6 @@ async fn all_of_many_waiters_are_served() {
     while let Some(waiter) = timeout(4 * PAUSE, waiters.join_next()).await.unwrap() {
         waiter.unwrap();
     }
-    println!("20 turns: {:?}", begin.elapsed());
     assert!(begin.elapsed() < 2 * PAUSE, "{:?}", begin.elapsed());
     nothing_left(&servers, &registries.iter().collect::<Vec<_>>()).await;
 }
@@ -167,7 +166,10 @@ async fn servers_that_cannot_tell() {
         sleep(ms(300)).await;
         // Nobody stands where it cannot be told.
         let listens = |at| u64::from(at >= mute);
-        assert_eq!(listening(&servers), [listens(0), listens(1), listens(2)]);
+        wait_until("it listens where it can", BOUND, || {
+            listening(&servers) == [listens(0), listens(1), listens(2)]
+        })
+        .await;
         let begin = Instant::now();
         held.release().await.unwrap();
         let next = timeout(BOUND, waiter).await.unwrap().unwrap();

@@ -67,7 +67,8 @@ async fn a_server_without_replicas_and_one_that_is_a_replica() {
     let replica = flock.replicas[0].url();
     let store = RedisStore::builder(replica).min_replicas(1, ms(50));
     let error = store.connect().await.unwrap_err();
-    assert!(error.to_string().contains("replica"), "{error}");
+    let reason = "cannot be used with replica instances";
+    assert!(error.to_string().contains(reason), "{error}");
 }
 
 /// The rights that the documentation lists, and `wait`.

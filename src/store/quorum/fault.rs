@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::ballot::Quorum;
 use crate::StoreError;
 
@@ -6,12 +8,17 @@ use crate::StoreError;
 pub(super) enum Fault {
     #[error("a quorum needs a node at least")]
     NoNodes,
-    #[error("{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}")]
+    #[error(
+        "{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}{}",
+        others.iter().map(|it| format!("; {it}")).collect::<String>()
+    )]
     TooFew {
         away: usize,
         size: usize,
         majority: usize,
         source: StoreError,
+        /// What other nodes said that is not the same.
+        others: BTreeSet<String>,
     },
     #[error("a node of the quorum is away")]
     Away,
@@ -50,11 +57,14 @@ pub(super) fn too_few(quorum: Quorum, troubles: &[StoreError]) -> StoreError {
         troubles.iter().rfind(|it| it.is_retryable())
     };
     let source = source.cloned().unwrap_or_else(|| Fault::Away.into());
+    let mut others: BTreeSet<_> = troubles.iter().map(ToString::to_string).collect();
+    others.remove(&source.to_string());
     let fault = Fault::TooFew {
         away: troubles.len().min(quorum.size),
         size: quorum.size,
         majority: quorum.majority(),
         source,
+        others,
     };
     fault.into()
 }

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ballot::Quorum;
-use super::fault::Fault;
+use super::fault::{Fault, too_few};
 use super::state::{Outbox, State};
 use crate::StoreError;
 use crate::store::LockStore;
@@ -241,21 +241,14 @@ impl Session for QuorumSession {
             while let Some(look) = looks.next().await {
                 match look {
                     Ok(Ok(sight)) => seen.sights.push(sight),
-                    Ok(Err(error)) => seen.trouble = Some(error),
-                    Err(_) => {}
+                    Ok(Err(error)) => seen.troubles.push(error),
+                    Err(_) => seen.troubles.push(Fault::Away.into()),
                 }
                 if let Some(sight) = seen.verdict(core.quorum, looks.len()) {
                     return Ok(sight);
                 }
             }
-            let source = seen.trouble.unwrap_or_else(|| Fault::Away.into());
-            Err(Fault::TooFew {
-                away: core.quorum.size - seen.sights.len(),
-                size: core.quorum.size,
-                majority: core.quorum.majority(),
-                source,
-            }
-            .into())
+            Err(too_few(core.quorum, &seen.troubles))
         }
         .boxed()
     }
@@ -265,7 +258,7 @@ impl Session for QuorumSession {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) sights: Vec<Sight>,
-    trouble: Option<StoreError>,
+    troubles: Vec<StoreError>,
 }
 
 impl Seen {

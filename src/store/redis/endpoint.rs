@@ -21,8 +21,8 @@ use super::sentinel::{self, Sentinels};
 use super::socket::{self, Pump, Socket};
 
 /// What a url looks like, for those who wrote another.
-const EXPECTED: &str =
-    "redis://[[user:]password@]host[:port][/db] or unix:///path[?db=&user=&pass=]";
+const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
+     redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
 
 /// Where a server is and who we are there. Shows neither user nor password.
 #[derive(Clone)]
@@ -56,6 +56,12 @@ impl Endpoint {
                 "a user or password that holds / ? or # must have them percent-encoded (%2F %3F %23)",
             ));
         }
+        // With the feature a cluster's url is taken apart before it comes here.
+        if scheme.ends_with("+cluster") && cfg!(not(feature = "cluster")) {
+            return Err(invalid(
+                "redis+cluster:// needs lockstream's feature `cluster`",
+            ));
+        }
         if scheme.ends_with("+sentinel") {
             #[cfg(feature = "sentinel")]
             return Sentinels::parse(url).map(Self::told_by);
@@ -80,6 +86,13 @@ impl Endpoint {
             ));
         }
         let info = client.get_connection_info().clone();
+        if let ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } = info.addr()
+            && host.contains(',')
+        {
+            return Err(invalid(&format!(
+                "it names several hosts; expected {EXPECTED}"
+            )));
+        }
         Ok(Self::new(info.set_tcp_settings(at_once()), is_tls))
     }
 

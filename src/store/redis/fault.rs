@@ -82,15 +82,32 @@ pub(super) enum Fault {
     #[error("Redis at {address} refused: {refusal}")]
     Refused { address: Arc<str>, refusal: Refusal },
     #[error(
+        "Redis at {address} is a node of a cluster, or stands before one, and was taken for a server of its own: \
+         RedisStore::cluster and redis+cluster:// find all nodes ({refusal})"
+    )]
+    Clustered { address: Arc<str>, refusal: Refusal },
+    #[error(
         "the connection to Redis at {address} was given up: its registry or its runtime has gone"
     )]
     Abandoned { address: Arc<str> },
 }
 
 impl Fault {
+    /// A server's no to a script, where it is taken for one server. A cluster's node says it of some keys
+    /// only, and of any that are not all in one slot: never is it enough, but under a prefix that keeps all
+    /// in one, whose owner may change.
+    pub(super) fn refused(address: Arc<str>, refusal: Refusal, names: &Names) -> Self {
+        let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
+        if is_clusters && !crate::key::has_hash_tag(names.prefix()) {
+            Self::Clustered { address, refusal }
+        } else {
+            Self::Refused { address, refusal }
+        }
+    }
+
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Url { .. } | Self::Replicas { .. } => true,
+            Self::Url { .. } | Self::Replicas { .. } | Self::Clustered { .. } => true,
             Self::Unasked { source } => source.is_lasting(),
             #[cfg(feature = "sentinel")]
             Self::Sentinels { is_lasting, .. } => *is_lasting,

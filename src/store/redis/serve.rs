@@ -365,10 +365,8 @@ impl Link {
 
     /// The server said no, which may end the connection.
     fn refuse(&mut self, job: Job, refusal: &Refusal) -> Result<(), Fault> {
-        let fault = Fault::Refused {
-            address: self.endpoint.address().clone(),
-            refusal: refusal.clone(),
-        };
+        let address = self.endpoint.address().clone();
+        let fault = Fault::refused(address, refusal.clone(), &self.names);
         self.answer(job, OpError::Refused(fault.clone().into()));
         if refusal.ends_connection() {
             Err(fault)

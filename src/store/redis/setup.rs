@@ -215,10 +215,8 @@ impl Steps<'_> {
             .map_err(|source| self.setup.broken(source))?;
         if let Value::ServerError(error) = &reply {
             let address = self.setup.endpoint.address().clone();
-            return Err(Fault::Refused {
-                address,
-                refusal: Refusal::from(error).naming(self.setup.names),
-            });
+            let refusal = Refusal::from(error).naming(self.setup.names);
+            return Err(Fault::refused(address, refusal, self.setup.names));
         }
         let (at, answers) = call::read_head(number, reply)
             .ok_or_else(|| self.setup.garbled("the reply to the probe is another's"))?;

@@ -26,10 +26,11 @@ use crate::store::{LockStore, sealed};
 /// `response_timeout`, which it does not know.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Leases on a Redis server, from version 6.2 on, or on Valkey; alone or behind sentinels.
+/// Leases on a Redis server, from version 6.2 on, or on Valkey; alone, behind sentinels, or in a cluster.
 ///
 /// Each registry that is built on a store has a connection of its own, which carries everything:
-/// ops, renewals and the grants that the server pushes. It is made at the registry's first use,
+/// ops, renewals and the grants that the server pushes (on a cluster two to each primary, and one more with
+/// [`RedisStoreBuilder::min_replicas`]). It is made at the registry's first use,
 /// and made again whenever it breaks. RESP3 is used whatever the url says; a server or proxy that
 /// does not speak it still works, but then waiting costs a question every now and then.
 ///
@@ -63,6 +64,9 @@ impl RedisStore {
     /// `response_timeout` at most, the one that answered last first; the server is then asked for its role. A connection
     /// ends as soon as a sentinel names another primary. A fail-over may forget leases: `docs/operations.md` says which.
     ///
+    /// With the feature `cluster` also `redis+cluster://[user][:password@]host[:port],host[:port]/`, and
+    /// `rediss+cluster://`: see `RedisStore::cluster`.
+    ///
     /// # Errors
     ///
     /// The future yields an error if the url is no such thing, nobody answers within 5 seconds (each sentinel, and the
@@ -81,7 +85,7 @@ impl RedisStore {
         Self::builder(url).connect_lazy()
     }
 
-    /// For what a url cannot say, such as certificates.
+    /// For what a url cannot say: certificates, and how many replicas must have a lease.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         let url = url.into();
         #[cfg(feature = "cluster")]
@@ -103,14 +107,14 @@ impl RedisStore {
     ///
     /// The same as [`RedisStore::connect`] with the one url `redis+cluster://host:port,host:port/`, which
     /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. The first url's user and
-    /// password are shown to all nodes. A session connects to every primary, twice: once for calls and
-    /// once for grants, which come by sharded pub/sub; so clusters before Redis 7 work, but waiting there
-    /// costs a question every now and then.
+    /// password are shown to all nodes. Each registry connects to every primary twice: once for calls, and
+    /// once for grants, which come by sharded pub/sub. Clusters before Redis 7, which have none, still work, but
+    /// waiting there costs a question every now and then.
     ///
     /// # Errors
     ///
-    /// Those of [`RedisStore::connect`], and if there is no url, a server is no part of a cluster, or a
-    /// url names a socket's path or a database other than 0.
+    /// Those of [`RedisStore::connect`], and if there is no url, no server that answers is part of a cluster,
+    /// or a url names a socket's path or a database other than 0.
     ///
     /// # Examples
     ///
@@ -127,7 +131,10 @@ impl RedisStore {
         I: IntoIterator,
         I::Item: Into<String>,
     {
-        RedisStoreBuilder::cluster(urls.into_iter().map(Into::into).collect()).connect()
+        let urls = urls.into_iter().map(Into::into);
+        // Whoever has the one url for all nodes may well bring it here.
+        let urls = urls.flat_map(|url: String| Seeds::split(&url).unwrap_or_else(|| vec![url]));
+        RedisStoreBuilder::cluster(urls.collect()).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
@@ -230,7 +237,11 @@ impl RedisStoreBuilder {
     /// for renewals: a replica that missed the last one holds the lock for two thirds of its ttl after that, by
     /// when the holder has been renewed at the new primary, or not.
     ///
-    /// A cluster is not supported: there a store is not made.
+    /// # Errors
+    ///
+    /// None here: [`connect`](Self::connect) and [`connect_lazy`](Self::connect_lazy) refuse a `within` out of these
+    /// bounds, and a cluster, where it is not supported. A lock whose ttl is not longer than `within` is
+    /// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting), before anything is sent.
     ///
     /// # Examples
     ///

@@ -145,7 +145,7 @@ impl Task {
             parcel.asking = None;
             if !is_wanted {
                 let why = Refusal::parse("CLUSTERDOWN a node has gone");
-                self.put_off(parcel, &why, now);
+                self.put_off(parcel, &address, &why, now);
             } else if had_stood {
                 self.nodes[index].parked.push(parcel);
             } else {
@@ -208,6 +208,7 @@ impl Task {
 
     /// Nothing of the call was done.
     fn on_refused(&mut self, index: usize, mut parcel: Parcel, refusal: &Refusal, now: Instant) {
+        let address = self.nodes[index].address.clone();
         let mut words = refusal.text().split(' ');
         match refusal.code() {
             code @ ("MOVED" | "ASK") => {
@@ -223,7 +224,7 @@ impl Task {
                     }
                 }
                 if parcel.hops >= HOPS {
-                    self.put_off(parcel, refusal, now);
+                    self.put_off(parcel, &address, refusal, now);
                 } else {
                     parcel.hops += 1;
                     parcel.asking = is_asked.then_some(to);
@@ -232,7 +233,7 @@ impl Task {
             }
             "CLUSTERDOWN" | "READONLY" | "LOADING" | "MASTERDOWN" => {
                 self.search.want(now);
-                self.put_off(parcel, refusal, now);
+                self.put_off(parcel, &address, refusal, now);
             }
             "TRYAGAIN" => {
                 // In time for whoever waits for the answer, one response time-out at most.
@@ -240,7 +241,7 @@ impl Task {
                 if parcel.is_release() && now.saturating_duration_since(parcel.since) > patience {
                     parcel.is_bare = true;
                 }
-                self.put_off(parcel, refusal, now);
+                self.put_off(parcel, &address, refusal, now);
             }
             _ => self.refuse(index, parcel, refusal),
         }

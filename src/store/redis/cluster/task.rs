@@ -14,7 +14,7 @@ use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::keys::{Hearing, Keys};
-use super::map::SlotMap;
+use super::map::{Address, SlotMap};
 use super::node::{Common, Node};
 use super::parcel::Parcel;
 use super::seeds::{Seeds, find_map};
@@ -241,11 +241,9 @@ impl Task {
         let asking = parcel.asking.clone();
         let Some(address) = asking.or_else(|| map.owner(parcel.slot).cloned()) else {
             self.search.want(now);
-            self.put_off(
-                parcel,
-                &Refusal::parse("CLUSTERDOWN nobody has the slot"),
-                now,
-            );
+            let address = self.seeds.address().clone();
+            let why = Refusal::parse("CLUSTERDOWN nobody has the slot");
+            self.put_off(parcel, &address, &why, now);
             return;
         };
         let index = self.node(&address, now);
@@ -295,12 +293,18 @@ impl Task {
     }
 
     /// Tries again after a pause, for most of the response time-out: after that its caller would not
-    /// learn the reason any more.
-    pub(super) fn put_off(&mut self, mut parcel: Parcel, why: &Refusal, now: Instant) {
+    /// learn the reason any more. `address`: who has refused.
+    pub(super) fn put_off(
+        &mut self,
+        mut parcel: Parcel,
+        address: &Address,
+        why: &Refusal,
+        now: Instant,
+    ) {
         let patience = self.opening.response_timeout * 3 / 4;
         if now.saturating_duration_since(parcel.since) >= patience {
             let fault = Fault::Refused {
-                address: self.seeds.address().clone(),
+                address: address.clone(),
                 refusal: why.clone(),
             };
             self.answer(parcel, Err(OpError::Refused(fault.into())));
