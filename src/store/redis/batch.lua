@@ -352,6 +352,14 @@ local function in_full()
     return { 'won', draw() }
   end
 
+  -- For who has won: else its own release would tell it that the lock is free, and keep it from all
+  -- others. After the win, which a full server is to refuse (S1), and not for this to fail: what is in
+  -- the queue's place is no affair of who has the lock.
+  local function listen_no_more(queue, owner, answer)
+    try('ZREM', queue, owner .. ' 0')
+    return answer
+  end
+
   -- Attempt, or enter if there is a ticket to stand in the queue with.
   local function take(lock, queue, owner, ttl, ticket)
     if now > of_use then
@@ -363,7 +371,7 @@ local function in_full()
       if ticket then
         call('ZREM', queue, ticket.member)
       end
-      return again(lock, ttl)
+      return listen_no_more(queue, owner, again(lock, ttl))
     end
     if value then
       local left = call('PTTL', lock)
@@ -374,10 +382,8 @@ local function in_full()
     end
     local head = first_live(queue)
     if not head then
-      if ticket and ticket.listens then
-        call('ZREM', queue, ticket.member)
-      end
-      return { 'won', set_lock(lock, queue, { owner = owner, ttl = ttl }) }
+      local number = set_lock(lock, queue, { owner = owner, ttl = ttl })
+      return listen_no_more(queue, owner, { 'won', number })
     end
     local place = ticket and ticket.score
     if head.owner == owner then

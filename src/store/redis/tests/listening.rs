@@ -118,6 +118,24 @@ async fn w7_those_that_are_gone_are_passed_by() {
     nothing_is_left(&server).await;
 }
 
+/// Its own release would tell it, and keep the lock from all others.
+#[tokio::test]
+async fn w7_who_wins_by_an_attempt_listens_no_more() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut one = Registry::on(&server, "b1").await;
+    let mut two = Registry::on(&server, "c2").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&one.outcome("k", listen(1)).await);
+    busy(&two.outcome("k", listen(1)).await);
+    server.del("lock:k");
+    won(&one.outcome("k", attempt(1)).await);
+    assert_eq!(listeners(&server), ["c2:1 0"]);
+    assert_eq!(one.outcome("k", release(1)).await, HELD);
+    is_told(&mut two).await;
+    is_not_told(&mut one).await;
+}
+
 /// The holder crashed: whoever finds the lock free tells those that listen when it is done, and a withdrawal
 /// tells them at once.
 #[tokio::test]
