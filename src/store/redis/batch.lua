@@ -234,7 +234,8 @@ local function in_full()
   end
 
   -- The first ticket whose registry is there; those before it are dropped, and not published to.
-  -- Those with a ttl of 0 only listen, and are passed by.
+  -- Those with a ttl of 0 only listen, and are passed by: of those that are there, since a queue in
+  -- which somebody always stands never runs out, nor would they.
   local function first_live(queue)
     local listening = 0
     while true do
@@ -246,9 +247,11 @@ local function in_full()
       local owner, ttl = member:match('^(%S+) (%d+)$')
       local instance = owner and owner:match('^(.+):%d+$')
       local channel = instance and channel_of(instance, queue)
-      if ttl == '0' then
+      if not channel or not is_there(channel) then
+        call('ZREM', queue, member)
+      elseif ttl == '0' then
         listening = listening + 1
-      elseif channel and is_there(channel) then
+      else
         return {
           member = member,
           score = tonumber(head[2]),
@@ -256,9 +259,6 @@ local function in_full()
           ttl = ttl,
           channel = channel,
         }
-      end
-      if ttl ~= '0' then
-        call('ZREM', queue, member)
       end
     end
   end

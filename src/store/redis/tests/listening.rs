@@ -118,6 +118,30 @@ async fn w7_those_that_are_gone_are_passed_by() {
     nothing_is_left(&server).await;
 }
 
+/// A queue in which somebody always stands never runs out.
+#[tokio::test]
+async fn w7_one_that_is_gone_does_not_stay_before_those_who_stand() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut gone = Registry::on(&server, "b1").await;
+    let mut stays = Registry::on(&server, "c2").await;
+    let mut next = Registry::on(&server, "d3").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&gone.outcome("k", listen(1)).await);
+    busy(&stays.outcome("k", listen(1)).await);
+    for owner in 1..3 {
+        next.outcome("k", enter(owner)).await;
+    }
+    drop(gone);
+    wait_until("its subscription is gone", BOUND, || {
+        server.channels().len() == 3
+    })
+    .await;
+    assert_eq!(holder.outcome("k", release(1)).await, HELD);
+    assert_eq!(next.granted().await.1.owner, Owner(1));
+    assert_eq!(listeners(&server), ["c2:1 0", "d3:2 30000"]);
+}
+
 /// Its own release would tell it, and keep the lock from all others.
 #[tokio::test]
 async fn w7_who_wins_by_an_attempt_listens_no_more() {
