@@ -275,8 +275,12 @@ local function in_full()
       local owner, instance = member:match('^((.+):%d+) 0$')
       local channel = instance and channel_of(instance, queue)
       if channel and is_there(channel) then
-        try('SET', lock, owner, 'NX', 'PX', 100)
-        return publish(channel, 'freed ' .. lock:sub(#prefix + 2))
+        local kept = try('SET', lock, owner, 'NX', 'PX', 100)
+        local told = pcall(publish, channel, 'freed ' .. lock:sub(#prefix + 2))
+        if not told and kept and kept.ok then
+          call('DEL', lock) -- it would be kept for one who does not know
+        end
+        return
       end
     end
   end

@@ -1,7 +1,7 @@
 //! W7: those that listen are told when a lock is freed, the first first, and have no turn.
 
 use super::registry::{
-    BOUND, HELD, NOT_HELD, Registry, TTL, attempt, enter, queue, release, withdraw, won,
+    BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, enter, queue, release, withdraw, won,
 };
 use super::support::{Program, RedisServer, wait_until};
 use crate::store::contract::{News, Op, Outcome, Owner};
@@ -158,6 +158,24 @@ async fn w7_who_wins_by_an_attempt_listens_no_more() {
     assert_eq!(one.outcome("k", release(1)).await, HELD);
     is_told(&mut two).await;
     is_not_told(&mut one).await;
+}
+
+/// S1: nothing is kept for one that could not be told.
+#[tokio::test]
+async fn w7_a_lock_that_nobody_can_be_told_of_is_free() {
+    for program in [Program::Usual, Program::Redis6] {
+        // May say nothing but to itself.
+        let user = "user x on >p ~* resetchannels &lock:~grant:aa +@all";
+        let server = RedisServer::builder().program(program).config(user).start();
+        let url = server.url_with("x", "p", 0);
+        let mut holder = Settings::url(url, "aa").up().await;
+        let mut one = Registry::on(&server, "b1").await;
+        won(&holder.outcome("k", attempt(1)).await);
+        busy(&one.outcome("k", listen(1)).await);
+        assert_eq!(holder.outcome("k", release(1)).await, HELD);
+        assert!(!server.exists("lock:k"), "{program:?}");
+        is_not_told(&mut one).await;
+    }
 }
 
 /// The holder crashed: whoever finds the lock free tells those that listen when it is done, and a withdrawal
