@@ -69,6 +69,13 @@ if count == 1 then
 end
 
 local max = math.max
+-- F1. What a fence holds, if draws can go on from there: a double counts no further than 2^53 µs, which
+-- is in the year 2255.
+local function as_fence(held)
+  local number = tonumber(held or 0)
+  return number and number < 9e15 and number or nil
+end
+
 local ops = string.match(word, '%a+')
 local answers = {}
 -- F1. What the fence holds, and the last draw that was taken from it.
@@ -113,7 +120,7 @@ if wins > 0 then
   if old == nil then
     old = try('SET', KEYS[1], now + wins - 1, 'KEEPTTL', 'GET')
   end
-  local was = tonumber(old or 0)
+  local was = as_fence(old)
   if was then
     drawn = max(was, now - 1)
     fence = drawn + wins
@@ -171,9 +178,9 @@ local function in_full()
 
   local function know_fence()
     if not fence then
-      fence = tonumber(call('GET', KEYS[1]) or 0)
+      fence = as_fence(call('GET', KEYS[1]))
       if not fence then
-        error('WRONGTYPE the fence ' .. KEYS[1] .. ' does not hold a number', 0)
+        error('WRONGTYPE the fence ' .. KEYS[1] .. ' holds no number to go on from', 0)
       end
       drawn = fence
     end
@@ -485,7 +492,10 @@ local function in_full()
       return { 'lost' }
     end
     know_fence()
-    local least = tonumber(number)
+    local least = as_fence(number)
+    if not least then
+      error('ERR no fence can go on from there', 0)
+    end
     if least > fence then
       call('SET', KEYS[1], text(least))
       fence = least
