@@ -108,7 +108,13 @@ async fn s1_a_wrong_type_in_the_fence_leaves_nothing_done() {
 async fn f1_a_fence_from_which_nothing_grows_is_none() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
-    for far in ["9007199254740992", "144115188075855871", "1e400", "inf", "nan"] {
+    for far in [
+        "9007199254740992",
+        "144115188075855871",
+        "1e400",
+        "inf",
+        "nan",
+    ] {
         server.set(FENCE, far);
         // Alone, and in a call with others.
         for keys in [&["k"][..], &["k", "l"]] {

@@ -63,9 +63,8 @@ fn step() -> impl Strategy<Value = Step> {
         Release, Withdraw, Yield, Yield, Renew, Adopt, Raise, Retire,
     ]);
     let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len()).prop_shuffle();
-    let call = (0..INSTANCES.len(), keys, vec(wants, KEYS.len())).prop_map(|(who, keys, wants)| {
-        Step::Call(who, keys.into_iter().zip(wants).collect())
-    });
+    let call = (0..INSTANCES.len(), keys, vec(wants, KEYS.len()))
+        .prop_map(|(who, keys, wants)| Step::Call(who, keys.into_iter().zip(wants).collect()));
     prop_oneof![
         20 => call,
         2 => (0..KEYS.len()).prop_map(Step::RunOut),
@@ -112,7 +111,10 @@ fn word(outcome: &Outcome) -> &'static str {
 impl Both {
     fn ask<T: redis::FromRedisValue>(&mut self, words: &[&str]) -> T {
         let mut command = redis::cmd(words[0]);
-        command.arg(&words[1..]).query(&mut self.connection).unwrap()
+        command
+            .arg(&words[1..])
+            .query(&mut self.connection)
+            .unwrap()
     }
 
     fn begin_anew(&mut self) {
@@ -226,10 +228,7 @@ impl Both {
                 self.ask::<()>(&["SET", &fence, "no number"]);
                 self.last_owner += 1;
                 let verdicts = self.send(0, &[job("other", attempt(self.last_owner))]);
-                assert!(
-                    matches!(verdicts[0], Verdict::Refused(_)),
-                    "{verdicts:?}"
-                );
+                assert!(matches!(verdicts[0], Verdict::Refused(_)), "{verdicts:?}");
                 assert_eq!(self.ask::<String>(&["GET", &fence]), "no number");
                 assert!(!self.ask::<bool>(&["EXISTS", "p:other"]));
                 self.ask::<()>(&["DEL", &fence]);
@@ -252,7 +251,13 @@ impl Both {
 
     fn send(&mut self, who: usize, jobs: &[Job]) -> Vec<Verdict> {
         let names = Names::new(PREFIX.into(), INSTANCES[who].into());
-        let lane = if matches!(&jobs[0].wish, Wish::Op { op: Op::Renew { .. }, .. }) {
+        let lane = if matches!(
+            &jobs[0].wish,
+            Wish::Op {
+                op: Op::Renew { .. },
+                ..
+            }
+        ) {
             Lane::Renew
         } else {
             Lane::Batch
@@ -271,7 +276,9 @@ impl Both {
                 full.arg(bytes);
             }
         }
-        let reply = self.connection.req_packed_command(&full.get_packed_command());
+        let reply = self
+            .connection
+            .req_packed_command(&full.get_packed_command());
         let reply = call::read_reply(self.number, jobs, reply.unwrap());
         reply.expect("the reply to this call").verdicts
     }
@@ -313,7 +320,8 @@ impl Both {
             if let Outcome::Won { draw } = outcome {
                 draws.push(draw);
             }
-            let (prefix, instance, name) = (PREFIX.into(), INSTANCES[who].into(), KEYS[*key].into());
+            let (prefix, instance, name) =
+                (PREFIX.into(), INSTANCES[who].into(), KEYS[*key].into());
             let asking = Asking {
                 prefix: &prefix,
                 instance: &instance,
@@ -321,7 +329,11 @@ impl Both {
                 now: self.now,
             };
             let (answer, delivery) = self.model.apply(asking, op, &live);
-            assert_eq!(word(&outcome), word(&answer.outcome), "{op:?} of {instance}");
+            assert_eq!(
+                word(&outcome),
+                word(&answer.outcome),
+                "{op:?} of {instance}"
+            );
             *self.counts.entry(word(&outcome)).or_default() += 1;
             if let Some(delivery) = delivery {
                 let owner = delivery.grant.as_ref().map(|grant| grant.owner.0);
@@ -332,8 +344,14 @@ impl Both {
         }
         assert_eq!(told, expected, "pushed after {ops:?}");
         draws.sort_unstable();
-        assert!(draws.first().is_none_or(|first| *first > before), "f1: {draws:?} {before}");
-        assert!(draws.is_sorted_by(|one, other| one < other), "f1: {draws:?}");
+        assert!(
+            draws.first().is_none_or(|first| *first > before),
+            "f1: {draws:?} {before}"
+        );
+        assert!(
+            draws.is_sorted_by(|one, other| one < other),
+            "f1: {draws:?}"
+        );
         let last = draws.last().copied().unwrap_or(0);
         self.granted(last);
     }
@@ -351,7 +369,11 @@ impl Both {
                 now: self.now,
             };
             let owner: Option<String> = self.ask(&["GET", &lock]);
-            assert_eq!(owner, self.model.inspect(&prefix, &name, self.now).owner, "{key}");
+            assert_eq!(
+                owner,
+                self.model.inspect(&prefix, &name, self.now).owner,
+                "{key}"
+            );
             let members: Vec<String> = self.ask(&["ZRANGE", &queue, "0", "-1"]);
             let (ears, tickets): (Vec<_>, Vec<_>) = members
                 .iter()
@@ -359,12 +381,17 @@ impl Both {
                 .partition(|(_, ttl)| *ttl == "0");
             let texts = |all: Vec<(Arc<str>, Owner)>| -> Vec<String> {
                 let all = all.iter();
-                all.map(|(instance, owner)| format!("{instance}:{}", owner.0)).collect()
+                all.map(|(instance, owner)| format!("{instance}:{}", owner.0))
+                    .collect()
             };
             let first = |all: Vec<(&str, &str)>| -> Vec<String> {
                 all.iter().map(|(owner, _)| (*owner).to_owned()).collect()
             };
-            assert_eq!(first(tickets), texts(self.model.tickets(asking)), "queue of {key}");
+            assert_eq!(
+                first(tickets),
+                texts(self.model.tickets(asking)),
+                "queue of {key}"
+            );
             assert_eq!(first(ears), texts(self.model.ears(asking)), "ears of {key}");
             let ttl: i64 = self.ask(&["PTTL", &queue]);
             assert!(members.is_empty() || ttl > 50_000, "k3: {ttl}");
@@ -400,7 +427,9 @@ fn the_scripts_do_what_the_model_does() {
         let server = RedisServer::builder().program(program).start();
         let client = redis::Client::open(server.url()).unwrap();
         let hearing = Box::leak(Box::new(client.get_connection().unwrap()));
-        hearing.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        hearing
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
         let mut hearing = hearing.as_pubsub();
         for channel in ["p:~grant:a1", "p:~grant:b2", "end"] {
             hearing.subscribe(channel).unwrap();
@@ -438,7 +467,9 @@ fn the_scripts_do_what_the_model_does() {
             panic!("{program:?}: {broken}");
         }
         let counts = &both.borrow().counts;
-        for what in ["won", "busy", "not old", "gone", "granted", "freed", "raised", "renewed"] {
+        for what in [
+            "won", "busy", "not old", "gone", "granted", "freed", "raised", "renewed",
+        ] {
             assert!(counts.get(what) > Some(&3), "{what}: {counts:?}");
         }
     }
