@@ -191,3 +191,35 @@ async fn a_second_connection_that_vanishes_is_made_again() {
     let next = timeout(ms(1500), waiter).await.expect("by a grant");
     next.unwrap().unwrap().release().await.unwrap();
 }
+
+/// Nothing need be written there for as long as the same keys are waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_connection_that_hears_a_lot_is_kept() {
+    let cluster = Cluster::without_replicas();
+    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let home = cluster.server(cluster.home("lock:k"));
+    home.cmd(&[
+        "CONFIG",
+        "SET",
+        "client-output-buffer-limit",
+        "pubsub 0 0 0",
+    ]);
+    let lease = here.obtain("k").lease().await.unwrap();
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    queued(&here, "k").await;
+    let id = listening(home).expect("who waits listens");
+    let channels = cluster.channels();
+    let [channel] = &channels[..] else {
+        panic!("{channels:?}")
+    };
+    // More than is read on a socket on which nothing was asked.
+    let message = "x".repeat(10_000);
+    for _ in 0..7_500 {
+        assert_eq!(home.ask::<u64>(&["SPUBLISH", channel, &message]), 1);
+    }
+    lease.release().await.unwrap();
+    let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
+    assert_eq!(listening(home), Some(id));
+    next.unwrap().unwrap().release().await.unwrap();
+    nothing_left(&cluster, &[&here, &there]).await;
+}

@@ -305,6 +305,17 @@ impl Keyspace {
         tickets.map(|by| (by.instance.clone(), by.owner)).collect()
     }
 
+    /// Who listens for a key, first come first: instance and owner.
+    pub(crate) fn ears(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let Some(slot) = self.slots.get_mut(&name) else {
+            return Vec::new();
+        };
+        slot.run_out(asking.now);
+        let ears = slot.ears.values();
+        ears.map(|by| (by.instance.clone(), by.owner)).collect()
+    }
+
     /// The fences are gone, as after an eviction.
     pub(crate) fn forget_fences(&mut self) {
         self.fences.clear();
@@ -431,13 +442,17 @@ impl Slot {
         place
     }
 
-    /// Takes dead tickets off the front of the queue.
+    /// Takes dead tickets off the front of the queue (S2).
     fn drop_dead(&mut self, live: &dyn Fn(&Arc<str>) -> bool) {
         while let Some(first) = self.queue.first_entry()
             && !live(&first.get().owner.instance)
         {
             first.remove();
         }
+        // Of those that listen, who is passed by on the way.
+        let first = self.queue.first_key_value().map(|(place, _)| *place);
+        self.ears
+            .retain(|place, ear| first.is_some_and(|first| *place > first) || live(&ear.instance));
         self.forget_empty_queue();
     }
 

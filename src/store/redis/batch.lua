@@ -69,6 +69,13 @@ if count == 1 then
 end
 
 local max = math.max
+-- F1. What a fence holds, if draws can go on from there: a double counts no further than 2^53 µs, which
+-- is in the year 2255.
+local function as_fence(held)
+  local number = tonumber(held or 0)
+  return number and number < 9e15 and number or nil
+end
+
 local ops = string.match(word, '%a+')
 local answers = {}
 -- F1. What the fence holds, and the last draw that was taken from it.
@@ -113,7 +120,7 @@ if wins > 0 then
   if old == nil then
     old = try('SET', KEYS[1], now + wins - 1, 'KEEPTTL', 'GET')
   end
-  local was = tonumber(old or 0)
+  local was = as_fence(old)
   if was then
     drawn = max(was, now - 1)
     fence = drawn + wins
@@ -171,9 +178,9 @@ local function in_full()
 
   local function know_fence()
     if not fence then
-      fence = tonumber(call('GET', KEYS[1]) or 0)
+      fence = as_fence(call('GET', KEYS[1]))
       if not fence then
-        error('WRONGTYPE the fence ' .. KEYS[1] .. ' does not hold a number', 0)
+        error('WRONGTYPE the fence ' .. KEYS[1] .. ' holds no number to go on from', 0)
       end
       drawn = fence
     end
@@ -234,7 +241,8 @@ local function in_full()
   end
 
   -- The first ticket whose registry is there; those before it are dropped, and not published to.
-  -- Those with a ttl of 0 only listen, and are passed by.
+  -- Those with a ttl of 0 only listen, and are passed by: of those that are there, since a queue in
+  -- which somebody always stands never runs out, nor would they.
   local function first_live(queue)
     local listening = 0
     while true do
@@ -246,9 +254,11 @@ local function in_full()
       local owner, ttl = member:match('^(%S+) (%d+)$')
       local instance = owner and owner:match('^(.+):%d+$')
       local channel = instance and channel_of(instance, queue)
-      if ttl == '0' then
+      if not channel or not is_there(channel) then
+        call('ZREM', queue, member)
+      elseif ttl == '0' then
         listening = listening + 1
-      elseif channel and is_there(channel) then
+      else
         return {
           member = member,
           score = tonumber(head[2]),
@@ -256,9 +266,6 @@ local function in_full()
           ttl = ttl,
           channel = channel,
         }
-      end
-      if ttl ~= '0' then
-        call('ZREM', queue, member)
       end
     end
   end
@@ -275,8 +282,12 @@ local function in_full()
       local owner, instance = member:match('^((.+):%d+) 0$')
       local channel = instance and channel_of(instance, queue)
       if channel and is_there(channel) then
-        try('SET', lock, owner, 'NX', 'PX', 100)
-        return publish(channel, 'freed ' .. lock:sub(#prefix + 2))
+        local kept = try('SET', lock, owner, 'NX', 'PX', 100)
+        local told = pcall(publish, channel, 'freed ' .. lock:sub(#prefix + 2))
+        if not told and kept and kept.ok then
+          call('DEL', lock) -- it would be kept for one who does not know
+        end
+        return
       end
     end
   end
@@ -352,6 +363,14 @@ local function in_full()
     return { 'won', draw() }
   end
 
+  -- For who has won: else its own release would tell it that the lock is free, and keep it from all
+  -- others. After the win, which a full server is to refuse (S1), and not for this to fail: what is in
+  -- the queue's place is no affair of who has the lock.
+  local function listen_no_more(queue, owner, answer)
+    try('ZREM', queue, owner .. ' 0')
+    return answer
+  end
+
   -- Attempt, or enter if there is a ticket to stand in the queue with.
   local function take(lock, queue, owner, ttl, ticket)
     if now > of_use then
@@ -363,7 +382,7 @@ local function in_full()
       if ticket then
         call('ZREM', queue, ticket.member)
       end
-      return again(lock, ttl)
+      return listen_no_more(queue, owner, again(lock, ttl))
     end
     if value then
       local left = call('PTTL', lock)
@@ -374,10 +393,8 @@ local function in_full()
     end
     local head = first_live(queue)
     if not head then
-      if ticket and ticket.listens then
-        call('ZREM', queue, ticket.member)
-      end
-      return { 'won', set_lock(lock, queue, { owner = owner, ttl = ttl }) }
+      local number = set_lock(lock, queue, { owner = owner, ttl = ttl })
+      return listen_no_more(queue, owner, { 'won', number })
     end
     local place = ticket and ticket.score
     if head.owner == owner then
@@ -475,7 +492,10 @@ local function in_full()
       return { 'lost' }
     end
     know_fence()
-    local least = tonumber(number)
+    local least = as_fence(number)
+    if not least then
+      error('ERR no fence can go on from there', 0)
+    end
     if least > fence then
       call('SET', KEYS[1], text(least))
       fence = least

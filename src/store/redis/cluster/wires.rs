@@ -1,7 +1,8 @@
 //! The two connections to a primary while they stand: what goes out on them, and what comes.
 
 use std::collections::{HashMap, VecDeque};
-use std::pin::Pin;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -24,6 +25,11 @@ use crate::store::redis::script;
 use crate::store::redis::setup::is_subscription;
 use crate::store::traffic::{Lane, Traffic};
 
+/// After so many grants the second connection is asked something, though it is heard: nothing else may be
+/// written there while the same keys are waited for, and a socket that only says things ends after some
+/// hundred thousand grants (`bounded.rs`).
+const UNASKED: usize = 4096;
+
 pub(super) struct Wires {
     pub(super) standing: Standing,
     pub(super) began: Instant,
@@ -33,6 +39,8 @@ pub(super) struct Wires {
     pub(super) asked: VecDeque<Asked>,
     /// When the second connection last said something.
     pub(super) heard: Instant,
+    /// How much it has said since it was asked something.
+    pub(super) unasked: usize,
     /// The channels that we are or may be subscribed to, and their keys.
     pub(super) channels: HashMap<String, Arc<str>>,
 }
@@ -65,6 +73,7 @@ impl Wires {
         let Ok(ears) = &self.standing.ears else {
             return;
         };
+        self.unasked = 0;
         let mut connection = ears.socket.connection.clone();
         let asking = async move { connection.send_packed_command(&command).await };
         let mut reply = maybe_done(coop::unconstrained(asking).boxed());
@@ -141,12 +150,14 @@ impl Wires {
         let Ok(ears) = &mut self.standing.ears else {
             return Ok(());
         };
-        while let Poll::Ready(push) = ears.pushes.poll_recv(cx) {
+        // No budget holds it up: where a lot comes, the pump has used it.
+        while let Poll::Ready(push) = pin!(coop::unconstrained(ears.pushes.recv())).poll(cx) {
             let closed = || Fault::Closed {
                 address: address.clone(),
             };
             let push = push.ok_or_else(closed)?;
             self.heard = now;
+            self.unasked += 1;
             match push.kind {
                 PushKind::Disconnection => return Err(closed()),
                 ref kind if is_subscription(kind) => {
@@ -203,6 +214,9 @@ impl Wires {
                 // Whatever it says, it is there.
                 _ => {}
             }
+        }
+        if self.unasked >= UNASKED {
+            self.ask(Question::Ping, cmd("PING"), now);
         }
         Ok(())
     }

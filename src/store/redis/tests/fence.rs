@@ -103,6 +103,39 @@ async fn s1_a_wrong_type_in_the_fence_leaves_nothing_done() {
     }
 }
 
+/// A double counts no further than 2^53: the draws of all that follow would be the same.
+#[tokio::test]
+async fn f1_a_fence_from_which_nothing_grows_is_none() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    for far in [
+        "9007199254740992",
+        "144115188075855871",
+        "1e400",
+        "inf",
+        "nan",
+    ] {
+        server.set(FENCE, far);
+        // Alone, and in a call with others.
+        for keys in [&["k"][..], &["k", "l"]] {
+            for key in keys {
+                one.submit(key, attempt(1));
+            }
+            for key in keys {
+                let (why, retryable) = refused(one.reply(key, &attempt(1)).await);
+                assert!(why.contains("WRONGTYPE") && !retryable, "{far}: {why}");
+            }
+            assert_eq!(server.keys("*"), [FENCE]);
+            assert_eq!(server.get(FENCE).as_deref(), Some(far));
+        }
+    }
+    server.del(FENCE);
+    won(&one.outcome("k", attempt(1)).await);
+    let (why, _) = refused(one.ask("k", raise(1, 1 << 53, false)).await);
+    assert!(why.contains("no fence"), "{why}");
+    assert!(won(&one.outcome("l", attempt(1)).await) < 1 << 53);
+}
+
 #[tokio::test]
 async fn s1_a_release_needs_no_fence() {
     let server = RedisServer::start();

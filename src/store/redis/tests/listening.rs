@@ -1,7 +1,7 @@
 //! W7: those that listen are told when a lock is freed, the first first, and have no turn.
 
 use super::registry::{
-    BOUND, HELD, NOT_HELD, Registry, TTL, attempt, enter, queue, release, withdraw, won,
+    BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, enter, queue, release, withdraw, won,
 };
 use super::support::{Program, RedisServer, wait_until};
 use crate::store::contract::{News, Op, Outcome, Owner};
@@ -116,6 +116,66 @@ async fn w7_those_that_are_gone_are_passed_by() {
     assert_eq!(holder.outcome("k", release(1)).await, HELD);
     is_told(&mut last).await;
     nothing_is_left(&server).await;
+}
+
+/// A queue in which somebody always stands never runs out.
+#[tokio::test]
+async fn w7_one_that_is_gone_does_not_stay_before_those_who_stand() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut gone = Registry::on(&server, "b1").await;
+    let mut stays = Registry::on(&server, "c2").await;
+    let mut next = Registry::on(&server, "d3").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&gone.outcome("k", listen(1)).await);
+    busy(&stays.outcome("k", listen(1)).await);
+    for owner in 1..3 {
+        next.outcome("k", enter(owner)).await;
+    }
+    drop(gone);
+    wait_until("its subscription is gone", BOUND, || {
+        server.channels().len() == 3
+    })
+    .await;
+    assert_eq!(holder.outcome("k", release(1)).await, HELD);
+    assert_eq!(next.granted().await.1.owner, Owner(1));
+    assert_eq!(listeners(&server), ["c2:1 0", "d3:2 30000"]);
+}
+
+/// Its own release would tell it, and keep the lock from all others.
+#[tokio::test]
+async fn w7_who_wins_by_an_attempt_listens_no_more() {
+    let server = RedisServer::start();
+    let mut holder = Registry::on(&server, "aa").await;
+    let mut one = Registry::on(&server, "b1").await;
+    let mut two = Registry::on(&server, "c2").await;
+    won(&holder.outcome("k", attempt(1)).await);
+    busy(&one.outcome("k", listen(1)).await);
+    busy(&two.outcome("k", listen(1)).await);
+    server.del("lock:k");
+    won(&one.outcome("k", attempt(1)).await);
+    assert_eq!(listeners(&server), ["c2:1 0"]);
+    assert_eq!(one.outcome("k", release(1)).await, HELD);
+    is_told(&mut two).await;
+    is_not_told(&mut one).await;
+}
+
+/// S1: nothing is kept for one that could not be told.
+#[tokio::test]
+async fn w7_a_lock_that_nobody_can_be_told_of_is_free() {
+    for program in [Program::Usual, Program::Redis6] {
+        // May say nothing but to itself.
+        let user = "user x on >p ~* resetchannels &lock:~grant:aa +@all";
+        let server = RedisServer::builder().program(program).config(user).start();
+        let url = server.url_with("x", "p", 0);
+        let mut holder = Settings::url(url, "aa").up().await;
+        let mut one = Registry::on(&server, "b1").await;
+        won(&holder.outcome("k", attempt(1)).await);
+        busy(&one.outcome("k", listen(1)).await);
+        assert_eq!(holder.outcome("k", release(1)).await, HELD);
+        assert!(!server.exists("lock:k"), "{program:?}");
+        is_not_told(&mut one).await;
+    }
 }
 
 /// The holder crashed: whoever finds the lock free tells those that listen when it is done, and a withdrawal

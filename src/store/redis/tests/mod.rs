@@ -16,6 +16,7 @@ mod hearing;
 mod lies;
 mod links;
 mod listening;
+mod model;
 mod plain;
 mod queue;
 mod registry;

@@ -1,0 +1,476 @@
+//! The scripts and their model in memory, which the simulator trusts, side by side through long runs
+//! of ops: the same answers, the same locks and queues, the same pushes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use proptest::test_runner::{Config, TestRunner};
+use redis::{Connection, ConnectionLike};
+
+use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn};
+use super::support::{Program, RedisServer};
+use crate::store::contract::{Op, Outcome, Owner};
+use crate::store::memory::{Asking, Keyspace};
+use crate::store::redis::call::{self, Job, Verdict, Wish};
+use crate::store::redis::keys::Names;
+use crate::store::traffic::Lane;
+
+const KEYS: [&str; 3] = ["k", "l", "m"];
+/// The last has nobody who hears it.
+const INSTANCES: [&str; 3] = ["a1", "b2", "dead"];
+const PREFIX: &str = "p";
+/// The clock of the model stands still, but for this.
+const STEP: u64 = 10;
+
+/// What an instance may want of a key. Its owner is the one that it stands or listens with.
+#[derive(Clone, Copy, Debug)]
+enum Want {
+    Attempt,
+    Enter,
+    Listen,
+    Release,
+    Withdraw,
+    Yield,
+    Renew,
+    Adopt,
+    Raise,
+    /// Whatever was wanted is given up: another owner from here on (O1).
+    Retire,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// One call about some keys.
+    Call(usize, Vec<(usize, Want)>),
+    /// The lock ran out.
+    RunOut(usize),
+    /// The fence is gone.
+    NoFence,
+    /// The fence holds a text.
+    BadFence,
+    /// The fence is ahead of the clock by so many micros.
+    Ahead(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    use Want::*;
+    let wants = select(vec![
+        Attempt, Attempt, Enter, Enter, Enter, Listen, Listen, Listen, Release, Release, Release,
+        Release, Withdraw, Yield, Yield, Renew, Adopt, Raise, Retire,
+    ]);
+    let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len()).prop_shuffle();
+    let call = (0..INSTANCES.len(), keys, vec(wants, KEYS.len()))
+        .prop_map(|(who, keys, wants)| Step::Call(who, keys.into_iter().zip(wants).collect()));
+    prop_oneof![
+        20 => call,
+        2 => (0..KEYS.len()).prop_map(Step::RunOut),
+        1 => Just(Step::NoFence),
+        1 => Just(Step::BadFence),
+        1 => (0..3_000_000_u64).prop_map(Step::Ahead),
+    ]
+}
+
+/// Both sides, and who they are asked by.
+struct Both {
+    script: String,
+    connection: Connection,
+    hearing: redis::PubSub<'static>,
+    model: Keyspace,
+    now: u64,
+    number: u64,
+    /// By instance and key.
+    owners: BTreeMap<(usize, usize), u64>,
+    /// Those that may stand or listen, and whether they listen: none ever does both.
+    listens: BTreeMap<u64, bool>,
+    last_owner: u64,
+    /// Draws grow from here on.
+    drawn: u64,
+    /// The fence may not be lost as well (F1).
+    is_ahead: bool,
+    counts: BTreeMap<&'static str, u32>,
+}
+
+fn word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Won { .. } => "won",
+        Outcome::Busy { score: None, .. } => "busy",
+        Outcome::Busy { .. } => "busy, and stands or listens",
+        Outcome::NotOld => "not old",
+        Outcome::Gone { held: true } => "gone",
+        Outcome::Gone { held: false } => "gone before",
+        Outcome::Renewed => "renewed",
+        Outcome::Raised { .. } => "raised",
+        Outcome::Lost => "lost",
+    }
+}
+
+impl Both {
+    fn ask<T: redis::FromRedisValue>(&mut self, words: &[&str]) -> T {
+        let mut command = redis::cmd(words[0]);
+        command
+            .arg(&words[1..])
+            .query(&mut self.connection)
+            .unwrap()
+    }
+
+    fn begin_anew(&mut self) {
+        self.ask::<()>(&["FLUSHALL"]);
+        self.model = Keyspace::default();
+        self.owners.clear();
+        self.drawn = 0;
+        self.is_ahead = false;
+    }
+
+    fn op(&mut self, who: usize, key: usize, want: Want) -> Option<Op> {
+        let fresh = self.last_owner + 1;
+        let owner = *self.owners.entry((who, key)).or_insert(fresh);
+        self.last_owner = self.last_owner.max(owner);
+        // One that stands asks by entering, and none that stands or listens adopts.
+        let want = match (want, self.listens.get(&owner)) {
+            (Want::Attempt, Some(false)) => Want::Enter,
+            (Want::Adopt, Some(_)) => Want::Release,
+            _ => want,
+        };
+        let listens = matches!(want, Want::Listen);
+        if listens || matches!(want, Want::Enter | Want::Yield) {
+            let of = if matches!(want, Want::Yield) {
+                self.last_owner + 1
+            } else {
+                owner
+            };
+            if *self.listens.entry(of).or_insert(listens) != listens {
+                self.owners.remove(&(who, key));
+                return Some(withdraw(owner));
+            }
+        }
+        Some(match want {
+            Want::Attempt => attempt(owner),
+            Want::Enter => enter(owner),
+            Want::Listen => Op::Listen {
+                owner: Owner(owner),
+                ttl: TTL,
+            },
+            Want::Release => release(owner),
+            Want::Withdraw => withdraw(owner),
+            Want::Renew => renew(owner, TTL),
+            Want::Yield => {
+                self.last_owner += 1;
+                self.owners.insert((who, key), self.last_owner);
+                yield_turn(owner, self.last_owner)
+            }
+            Want::Adopt => {
+                let lock = format!("{PREFIX}:{}", KEYS[key]);
+                let from: Option<String> = self.ask(&["GET", &lock]);
+                Op::Adopt {
+                    owner: Owner(owner),
+                    from: from.unwrap_or_else(|| "x:1".into()).into(),
+                    ttl: TTL,
+                }
+            }
+            Want::Raise => Op::Raise {
+                owner: Owner(owner),
+                draw: self.drawn + 17,
+                age: false,
+            },
+            Want::Retire => {
+                self.owners.remove(&(who, key));
+                return None;
+            }
+        })
+    }
+
+    /// What was published by now: instance, key, and the owner that it was granted to.
+    fn heard(&mut self) -> Vec<(String, String, Option<u64>)> {
+        self.ask::<()>(&["PUBLISH", "end", "end"]);
+        let mut heard = Vec::new();
+        loop {
+            let message = self.hearing.get_message().unwrap();
+            let text: String = message.get_payload().unwrap();
+            if text == "end" {
+                return heard;
+            }
+            let (_, instance) = message.get_channel_name().rsplit_once(':').unwrap();
+            let words: Vec<&str> = text.split(' ').collect();
+            match words[..] {
+                ["freed", key] => heard.push((instance.into(), key.into(), None)),
+                ["1", owner, _, draw, _, key] => {
+                    let owner = owner.strip_prefix(&format!("{instance}:")).unwrap();
+                    let draw: u64 = draw.parse().unwrap();
+                    assert!(draw > 0);
+                    self.granted(draw);
+                    heard.push((instance.into(), key.into(), Some(owner.parse().unwrap())));
+                }
+                _ => panic!("{text}"),
+            }
+        }
+    }
+
+    fn granted(&mut self, draw: u64) {
+        self.drawn = self.drawn.max(draw);
+    }
+
+    fn take(&mut self, step: &Step) {
+        self.now += STEP;
+        let fence = format!("{PREFIX}:~fence");
+        match step {
+            Step::Call(who, wants) => self.call(*who, wants),
+            Step::RunOut(key) => {
+                let key = KEYS[*key];
+                self.ask::<()>(&["DEL", &format!("{PREFIX}:{key}")]);
+                self.model.expire(key);
+            }
+            Step::NoFence if !self.is_ahead => self.ask(&["DEL", &fence]),
+            Step::BadFence if !self.is_ahead => {
+                self.ask::<()>(&["SET", &fence, "no number"]);
+                self.last_owner += 1;
+                let verdicts = self.send(0, &[job("other", attempt(self.last_owner))]);
+                assert!(matches!(verdicts[0], Verdict::Refused(_)), "{verdicts:?}");
+                assert_eq!(self.ask::<String>(&["GET", &fence]), "no number");
+                assert!(!self.ask::<bool>(&["EXISTS", "p:other"]));
+                self.ask::<()>(&["DEL", &fence]);
+            }
+            Step::Ahead(micros) => {
+                let ahead = self.drawn.max(self.server_time()) + micros;
+                self.ask::<()>(&["SET", &fence, &ahead.to_string()]);
+                self.drawn = ahead;
+                self.is_ahead = true;
+            }
+            Step::NoFence | Step::BadFence => {}
+        }
+        self.compare();
+    }
+
+    fn server_time(&mut self) -> u64 {
+        let (seconds, micros): (u64, u64) = self.ask(&["TIME"]);
+        seconds * 1_000_000 + micros
+    }
+
+    fn send(&mut self, who: usize, jobs: &[Job]) -> Vec<Verdict> {
+        let names = Names::new(PREFIX.into(), INSTANCES[who].into());
+        let lane = if matches!(
+            &jobs[0].wish,
+            Wish::Op {
+                op: Op::Renew { .. },
+                ..
+            }
+        ) {
+            Lane::Renew
+        } else {
+            Lane::Batch
+        };
+        self.number += 1;
+        let command = lane.command(&names, self.number, u64::MAX >> 12, jobs);
+        let mut full = redis::cmd("EVAL");
+        let script = if lane == Lane::Batch {
+            &self.script
+        } else {
+            include_str!("../renew.lua")
+        };
+        full.arg(script);
+        for word in command.args_iter().skip(2) {
+            if let redis::Arg::Simple(bytes) = word {
+                full.arg(bytes);
+            }
+        }
+        let reply = self
+            .connection
+            .req_packed_command(&full.get_packed_command());
+        let reply = call::read_reply(self.number, jobs, reply.unwrap());
+        reply.expect("the reply to this call").verdicts
+    }
+
+    fn call(&mut self, who: usize, wants: &[(usize, Want)]) {
+        let mut batch = Vec::new();
+        let mut renewals = Vec::new();
+        for (key, want) in wants {
+            let Some(op) = self.op(who, *key, *want) else {
+                continue;
+            };
+            match op {
+                Op::Renew { .. } => renewals.push((*key, op)),
+                _ => batch.push((*key, op)),
+            }
+        }
+        for ops in [batch, renewals] {
+            if !ops.is_empty() {
+                self.call_of(who, &ops);
+            }
+        }
+    }
+
+    fn call_of(&mut self, who: usize, ops: &[(usize, Op)]) {
+        let jobs: Vec<_> = ops
+            .iter()
+            .map(|(key, op)| job(KEYS[*key], op.clone()))
+            .collect();
+        let before = self.drawn;
+        let verdicts = self.send(who, &jobs);
+        let told = self.heard();
+        let live = |instance: &Arc<str>| &**instance != "dead";
+        let mut expected = Vec::new();
+        let mut draws = Vec::new();
+        for ((key, op), verdict) in ops.iter().zip(verdicts) {
+            let Verdict::Done(outcome) = verdict else {
+                panic!("{op:?}: {verdict:?}");
+            };
+            if let Outcome::Won { draw } = outcome {
+                draws.push(draw);
+            }
+            let (prefix, instance, name) =
+                (PREFIX.into(), INSTANCES[who].into(), KEYS[*key].into());
+            let asking = Asking {
+                prefix: &prefix,
+                instance: &instance,
+                key: &name,
+                now: self.now,
+            };
+            let (answer, delivery) = self.model.apply(asking, op, &live);
+            assert_eq!(
+                word(&outcome),
+                word(&answer.outcome),
+                "{op:?} of {instance}"
+            );
+            *self.counts.entry(word(&outcome)).or_default() += 1;
+            if let Some(delivery) = delivery {
+                let owner = delivery.grant.as_ref().map(|grant| grant.owner.0);
+                let what = if owner.is_some() { "granted" } else { "freed" };
+                *self.counts.entry(what).or_default() += 1;
+                expected.push((delivery.instance.to_string(), KEYS[*key].to_owned(), owner));
+            }
+        }
+        assert_eq!(told, expected, "pushed after {ops:?}");
+        draws.sort_unstable();
+        assert!(
+            draws.first().is_none_or(|first| *first > before),
+            "f1: {draws:?} {before}"
+        );
+        assert!(
+            draws.is_sorted_by(|one, other| one < other),
+            "f1: {draws:?}"
+        );
+        let last = draws.last().copied().unwrap_or(0);
+        self.granted(last);
+    }
+
+    /// The locks and the queues are the same.
+    fn compare(&mut self) {
+        for key in KEYS {
+            let lock = format!("{PREFIX}:{key}");
+            let queue = format!("{{{lock}}}:~queue1");
+            let (prefix, instance, name) = (PREFIX.into(), "".into(), key.into());
+            let asking = Asking {
+                prefix: &prefix,
+                instance: &instance,
+                key: &name,
+                now: self.now,
+            };
+            let owner: Option<String> = self.ask(&["GET", &lock]);
+            assert_eq!(
+                owner,
+                self.model.inspect(&prefix, &name, self.now).owner,
+                "{key}"
+            );
+            let members: Vec<String> = self.ask(&["ZRANGE", &queue, "0", "-1"]);
+            let (ears, tickets): (Vec<_>, Vec<_>) = members
+                .iter()
+                .map(|member| member.split_once(' ').unwrap())
+                .partition(|(_, ttl)| *ttl == "0");
+            let texts = |all: Vec<(Arc<str>, Owner)>| -> Vec<String> {
+                let all = all.iter();
+                all.map(|(instance, owner)| format!("{instance}:{}", owner.0))
+                    .collect()
+            };
+            let first = |all: Vec<(&str, &str)>| -> Vec<String> {
+                all.iter().map(|(owner, _)| (*owner).to_owned()).collect()
+            };
+            assert_eq!(
+                first(tickets),
+                texts(self.model.tickets(asking)),
+                "queue of {key}"
+            );
+            assert_eq!(first(ears), texts(self.model.ears(asking)), "ears of {key}");
+            let ttl: i64 = self.ask(&["PTTL", &queue]);
+            assert!(members.is_empty() || ttl > 50_000, "k3: {ttl}");
+            let ttl: i64 = self.ask(&["PTTL", &lock]);
+            assert!(owner.is_none() || ttl > 0, "{ttl}");
+        }
+    }
+}
+
+fn job(key: &str, op: Op) -> Job {
+    Job {
+        key: key.into(),
+        alone: false,
+        wish: Wish::Op {
+            op,
+            was_stale: false,
+        },
+    }
+}
+
+#[test]
+fn the_scripts_do_what_the_model_does() {
+    let original = include_str!("../batch.lua");
+    // What is kept for a listener must not run out while it is looked at.
+    let script = original.replace("'NX', 'PX', 100)", "'NX', 'PX', 30000)");
+    assert_ne!(original, script);
+    for program in [
+        Program::Usual,
+        Program::Valkey,
+        Program::Redis8,
+        Program::Redis6,
+    ] {
+        let server = RedisServer::builder().program(program).start();
+        let client = redis::Client::open(server.url()).unwrap();
+        let hearing = Box::leak(Box::new(client.get_connection().unwrap()));
+        hearing
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let mut hearing = hearing.as_pubsub();
+        for channel in ["p:~grant:a1", "p:~grant:b2", "end"] {
+            hearing.subscribe(channel).unwrap();
+        }
+        let both = std::cell::RefCell::new(Both {
+            script: script.clone(),
+            connection: client.get_connection().unwrap(),
+            hearing,
+            model: Keyspace::default(),
+            now: 1_000_000_000,
+            number: 0,
+            owners: BTreeMap::new(),
+            listens: BTreeMap::new(),
+            last_owner: 0,
+            drawn: 0,
+            is_ahead: false,
+            counts: BTreeMap::new(),
+        });
+        let cases = std::env::var("LOCKSTREAM_CASES").ok();
+        let cases = cases.map_or(60, |cases| cases.parse().expect("a number"));
+        let config = Config {
+            cases,
+            failure_persistence: None,
+            ..Config::default()
+        };
+        let ran = TestRunner::new(config).run(&vec(step(), 1..60), |steps| {
+            let both = &mut *both.borrow_mut();
+            both.begin_anew();
+            for step in &steps {
+                both.take(step);
+            }
+            Ok(())
+        });
+        if let Err(broken) = ran {
+            panic!("{program:?}: {broken}");
+        }
+        let counts = &both.borrow().counts;
+        for what in [
+            "won", "busy", "not old", "gone", "granted", "freed", "raised", "renewed",
+        ] {
+            assert!(counts.get(what) > Some(&3), "{what}: {counts:?}");
+        }
+    }
+}
