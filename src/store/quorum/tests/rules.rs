@@ -8,7 +8,7 @@ use tokio::time::{Instant, advance, sleep};
 use super::nodes::{Node, ms, owners};
 use crate::store::contract::{Listener, News, Op, OpError, Opening, Outcome, Owner, Session};
 use crate::store::quorum::session::QuorumSession;
-use crate::store::{LockStore, QuorumStore};
+use crate::store::{LockStore, MemoryStore, QuorumStore};
 use crate::{LockRegistry, Repeat};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -119,6 +119,53 @@ fn is_busy(outcome: &Outcome) -> bool {
 fn a_quorum_of_nothing_is_none() {
     let error = QuorumStore::new(Vec::<Node>::new()).unwrap_err();
     assert!(!error.is_retryable());
+}
+
+/// It was taken for three nodes, which all voted alike; then one of them gave the lock back, two had none, and every
+/// release was told as a loss.
+#[test]
+fn one_store_is_not_two_nodes() {
+    let (one, other) = (MemoryStore::new(), MemoryStore::new());
+    for nodes in [
+        vec![one.clone(), other.clone(), one.clone()],
+        vec![one.clone(); 3],
+    ] {
+        let error = QuorumStore::new(nodes).unwrap_err();
+        assert!(!error.is_retryable() && error.to_string().contains("memory store"));
+    }
+    assert!(QuorumStore::new([one.clone(), other.clone()]).is_ok());
+    let mixed: [Arc<dyn LockStore>; 2] = [Arc::new(one.clone()), Arc::new(one)];
+    assert!(QuorumStore::new(mixed).is_err());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn one_server_is_not_two_nodes() {
+    let quorum = |urls: &[&str]| {
+        let nodes = urls
+            .iter()
+            .map(|url| crate::store::RedisStore::connect_lazy(*url));
+        QuorumStore::new(nodes.map(Result::unwrap))
+    };
+    for urls in [
+        [
+            "redis://10.0.0.1/",
+            "redis://10.0.0.2/",
+            "redis://10.0.0.1/",
+        ],
+        [
+            "redis://10.0.0.1/",
+            "redis://a:secret@10.0.0.1:6379/3",
+            "redis://10.0.0.2/",
+        ],
+        ["unix:///a?pass=secret", "unix:///b", "unix:///a?db=1"],
+    ] {
+        let error = quorum(&urls).unwrap_err();
+        let text = error.to_string();
+        assert!(!error.is_retryable() && text.contains("Redis at"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+    assert!(quorum(&["redis://10.0.0.1/", "redis://10.0.0.1:6380/"]).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
