@@ -39,6 +39,12 @@ pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     fn overhead(&self) -> Duration {
         Duration::ZERO
     }
+
+    /// Where it keeps leases, as far as it can tell: two that name the same are no two nodes of a quorum.
+    #[doc(hidden)]
+    fn place(&self) -> Option<String> {
+        None
+    }
 }
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
@@ -48,6 +54,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn overhead(&self) -> Duration {
         (**self).overhead()
+    }
+
+    fn place(&self) -> Option<String> {
+        (**self).place()
     }
 }
 

@@ -167,7 +167,11 @@ proptest! {
                 tells_nothing(&LockRegistry::connect(&url).await.unwrap_err());
                 error_of(RedisStore::connect_lazy(&url).unwrap()).await;
                 // One of several: their errors are told together.
-                let nodes = (0..3).map(|_| RedisStore::connect_lazy(&url).unwrap());
+                let nodes = (1..=3).map(|node| {
+                    let url = url.replace(":1/", &format!(":{node}/"));
+                    let url = url.replace("nowhere", &format!("nowhere{node}"));
+                    RedisStore::connect_lazy(url).unwrap()
+                });
                 let registry = LockRegistry::builder(QuorumStore::new(nodes).unwrap()).build();
                 shows_nothing(&registry);
                 tells_nothing(&registry.obtain("k").acquire_once().await.unwrap_err());

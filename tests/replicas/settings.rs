@@ -23,13 +23,14 @@ fn replicas_are_given_some_time() {
 /// Before anything is sent: nobody is there.
 #[tokio::test]
 async fn a_lease_must_last_longer_than_its_replicas_have() {
-    let store = |within| {
-        let store = RedisStore::builder("redis://127.0.0.1:1/").min_replicas(1, within);
+    let store = |port, within| {
+        let url = format!("redis://127.0.0.1:{port}/");
+        let store = RedisStore::builder(url).min_replicas(1, within);
         store.connect_lazy().unwrap()
     };
-    let quorum = QuorumStore::new([store(ms(100)), store(ms(1_000))]).unwrap();
+    let quorum = QuorumStore::new([store(1, ms(100)), store(2, ms(1_000))]).unwrap();
     let [one, quorum] = [
-        LockRegistry::builder(store(ms(1_000))).build(),
+        LockRegistry::builder(store(1, ms(1_000))).build(),
         LockRegistry::builder(quorum).build(),
     ];
     for locks in [one, quorum] {

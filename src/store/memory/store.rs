@@ -131,4 +131,8 @@ impl LockStore for MemoryStore {
         self.shared.lock().listeners.insert(instance, listener);
         Arc::new(MemorySession::new(self.shared.clone(), opening))
     }
+
+    fn place(&self) -> Option<String> {
+        Some(format!("a memory store and its clone ({:p})", self.shared))
+    }
 }

@@ -242,6 +242,14 @@ impl Entry {
     fn follow(&mut self, open: &Open, outcome: Option<&Outcome>) {
         match (&open.op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
+            // It is told as if nothing had been done, so that nobody will withdraw an ear that one of
+            // the nodes has, or gets by an answer that comes late.
+            (Op::Listen { owner, .. }, None) => {
+                for node in 0..self.lanes.len() {
+                    let casts = self.lanes[node].leave(*owner, None);
+                    self.cast_all(node, casts);
+                }
+            }
             // Every vote that is not known to have refused is given back, and that behind its
             // answer, however late that comes.
             (Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. }, _)

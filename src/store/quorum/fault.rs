@@ -9,6 +9,10 @@ pub(super) enum Fault {
     #[error("a quorum needs a node at least")]
     NoNodes,
     #[error(
+        "two nodes of the quorum are one: {place}; each must be a server of its own, and no database of another's"
+    )]
+    Twice { place: String },
+    #[error(
         "{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}{}",
         others.iter().map(|it| format!("; {it}")).collect::<String>()
     )]
@@ -35,7 +39,7 @@ pub(super) enum Fault {
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         let lasting = match &fault {
-            Fault::NoNodes => true,
+            Fault::NoNodes | Fault::Twice { .. } => true,
             Fault::TooFew { source, .. } => !source.is_retryable(),
             _ => false,
         };

@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,7 +103,9 @@ impl QuorumStore {
     ///
     /// # Errors
     ///
-    /// If there is none.
+    /// If there is none, or two are one: clones of a [`MemoryStore`](crate::store::MemoryStore), or
+    /// [`RedisStore`](crate::store::RedisStore)s with the same host and port, as they are written, whatever the
+    /// database. Names of one server that differ are not noticed: each release there is told as a lease lost.
     pub fn new<I>(nodes: I) -> Result<Self, StoreError>
     where
         I: IntoIterator,
@@ -114,6 +117,12 @@ impl QuorumStore {
             .collect();
         if nodes.is_empty() {
             return Err(Fault::NoNodes.into());
+        }
+        let mut places = HashSet::new();
+        for place in nodes.iter().filter_map(|node| node.place()) {
+            if !places.insert(place.clone()) {
+                return Err(Fault::Twice { place }.into());
+            }
         }
         let quarantine = None;
         Ok(Self { nodes, quarantine })

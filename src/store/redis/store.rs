@@ -175,6 +175,11 @@ impl LockStore for RedisStore {
     fn overhead(&self) -> Duration {
         self.replicas.map_or(Duration::ZERO, |it| it.within())
     }
+
+    /// Whatever its database.
+    fn place(&self) -> Option<String> {
+        Some(format!("Redis at {}", self.place.address()))
+    }
 }
 
 /// A store to be; made by [`RedisStore::builder`].

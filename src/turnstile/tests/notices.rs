@@ -179,3 +179,38 @@ fn w7_a_notice_of_no_use_changes_nothing() {
     desk.fail(&listen, OpError::Refused(broken()));
     desk.silent();
 }
+
+/// However long it waits: the early questions count anew in each pause of the policy.
+#[test]
+fn w7_the_first_notice_of_each_pause_is_followed_at_once() {
+    let mut desk = Desk::with(rules(), false);
+    waiting(&mut desk);
+    for pause in 0..10 {
+        let begun = 1000 + pause * 5000;
+        desk.wait_until(begun + 2000);
+        desk.freed();
+        let early = desk.sent();
+        desk.reply(&early, BUSY);
+        desk.wait_until(begun + 5000);
+        let regular = desk.sent();
+        desk.reply(&regular, BUSY);
+    }
+}
+
+/// A connection with pushes comes after one without, where it only listened: nothing of that is left beside its ticket.
+#[test]
+fn w7_whoever_comes_to_stand_in_the_queue_listens_no_more() {
+    let mut desk = Desk::with(rules(), false);
+    desk.arrive("a", fixed(1000));
+    let listen = desk.sent();
+    desk.reply(&listen, BUSY);
+    desk.down();
+    desk.up(true);
+    let owner = asker(&listen);
+    let withdraw = desk.sent();
+    assert_eq!(withdraw, Op::Withdraw { owner });
+    desk.reply(&withdraw, Outcome::Gone { held: false });
+    let enter = desk.sent();
+    assert!(matches!(enter, Op::Enter { .. }), "{enter:?}");
+    assert_ne!(asker(&enter), owner);
+}

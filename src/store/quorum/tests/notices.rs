@@ -223,3 +223,32 @@ async fn nodes_that_go_away_while_somebody_listens_leave_nothing_behind() {
     sleep(Duration::from_secs(120)).await;
     nothing_left(&nodes, &[&registry]).await;
 }
+
+/// Too few nodes took the question, which is told as refused, so as if nothing were left of it; but one has a place for
+/// whoever asked. Left there it would be told of the next release, and keep the key from others, when nobody waits.
+#[tokio::test(start_paused = true)]
+async fn a_question_that_too_few_have_taken_leaves_no_ear() {
+    let nodes = nodes(3);
+    let (one, two) = (registry(&nodes), registry(&nodes));
+    let held = lease(&one).await;
+    for node in &nodes[1..] {
+        node.set_faults(7, 0, 1000);
+        node.set_delay(Duration::ZERO);
+    }
+    let waiter = tokio::spawn({
+        let two = two.clone();
+        async move { lease(&two).await }
+    });
+    // So long that it has asked again after the first refusal, by when it knows that there is no queue.
+    sleep(ms(400)).await;
+    waiter.abort();
+    sleep(ms(100)).await;
+    for node in &nodes[1..] {
+        node.set_faults(7, 0, 0);
+    }
+    sleep(ms(1000)).await;
+    held.release().await.unwrap();
+    sleep(ms(20)).await;
+    assert_eq!(nodes.iter().map(Node::told).sum::<u64>(), 0);
+    nothing_left(&nodes, &[&one, &two]).await;
+}

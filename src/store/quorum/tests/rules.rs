@@ -1,5 +1,6 @@
 //! What a session does, op by op.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::time::{Instant, advance, sleep};
 use super::nodes::{Node, ms, owners};
 use crate::store::contract::{Listener, News, Op, OpError, Opening, Outcome, Owner, Session};
 use crate::store::quorum::session::QuorumSession;
-use crate::store::{LockStore, QuorumStore};
+use crate::store::{LockStore, MemoryStore, QuorumStore};
 use crate::{LockRegistry, Repeat};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -119,6 +120,53 @@ fn is_busy(outcome: &Outcome) -> bool {
 fn a_quorum_of_nothing_is_none() {
     let error = QuorumStore::new(Vec::<Node>::new()).unwrap_err();
     assert!(!error.is_retryable());
+}
+
+/// It was taken for three nodes, which all voted alike; then one of them gave the lock back, two had none, and every
+/// release was told as a loss.
+#[test]
+fn one_store_is_not_two_nodes() {
+    let (one, other) = (MemoryStore::new(), MemoryStore::new());
+    for nodes in [
+        vec![one.clone(), other.clone(), one.clone()],
+        vec![one.clone(); 3],
+    ] {
+        let error = QuorumStore::new(nodes).unwrap_err();
+        assert!(!error.is_retryable() && error.to_string().contains("memory store"));
+    }
+    assert!(QuorumStore::new([one.clone(), other.clone()]).is_ok());
+    let mixed: [Arc<dyn LockStore>; 2] = [Arc::new(one.clone()), Arc::new(one)];
+    assert!(QuorumStore::new(mixed).is_err());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn one_server_is_not_two_nodes() {
+    let quorum = |urls: &[&str]| {
+        let nodes = urls
+            .iter()
+            .map(|url| crate::store::RedisStore::connect_lazy(*url));
+        QuorumStore::new(nodes.map(Result::unwrap))
+    };
+    for urls in [
+        [
+            "redis://10.0.0.1/",
+            "redis://10.0.0.2/",
+            "redis://10.0.0.1/",
+        ],
+        [
+            "redis://10.0.0.1/",
+            "redis://a:secret@10.0.0.1:6379/3",
+            "redis://10.0.0.2/",
+        ],
+        ["unix:///a?pass=secret", "unix:///b", "unix:///a?db=1"],
+    ] {
+        let error = quorum(&urls).unwrap_err();
+        let text = error.to_string();
+        assert!(!error.is_retryable() && text.contains("Redis at"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+    assert!(quorum(&["redis://10.0.0.1/", "redis://10.0.0.1:6380/"]).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -607,4 +655,69 @@ async fn nothing_is_kept_of_keys_that_are_not_in_use() {
         advance(ms(1)).await;
     }
     assert!(session.keys() < 1500, "{}", session.keys());
+}
+
+fn listen(owner: u64) -> Op {
+    let (owner, ttl) = (Owner(owner), TTL);
+    Op::Listen { owner, ttl }
+}
+
+fn withdraw(owner: u64) -> Op {
+    let owner = Owner(owner);
+    Op::Withdraw { owner }
+}
+
+/// Each node keeps the key for the one that it has told; who gives up just then keeps it from nobody.
+#[tokio::test(start_paused = true)]
+async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
+    let nodes = Node::many(3);
+    let store = store(&nodes);
+    let [a, b, c] = ["a", "b", "c"].map(|name| Desk::new(&store, name));
+    a.wins(1).await;
+    assert!(matches!(
+        b.ask(listen(1)).await,
+        Ok(Outcome::Busy { score: Some(_), .. })
+    ));
+    a.ask(release(1)).await.unwrap();
+    sleep(ms(10)).await;
+    assert!(b.take().iter().any(|it| matches!(it, News::Freed { .. })));
+    assert_eq!(owners(&nodes, "k"), HashSet::from(["b:1".to_owned()]));
+    b.ask(withdraw(1)).await.unwrap();
+    sleep(ms(10)).await;
+    c.wins(1).await;
+}
+
+/// A node was away while somebody gave up: it is told when it is back, and not asked for ever if it never is.
+#[tokio::test(start_paused = true)]
+async fn w7_an_ear_on_a_node_that_was_away_is_withdrawn_or_forgotten() {
+    for is_back in [true, false] {
+        let nodes = Node::many(3);
+        let stores: Vec<_> = nodes
+            .iter()
+            .map(|node| -> Arc<dyn LockStore> { Arc::new(node.clone()) })
+            .collect();
+        let holder = Desk::new(&store(&nodes), "a");
+        holder.wins(1).await;
+        let heard = Arc::<Recorder>::default();
+        let session = Arc::new(QuorumSession::new(&stores, None, opening("b", &heard)));
+        session.start();
+        let other = Desk {
+            session: session.clone(),
+            heard,
+        };
+        other.ask(listen(1)).await.unwrap();
+        nodes[0].go_away();
+        other.ask(withdraw(1)).await.unwrap();
+        if is_back {
+            nodes[0].come_back();
+        }
+        sleep(ms(10)).await;
+        assert_eq!(session.keys(), usize::from(!is_back));
+        sleep(Duration::from_secs(61)).await;
+        assert_eq!(session.keys(), 0);
+        if is_back {
+            holder.ask(release(1)).await.unwrap();
+            assert_eq!(nodes.iter().map(Node::told).sum::<u64>(), 0);
+        }
+    }
 }

@@ -258,6 +258,26 @@ fn a_flood_of_grants_is_not_kept() {
     assert!(told(&mut ledger).is_empty() && ledger.is_waiting());
 }
 
+/// Counted for ever, a few thousand of them would have every later grant told as in vain.
+#[test]
+fn whatever_becomes_of_a_grant_makes_room_for_another() {
+    let ends: [fn(&mut Ledger, u64); 4] = [
+        |ledger, number| ledger.seen(number, &seen(&[true], 0), &here()),
+        |ledger, number| ledger.seen(number, &seen(&[false], 1), &here()),
+        |ledger, _| ledger.give_up(&broken()),
+        |ledger, _| ledger.hear(News::Down(broken())),
+    ];
+    for end in ends {
+        let mut ledger = ledger(1);
+        for owner in 0..20_000 {
+            ledger.hear(granted("k", owner));
+            let round = ledger.begin(Instant::now()).expect("there is room");
+            end(&mut ledger, round.number);
+            told(&mut ledger);
+        }
+    }
+}
+
 #[test]
 fn replicas_have_some_time_and_not_a_day() {
     let day = Duration::from_secs(24 * 60 * 60);
