@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::call::{Job, Wish, read_reply};
+use super::call::{Job, Wish};
 use super::keys::Names;
+use super::reply::read_reply;
 use crate::store::contract::{Op, Owner};
 use crate::store::traffic::Lane;
 

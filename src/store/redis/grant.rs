@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::is_draw;
 use super::keys::Names;
+use super::reply::is_draw;
 use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
 

@@ -9,7 +9,7 @@
 //! | `replicas/` | what if replicas must have what is acquired? |
 //! | `bell` | when does that task run? |
 //! | `../traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
-//! | `call`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
+//! | `call`, `reply`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
 //! | `*.lua` | what happens on the server? |
 //! | `cluster/` | the same, on a cluster |
 //! | `fault` | what went wrong? |
@@ -32,6 +32,7 @@ mod keys;
 mod link;
 mod pauses;
 mod replicas;
+mod reply;
 mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;

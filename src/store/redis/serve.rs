@@ -14,11 +14,12 @@ use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::bell::Bell;
-use super::call::{self, Job, Verdict, Wish};
+use super::call::{Job, Wish};
 use super::clock::Clock;
 use super::fault::{Fault, Refusal};
 use super::grant::Message;
 use super::link::{End, Link};
+use super::reply::{self, Verdict};
 use super::setup::{self, Standing};
 use crate::store::contract::{Answer, News, OpError, ServerTime};
 
@@ -310,7 +311,7 @@ impl Link {
             }
             return end;
         }
-        let Some(reply) = call::read_reply(number, &flight.jobs, reply) else {
+        let Some(reply) = reply::read_reply(number, &flight.jobs, reply) else {
             // Perhaps they are done, perhaps not.
             let fault = self.garbled("a reply is not the one to its call");
             self.answer_all(flight.jobs, &OpError::Unknown(fault.clone().into()));

@@ -8,12 +8,12 @@ use redis::{Cmd, ErrorKind, PushInfo, PushKind, RedisError, RedisResult, Value, 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use super::call;
 use super::clock::Clock;
 use super::endpoint::Endpoint;
 use super::fault::{Fault, Refusal};
 use super::grant::{self, Message};
 use super::keys::Names;
+use super::reply;
 use super::script;
 use super::socket::Socket;
 
@@ -218,9 +218,9 @@ impl Steps<'_> {
             let refusal = Refusal::from(error).naming(self.setup.names);
             return Err(Fault::refused(address, refusal, self.setup.names));
         }
-        let (at, answers) = call::read_head(number, reply)
+        let (at, answers) = reply::read_head(number, reply)
             .ok_or_else(|| self.setup.garbled("the reply to the probe is another's"))?;
-        let refusal = answers.first().and_then(call::read_error);
+        let refusal = answers.first().and_then(reply::read_error);
         let refusal = refusal.map(|it| it.naming(self.setup.names));
         Ok((Clock::told(at, Instant::now()), refusal))
     }

@@ -220,7 +220,8 @@ impl RedisStoreBuilder {
     /// others, until its wait is over and it is told the same.
     ///
     /// A replica that hears the primary mostly has it within a round trip, and acquisitions that come together ask
-    /// together. An acquisition takes that much longer, at worst `within` twice: once for those before it. Since a lease
+    /// together. An acquisition takes that much longer, at worst `within` twice: once for those before it, and once more
+    /// for each further 512 locks that the registry acquires at the same time. Since a lease
     /// counts from before it was sent to the server, this is taken from its ttl. `within` should be well
     /// below the ttl, and below the [`response_timeout`](crate::LockRegistryBuilder::response_timeout), after which
     /// who asks once gives up. Passes within a registry, renewals and releases ask no replica.

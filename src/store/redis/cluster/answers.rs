@@ -10,8 +10,9 @@ use super::parcel::Parcel;
 use super::task::{Task, UP_PAUSE};
 use crate::StoreError;
 use crate::store::contract::{Answer, News, OpError, Outcome, ServerTime};
-use crate::store::redis::call::{Verdict, Wish};
+use crate::store::redis::call::Wish;
 use crate::store::redis::fault::{Fault, Refusal};
+use crate::store::redis::reply::Verdict;
 
 /// So often a wish may be sent on at once; after that it is put off each time, so that two nodes that
 /// name each other are not kept busy.

@@ -17,11 +17,11 @@ use super::setup::{Setup, Standing};
 use super::slots::Slot;
 use super::wires::{Question, Wires, on_reply};
 use crate::store::contract::{Grant, ServerTime};
-use crate::store::redis::call::Verdict;
 use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::keys::Names;
 use crate::store::redis::pauses::Pauses;
+use crate::store::redis::reply::Verdict;
 use crate::store::redis::setup::ClientId;
 use crate::store::traffic::{Limits, Traffic};
 

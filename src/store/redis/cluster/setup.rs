@@ -9,12 +9,12 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
 use super::slots::Slot;
-use crate::store::redis::call;
 use crate::store::redis::clock::Clock;
 use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::grant;
 use crate::store::redis::keys::Names;
+use crate::store::redis::reply;
 use crate::store::redis::script;
 use crate::store::redis::setup::ClientId;
 use crate::store::redis::socket::Socket;
@@ -182,9 +182,9 @@ impl Setup {
         if let Value::ServerError(error) = &reply {
             return Err(self.refused(error.into()));
         }
-        let (at, answers) = call::read_head(self.number, reply)
+        let (at, answers) = reply::read_head(self.number, reply)
             .ok_or_else(|| self.garbled("the reply to the probe is another's"))?;
-        let refusal = answers.first().and_then(call::read_error);
+        let refusal = answers.first().and_then(reply::read_error);
         let refusal = refusal.map(|refusal| self.naming(refusal));
         Ok((Clock::told(at, Instant::now()), refusal))
     }

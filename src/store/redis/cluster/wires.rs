@@ -16,11 +16,12 @@ use super::node::{Common, Event};
 use super::parcel::Parcel;
 use super::setup::Standing;
 use crate::store::contract::Grant;
-use crate::store::redis::call::{self, Verdict};
+use crate::store::redis::call;
 use crate::store::redis::clock::Clock;
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::grant::{self, Message};
 use crate::store::redis::keys::Names;
+use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
 use crate::store::redis::setup::is_subscription;
 use crate::store::traffic::{Lane, Traffic};
@@ -254,7 +255,7 @@ pub(super) fn on_reply(
         }));
         return Ok(());
     }
-    let Some(reply) = call::read_reply(number, &flight.jobs, reply) else {
+    let Some(reply) = reply::read_reply(number, &flight.jobs, reply) else {
         // Perhaps they are done, perhaps not: they are among those that the end takes along.
         traffic.take_off(number, Lane::Batch, flight.jobs, Instant::now());
         return Err(Fault::Garbled {

@@ -12,8 +12,9 @@ use redis::{Connection, ConnectionLike, Value};
 use super::registry::{attempt, enter, enter_at, release, withdraw, yield_turn};
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner};
-use crate::store::redis::call::{self, Job, Verdict, Wish};
+use crate::store::redis::call::{Job, Wish};
 use crate::store::redis::keys::Names;
+use crate::store::redis::reply::{self, Verdict};
 use crate::store::traffic::Lane;
 
 const KEYS: [&str; 4] = ["k", "l", "m", "n"];
@@ -222,7 +223,7 @@ impl Scene {
             .req_packed_command(&full.get_packed_command())
             .unwrap();
         let in_a_word = matches!(reply, Value::BulkString(_));
-        let reply = call::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
+        let reply = reply::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
 
         let fence = format!("{prefix}:~fence");
         let kind: String = ask(connection, &["TYPE", &fence]);

@@ -15,8 +15,9 @@ use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn}
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::memory::{Asking, Keyspace};
-use crate::store::redis::call::{self, Job, Verdict, Wish};
+use crate::store::redis::call::{Job, Wish};
 use crate::store::redis::keys::Names;
+use crate::store::redis::reply::{self, Verdict};
 use crate::store::traffic::Lane;
 
 const KEYS: [&str; 3] = ["k", "l", "m"];
@@ -279,7 +280,7 @@ impl Both {
         let reply = self
             .connection
             .req_packed_command(&full.get_packed_command());
-        let reply = call::read_reply(self.number, jobs, reply.unwrap());
+        let reply = reply::read_reply(self.number, jobs, reply.unwrap());
         reply.expect("the reply to this call").verdicts
     }
 

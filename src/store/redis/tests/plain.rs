@@ -6,8 +6,9 @@ use redis::{ConnectionLike, Value};
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome};
-use crate::store::redis::call::{self, Job, Verdict, Wish};
+use crate::store::redis::call::{Job, Wish};
 use crate::store::redis::keys::Names;
+use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
 use crate::store::traffic::Lane;
 
@@ -64,7 +65,7 @@ impl Caller {
         let command = script::BATCH.in_full(&command).get_packed_command();
         let reply = self.connection.req_packed_command(&command).unwrap();
         let in_a_word = matches!(reply, Value::BulkString(_));
-        let reply = call::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
+        let reply = reply::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
         let verdicts = reply.verdicts;
         Told {
             in_a_word,
