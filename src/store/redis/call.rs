@@ -279,6 +279,7 @@ const LISTENS: &str = "ear";
 fn millis(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -234,6 +234,7 @@ fn read_left(value: &Value) -> Option<Option<Duration>> {
         _ => None,
     }
 }
+
 #[cfg(test)]
 mod tests {
     use futures::channel::oneshot;
