@@ -323,6 +323,9 @@ struct Liar {
     channel: String,
     /// The last owner that entered for a key.
     standing: HashMap<String, String>,
+    /// What each call is about, by its number: ops, and the key of each. Who names an earlier call's answers
+    /// that one, which may still be open.
+    asked: HashMap<u64, (String, Vec<String>)>,
     forced: Forced,
 }
 
@@ -378,6 +381,8 @@ impl Liar {
                 self.standing.insert(name_of(key).to_owned(), owner.clone());
             }
         }
+        let keys = request.keys().iter().skip(1).cloned().collect();
+        self.asked.insert(request.number(), (ops.clone(), keys));
         let mut bytes = self.pushes(&before);
         let mut hangs_up = false;
         let told = match lie {
@@ -438,20 +443,21 @@ impl Liar {
         };
         let echo = request.number().wrapping_add(number);
         let mut bytes = format!("*{}\r\n:{echo}\r\n:{at}\r\n", 2 + count + more).into_bytes();
+        let (asked, keys) = self.asked.get(&echo).cloned().unwrap_or_default();
         for index in 0..count + more {
-            let op = ops.chars().nth(index).unwrap_or(' ');
-            let key = request.keys().get(1 + index).cloned().unwrap_or_default();
+            let op = asked.chars().nth(index).unwrap_or(' ');
+            let key = keys.get(index).cloned().unwrap_or_default();
             match answers[index % answers.len()].clone() {
                 Answer::Won(draw) => {
                     let draw = self.draw(draw);
-                    if "AEYD".contains(op) && number == 0 {
+                    if "AEYD".contains(op) {
                         self.force(&key, draw);
                     }
                     bytes.extend(format!("*2\r\n$3\r\nwon\r\n:{draw}\r\n").bytes());
                 }
                 Answer::Short(draw) => {
                     let draw = self.draw(draw);
-                    if "AE".contains(op) && number == 0 {
+                    if "AE".contains(op) {
                         self.force(&key, draw);
                     }
                     bytes.extend(format!(":{draw}\r\n").bytes());
@@ -587,6 +593,7 @@ fn lies_to_everybody(calls: Vec<Said>, steps: Vec<Option<Lie>>) -> Result<(), Te
         later: Vec::new(),
         channel: String::new(),
         standing: HashMap::new(),
+        asked: HashMap::new(),
         forced: forced.clone(),
     };
     let fake = Fake::start(move |request| liar.answer(request));
@@ -736,4 +743,34 @@ async fn a_message_without_an_end_ends_its_connection() {
         .await
         .expect("it connects anew");
     assert!(lease.is_valid());
+}
+
+/// A grant of an unknown key is given back by a call of its own, while the first is still open: the answer to that
+/// second one names the first, and so answers it.
+#[test]
+fn an_answer_that_names_an_earlier_call_is_that_calls() {
+    let grant = Push::Grant {
+        whose: Whose::Standing,
+        key: "unknown",
+        ttl: 30_000,
+        draw: Number::Next,
+        at: NOW,
+        format: "1",
+    };
+    let silence = Said {
+        before: vec![grant],
+        lie: Lie::Silence,
+        after: Vec::new(),
+    };
+    let crossed = Said {
+        before: Vec::new(),
+        lie: Lie::Answers {
+            answers: vec![Answer::Won(Number::Next)],
+            at: NOW as i64,
+            more: 1,
+            number: u64::MAX,
+        },
+        after: Vec::new(),
+    };
+    lies_to_everybody(vec![silence, crossed], vec![None]).unwrap();
 }
