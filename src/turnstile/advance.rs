@@ -80,7 +80,8 @@ impl<C: Clone> Turnstile<C> {
         let head_ttl = self.line.first().map(|head| Span::from(head.ttl));
         match head_ttl {
             Some(ttl) if self.queue && self.line.has_standing() => {
-                let claim = Claim::new(cx.supply.owner(), ttl);
+                let mut claim = Claim::new(cx.supply.owner(), ttl);
+                claim.company = tenure.company.without_others();
                 let new = claim.owner;
                 let ttl = ttl.duration();
                 let op = Op::Yield { old, new, ttl };

@@ -1,4 +1,5 @@
 use super::line::WaiterId;
+use super::tenure::Company;
 use super::time::{Point, Span, drift};
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
@@ -28,6 +29,8 @@ pub(super) struct Claim {
     /// Who adopts by it, if it is not the line's.
     pub(super) adopter: Option<WaiterId>,
     pub(super) notices: Notices,
+    /// What its tenure will know of others if it comes by a yield to itself.
+    pub(super) company: Company,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
@@ -89,6 +92,7 @@ impl Claim {
             exposure: Exposure::Nothing,
             adopter: None,
             notices: Notices::default(),
+            company: Company::default(),
             first_sent: None,
             proof: None,
         }

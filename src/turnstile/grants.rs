@@ -4,7 +4,7 @@ use super::claim::{Belief, Exposure};
 use super::errand::Errand;
 use super::machine::{Received, Standing, Turnstile};
 use super::supply::Cx;
-use super::tenure::Tenure;
+use super::tenure::{Company, Tenure};
 use super::time::{Point, Span, deadline, drift};
 use crate::store::contract::{Grant, Op};
 
@@ -13,7 +13,14 @@ const MOST_OWED: usize = 64;
 
 impl<C: Clone> Turnstile<C> {
     /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
-    pub(super) fn enter_tenure(&mut self, cx: &mut Cx<'_>, draw: u64, start: Point, ttl: Span) {
+    pub(super) fn enter_tenure(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draw: u64,
+        start: Point,
+        ttl: Span,
+        company: Company,
+    ) {
         let now = cx.at();
         let Standing::Seeking { claim, ask_at } = &mut self.standing else {
             unreachable!("a claim comes before a tenure")
@@ -23,7 +30,7 @@ impl<C: Clone> Turnstile<C> {
             *ask_at = now;
             return;
         }
-        let tenure = Tenure::new(claim.owner, ttl, draw, start, now);
+        let tenure = Tenure::new(claim.owner, ttl, draw, start, now, company);
         self.standing = Standing::Inside(tenure);
         self.pass_time(cx);
     }
@@ -55,7 +62,7 @@ impl<C: Clone> Turnstile<C> {
                     (Belief::From(start), None) => {
                         // K1: what its ticket says, which the store rounds up.
                         let ttl = Span::from(grant.ttl).min(claim.ttl);
-                        self.enter_tenure(cx, grant.draw, start, ttl);
+                        self.enter_tenure(cx, grant.draw, start, ttl, Company::Perhaps);
                     }
                     (Belief::Stepped, None) => *ask_at = cx.at(),
                 }

@@ -5,7 +5,7 @@ use super::errand::{Ending, Errand};
 use super::line::{Adopter, Patience, WaiterId};
 use super::machine::{Flight, Received, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
-use super::tenure::Tenure;
+use super::tenure::{Company, Tenure};
 use super::time::{Point, Span, deadline};
 use crate::StoreError;
 use crate::store::contract::{Answer, Op, OpError, Outcome};
@@ -73,7 +73,7 @@ impl<C: Clone> Turnstile<C> {
                     let ttl = claim.ttl;
                     match claim.adopter {
                         Some(adopter) => self.on_adopted(cx, adopter, draw, sent),
-                        None => self.enter_tenure(cx, draw, sent, ttl),
+                        None => self.enter_tenure(cx, draw, sent, ttl, Company::Perhaps),
                     }
                 }
                 Outcome::NotOld if claim.adopter.is_some() => {
@@ -160,7 +160,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         }
         let Adopter { id, waiter, .. } = self.adopters.pop_front().expect("just seen");
-        let mut tenure = Tenure::new(owner, ttl, draw, sent, now);
+        let mut tenure = Tenure::new(owner, ttl, draw, sent, now, Company::Perhaps);
         let who = waiter.who.clone();
         let (token, deadline) = tenure.seat(id, waiter, now);
         self.standing = Standing::Inside(tenure);
@@ -293,8 +293,8 @@ impl<C: Clone> Turnstile<C> {
         match outcome {
             Outcome::Won { draw } => {
                 claim.exposure = Exposure::Lock;
-                let ttl = claim.ttl;
-                self.enter_tenure(cx, draw, sent, ttl);
+                let (ttl, company) = (claim.ttl, claim.company);
+                self.enter_tenure(cx, draw, sent, ttl, company);
             }
             Outcome::Busy { left, score } => {
                 claim.answered(sent, at);

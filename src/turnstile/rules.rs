@@ -17,14 +17,18 @@ pub(crate) struct Rules {
 #[derive(Debug)]
 pub(super) struct Limits {
     pub(super) passes: u32,
+    /// Of a tenure before which none but this registry wanted the key for a while.
+    pub(super) passes_alone: u32,
     pub(super) span: Span,
     pub(super) waiters: usize,
 }
 
 impl From<Rules> for Limits {
     fn from(rules: Rules) -> Self {
+        let passes = rules.local_passes.min(MOST_PASSES);
         Self {
-            passes: rules.local_passes.min(MOST_PASSES),
+            passes,
+            passes_alone: (passes * 4).min(MOST_PASSES),
             span: rules.local_span.into(),
             waiters: rules.max_waiters,
         }

@@ -29,6 +29,30 @@ pub(super) struct Tenure<C> {
     began: Point,
     /// Leases given inside it.
     turns: u32,
+    pub(super) company: Company,
+}
+
+/// Whether other registries wanted the key when a tenure began, as far as the store has told. A yield
+/// that nobody stood in the queue for comes back, and says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Company {
+    /// Some did, or it is not known.
+    #[default]
+    Perhaps,
+    /// None at its beginning.
+    NoneNow,
+    /// None at its beginning, and none at that of the tenure before.
+    NoneForLong,
+}
+
+impl Company {
+    /// What a yield that comes back says, after a tenure that had this.
+    pub(super) fn without_others(self) -> Self {
+        match self {
+            Self::Perhaps => Self::NoneNow,
+            Self::NoneNow | Self::NoneForLong => Self::NoneForLong,
+        }
+    }
 }
 
 /// The one lease of a tenure.
@@ -86,7 +110,14 @@ impl<C> Seat<C> {
 }
 
 impl<C: Clone> Tenure<C> {
-    pub(super) fn new(owner: Owner, ttl: Span, draw: u64, start: Point, now: Point) -> Self {
+    pub(super) fn new(
+        owner: Owner,
+        ttl: Span,
+        draw: u64,
+        start: Point,
+        now: Point,
+        company: Company,
+    ) -> Self {
         Self {
             owner,
             ttl,
@@ -99,6 +130,7 @@ impl<C: Clone> Tenure<C> {
             draw,
             began: now,
             turns: 0,
+            company,
         }
     }
 
@@ -127,7 +159,14 @@ impl<C: Clone> Tenure<C> {
         } else {
             most_of(ttl)
         };
-        self.turns <= rules.passes
+        // To ask whether anybody else wants it takes as long as a dozen turns. Where nobody has for two
+        // tenures, it is asked four times less often. (After one alone a registry of a single waiter, which
+        // stands in the queue again only a moment after its turn, would be passed by the longer tenures.)
+        let passes = match self.company {
+            Company::NoneForLong => rules.passes_alone,
+            Company::NoneNow | Company::Perhaps => rules.passes,
+        };
+        self.turns <= passes
             && now.since(self.began) < rules.span
             && self.deadline.since(now) >= needed
     }

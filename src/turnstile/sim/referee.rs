@@ -21,6 +21,8 @@ pub(super) struct Referee {
     /// Given back by their holders, and not confirmed.
     finished: BTreeMap<CallerId, Seen>,
     pub(super) tokens: Vec<u64>,
+    /// By key: who had the last tenure, and how many in a row.
+    tenures: Vec<(ProcessId, u32)>,
     /// By key: since when somebody waits and nobody has the lock.
     pub(super) starving: Vec<Option<True>>,
     /// Leases begun, taken and prolonged, in all.
@@ -84,6 +86,7 @@ impl Referee {
             log: Vec::new(),
             finished: BTreeMap::new(),
             tokens: vec![0; keys],
+            tenures: vec![(ProcessId::MAX, 0); keys],
             starving: vec![None; keys],
             counts: Counts::default(),
             stepped: 0,
@@ -129,6 +132,7 @@ impl World {
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
         self.referee.starving[key] = None;
         self.referee.finished.remove(&caller);
+        self.check_passes(key, process, token % 64);
         if !self.is_valid(&lease) {
             self.breach(format!("D4: c{caller} is given a lease that is over"));
         }
@@ -226,6 +230,29 @@ impl World {
         });
         if let Some(untold) = untold.cloned() {
             self.breach(format!("D5: {untold:?} is over, and nobody says so"));
+        }
+    }
+
+    /// W6: more passes than were settled are only for one who has had the key for two tenures.
+    fn check_passes(&mut self, key: KeyId, process: ProcessId, passes: u64) {
+        let (last, in_a_row) = &mut self.referee.tenures[key];
+        if *last != process {
+            (*last, *in_a_row) = (process, 0);
+        }
+        if passes == 0 {
+            *in_a_row += 1;
+        }
+        let in_a_row = *in_a_row;
+        let settled = u64::from(self.profile.local_passes);
+        let most = if in_a_row > 2 {
+            63.min(settled * 4)
+        } else {
+            settled
+        };
+        if passes > most {
+            self.breach(format!(
+                "W6: r{process} passes k{key} {passes} times in its tenure number {in_a_row}"
+            ));
         }
     }
 

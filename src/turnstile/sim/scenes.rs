@@ -69,6 +69,37 @@ fn w2_a_waiter_behind_a_crashed_holder_is_served_within_100_ms_of_its_ttls_end()
     }
 }
 
+/// One whose key nobody else wants for two tenures passes it on longer, and as soon as another stands in the queue no
+/// longer than was settled.
+#[test]
+fn w6_longer_tenures_are_for_those_who_are_alone() {
+    for seed in 0..8 {
+        let mut world = scene(seed, 2, |profile| {
+            profile.ttls = vec![SECOND];
+            profile.holds = vec![100];
+            profile.returns = 1000;
+            profile.rests = vec![0];
+            profile.calm_at = SECOND;
+            profile.local_passes = 4;
+            profile.local_span = 20 * MILLI;
+        });
+        for caller in 0..30 {
+            comes(&mut world, caller, Caller::standing(0, SECOND));
+        }
+        comes(&mut world, SECOND / 2, Caller::standing(1, SECOND));
+        let world = world.run().expect("nothing breaks");
+        let passes = |from, to| {
+            let log = world.referee.log.iter();
+            let between =
+                log.filter(move |(at, process, _)| (from..to).contains(at) && *process == 0);
+            between.map(|(_, _, token)| token % 64).max().unwrap_or(0)
+        };
+        assert_eq!(passes(0, SECOND / 2), 16, "seed {seed}: alone");
+        let settled = SECOND / 2 + 50 * MILLI;
+        assert_eq!(passes(settled, SECOND), 4, "seed {seed}: with another");
+    }
+}
+
 /// Four registries with 1, 3, 10 and 30 callers who come again and again have as many tenures.
 #[test]
 fn w6_turns_go_round_registries() {

@@ -1,8 +1,8 @@
 //! Passes: the next waiter inside a tenure, and when it is another registry's turn (W6).
 
-use super::desk::{Desk, fixed, rules};
+use super::desk::{Desk, asker, fixed, rules};
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{Rules, Verdict, WaiterId};
 
 /// Seats "a" in a fresh tenure of `ttl`, lets `next` come, and finishes "a" at `at`.
 fn after_one(rules: Rules, ttl: u64, next: super::desk::Wish, at: u64) -> Desk {
@@ -197,6 +197,104 @@ fn w6_a_yield_with_nobody_else_goes_on_here() {
     desk.reply(&hand_on, Outcome::Won { draw: 9 });
     assert!(matches!(desk.told("a"), Verdict::Released));
     assert_eq!(desk.seated("b").0, 9 * 64);
+}
+
+/// Has one after the other come until the registry asks the store: how many passes there were, and what is asked.
+#[track_caller]
+fn passes_in_a_tenure(desk: &mut Desk, holder: &mut WaiterId) -> (u32, Op) {
+    for passes in 0..100 {
+        let next = desk.arrive("next", fixed(1000));
+        desk.finish(*holder);
+        *holder = next;
+        if let Some(op) = desk.sent_if_any() {
+            return (passes, op);
+        }
+        assert!(matches!(desk.told_any(), Verdict::Released));
+        desk.seated("next");
+        assert!(desk.take(next));
+    }
+    panic!("it never asks")
+}
+
+/// The next tenure of one who waits begins, by what the store says.
+#[track_caller]
+fn begin_tenure(desk: &mut Desk, holder: WaiterId, says: impl FnOnce(&mut Desk)) -> u64 {
+    says(desk);
+    assert!(matches!(desk.told_any(), Verdict::Released));
+    let (token, _) = desk.seated("next");
+    assert!(desk.take(holder));
+    token
+}
+
+/// Where two tenures in a row found nobody else in the queue, a third is four times as long: to ask takes as long as a
+/// dozen turns. One who comes meanwhile is served after it, and those behind are as long as ever.
+#[test]
+fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
+    for (local_passes, alone) in [(16, 63), (3, 12), (0, 0), (63, 63)] {
+        let rules = Rules {
+            local_passes,
+            ..rules()
+        };
+        let mut desk = Desk::with(rules, true);
+        let (mut holder, _) = desk.hold("a", fixed(1000), 1);
+        let mut last = 0;
+        let mut draw = 1;
+        let mut tenure = |desk: &mut Desk, holder: &mut WaiterId, others: bool| {
+            let (passes, op) = passes_in_a_tenure(desk, holder);
+            assert!(matches!(op, Op::Yield { .. }), "{op:?}");
+            draw += 1;
+            let token = begin_tenure(desk, *holder, |desk| {
+                if others {
+                    let left = Some(super::desk::ms(1000));
+                    desk.reply(
+                        &op,
+                        Outcome::Busy {
+                            left,
+                            score: Some(1),
+                        },
+                    );
+                    desk.grant(asker(&op), 1000, draw);
+                } else {
+                    desk.reply(&op, Outcome::Won { draw });
+                }
+            });
+            assert!(token > last, "F2");
+            assert_eq!(token, draw * 64);
+            last = token;
+            passes
+        };
+        let few = local_passes;
+        let (none, some) = (false, true);
+        let others_at_its_end = [none, none, none, none, some, none, none, none];
+        let passes = others_at_its_end.map(|others| tenure(&mut desk, &mut holder, others));
+        assert_eq!(passes, [few, few, alone, alone, alone, few, few, alone]);
+    }
+}
+
+/// However many there may be, they end with the span.
+#[test]
+fn w6_a_long_tenure_ends_with_the_local_span() {
+    let mut desk = Desk::new();
+    let (mut holder, _) = desk.hold("a", fixed(1000), 1);
+    for draw in 2..4 {
+        let (_, op) = passes_in_a_tenure(&mut desk, &mut holder);
+        begin_tenure(&mut desk, holder, |desk| {
+            desk.reply(&op, Outcome::Won { draw });
+        });
+    }
+    for _ in 0..20 {
+        let next = desk.arrive("next", fixed(1000));
+        desk.finish(holder);
+        desk.silent();
+        assert!(matches!(desk.told_any(), Verdict::Released));
+        desk.seated("next");
+        assert!(desk.take(next));
+        holder = next;
+    }
+    desk.wait_until(1020);
+    desk.arrive("next", fixed(1000));
+    desk.finish(holder);
+    assert!(matches!(desk.sent(), Op::Yield { .. }));
 }
 
 /// Nobody waits here: released, and the turnstile may be forgotten.
