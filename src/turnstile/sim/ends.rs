@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::caller::{Caller, CallerId, Stage};
 use super::clock::{MILLI, SECOND};
+use super::link::STRAGGLE;
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
@@ -208,7 +209,13 @@ impl World {
         let Some((asked, until)) = caller.extended else {
             return;
         };
-        let net = 6 * self.profile.latency.1 + self.profile.reply_lag + 3 * MILLI;
+        // The renewal that was on its way when it was asked for, and its own.
+        let late = if self.profile.stragglers > 0 {
+            2 * STRAGGLE
+        } else {
+            0
+        };
+        let net = 6 * self.profile.latency.1 + self.profile.reply_lag + 3 * MILLI + late;
         let timely = self.now - asked > net;
         let quick = self.profile.theme == Theme::Calm && !self.profile.batches;
         let lease = self.referee.leases[caller.key].iter();

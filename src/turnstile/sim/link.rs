@@ -78,6 +78,9 @@ fn too_few() -> StoreError {
     StoreError::new("too few replicas")
 }
 
+/// How late a renewal may set out.
+pub(super) const STRAGGLE: u64 = 5 * MILLI;
+
 fn broken() -> StoreError {
     StoreError::new("the connection broke")
 }
@@ -88,7 +91,7 @@ impl World {
         let conn = self.processes[id].link.conn;
         let straggles = matches!(op, Op::Renew { .. }) && self.rng.chance(self.profile.stragglers);
         if straggles && !self.calm {
-            let delay = self.rng.between(0, 5 * MILLI);
+            let delay = self.rng.between(0, STRAGGLE);
             self.plan(delay, Event::Straggler(id, conn, key, op));
         } else {
             self.catch_up(id, conn, key, op);
