@@ -67,13 +67,13 @@ impl Link {
         let deaf = standing.deaf.take();
         self.is_deaf = deaf.is_some();
         tracing::debug!(address = &**self.endpoint.address(), ?deaf, "connected");
-        self.announce(News::Up {
+        self.teller.announce(News::Up {
             queue: deaf.is_none(),
         });
         self.warn_once(deaf);
         for push in std::mem::take(&mut standing.early) {
             if let Err(fault) = self.on_push(&push) {
-                self.tell_all();
+                self.teller.tell_all();
                 return fault.into();
             }
         }
@@ -106,11 +106,11 @@ impl Link {
             let end = self.turn(wire, bell, &mut Context::from_waker(ring));
             if let Err(end) = end {
                 // After what came before it.
-                self.tell_all();
+                self.teller.tell_all();
                 return Poll::Ready(end);
             }
-            wire.told += self.tell_some(BURST);
-            if self.has_news() {
+            wire.told += self.teller.tell_some(BURST);
+            if self.teller.has_news() {
                 wire.told = 0;
                 bell.call_back();
                 return Poll::Pending;
@@ -269,8 +269,8 @@ impl Link {
             _ => {}
         }
         match setup::message(&self.names, push) {
-            Some(Message::Granted { key, grant }) => self.tell(News::Granted { key, grant }),
-            Some(Message::Freed { key }) => self.tell(News::Freed { key }),
+            Some(Message::Granted { key, grant }) => self.teller.tell(News::Granted { key, grant }),
+            Some(Message::Freed { key }) => self.teller.tell(News::Freed { key }),
             // A probe's, late.
             Some(Message::Probe(_)) => {}
             None => {
@@ -353,7 +353,7 @@ impl Link {
                 if let Wish::Op { op, .. } = job.wish {
                     let result = Ok(Answer { at, outcome });
                     let key = job.key;
-                    self.tell(News::Replied { key, op, result });
+                    self.teller.tell(News::Replied { key, op, result });
                 }
             }
             (Verdict::Seen(sight), _) => {
