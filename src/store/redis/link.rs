@@ -15,7 +15,7 @@ use super::fault::Fault;
 use super::inbox::{Inbox, Pace};
 use super::keys::Names;
 use super::pauses::Pauses;
-use super::setup::{ClientId, Setup, Standing};
+use super::setup::{ClientId, Connected, Setup};
 use super::teller::Teller;
 use crate::StoreError;
 use crate::store::contract::{News, OpError, Opening};
@@ -118,7 +118,7 @@ impl Link {
         }
     }
 
-    async fn connect(&mut self) -> Result<Standing, End> {
+    async fn connect(&mut self) -> Result<Connected, End> {
         self.number += 1;
         let within = self.opening.response_timeout;
         let connecting = async {
@@ -145,7 +145,7 @@ impl Link {
     }
 
     /// Serves until the connection ends, or the server is no more the one to be connected to.
-    async fn serve_here(&mut self, standing: Standing) -> End {
+    async fn serve_here(&mut self, standing: Connected) -> End {
         let Some(moved) = self.endpoint.moved(self.opening.response_timeout) else {
             return self.serve(standing).await;
         };

@@ -20,7 +20,7 @@ use super::fault::{Fault, Refusal};
 use super::grant::Message;
 use super::link::{End, Link};
 use super::reply::{self, Verdict};
-use super::setup::{self, Standing};
+use super::setup::{self, Connected};
 use crate::store::contract::{Answer, News, OpError, ServerTime};
 
 /// So many tasks that are woken together need not share a call.
@@ -42,7 +42,7 @@ struct Call {
 /// A connection while it serves. Dropping it drops every clone of it and what moves its bytes, and
 /// so closes it with all that was not written (O4).
 struct Wire {
-    standing: Standing,
+    standing: Connected,
     /// In the order in which they were sent. A handful, so that looking at all costs less than to
     /// learn which is done.
     calls: VecDeque<Call>,
@@ -62,7 +62,7 @@ impl Wire {
 
 impl Link {
     /// Sends and hears on a connection until it ends.
-    pub(super) async fn serve(&mut self, mut standing: Standing) -> End {
+    pub(super) async fn serve(&mut self, mut standing: Connected) -> End {
         self.old = standing.id.take();
         let deaf = standing.deaf.take();
         self.is_deaf = deaf.is_some();
