@@ -61,9 +61,11 @@ impl Entry {
 
     /// A node says that the key is free: whether the registry is to be told.
     pub(super) fn freed(&mut self, now: Instant, node: usize, quorum: Quorum) -> bool {
-        if !self.lanes[node].hears(now) {
-            return false;
-        }
+        self.lanes[node].hears(now) && self.hear(now, node, quorum)
+    }
+
+    /// The key is free on a node, or may be: whether enough say so for the registry to be told.
+    pub(super) fn hear(&mut self, now: Instant, node: usize, quorum: Quorum) -> bool {
         let (nodes, _) = self.freed.get_or_insert((Vec::new(), now + TOGETHER));
         if !nodes.contains(&node) {
             nodes.push(node);

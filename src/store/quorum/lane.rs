@@ -136,6 +136,11 @@ impl Lane {
         self.ears.iter().any(|ear| ear.owner == owner)
     }
 
+    /// Whether anybody is, or may be.
+    pub(super) fn has_ears(&self) -> bool {
+        !self.ears.is_empty()
+    }
+
     fn parting(&self, owner: Owner) -> Op {
         if self.listens(owner) {
             Op::Withdraw { owner }

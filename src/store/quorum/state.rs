@@ -196,13 +196,19 @@ impl State {
     /// A node's connection stands.
     pub(super) fn came_up(&mut self, now: Instant, node: usize, outbox: &mut Outbox) {
         let quarantine = self.quarantine;
+        let quorum = self.quorum;
         let it = &mut self.nodes[node];
         if it.up.replace(true).is_some() {
             it.out_until = quarantine.map(|quarantine| now + quarantine);
         }
         it.away = None;
-        for entry in self.keys.values_mut() {
+        for (key, entry) in &mut self.keys {
             entry.lanes[node].node_is_back();
+            // It may have told us while we were deaf, and then has no ear of ours any more: whoever waits
+            // asks, and so listens there again.
+            if entry.lanes[node].has_ears() && entry.hear(now, node, quorum) {
+                outbox.news.push(News::Freed { key: key.clone() });
+            }
         }
         self.settle_all(now, outbox);
         self.tell_up(outbox);
