@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::desk::{Desk, Recorder, TTL, listen, opening, release, renew, store, withdraw};
+use super::desk::{Desk, Recorder, TTL, attempt, listen, opening, release, renew, store, withdraw};
 use super::nodes::{Node, ms, owners};
 use crate::StoreError;
 use crate::store::LockStore;
@@ -321,13 +321,14 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
 #[tokio::test(start_paused = true)]
 async fn w7_whoever_was_deaf_is_told_to_ask_when_the_node_is_back() {
     for listens in [true, false] {
-        let mut bare = Bare::listening(3);
-        if !listens {
-            bare.submit(withdraw(1));
-            for node in 0..3 {
-                bare.answer(node, Ok(Outcome::Gone { held: false }));
-            }
-        }
+        let mut bare = if listens {
+            Bare::listening(3)
+        } else {
+            let mut bare = Bare::new(3);
+            bare.submit(attempt(1));
+            (0..3).for_each(|node| bare.answer(node, Ok(Outcome::Won { draw: 5 })));
+            bare
+        };
         let error = StoreError::new("it broke");
         bare.state.went_down(bare.now, 1, error, &mut bare.outbox);
         assert_eq!(bare.told(), 0);
