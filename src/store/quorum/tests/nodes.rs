@@ -135,8 +135,14 @@ impl Node {
         (state.chance, state.loses, state.refuses) = (seed, loses, refuses);
     }
 
+    /// The next release, or one more.
     pub(super) fn refuse_release(&self) {
-        self.0.lock().keeps = 1;
+        self.0.lock().keeps += 1;
+    }
+
+    /// The registries that have come to it.
+    pub(super) fn instances(&self) -> HashSet<Arc<str>> {
+        self.0.lock().lines.keys().cloned().collect()
     }
 
     /// A registry has no connection to it for now, and it is there for all others.
