@@ -41,12 +41,11 @@ fn is_test(sources: &str, name: &str) -> bool {
     false
 }
 
-#[test]
-fn every_test_that_the_guarantees_name_is_there() {
-    const PAGE: &str = include_str!("../docs/guarantees.md");
+/// How many tests a text names, all of which are there.
+fn named_tests(page: &str) -> usize {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut named = 0;
-    for quoted in PAGE.split('`').skip(1).step_by(2) {
+    for quoted in page.split('`').skip(1).step_by(2) {
         let Some((target, name)) = quoted.split_once("::").filter(|(_, name)| *name != "…")
         else {
             continue;
@@ -58,7 +57,23 @@ fn every_test_that_the_guarantees_name_is_there() {
         assert!(is_test(&sources(&folder), name), "no test `{quoted}`");
         named += 1;
     }
+    named
+}
+
+#[test]
+fn every_test_that_the_guarantees_name_is_there() {
+    let named = named_tests(include_str!("../docs/guarantees.md"));
     assert!(named > 100, "{named}");
+}
+
+/// Those of the formats that versions share, and of what they do about others.
+#[test]
+fn every_test_that_upgrading_names_is_there() {
+    const PAGE: &str = include_str!("../docs/operations.md");
+    let (_, after) = PAGE.split_once("\n## Upgrading\n").expect("the section");
+    let section = after.split("\n## ").next().expect("its end");
+    let named = named_tests(section);
+    assert!(named > 10, "{named}");
 }
 
 /// Each cell of a fault shows by which test it is known.

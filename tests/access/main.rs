@@ -16,7 +16,6 @@ mod authority;
 mod by_hand;
 #[path = "../support/hearing.rs"]
 mod hearing;
-mod log;
 mod rights;
 mod secrets;
 #[path = "../support/mod.rs"]

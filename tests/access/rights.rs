@@ -4,7 +4,7 @@ use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, Repeat};
 use tokio::time::timeout;
 
-use crate::log::Log;
+use crate::hearing::Log;
 use crate::support::{Program, RedisServer, least_rights};
 use crate::{BOUND, told};
 
@@ -78,7 +78,7 @@ async fn each_right_is_needed(program: Program) {
         set(&fewer);
         let (want, name) = expected(right);
         let log = Log::default();
-        let logging = log.collect();
+        let logging = log.hear(tracing::Level::TRACE);
         let begin = Instant::now();
         match want {
             Want::Everything => {

@@ -7,7 +7,7 @@ use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{LockRegistry, StoreError};
 use proptest::prelude::*;
 
-use crate::log::Log;
+use crate::hearing::Log;
 use crate::support::RedisServer;
 
 /// What every password here begins and ends with, and nothing else does, in whatever case.
@@ -133,7 +133,7 @@ proptest! {
     #[test]
     fn no_url_shows_its_password(password in passwords()) {
         let log = Log::default();
-        let logging = log.collect();
+        let logging = log.hear(tracing::Level::TRACE);
         for url in urls(1, &password) {
             let builder = RedisStore::builder(&url);
             shows_nothing(&builder);
@@ -152,7 +152,7 @@ proptest! {
     #[test]
     fn no_connection_shows_its_password(password in passwords()) {
         let log = Log::default();
-        let logging = log.collect();
+        let logging = log.hear(tracing::Level::TRACE);
         runtime().block_on(async {
             let password = escaped(&password);
             for url in [
@@ -189,7 +189,7 @@ proptest! {
 fn no_server_makes_a_password_show() {
     let server = RedisServer::start();
     let log = Log::default();
-    let logging = log.collect();
+    let logging = log.hear(tracing::Level::TRACE);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 48,
         failure_persistence: None,
@@ -238,7 +238,7 @@ fn no_certificate_makes_a_password_show() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let password = MARKS.concat();
     let log = Log::default();
-    let logging = log.collect();
+    let logging = log.hear(tracing::Level::TRACE);
     for identity in [
         theirs.sign(&["localhost"]),
         ours.sign(&["elsewhere.example"]),
@@ -314,7 +314,7 @@ fn repeat(mut stream: &TcpStream) -> Option<()> {
 fn a_server_that_repeats_what_it_was_told_is_not_repeated() {
     let port = repeater();
     let log = Log::default();
-    let logging = log.collect();
+    let logging = log.hear(tracing::Level::TRACE);
     let password = MARKS.concat();
     runtime().block_on(async {
         for user in ["", "u"] {

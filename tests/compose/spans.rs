@@ -1,55 +1,11 @@
 //! What runs under a lock logs its key and its fencing token, and nothing else does.
 
-use std::sync::{Arc, Mutex};
-
 use futures::{StreamExt, TryStreamExt, stream};
 use lockstream::{FutureLockExt, LockRegistry, StreamLockExt};
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::Level;
 
+use crate::hearing::Log;
 use crate::{ms, two};
-
-/// What this thread logs, a line each, without its time.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// From here on until the guard is dropped.
-    fn begin(&self) -> tracing::subscriber::DefaultGuard {
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(self.clone())
-            .with_ansi(false)
-            .without_time()
-            .with_target(false)
-            .with_max_level(tracing::Level::INFO)
-            .finish();
-        crate::hearing::beside_others();
-        tracing::subscriber::set_default(subscriber)
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
-        let text = String::from_utf8(bytes).unwrap();
-        text.lines().map(|line| line.trim().to_owned()).collect()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
 
 /// A line that was logged under these locks, the outermost first.
 fn under(locks: &[(&str, u64)], said: &str) -> String {
@@ -68,7 +24,7 @@ fn under(locks: &[(&str, u64)], said: &str) -> String {
 async fn a_future_logs_its_token_at_every_poll() {
     let locks = LockRegistry::in_memory();
     let log = Log::default();
-    let _logs = log.begin();
+    let _logs = log.hear(Level::INFO);
     tracing::info!("before");
     let lock = locks.obtain("till");
     let token = lock
@@ -88,14 +44,14 @@ async fn a_future_logs_its_token_at_every_poll() {
         under(&inside, "goes on"),
         under(&[], "after"),
     ];
-    assert_eq!(log.lines(), expected);
+    assert_eq!(log.take(), expected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_logs_its_token_and_its_reader_does_not() {
     let locks = LockRegistry::in_memory();
     let log = Log::default();
-    let _logs = log.begin();
+    let _logs = log.hear(Level::INFO);
     let lock = locks.obtain("import");
     let rows = lock.with_lease_stream(|lease| {
         stream::iter([1, 2]).then(move |row| {
@@ -120,13 +76,13 @@ async fn a_stream_logs_its_token_and_its_reader_does_not() {
         under(&inside, "makes 2"),
         under(&[], "reads"),
     ];
-    assert_eq!(log.lines(), expected);
+    assert_eq!(log.take(), expected);
 
     // The same by the other way to write it.
     let rows = stream::iter([1]).inspect(|_| tracing::info!("makes"));
     let rows: Vec<i32> = rows.with_lock(&lock).try_collect().await.unwrap();
     assert_eq!(rows, [1]);
-    let [line] = &log.lines()[..] else {
+    let [line] = &log.take()[..] else {
         panic!("one row");
     };
     assert!(
@@ -140,7 +96,7 @@ async fn a_stream_logs_its_token_and_its_reader_does_not() {
 async fn a_log_carries_the_locks_that_it_was_written_under() {
     let (_store, here, there) = two();
     let log = Log::default();
-    let _logs = log.begin();
+    let _logs = log.hear(Level::INFO);
     let (inner, outer) = (here.obtain("inner"), here.obtain("outer"));
     let nested = outer.with_lease(async |outer| {
         let work = inner.with_lease(async |inner| {
@@ -163,7 +119,7 @@ async fn a_log_carries_the_locks_that_it_was_written_under() {
     };
     let (nested, neighbour, ()) = tokio::join!(nested, neighbour, aside);
     let ((outer, inner), neighbour) = (nested.unwrap(), neighbour.unwrap());
-    let mut lines = log.lines();
+    let mut lines = log.take();
     let mut expected = [
         under(&[("outer", outer), ("inner", inner)], "in both"),
         under(&[("outer", outer)], "in one"),
@@ -180,7 +136,7 @@ async fn a_log_carries_the_locks_that_it_was_written_under() {
 async fn a_span_does_not_outlive_its_work() {
     let locks = LockRegistry::in_memory();
     let log = Log::default();
-    let _logs = log.begin();
+    let _logs = log.hear(Level::INFO);
     let lock = locks.obtain("k").ttl(ms(100));
     let lost = std::future::pending::<()>().with_lock(&lock).await;
     assert!(lost.unwrap_err().is_lost());
@@ -195,7 +151,7 @@ async fn a_span_does_not_outlive_its_work() {
     let guard = lock.lease().await.unwrap();
     tracing::info!("a guard is no scope");
     drop(guard);
-    let mut lines = log.lines();
+    let mut lines = log.take();
     lines.retain(|line| line.starts_with("INFO"));
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert_eq!(lines[0], under(&[], "lost"));

@@ -1,11 +1,12 @@
 //! `Lock` handles: who is a contender, who holds, and what a drop does.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lockstream::{FutureLockExt, Lock};
 use tokio::time::Instant;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::Level;
 
+use crate::hearing::Log;
 use crate::world::{SOON, World, assert_took, free, is_held, ms, poll_once};
 
 pub(crate) async fn a_clone_is_a_contender_of_its_own<W: World>(w: &W) {
@@ -119,7 +120,7 @@ pub(crate) async fn a_held_handle_dropped_releases_and_warns<W: World>(w: &W) {
     let log = Log::default();
     let lock = here.obtain("the key");
     assert!(lock.acquire().await.unwrap());
-    log.of(|| drop(lock));
+    during(&log, || drop(lock));
     assert!(log.text().contains("WARN"), "{}", log.text());
     assert!(log.text().contains("the key"), "{}", log.text());
     let begin = Instant::now();
@@ -130,13 +131,13 @@ pub(crate) async fn a_held_handle_dropped_releases_and_warns<W: World>(w: &W) {
     // What is not held is dropped in silence.
     assert!(other.release().await.unwrap());
     let silent = Log::default();
-    silent.of(|| drop(other));
+    during(&silent, || drop(other));
     let lease = there.obtain("the key").lease().await.unwrap();
-    silent.of(|| drop(lease));
+    during(&silent, || drop(lease));
     let held = there.obtain("the key").ttl(ms(500));
     assert!(held.acquire().await.unwrap());
     tokio::time::sleep(ms(520)).await;
-    silent.of(|| drop(held));
+    during(&silent, || drop(held));
     assert_eq!(silent.text(), "");
 }
 
@@ -150,7 +151,7 @@ pub(crate) async fn a_temporary_handle_releases_at_once_and_warns<W: World>(w: &
     let acquired = loop {
         // Polled by hand, since a log is of one thread.
         let waker = futures::task::noop_waker();
-        let polled = log.of(|| {
+        let polled = during(&log, || {
             acquire
                 .as_mut()
                 .poll(&mut std::task::Context::from_waker(&waker))
@@ -176,40 +177,8 @@ pub(crate) async fn a_combinator_outlives_the_handle_that_made_it<W: World>(w: &
     assert!(work.await.unwrap());
 }
 
-/// What this thread logs while a closure runs.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn of<T>(&self, f: impl FnOnce() -> T) -> T {
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(self.clone())
-            .with_ansi(false)
-            .with_max_level(tracing::Level::WARN)
-            .finish();
-        crate::hearing::beside_others();
-        tracing::subscriber::with_default(subscriber, f)
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
+/// What this thread logs while a closure runs is kept.
+fn during<T>(log: &Log, f: impl FnOnce() -> T) -> T {
+    let _logging = log.hear(Level::WARN);
+    f()
 }

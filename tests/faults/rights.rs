@@ -1,12 +1,10 @@
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use lockstream::store::RedisStore;
 use lockstream::{LockError, LockRegistry};
 use tokio::time::{sleep, timeout};
-use tracing_subscriber::fmt::MakeWriter;
 
+use crate::hearing::Log;
 use crate::support::{Proxy, RedisServer};
 use crate::{BOUND, builder, ms, nothing_left, served};
 
@@ -96,40 +94,10 @@ async fn a_server_that_does_not_answer() {
     served(waiter, BOUND).await.release().await.unwrap();
 }
 
-/// Keeps what is logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 /// Where no grant can come it works by asking again, and says so once.
 async fn asks_again(server: &RedisServer, url: &str, why: &str) {
     let log = Log::default();
-    crate::hearing::beside_others();
-    let _logging = tracing::subscriber::set_default(
-        tracing_subscriber::fmt()
-            .with_writer(log.clone())
-            .with_max_level(tracing::Level::WARN)
-            .with_ansi(false)
-            .finish(),
-    );
+    let _logging = log.hear(tracing::Level::WARN);
     let (one, two) = (builder(url).await.build(), builder(url).await.build());
     let lease = one.obtain("k").lease().await.unwrap();
     assert!(!two.obtain("k").acquire_once().await.unwrap());
@@ -165,7 +133,7 @@ async fn asks_again(server: &RedisServer, url: &str, why: &str) {
         .await
         .unwrap();
     nothing_left(server, &[&one, &two]).await;
-    let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let logged = log.text();
     // One a registry, and a reconnect says nothing new.
     assert_eq!(logged.matches("cannot push grants").count(), 2, "{logged}");
     assert_eq!(logged.matches(why).count(), 2, "{logged}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{Lease, LockError, LockRegistry, Renewal};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::support::{Proxy, RedisServer, Way, wait_until};
 use super::{BOUND, builder, ms, nothing_left, servers, values};
@@ -153,8 +153,10 @@ async fn others_on_the_servers() {
         server.set("lock:k", "foreign");
     }
     assert!(!here.obtain("k").acquire_once().await.unwrap());
+    let asked = || servers[0].calls("evalsha");
+    let before = asked();
     let waiter = tokio::spawn(here.obtain("k").lease());
-    sleep(ms(200)).await;
+    wait_until("it has asked again", BOUND, || asked() > before + 1).await;
     assert!(!waiter.is_finished());
     // Nobody tells of that.
     servers[0].del("lock:k");

@@ -33,15 +33,15 @@ fn listening(servers: &[RedisServer]) -> Vec<u64> {
 }
 
 async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<Lease> {
-    let before: u64 = listening(servers).iter().sum();
+    let before = listening(servers);
     let lock = registry.obtain("k");
     let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
-    wait_until("it listens", BOUND, || {
-        listening(servers).iter().sum::<u64>() > before
+    // The answers are on their way, before whatever the servers may say later.
+    wait_until("it listens everywhere", BOUND, || {
+        let mut both = listening(servers).into_iter().zip(&before);
+        both.all(|(now, before)| now > *before)
     })
     .await;
-    // The answers are on their way.
-    sleep(ms(50)).await;
     waiter
 }
 
@@ -97,7 +97,8 @@ async fn all_of_many_waiters_are_served() {
             at
         });
     }
-    sleep(ms(500)).await;
+    // Those in the registry of the holder stand in its own line.
+    wait_until("all wait", BOUND, || listening(&servers) == [3; 3]).await;
     let begin = Instant::now();
     held.release().await.unwrap();
     while let Some(waiter) = timeout(4 * PAUSE, waiters.join_next()).await.unwrap() {
@@ -119,10 +120,12 @@ async fn waiting_sends_nothing() {
         let lock = there.obtain("k");
         waiters.push(tokio::spawn(async move { lock.lease().await.unwrap() }));
     }
+    // The holder's last vote, and the raising of its fence, may still be on their way.
     sleep(ms(300)).await;
     let calls = || servers.iter().map(|it| it.calls("evalsha")).sum::<u64>();
     let before = calls();
-    sleep(ms(2000)).await;
+    // Nothing comes, for as long as one that repeats would ask some ten times.
+    sleep(ms(1000)).await;
     assert_eq!(calls(), before);
     assert_eq!(listening(&servers), [1; 3]);
     for waiter in &waiters {
@@ -163,6 +166,7 @@ async fn servers_that_cannot_tell() {
         let held = here.obtain("k").lease().await.unwrap();
         let lock = there.obtain("k");
         let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
+        // Nothing shows that it was answered where it cannot stand.
         sleep(ms(300)).await;
         // Nobody stands where it cannot be told.
         let listens = |at| u64::from(at >= mute);

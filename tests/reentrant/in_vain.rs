@@ -1,63 +1,30 @@
 //! A lock that is waited for inside the work that holds it: a deadlock, bounded by the wait, and said.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use lockstream::{FutureLockExt, Lock, LockError, OnLost, StreamLockExt};
 use tokio::time::Instant;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::Level;
+use tracing::subscriber::DefaultGuard;
 
 use crate::assert_waited_in_vain;
+use crate::hearing::Log;
 use crate::scene::{BRIEF, KEY, Memory, Scene, ms};
 
 /// What this thread logs as long as the guard lives.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
-        crate::hearing::beside_others();
-        let log = Self::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(log.clone())
-            .with_ansi(false)
-            .with_max_level(tracing::Level::WARN)
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    /// The warnings so far of what is waited for in vain, each on a line; all are then forgotten.
-    fn take(&self) -> Vec<String> {
-        let mut lines = self.take_all();
-        lines.retain(|line| line.contains("in vain"));
-        lines
-    }
-
-    fn take_all(&self) -> Vec<String> {
-        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
-        let text = String::from_utf8(bytes).unwrap();
-        text.lines().map(str::to_owned).collect()
-    }
+fn hear() -> (Log, DefaultGuard) {
+    let log = Log::default();
+    let logging = log.hear(Level::WARN);
+    (log, logging)
 }
 
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
+/// The warnings so far of what is waited for in vain, each on a line; all are then forgotten.
+fn in_vain(log: &Log) -> Vec<String> {
+    let mut lines = log.take();
+    lines.retain(|line| line.contains("in vain"));
+    lines
 }
 
 /// Where it was called, and what it was given.
@@ -69,7 +36,7 @@ fn here<T>(value: T) -> (T, &'static Location<'static>) {
 /// One warning, with the key and both lines; none in a build without debug assertions.
 #[track_caller]
 fn assert_told(log: &Log, outer: &Location<'_>, inner: &Location<'_>) {
-    let told = log.take();
+    let told = in_vain(log);
     if !cfg!(debug_assertions) {
         assert_eq!(told, [""; 0]);
         return;
@@ -94,7 +61,7 @@ fn assert_told(log: &Log, outer: &Location<'_>, inner: &Location<'_>) {
 #[tokio::test(start_paused = true)]
 async fn both_places_are_named() {
     let s = Scene::new(Memory::default()).await;
-    let (log, _logging) = Log::begin();
+    let (log, _logging) = hear();
     let plain: &Lock = &s.here.obtain(KEY).wait(BRIEF);
     let ok = async || Ok::<_, LockError>(());
     let one = || stream::iter([Ok::<_, LockError>(())]);
@@ -158,7 +125,7 @@ async fn both_places_are_named() {
 #[tokio::test(start_paused = true)]
 async fn of_several_the_innermost_is_named() {
     let s = Scene::new(Memory::default()).await;
-    let (log, _logging) = Log::begin();
+    let (log, _logging) = hear();
     let plain = s.here.obtain(KEY).wait(BRIEF);
     let (waiter, inner) = here(plain.lease());
     let (work, outer) = here(waiter.with_lock(&s.nested));
@@ -172,7 +139,7 @@ async fn of_several_the_innermost_is_named() {
 #[tokio::test(start_paused = true)]
 async fn once_an_acquisition() {
     let s = Scene::new(Memory::default()).await;
-    let (log, _logging) = Log::begin();
+    let (log, _logging) = hear();
     let plain = s.here.obtain(KEY).wait(BRIEF);
     let work = async {
         for times in 1..4 {
@@ -185,7 +152,7 @@ async fn once_an_acquisition() {
                 }
             };
             assert_waited_in_vain!(told);
-            let told = log.take();
+            let told = in_vain(&log);
             assert_eq!(
                 told.len(),
                 usize::from(cfg!(debug_assertions)),
@@ -201,7 +168,7 @@ async fn once_an_acquisition() {
 #[tokio::test(start_paused = true)]
 async fn the_innocent_are_not_warned_of() {
     let s = Scene::new(Memory::default()).await;
-    let (log, _logging) = Log::begin();
+    let (log, _logging) = hear();
     let plain = s.here.obtain(KEY).wait(BRIEF);
     let zero = plain.clone().wait(Duration::ZERO);
     let theirs = s.there.obtain(KEY).wait(BRIEF);
@@ -229,7 +196,7 @@ async fn the_innocent_are_not_warned_of() {
         plain.lease().await.unwrap().release().await.unwrap();
     });
     work.await.unwrap();
-    assert_eq!(log.take(), [""; 0]);
+    assert_eq!(in_vain(&log), [""; 0]);
     s.settles().await;
 }
 
@@ -237,19 +204,19 @@ async fn the_innocent_are_not_warned_of() {
 #[tokio::test(start_paused = true)]
 async fn a_handle_dropped_inside_frees_nothing() {
     let s = Scene::new(Memory::default()).await;
-    let (log, _logging) = Log::begin();
+    let (log, _logging) = hear();
     let carried = async {
         assert!(s.nested.clone().acquire().await.unwrap());
         assert!(s.is_busy().await);
-        assert_eq!(log.take_all(), [""; 0]);
+        assert_eq!(log.take(), [""; 0]);
         let handle = s.nested.clone();
         assert!(handle.acquire().await.unwrap());
         handle
     };
     let handle = carried.with_lock(&s.lock).await.unwrap();
-    assert_eq!(log.take_all(), [""; 0]);
+    assert_eq!(log.take(), [""; 0]);
     drop(handle);
-    let told = log.take_all();
+    let told = log.take();
     assert!(
         told.len() == 1 && told[0].contains("the last handle"),
         "{told:#?}"

@@ -1,66 +1,43 @@
 //! A lease that is gone is known to be gone: early where that can be found out, and at its deadline at the latest.
 
 use std::future::pending;
-use std::io::Write;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use futures::{FutureExt, StreamExt, poll};
 use lockstream::{FutureLockExt, LockError, LockEvent, OnLost, Renewal};
 use tokio::time::{Instant, sleep, timeout};
-use tracing_subscriber::fmt::MakeWriter;
 
+use crate::hearing::Log;
 use crate::support::{RedisServer, wait_until};
 use crate::{BOUND, LATE, assert_took, builder, ms, nothing_left, registry, usable};
 
 /// Everything that this binary logs: one for all tests, since a subscriber of one thread's own may miss what another
 /// thread was the first to say.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn of_this_process() -> Self {
-        static LOG: OnceLock<Log> = OnceLock::new();
-        LOG.get_or_init(|| {
-            let log = Log::default();
-            let subscriber = tracing_subscriber::fmt()
-                .with_writer(log.clone())
-                .with_max_level(tracing::Level::WARN)
-                .with_ansi(false)
-                .finish();
-            tracing::subscriber::set_global_default(subscriber).expect("the first and only");
-            log
-        })
-        .clone()
-    }
-
-    /// The lines that tell of a key.
-    fn of(&self, key: &str) -> Vec<String> {
-        self.with(&format!("key=\"{key}\""))
-    }
-
-    fn with(&self, text: &str) -> Vec<String> {
-        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        let tells = |line: &&str| line.contains(text);
-        log.lines().filter(tells).map(str::to_owned).collect()
-    }
+fn log() -> Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    LOG.get_or_init(|| {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(log.clone())
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::set_global_default(subscriber).expect("the first and only");
+        log
+    })
+    .clone()
 }
 
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+/// The lines with a text.
+fn lines_with(log: &Log, text: &str) -> Vec<String> {
+    let log = log.text();
+    let tells = |line: &&str| line.contains(text);
+    log.lines().filter(tells).map(str::to_owned).collect()
 }
 
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
+/// The lines that tell of a key.
+fn lines_of(log: &Log, key: &str) -> Vec<String> {
+    lines_with(log, &format!("key=\"{key}\""))
 }
 
 /// The next renewal finds it out, a third of the ttl away at most; the stranger's key is left as it is.
@@ -184,7 +161,7 @@ async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
 /// Why leases are lost, the log says once an outage, however often it is tried again.
 #[tokio::test]
 async fn an_outage_that_costs_leases_is_in_the_log_once() {
-    let log = Log::of_this_process();
+    let log = log();
     let mut server = RedisServer::builder().keep_data().start();
     // No other server of this process has it.
     let address = format!("127.0.0.1:{}", server.port());
@@ -193,7 +170,7 @@ async fn an_outage_that_costs_leases_is_in_the_log_once() {
         let lease = locks.obtain("k").lease().await.unwrap();
         server.kill();
         assert!(lease.lost().await.is_lost());
-        let told = log.with(&address);
+        let told = lines_with(&log, &address);
         assert_eq!(told.len(), outages, "{told:?}");
         assert!(told.iter().all(|line| line.contains("the store is away")));
         server.restart();
@@ -291,7 +268,7 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
         Deadline,
         Release,
     }
-    let log = Log::of_this_process();
+    let log = log();
     let server = RedisServer::start();
     let ttl = ms(900);
     let locks = registry(&server.url(), ttl).await;
@@ -308,7 +285,7 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
         let mut events = locks.events();
         let mut early = None;
         let work = lock.with_lease(async |lease| {
-            assert!(lease.is_valid() && log.of(&key).is_empty());
+            assert!(lease.is_valid() && lines_of(&log, &key).is_empty());
             early = Some(lease.lost());
             assert!(poll!(early.as_mut().unwrap()).is_pending());
             if by != By::Deadline {
@@ -327,7 +304,7 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
         let view = work.await.unwrap();
         assert!(other.is_acquired(), "the late end took another's lock");
 
-        let told = log.of(&key);
+        let told = lines_of(&log, &key);
         assert_eq!(told.len(), 1, "{by:?}: {told:?}");
         let token = format!("token={}", view.token());
         assert!(told[0].contains("lost") && told[0].contains(&token));

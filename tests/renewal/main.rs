@@ -11,6 +11,8 @@
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod ends;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod holding;
 mod loss;
 mod stories;

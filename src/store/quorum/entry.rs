@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::ballot::{Called, Elected, Election, GivenBack, Quorum, Return, Roll};
 use super::fault::{Fault, too_few};
 use super::lane::{Cast, Lane, Step, Vote};
-use super::state::{Node, Outbox};
+use super::node::{Node, Outbox};
 use crate::StoreError;
 use crate::store::contract::{Answer, News, Op, OpError, Outcome, Owner, ServerTime};
 
@@ -19,9 +19,9 @@ pub(super) struct Entry {
     /// One a node.
     pub(super) lanes: Vec<Lane>,
     pub(super) open: Vec<Open>,
-    /// Nodes that have said that the key is free, and when the registry is told whatever the others
-    /// say.
-    freed: Option<(usize, Instant)>,
+    /// The nodes that have said that the key is free, and when the registry is told whatever the
+    /// others say.
+    freed: Option<(Vec<usize>, Instant)>,
 }
 
 /// How long one node's notice waits for those of a majority: whoever asks when the first node is free
@@ -61,12 +61,16 @@ impl Entry {
 
     /// A node says that the key is free: whether the registry is to be told.
     pub(super) fn freed(&mut self, now: Instant, node: usize, quorum: Quorum) -> bool {
-        if !self.lanes[node].hears(now) {
-            return false;
+        self.lanes[node].hears(now) && self.hear(now, node, quorum)
+    }
+
+    /// The key is free on a node, or may be: whether enough say so for the registry to be told.
+    pub(super) fn hear(&mut self, now: Instant, node: usize, quorum: Quorum) -> bool {
+        let (nodes, _) = self.freed.get_or_insert((Vec::new(), now + TOGETHER));
+        if !nodes.contains(&node) {
+            nodes.push(node);
         }
-        let (count, _) = self.freed.get_or_insert((0, now + TOGETHER));
-        *count += 1;
-        *count >= quorum.majority() && self.freed.take().is_some()
+        nodes.len() >= quorum.majority() && self.freed.take().is_some()
     }
 
     /// Whether the registry has waited for other nodes for long enough.
@@ -77,7 +81,7 @@ impl Entry {
     /// When there is something to do without an event.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let lanes = self.lanes.iter().filter_map(|lane| lane.due(now));
-        lanes.chain(self.freed.map(|(_, due)| due)).min()
+        lanes.chain(self.freed.as_ref().map(|(_, due)| *due)).min()
     }
 
     /// Whether it may be forgotten.

@@ -8,12 +8,14 @@ use tokio::time::Instant;
 
 use super::fault::Fault;
 use crate::StoreError;
+use crate::settings::TTL;
 use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
 
 /// After a refusal a release is sent again.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// So long the node may have us among those that listen, if we do not say that we do not.
+/// So much longer than the lock a node keeps those that listen for it (K3). Others that come to listen
+/// prolong that: then one may be told whom we have forgotten, if the node was away for longer.
 const LISTENS: Duration = Duration::from_secs(60);
 
 /// So long at most, and longer, it keeps a key for the one that it tells of it.
@@ -81,6 +83,12 @@ fn outlasted(now: Instant, ttl: Duration) -> Instant {
     now + ttl + ttl / 50 + Duration::from_millis(10)
 }
 
+/// By when a node has forgotten who listens, if it has forgotten nothing else, for a lock that has
+/// `left` to go.
+fn unheard(now: Instant, left: Duration) -> Instant {
+    outlasted(now, left.min(*TTL.end()) + LISTENS)
+}
+
 fn put(marks: &mut Vec<Stain>, owner: Owner, until: Instant) {
     match marks.iter_mut().find(|mark| mark.owner == owner) {
         Some(mark) => mark.until = mark.until.max(until),
@@ -126,6 +134,11 @@ impl Lane {
     /// Whether an owner is told when the key is free on the node, or may be.
     pub(super) fn listens(&self, owner: Owner) -> bool {
         self.ears.iter().any(|ear| ear.owner == owner)
+    }
+
+    /// Whether anybody is, or may be.
+    pub(super) fn has_ears(&self) -> bool {
+        !self.ears.is_empty()
     }
 
     fn parting(&self, owner: Owner) -> Op {
@@ -199,8 +212,9 @@ impl Lane {
             } else if let Op::Renew { owner, ttl } = job.op {
                 self.stain(owner, outlasted(now, ttl));
             }
-            if let Op::Listen { owner, .. } = job.op {
-                put(&mut self.ears, owner, now + LISTENS);
+            if let Op::Listen { owner, ttl } = job.op {
+                // Who has the lock is taken to have it for as long as we would, until the node says.
+                put(&mut self.ears, owner, unheard(now, ttl));
             }
             let op = job.op.clone();
             self.flight = Some(job);
@@ -232,9 +246,17 @@ impl Lane {
             Ok(answer) => {
                 match (&job.op, &answer.outcome) {
                     // A notice that came meanwhile may be of an earlier time.
-                    (Op::Listen { owner, .. }, Outcome::Busy { score: Some(_), .. }) => {
-                        put(&mut self.ears, *owner, now + LISTENS);
-                    }
+                    (
+                        Op::Listen { owner, .. },
+                        Outcome::Busy {
+                            score: Some(_),
+                            left,
+                        },
+                    ) => put(
+                        &mut self.ears,
+                        *owner,
+                        unheard(now, left.unwrap_or_default()),
+                    ),
                     (Op::Listen { owner, .. } | Op::Withdraw { owner }, _) => {
                         self.ears.retain(|ear| ear.owner != *owner);
                     }
@@ -374,13 +396,15 @@ impl Lane {
     }
 
     /// The node says that the key is free, and keeps it for the one that it tells for a moment:
-    /// whether anybody listens for that. Once for each time.
+    /// whether anybody listens for that. Once for each time, and the first of ours first, as they
+    /// stand on the node (W7): one that is told on its way out must not cost another its place.
     pub(super) fn hears(&mut self, now: Instant) -> bool {
-        let ear = self.ears.pop();
-        if let Some(ear) = &ear {
-            self.stain(ear.owner, now + RESERVED);
+        if self.ears.is_empty() {
+            return false;
         }
-        ear.is_some()
+        let ear = self.ears.remove(0);
+        self.stain(ear.owner, now + RESERVED);
+        true
     }
 
     fn renew_stain(&mut self, now: Instant, op: &Op) {

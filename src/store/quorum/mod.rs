@@ -7,6 +7,7 @@
 //! | `state.rs` | which nodes are there, and which keys are in use? |
 //! | `entry.rs` | which node is asked what about one key, and what follows from its answer? |
 //! | `lane.rs` | what is one node asked about one key, in which order, and what may it still have of ours? |
+//! | `node.rs` | what is known of a node, and what is sent to it? |
 //! | `ballot.rs` | how are votes counted? (No node, no time.) |
 //!
 //! All but `session.rs` is data in, data out.
@@ -15,6 +16,7 @@ mod ballot;
 mod entry;
 mod fault;
 mod lane;
+mod node;
 mod session;
 mod state;
 mod store;

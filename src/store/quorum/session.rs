@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
-use super::state::{Outbox, State};
+use super::node::Outbox;
+use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};

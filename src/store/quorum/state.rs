@@ -10,6 +10,7 @@ use super::ballot::{Election, Quorum, Return, Roll};
 use super::entry::{Ballot, Entry, Open};
 use super::fault::{Fault, too_few};
 use super::lane::{Cast, Lane, Vote};
+use super::node::{Node, Outbox};
 use crate::StoreError;
 use crate::store::contract::{Answer, News, Op, OpError, Outcome};
 
@@ -29,30 +30,6 @@ pub(super) struct State {
     /// Whether the registry was told last that the store is up.
     told: Option<bool>,
     ops: u32,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Node {
-    /// Whether its connection stands, as far as it was heard of.
-    up: Option<bool>,
-    /// Why not.
-    away: Option<StoreError>,
-    /// Its connection broke, and it may have been started again: if it does not tell, its votes do
-    /// not count until then.
-    out_until: Option<Instant>,
-}
-
-/// What is done once the state is unlocked.
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    pub(super) sends: Vec<(usize, Arc<str>, Op)>,
-    pub(super) news: Vec<News>,
-}
-
-impl Node {
-    pub(super) fn away(&self) -> Option<&StoreError> {
-        self.away.as_ref()
-    }
 }
 
 impl State {
@@ -219,13 +196,19 @@ impl State {
     /// A node's connection stands.
     pub(super) fn came_up(&mut self, now: Instant, node: usize, outbox: &mut Outbox) {
         let quarantine = self.quarantine;
+        let quorum = self.quorum;
         let it = &mut self.nodes[node];
         if it.up.replace(true).is_some() {
             it.out_until = quarantine.map(|quarantine| now + quarantine);
         }
         it.away = None;
-        for entry in self.keys.values_mut() {
+        for (key, entry) in &mut self.keys {
             entry.lanes[node].node_is_back();
+            // It may have told us while we were deaf, and then has no ear of ours any more: whoever waits
+            // asks, and so listens there again.
+            if entry.lanes[node].has_ears() && entry.hear(now, node, quorum) {
+                outbox.news.push(News::Freed { key: key.clone() });
+            }
         }
         self.settle_all(now, outbox);
         self.tell_up(outbox);

@@ -51,7 +51,8 @@ use crate::store::{LockStore, sealed};
 ///   has waited there longest when the key is free, and keeps it for 100 ms for that one: mostly that is the
 ///   same registry on all of them, so turns go round, and those who wait do not all ask at once and split the
 ///   votes. Nothing promises it: nodes may see waiters in different orders, and a notice may be lost. So who
-///   waits also asks again as [`Repeat`](crate::Repeat) says, and where nodes cannot push that is all: somebody
+///   waits also asks when a connection to a node is made again, which may have told meanwhile, and else as
+///   [`Repeat`](crate::Repeat) says, and where nodes cannot push that is all: somebody
 ///   may wait while others take turns. [`acquire_once`](crate::Lock::acquire_once) may find a lock busy that
 ///   nobody gets.
 /// - **Speed.** An acquisition takes two round trips, as the majority's second fastest node

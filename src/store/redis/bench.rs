@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::call::{Job, Wish};
+use super::call::Job;
 use super::keys::Names;
 use super::reply::read_reply;
 use crate::store::contract::{Op, Owner};
@@ -24,14 +24,7 @@ impl Calls {
         let instance = "0123456789abcdef0123456789abcdef".into();
         let jobs = |op: fn(Owner) -> Op| {
             (1..=keys)
-                .map(|n| Job {
-                    key: format!("order:{n}").into(),
-                    alone: false,
-                    wish: Wish::Op {
-                        op: op(Owner(n)),
-                        was_stale: false,
-                    },
-                })
+                .map(|n| Job::new(format!("order:{n}"), op(Owner(n))))
                 .collect()
         };
         let acquired = jobs(|owner| Op::Enter {

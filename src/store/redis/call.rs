@@ -34,6 +34,16 @@ pub(super) enum Wish {
 }
 
 impl Job {
+    pub(super) fn new(key: impl Into<Arc<str>>, op: Op) -> Self {
+        let was_stale = false;
+        Self::of(key.into(), Wish::Op { op, was_stale })
+    }
+
+    pub(super) fn of(key: Arc<str>, wish: Wish) -> Self {
+        let alone = false;
+        Self { key, wish, alone }
+    }
+
     /// Who cannot be told is not to be.
     pub(super) fn listen_to_nothing(&mut self) {
         if let Wish::Op { op, .. } = &mut self.wish
@@ -287,14 +297,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(30);
 
     fn job(op: Op) -> Job {
-        Job {
-            key: "k".into(),
-            alone: false,
-            wish: Wish::Op {
-                op,
-                was_stale: false,
-            },
-        }
+        Job::new("k", op)
     }
 
     /// The words after the script's hash.

@@ -179,4 +179,39 @@ mod tests {
         assert_eq!(names.fence("n").concat(), "p:~fence");
         assert_eq!(names.channel(), "p:~grant:1f");
     }
+
+    /// Other versions of this crate on the same server go by them: a change of one is a change of a
+    /// format, and takes another number in the queue's name.
+    #[test]
+    fn names_are_as_other_versions_know_them() {
+        let all = |names: &Names, key| {
+            [
+                names.lock(key).concat(),
+                names.queue(key).concat(),
+                names.fence(key).concat(),
+                names.channel().to_owned(),
+            ]
+        };
+        let names = Names::new("lock".into(), "1f".into());
+        let known = [
+            "lock:order:42",
+            "{lock:order:42}:~queue1",
+            "lock:~fence",
+            "lock:~grant:1f",
+        ];
+        assert_eq!(all(&names, "order:42"), known);
+        #[cfg(feature = "cluster")]
+        {
+            let names = Names::clustered("lock".into(), "1f".into());
+            assert_eq!(names.slot("order:42"), 1507, "as CRC16 says");
+            assert_eq!(names.fence("order:42").concat(), "lock:~fence:{6SN}");
+            assert_eq!(names.queue("order:42").concat(), known[1]);
+            assert_eq!(names.channel_of("order:42"), "{lock:order:42}:~grant:1f");
+            assert_eq!(names.channel_of("{order}:42"), "lock:{order}:42:~grant:1f");
+            // Under a prefix with a tag of its own all locks have one slot, and one fence.
+            let names = Names::clustered("{app}".into(), "1f".into());
+            assert_eq!(names.fence("order:42").concat(), "{app}:~fence");
+            assert_eq!(names.channel_of("order:42"), "{app}:order:42:~grant:1f");
+        }
+    }
 }

@@ -15,7 +15,8 @@ use super::fault::Fault;
 use super::inbox::{Inbox, Pace};
 use super::keys::Names;
 use super::pauses::Pauses;
-use super::setup::{ClientId, Setup, Standing};
+use super::setup::{ClientId, Connected, Setup};
+use super::teller::Teller;
 use crate::StoreError;
 use crate::store::contract::{News, OpError, Opening};
 use crate::store::traffic::{Limits, Traffic};
@@ -37,8 +38,7 @@ pub(super) struct Link {
     pub(super) was_warned: bool,
     /// Whether nothing can be pushed to us on this connection.
     pub(super) is_deaf: bool,
-    /// What is to be told together.
-    pub(super) news: Vec<News>,
+    pub(super) teller: Teller,
     /// Empty; what came in passes through it.
     room: VecDeque<Job>,
     /// Whether the task was ever polled.
@@ -64,13 +64,13 @@ impl Link {
             inbox,
             endpoint,
             names: Names::new(opening.prefix.clone(), opening.instance.clone()),
+            teller: Teller::new(opening.listener.clone()),
             opening,
             traffic: Traffic::new(Limits::default()),
             number: 0,
             old: None,
             was_warned: false,
             is_deaf: false,
-            news: Vec::new(),
             room: VecDeque::new(),
             has_begun: false,
         }
@@ -80,7 +80,7 @@ impl Link {
     pub(super) async fn run(mut self) {
         self.has_begun = true;
         let mut pauses = Pauses::default();
-        while self.opening.listener.strong_count() > 0 {
+        while self.teller.has_listener() {
             if self.pause(&mut pauses).await.is_break() {
                 return;
             }
@@ -118,7 +118,7 @@ impl Link {
         }
     }
 
-    async fn connect(&mut self) -> Result<Standing, End> {
+    async fn connect(&mut self) -> Result<Connected, End> {
         self.number += 1;
         let within = self.opening.response_timeout;
         let connecting = async {
@@ -145,7 +145,7 @@ impl Link {
     }
 
     /// Serves until the connection ends, or the server is no more the one to be connected to.
-    async fn serve_here(&mut self, standing: Standing) -> End {
+    async fn serve_here(&mut self, standing: Connected) -> End {
         let Some(moved) = self.endpoint.moved(self.opening.response_timeout) else {
             return self.serve(standing).await;
         };
@@ -168,7 +168,7 @@ impl Link {
         tracing::debug!(%error, "lost the connection");
         let jobs = self.traffic.crash();
         self.answer_all(jobs, &OpError::Unknown(error.clone()));
-        self.announce(News::Down(error.clone()));
+        self.teller.announce(News::Down(error.clone()));
     }
 
     /// A connection could not be made: whoever waited for it is told.
@@ -177,7 +177,7 @@ impl Link {
         self.take_in();
         let jobs = self.traffic.cancel();
         self.answer_all(jobs, &OpError::Unsent(error.clone()));
-        self.announce(News::Down(error.clone()));
+        self.teller.announce(News::Down(error.clone()));
     }
 
     pub(super) fn answer_all(&mut self, jobs: impl IntoIterator<Item = Job>, error: &OpError) {
@@ -188,7 +188,7 @@ impl Link {
 
     pub(super) fn answer(&mut self, job: Job, error: OpError) {
         match job.wish {
-            Wish::Op { op, .. } => self.tell(News::Replied {
+            Wish::Op { op, .. } => self.teller.tell(News::Replied {
                 key: job.key,
                 op,
                 result: Err(error),
@@ -197,44 +197,6 @@ impl Link {
                 // Whoever asked may have gone.
                 let _ = answer.send(Err(error.store_error().clone()));
             }
-        }
-    }
-
-    /// Puts something with what is told together.
-    pub(super) fn tell(&mut self, news: News) {
-        self.news.push(news);
-    }
-
-    /// Tells the first of what has come, so many at most; returns how many there were.
-    pub(super) fn tell_some(&mut self, most: usize) -> usize {
-        let count = self.news.len().min(most);
-        let rest = self.news.split_off(count);
-        self.tell_all();
-        self.news = rest;
-        count
-    }
-
-    /// Whether something has come that was not told yet.
-    pub(super) fn has_news(&self) -> bool {
-        !self.news.is_empty()
-    }
-
-    /// Tells what has come together: the registry is locked once for all of it.
-    pub(super) fn tell_all(&mut self) {
-        if self.news.is_empty() {
-            return;
-        }
-        let news = std::mem::take(&mut self.news);
-        if let Some(listener) = self.opening.listener.upgrade() {
-            listener.all_news(news);
-        }
-    }
-
-    /// Tells what is about the connection, after all that came before it.
-    pub(super) fn announce(&mut self, news: News) {
-        self.tell_all();
-        if let Some(listener) = self.opening.listener.upgrade() {
-            listener.news(news);
         }
     }
 }
@@ -255,6 +217,6 @@ impl Drop for Link {
         let (sent, unsent) = (self.traffic.crash(), self.traffic.cancel());
         self.answer_all(sent, &OpError::Unknown(error.clone()));
         self.answer_all(unsent, &OpError::Unsent(error.clone()));
-        self.announce(News::Down(error));
+        self.teller.announce(News::Down(error));
     }
 }

@@ -5,6 +5,7 @@
 //! | `store`, `endpoint`, `socket`, `bounded`, `tls` | how is a server named, and connected to? |
 //! | `sentinel` | where is the server just now? |
 //! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
+//! | `teller` | how does what that task learns reach the registry? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `replicas/` | what if replicas must have what is acquired? |
 //! | `bell` | when does that task run? |
@@ -41,6 +42,7 @@ mod session;
 mod setup;
 mod socket;
 mod store;
+mod teller;
 #[cfg(feature = "tls-rustls")]
 mod tls;
 

@@ -248,14 +248,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(30);
 
     fn job(op: Op) -> Job {
-        Job {
-            key: "k".into(),
-            alone: false,
-            wish: Wish::Op {
-                op,
-                was_stale: false,
-            },
-        }
+        Job::new("k", op)
     }
 
     /// A server that was started at 10.9 s and asked at 11.1 says that it has been up for 1 s: taken at its word it
@@ -544,7 +537,7 @@ mod tests {
 
         #[test]
         fn no_value_shows_a_lock_that_it_does_not_name(reply in value()) {
-            let look = Job { key: "k".into(), alone: false, wish: Wish::Look(oneshot::channel().0) };
+            let look = Job::of("k".into(), Wish::Look(oneshot::channel().0));
             if let Some(reply) = read_reply(5, &[look], reply) {
                 let [Verdict::Seen(_) | Verdict::Refused(_)] = &reply.verdicts[..] else {
                     panic!("{reply:?}")

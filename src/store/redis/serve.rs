@@ -20,7 +20,7 @@ use super::fault::{Fault, Refusal};
 use super::grant::Message;
 use super::link::{End, Link};
 use super::reply::{self, Verdict};
-use super::setup::{self, Standing};
+use super::setup::{self, Connected};
 use crate::store::contract::{Answer, News, OpError, ServerTime};
 
 /// So many tasks that are woken together need not share a call.
@@ -42,7 +42,7 @@ struct Call {
 /// A connection while it serves. Dropping it drops every clone of it and what moves its bytes, and
 /// so closes it with all that was not written (O4).
 struct Wire {
-    standing: Standing,
+    standing: Connected,
     /// In the order in which they were sent. A handful, so that looking at all costs less than to
     /// learn which is done.
     calls: VecDeque<Call>,
@@ -62,18 +62,18 @@ impl Wire {
 
 impl Link {
     /// Sends and hears on a connection until it ends.
-    pub(super) async fn serve(&mut self, mut standing: Standing) -> End {
+    pub(super) async fn serve(&mut self, mut standing: Connected) -> End {
         self.old = standing.id.take();
         let deaf = standing.deaf.take();
         self.is_deaf = deaf.is_some();
         tracing::debug!(address = &**self.endpoint.address(), ?deaf, "connected");
-        self.announce(News::Up {
+        self.teller.announce(News::Up {
             queue: deaf.is_none(),
         });
         self.warn_once(deaf);
         for push in std::mem::take(&mut standing.early) {
             if let Err(fault) = self.on_push(&push) {
-                self.tell_all();
+                self.teller.tell_all();
                 return fault.into();
             }
         }
@@ -106,11 +106,11 @@ impl Link {
             let end = self.turn(wire, bell, &mut Context::from_waker(ring));
             if let Err(end) = end {
                 // After what came before it.
-                self.tell_all();
+                self.teller.tell_all();
                 return Poll::Ready(end);
             }
-            wire.told += self.tell_some(BURST);
-            if self.has_news() {
+            wire.told += self.teller.tell_some(BURST);
+            if self.teller.has_news() {
                 wire.told = 0;
                 bell.call_back();
                 return Poll::Pending;
@@ -269,8 +269,8 @@ impl Link {
             _ => {}
         }
         match setup::message(&self.names, push) {
-            Some(Message::Granted { key, grant }) => self.tell(News::Granted { key, grant }),
-            Some(Message::Freed { key }) => self.tell(News::Freed { key }),
+            Some(Message::Granted { key, grant }) => self.teller.tell(News::Granted { key, grant }),
+            Some(Message::Freed { key }) => self.teller.tell(News::Freed { key }),
             // A probe's, late.
             Some(Message::Probe(_)) => {}
             None => {
@@ -353,7 +353,7 @@ impl Link {
                 if let Wish::Op { op, .. } = job.wish {
                     let result = Ok(Answer { at, outcome });
                     let key = job.key;
-                    self.tell(News::Replied { key, op, result });
+                    self.teller.tell(News::Replied { key, op, result });
                 }
             }
             (Verdict::Seen(sight), _) => {

@@ -126,15 +126,7 @@ impl Session for RedisSession {
     }
 
     fn submit(&self, key: Arc<str>, op: Op) {
-        let wish = Wish::Op {
-            op,
-            was_stale: false,
-        };
-        self.line.put(Job {
-            key,
-            wish,
-            alone: false,
-        });
+        self.line.put(Job::new(key, op));
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
@@ -142,11 +134,7 @@ impl Session for RedisSession {
         async move {
             let (answer, answered) = oneshot::channel();
             line.start();
-            line.put(Job {
-                key,
-                wish: Wish::Look(answer),
-                alone: false,
-            });
+            line.put(Job::of(key, Wish::Look(answer)));
             answered.await.unwrap_or_else(|_| {
                 let address = line.place.address().clone();
                 Err(Fault::Closed { address }.into())

@@ -18,7 +18,7 @@ use super::script;
 use super::socket::Socket;
 
 /// A connection that stands.
-pub(super) struct Standing {
+pub(super) struct Connected {
     pub(super) socket: Socket,
     /// What the server says unasked; `None` on a connection that carries no such thing.
     pub(super) pushes: Option<UnboundedReceiver<PushInfo>>,
@@ -49,7 +49,11 @@ pub(super) struct Setup<'a> {
 impl Setup<'_> {
     /// Makes a connection. `number` is the probe's call number. Steps may be dropped half-way: the
     /// connection is then thrown away with them, and none of them touches a lock.
-    pub(super) async fn run(&self, old: Option<&ClientId>, number: u64) -> Result<Standing, Fault> {
+    pub(super) async fn run(
+        &self,
+        old: Option<&ClientId>,
+        number: u64,
+    ) -> Result<Connected, Fault> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (socket, mut ears) = match self.endpoint.connect(self.within, sender).await? {
             Some(socket) => (socket, Some(Ears::new(receiver))),
@@ -83,7 +87,7 @@ impl Setup<'_> {
 
         let (pushes, early) =
             ears.map_or((None, Vec::new()), |ears| (Some(ears.receiver), ears.early));
-        Ok(Standing {
+        Ok(Connected {
             socket: steps.socket,
             pushes,
             early,

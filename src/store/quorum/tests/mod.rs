@@ -1,6 +1,10 @@
 //! Quorums of simulated nodes under paused time: what breaks is decided by the test, or a seed.
 
+mod desk;
+mod ears;
+mod elections;
+mod leases;
 mod nodes;
 mod notices;
-mod rules;
+mod returns;
 mod simulation;

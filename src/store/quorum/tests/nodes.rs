@@ -50,6 +50,8 @@ struct State {
     mute: bool,
     /// How many were sent.
     told: u64,
+    /// Registries that cannot reach it.
+    parted: HashSet<Arc<str>>,
     chance: u64,
     lines: HashMap<Arc<str>, Weak<Line>>,
     flights: BTreeMap<u64, Flight>,
@@ -104,6 +106,7 @@ impl Node {
                 lasting: false,
                 mute: false,
                 told: 0,
+                parted: HashSet::new(),
                 chance: 1,
                 lines: HashMap::new(),
                 flights: BTreeMap::new(),
@@ -132,8 +135,31 @@ impl Node {
         (state.chance, state.loses, state.refuses) = (seed, loses, refuses);
     }
 
+    /// The next release, or one more.
     pub(super) fn refuse_release(&self) {
-        self.0.lock().keeps = 1;
+        self.0.lock().keeps += 1;
+    }
+
+    /// The registries that have come to it.
+    pub(super) fn instances(&self) -> HashSet<Arc<str>> {
+        self.0.lock().lines.keys().cloned().collect()
+    }
+
+    /// A registry has no connection to it for now, and it is there for all others.
+    pub(super) fn part_from(&self, instance: &str) {
+        let mut state = self.0.lock();
+        let line = state.lines.get(instance).and_then(Weak::upgrade).unwrap();
+        state.parted.insert(instance.into());
+        drop(state);
+        line.break_up();
+    }
+
+    pub(super) fn rejoin(&self, instance: &str) {
+        let mut state = self.0.lock();
+        let line = state.lines.get(instance).and_then(Weak::upgrade).unwrap();
+        state.parted.remove(instance);
+        drop(state);
+        line.come_up();
     }
 
     /// Whether its notices are lost from now on.
@@ -368,6 +394,9 @@ impl Line {
     }
 
     fn come_up(&self) {
+        if self.node.lock().parted.contains(&self.opening.instance) {
+            return;
+        }
         if !std::mem::replace(&mut *self.up.lock().unwrap(), true) {
             self.tell(News::Up { queue: true });
         }

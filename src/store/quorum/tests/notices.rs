@@ -187,6 +187,41 @@ async fn the_first_is_told_and_no_other() {
     nothing_left(&nodes, &registries.iter().collect::<Vec<_>>()).await;
 }
 
+/// Each node frees the key, and tells of it, while the connection to it of the one who waits is gone. Never two of them
+/// are gone at once, so that the store is never down, which would make it ask as well.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_deaf_on_one_node_after_the_other_does_not_sit_out_its_pause() {
+    let nodes = nodes(3);
+    let holder = registry(&nodes);
+    let held = lease(&holder).await;
+    let before = nodes[0].instances();
+    let registry = registry(&nodes);
+    let waiter = tokio::spawn({
+        let registry = registry.clone();
+        async move { lease(&registry).await }
+    });
+    sleep(ms(100)).await;
+    let instances = nodes[0].instances();
+    let instance = instances.difference(&before).next().unwrap();
+    // They free it at once, 250 ms later, and 500 ms later.
+    nodes[1].refuse_release();
+    nodes[2].refuse_release();
+    nodes[2].refuse_release();
+    let begin = Instant::now();
+    let release = tokio::spawn(held.release());
+    for node in &nodes {
+        node.part_from(instance);
+        sleep(ms(150)).await;
+        node.rejoin(instance);
+        sleep(ms(75)).await;
+    }
+    release.await.unwrap().unwrap();
+    let next = waiter.await.unwrap();
+    assert!(begin.elapsed() < ms(1000), "{:?}", begin.elapsed());
+    next.release().await.unwrap();
+    nothing_left(&nodes, &[&holder, &registry]).await;
+}
+
 /// Nobody is told in vain while another waits: who gave up listens no more, on no node.
 #[tokio::test(start_paused = true)]
 async fn one_who_gave_up_does_not_listen() {

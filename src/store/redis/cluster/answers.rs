@@ -71,7 +71,7 @@ impl Task {
             }
             Event::Granted { key, grant } => {
                 self.keys.granted(&key, grant.owner, now);
-                self.tell(News::Granted { key, grant });
+                self.teller.tell(News::Granted { key, grant });
             }
         }
     }
@@ -112,7 +112,7 @@ impl Task {
             .iter()
             .filter(|node| node.is_wanted && node.stands());
         let queue = standing.all(Node::hears);
-        self.announce(News::Up { queue });
+        self.teller.announce(News::Up { queue });
         true
     }
 

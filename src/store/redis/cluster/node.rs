@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::map::Address;
 use super::parcel::Parcel;
-use super::setup::{Setup, Standing};
+use super::setup::{Connected, Setup};
 use super::slots::Slot;
 use super::wires::{Question, Wires, on_reply};
 use crate::store::contract::{Grant, ServerTime};
@@ -93,7 +93,7 @@ pub(super) struct Node {
 
 enum State {
     Pausing(Instant),
-    Connecting(BoxFuture<'static, Result<Standing, Fault>>),
+    Connecting(BoxFuture<'static, Result<Connected, Fault>>),
     Standing(Box<Wires>),
 }
 

@@ -20,7 +20,7 @@ use crate::store::redis::setup::ClientId;
 use crate::store::redis::socket::Socket;
 
 /// Two connections that stand.
-pub(super) struct Standing {
+pub(super) struct Connected {
     /// Carries the calls.
     pub(super) main: Socket,
     /// Carries the subscriptions and what is published there; `Err`: why grants cannot reach us.
@@ -50,7 +50,7 @@ pub(super) struct Setup {
 
 impl Setup {
     /// May be dropped half-way: the connections are thrown away with it, and no step touches a lock.
-    pub(super) async fn run(self) -> Result<Standing, Fault> {
+    pub(super) async fn run(self) -> Result<Connected, Fault> {
         let nowhere = |_| Ok::<_, Infallible>(());
         let (mut main, mut deaf) = match self.endpoint.connect(self.within, nowhere).await? {
             Some(socket) => (socket, None),
@@ -69,7 +69,7 @@ impl Setup {
         let Some(slot) = self.slot else {
             let clock = self.ask_time(&mut main).await?;
             let ears = Err("it has no slot".to_owned());
-            return Ok(Standing {
+            return Ok(Connected {
                 main,
                 ears,
                 clock,
@@ -113,7 +113,7 @@ impl Setup {
             (Some(ears), None) => Ok(ears),
             (_, deaf) => Err(deaf.unwrap_or_default()),
         };
-        Ok(Standing {
+        Ok(Connected {
             main,
             ears,
             clock,

@@ -25,6 +25,7 @@ use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::inbox::{Inbox, Pace};
 use crate::store::redis::keys::Names;
 use crate::store::redis::pauses::Pauses;
+use crate::store::redis::teller::Teller;
 
 /// The map is asked for no more often.
 const MAP_PAUSE: Duration = Duration::from_millis(50);
@@ -57,8 +58,7 @@ pub(in crate::store::redis) struct Task {
     pub(super) told_up: Option<Instant>,
     /// Whether it was said that there is no push.
     pub(super) was_warned: bool,
-    /// What is to be told together.
-    news: Vec<News>,
+    pub(super) teller: Teller,
     /// Empty; what came in passes through it.
     room: VecDeque<Job>,
     /// Whether the task was ever polled.
@@ -87,6 +87,7 @@ impl Task {
             inbox,
             seeds,
             names: Names::clustered(opening.prefix.clone(), opening.instance.clone()),
+            teller: Teller::new(opening.listener.clone()),
             opening,
             number: 0,
             map: None,
@@ -99,7 +100,6 @@ impl Task {
             has_up: false,
             told_up: None,
             was_warned: false,
-            news: Vec::new(),
             room: VecDeque::new(),
             has_begun: false,
         }
@@ -116,12 +116,12 @@ impl Task {
     /// Takes turns as long as there is something to do.
     fn work(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            if self.opening.listener.strong_count() == 0 {
+            if !self.teller.has_listener() {
                 return Poll::Ready(());
             }
             let now = Instant::now();
             let had_work = self.turn(cx, now);
-            self.tell_all();
+            self.teller.tell_all();
             if self.inbox.is_closed() {
                 return Poll::Ready(());
             }
@@ -427,7 +427,7 @@ impl Task {
         }
         if !self.nodes.iter().any(Node::stands) {
             self.owes_up = true;
-            self.announce(News::Down(error.clone()));
+            self.teller.announce(News::Down(error.clone()));
         }
     }
 
@@ -439,7 +439,7 @@ impl Task {
             Wish::Op { op, .. } => {
                 let key = parcel.job.key;
                 self.learn(&key, &op, &result);
-                self.tell(News::Replied { key, op, result });
+                self.teller.tell(News::Replied { key, op, result });
             }
             Wish::Look(answer) => {
                 if let Err(error) = result {
@@ -453,27 +453,6 @@ impl Task {
     fn learn(&mut self, key: &Arc<str>, op: &Op, result: &Result<Answer, OpError>) {
         self.owes_up |= matches!(result, Err(OpError::Unknown(_) | OpError::Unsent(_)));
         self.owes_up |= self.keys.answered(key, op, result, Instant::now());
-    }
-
-    pub(super) fn tell(&mut self, news: News) {
-        self.news.push(news);
-    }
-
-    fn tell_all(&mut self) {
-        if self.news.is_empty() {
-            return;
-        }
-        let news = std::mem::take(&mut self.news);
-        if let Some(listener) = self.opening.listener.upgrade() {
-            listener.all_news(news);
-        }
-    }
-
-    pub(super) fn announce(&mut self, news: News) {
-        self.tell_all();
-        if let Some(listener) = self.opening.listener.upgrade() {
-            listener.news(news);
-        }
     }
 }
 
@@ -506,6 +485,6 @@ impl Drop for Task {
         for parcel in unsent {
             self.answer(parcel, Err(OpError::Unsent(error.clone())));
         }
-        self.announce(News::Down(error));
+        self.teller.announce(News::Down(error));
     }
 }

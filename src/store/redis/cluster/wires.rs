@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::node::{Common, Event};
 use super::parcel::Parcel;
-use super::setup::Standing;
+use super::setup::Connected;
 use crate::store::contract::Grant;
 use crate::store::redis::call;
 use crate::store::redis::clock::Clock;
@@ -32,7 +32,7 @@ use crate::store::traffic::{Lane, Traffic};
 const UNASKED: usize = 4096;
 
 pub(super) struct Wires {
-    pub(super) standing: Standing,
+    pub(super) standing: Connected,
     pub(super) began: Instant,
     /// In the order in which they were sent.
     pub(super) calls: VecDeque<Call>,

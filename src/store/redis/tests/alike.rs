@@ -12,7 +12,7 @@ use redis::{Connection, ConnectionLike, Value};
 use super::registry::{attempt, enter, enter_at, release, withdraw, yield_turn};
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner};
-use crate::store::redis::call::{Job, Wish};
+use crate::store::redis::call::Job;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::traffic::Lane;
@@ -197,14 +197,7 @@ impl Scene {
         let jobs: Vec<_> = self
             .ops
             .iter()
-            .map(|(key, op)| Job {
-                key: KEYS[*key].into(),
-                alone: false,
-                wish: Wish::Op {
-                    op: op.clone(),
-                    was_stale: false,
-                },
-            })
+            .map(|(key, op)| Job::new(KEYS[*key], op.clone()))
             .collect();
         let of_use = if self.is_stale {
             now - 10

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::fake::{Fake, push};
+use super::hearing::Log;
 use super::registry::{
-    BOUND, HELD, Log, NOT_HELD, Registry, Settings, TTL, attempt, release, renew, unknown, unsent,
+    BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, release, renew, unknown, unsent,
     withdraw, won,
 };
 use super::support::{Proxy, RedisServer, Way, wait_until};
@@ -150,7 +151,7 @@ async fn a_broken_connection_is_noticed_at_once_and_made_again() {
 /// Whatever a no-push registry needs, under each of the reasons to be one.
 async fn works_without_push(server: &RedisServer, url: String) {
     let log = Log::default();
-    let _collecting = log.collect();
+    let _collecting = log.hear(tracing::Level::TRACE);
     let proxy = Proxy::to(server);
     let url = url.replace(
         &format!(":{}/", server.port()),

@@ -9,6 +9,7 @@ mod connecting;
 mod ends;
 mod fake;
 mod fence;
+mod formats;
 mod full_server;
 mod handover;
 #[path = "../../../../tests/support/hearing.rs"]

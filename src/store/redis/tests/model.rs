@@ -228,7 +228,7 @@ impl Both {
             Step::BadFence if !self.is_ahead => {
                 self.ask::<()>(&["SET", &fence, "no number"]);
                 self.last_owner += 1;
-                let verdicts = self.send(0, &[job("other", attempt(self.last_owner))]);
+                let verdicts = self.send(0, &[Job::new("other", attempt(self.last_owner))]);
                 assert!(matches!(verdicts[0], Verdict::Refused(_)), "{verdicts:?}");
                 assert_eq!(self.ask::<String>(&["GET", &fence]), "no number");
                 assert!(!self.ask::<bool>(&["EXISTS", "p:other"]));
@@ -306,7 +306,7 @@ impl Both {
     fn call_of(&mut self, who: usize, ops: &[(usize, Op)]) {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| job(KEYS[*key], op.clone()))
+            .map(|(key, op)| Job::new(KEYS[*key], op.clone()))
             .collect();
         let before = self.drawn;
         let verdicts = self.send(who, &jobs);
@@ -399,17 +399,6 @@ impl Both {
             let ttl: i64 = self.ask(&["PTTL", &lock]);
             assert!(owner.is_none() || ttl > 0, "{ttl}");
         }
-    }
-}
-
-fn job(key: &str, op: Op) -> Job {
-    Job {
-        key: key.into(),
-        alone: false,
-        wish: Wish::Op {
-            op,
-            was_stale: false,
-        },
     }
 }
 

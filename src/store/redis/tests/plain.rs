@@ -6,7 +6,7 @@ use redis::{ConnectionLike, Value};
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome};
-use crate::store::redis::call::{Job, Wish};
+use crate::store::redis::call::Job;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
@@ -52,14 +52,7 @@ impl Caller {
     fn call_until(&mut self, of_use: u64, ops: &[(&str, Op)]) -> Told {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| Job {
-                key: (*key).into(),
-                alone: false,
-                wish: Wish::Op {
-                    op: op.clone(),
-                    was_stale: false,
-                },
-            })
+            .map(|(key, op)| Job::new(*key, op.clone()))
             .collect();
         let command = Lane::Batch.command(&self.names, NUMBER, of_use, &jobs);
         let command = script::BATCH.in_full(&command).get_packed_command();

@@ -1,7 +1,7 @@
 //! What a registry would be to its session: somebody who asks, listens and remembers.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -330,36 +330,3 @@ static EVERYBODY_LISTENS: LazyLock<tracing::Dispatch> = LazyLock::new(|| {
         .finish();
     tracing::Dispatch::new(subscriber)
 });
-
-/// Collects what is logged meanwhile, warnings and all.
-#[derive(Clone, Default)]
-pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    pub(super) fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-
-    /// Collects on this thread until the guard is dropped.
-    pub(super) fn collect(&self) -> tracing::subscriber::DefaultGuard {
-        let log = self.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || log.clone())
-            .finish();
-        super::hearing::beside_others();
-        tracing::subscriber::set_default(subscriber)
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}

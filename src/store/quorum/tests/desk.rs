@@ -1,0 +1,132 @@
+//! A registry that asks a quorum op by op, and keeps what it hears.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::nodes::{Node, ms};
+use crate::store::contract::{Listener, News, Op, OpError, Opening, Outcome, Owner, Session};
+use crate::store::{LockStore, QuorumStore};
+
+pub(super) const TTL: Duration = Duration::from_secs(30);
+
+/// A registry that only listens.
+#[derive(Default)]
+pub(super) struct Recorder(Mutex<Vec<News>>);
+
+impl Listener for Recorder {
+    fn news(&self, news: News) {
+        self.0.lock().unwrap().push(news);
+    }
+}
+
+pub(super) struct Desk {
+    pub(super) session: Arc<dyn Session>,
+    pub(super) heard: Arc<Recorder>,
+}
+
+pub(super) fn store(nodes: &[Node]) -> QuorumStore {
+    QuorumStore::new(nodes.iter().cloned()).unwrap()
+}
+
+pub(super) fn opening(instance: &str, heard: &Arc<Recorder>) -> Opening {
+    let listener: Arc<dyn Listener> = heard.clone();
+    Opening {
+        prefix: "lock".into(),
+        instance: instance.into(),
+        response_timeout: ms(1000),
+        listener: Arc::downgrade(&listener),
+    }
+}
+
+impl Desk {
+    pub(super) fn new(store: &QuorumStore, instance: &str) -> Self {
+        let heard = Arc::<Recorder>::default();
+        let session = store.open(opening(instance, &heard));
+        session.start();
+        Self { session, heard }
+    }
+
+    pub(super) fn take(&self) -> Vec<News> {
+        std::mem::take(&mut *self.heard.0.lock().unwrap())
+    }
+
+    /// Asks, and waits for the answer, but not for what is behind it.
+    pub(super) async fn ask(&self, op: Op) -> Result<Outcome, OpError> {
+        self.session.submit("k".into(), op);
+        self.answer().await
+    }
+
+    pub(super) async fn answer(&self) -> Result<Outcome, OpError> {
+        let patience = Instant::now() + Duration::from_secs(100);
+        loop {
+            let reply = {
+                let mut heard = self.heard.0.lock().unwrap();
+                let at = heard
+                    .iter()
+                    .position(|it| matches!(it, News::Replied { .. }));
+                at.map(|at| heard.remove(at))
+            };
+            if let Some(News::Replied { result, .. }) = reply {
+                return result.map(|answer| answer.outcome);
+            }
+            assert!(Instant::now() < patience, "no answer");
+            sleep(ms(1)).await;
+        }
+    }
+
+    pub(super) async fn attempt(&self, owner: u64) -> Outcome {
+        self.ask(attempt(owner)).await.unwrap()
+    }
+
+    pub(super) async fn wins(&self, owner: u64) -> u64 {
+        match self.attempt(owner).await {
+            Outcome::Won { draw } => draw,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(super) fn attempt(owner: u64) -> Op {
+    let (owner, ttl) = (Owner(owner), TTL);
+    Op::Attempt { owner, ttl }
+}
+
+pub(super) fn release(owner: u64) -> Op {
+    let owner = Owner(owner);
+    Op::Release { owner }
+}
+
+pub(super) fn renew(owner: u64) -> Op {
+    let (owner, ttl) = (Owner(owner), TTL);
+    Op::Renew { owner, ttl }
+}
+
+pub(super) fn keys(nodes: &[Node]) -> Vec<usize> {
+    nodes.iter().map(Node::keys).collect()
+}
+
+pub(super) const GONE: Outcome = Outcome::Gone { held: true };
+
+pub(super) fn is_busy(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Busy { score: None, .. })
+}
+
+pub(super) fn adopt(owner: u64, from: &str) -> Op {
+    Op::Adopt {
+        owner: Owner(owner),
+        from: from.into(),
+        ttl: TTL,
+    }
+}
+
+pub(super) fn listen(owner: u64) -> Op {
+    let (owner, ttl) = (Owner(owner), TTL);
+    Op::Listen { owner, ttl }
+}
+
+pub(super) fn withdraw(owner: u64) -> Op {
+    let owner = Owner(owner);
+    Op::Withdraw { owner }
+}

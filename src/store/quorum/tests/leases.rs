@@ -1,0 +1,102 @@
+//! What a majority has given: tokens, renewals, adoption.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::desk::{Desk, GONE, TTL, adopt, keys, release, renew, store};
+use super::nodes::{Node, ms, owners};
+use crate::store::contract::{OpError, Outcome};
+
+/// A majority that is won in part from a node whose clock is far behind, and then in part from
+/// others: without the raising of its fence the second would draw lower.
+#[tokio::test(start_paused = true)]
+async fn tokens_grow_whatever_majority_gives_them() {
+    let nodes = Node::many(3);
+    nodes[0].jump(Duration::from_secs(3600));
+    let one = Desk::new(&store(&nodes), "a");
+    let mut last = 0;
+    for round in 0..30 {
+        // Which one is away changes: any two majorities share one node alone.
+        let away = &nodes[round % 3];
+        away.go_away();
+        let draw = one.wins(round as u64 + 1).await;
+        assert!(draw > last, "round {round}");
+        last = draw;
+        one.ask(release(round as u64 + 1)).await.unwrap();
+        away.come_back();
+    }
+    assert_eq!(keys(&nodes), [0; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_lost_when_a_majority_has_lost_it_and_not_before() {
+    let nodes = Node::many(3);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[0].jump(TTL);
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+    // The first was given it again.
+    assert_eq!(keys(&nodes), [1; 3]);
+    nodes[1].jump(TTL);
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+    nodes[0].jump(TTL);
+    nodes[2].jump(TTL);
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Lost);
+    // What the others still had is given back, and nobody gets it by a renewal.
+    assert_eq!(keys(&nodes), [0; 3]);
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Lost);
+    assert_eq!(keys(&nodes), [0; 3]);
+}
+
+/// One node has released it already when the other confirms the renewal: it was given to the first
+/// once more, and to nobody's use (found by simulation).
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_a_release_overtakes_gives_nothing_to_anybody() {
+    let nodes = Node::many(2);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[1].set_delay(ms(100));
+    one.session.submit("k".into(), renew(1));
+    one.session.submit("k".into(), release(1));
+    assert_eq!(one.answer().await.unwrap(), Outcome::Renewed);
+    assert_eq!(one.answer().await.unwrap(), GONE);
+    sleep(ms(500)).await;
+    assert_eq!(keys(&nodes), [0; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_can_be_told_neither_way_changes_nothing() {
+    let nodes = Node::many(3);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    nodes[0].jump(TTL);
+    nodes[1].set_faults(1, 0, 1000);
+    assert!(matches!(one.ask(renew(1)).await, Err(OpError::Refused(_))));
+    nodes[1].set_faults(1, 0, 0);
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_majority_has_is_adopted_and_what_an_absent_node_may_have_is_asked_for_again() {
+    let nodes = Node::many(3);
+    let store = store(&nodes);
+    let (one, two) = (Desk::new(&store, "a"), Desk::new(&store, "b"));
+    nodes[1].go_away();
+    let first = one.wins(1).await;
+    nodes[1].come_back();
+    nodes[0].go_away();
+    assert!(matches!(
+        two.ask(adopt(1, "a:1")).await,
+        Err(OpError::Refused(_))
+    ));
+    nodes[0].come_back();
+    let Outcome::Won { draw } = two.ask(adopt(1, "a:1")).await.unwrap() else {
+        panic!("the majority has it")
+    };
+    assert!(draw > first);
+    assert_eq!(one.ask(adopt(2, "a:1")).await.unwrap(), Outcome::NotOld);
+    assert_eq!(owners(&nodes, "k").into_iter().collect::<Vec<_>>(), ["b:1"]);
+    assert_eq!(two.ask(release(1)).await.unwrap(), GONE);
+    assert_eq!(keys(&nodes), [0; 3]);
+}
