@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     if plan_only {
-        for stroke in wish.plan(&deployment.faults()) {
+        for stroke in wish.plan() {
             say(stroke);
         }
         return ExitCode::SUCCESS;

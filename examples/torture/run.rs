@@ -48,9 +48,9 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    /// Which kinds there are, the deployment says.
-    pub(crate) fn plan(&self, kinds: &[Kind]) -> Vec<Stroke> {
-        plan(self.seed, self.length.as_millis() as u64, kinds, SLOTS)
+    pub(crate) fn plan(&self) -> Vec<Stroke> {
+        let kinds = Kind::of(&self.deployment);
+        plan(self.seed, self.length.as_millis() as u64, &kinds, SLOTS)
     }
 }
 
@@ -66,9 +66,6 @@ struct Run {
     holds: Holds,
     waits: Waits,
     struck: Vec<Struck>,
-    /// Since when a fault lasts that forgets what was held.
-    forgetting: Option<u64>,
-    losses: Vec<Span>,
     /// Faults in which a server says nothing.
     silent: u32,
     /// Since when the same owner is seen at a key.
@@ -103,8 +100,6 @@ pub(crate) fn run(wish: &Wish, deployment: Box<dyn Deployment>) -> Report {
         holds: Holds::default(),
         waits: Waits::new(LATENESS.as_nanos() as u64),
         struck: Vec::new(),
-        forgetting: None,
-        losses: Vec::new(),
         silent: 0,
         seen: Vec::new(),
         report: Report::default(),
@@ -127,7 +122,7 @@ impl Run {
     }
 
     fn torture(&mut self) {
-        let plan = self.wish.plan(&self.deployment.faults());
+        let plan = self.wish.plan();
         // What takes no time begins before it ends.
         let mut events: Vec<(u64, bool, Stroke)> = Vec::new();
         for stroke in plan {
@@ -189,9 +184,6 @@ impl Run {
     fn begin(&mut self, stroke: &Stroke) {
         let at = now();
         self.silent += u32::from(is_silent(stroke.kind));
-        if !self.deployment.excludes(stroke.kind) {
-            self.forgetting = Some(at);
-        }
         let slot = stroke.slot;
         match stroke.kind {
             Kind::Kill => {
@@ -232,10 +224,6 @@ impl Run {
         }
         let at = now();
         self.silent -= u32::from(is_silent(stroke.kind));
-        if !self.deployment.excludes(stroke.kind) {
-            let from = self.forgetting.take().expect("it began");
-            self.losses.push(Span { from, to: at });
-        }
         self.struck.push(Struck {
             kind: stroke.kind,
             slot,
@@ -262,7 +250,11 @@ impl Run {
                     let hold = Hold::new(child, token, at, deadline);
                     self.holds.taken(lease, key, hold);
                 }
-                Line::Until { lease, deadline } => self.holds.until(child, lease, deadline),
+                Line::Until {
+                    lease,
+                    at,
+                    deadline,
+                } => self.holds.until(child, lease, at, deadline),
                 Line::Ended { lease, at } => self.holds.ended(child, lease, at),
                 Line::Waits { wait, at, limit } => self.waits.begins(child, wait, at, limit),
                 Line::Waited { wait, at, how } => self.waits.ends(child, wait, at, &how),
@@ -388,7 +380,9 @@ impl Run {
         };
         self.report.linear = checker.join().expect("the checker has not panicked");
         let ttl = TTL.as_nanos() as u64;
-        self.report.holds = self.holds.judge(&accepted, &self.losses, ttl);
+        let reigns = self.deployment.reigns();
+        self.report.changes = reigns.changes() as u64;
+        self.report.holds = self.holds.judge(&accepted, &reigns.losses(ttl), ttl);
         self.report.recoveries = recoveries(&self.struck, &self.holds.arrivals());
         self.report.waits = self.waits;
         if !self.report.is_clean() {
@@ -413,5 +407,7 @@ fn is_silent(kind: Kind) -> bool {
             | Kind::MajorityKill
             | Kind::PrimaryStop
             | Kind::SlotMove
+            | Kind::SentinelStop
+            | Kind::SentinelKill
     )
 }
