@@ -96,10 +96,13 @@ impl fmt::Display for Report {
         let explained: u64 = holds.explained.values().map(|it| it.times).sum();
         row(f, "overlaps of forgotten leases", &explained)?;
         for (cause, explained) in &holds.explained {
-            let longest = Duration::from_nanos(explained.longest);
+            let (longest, lasted) = (explained.longest, explained.lasted);
             let told = format!(
-                "{} of {} leases, {longest:.1?} at most",
-                explained.times, explained.leases
+                "{} of {} leases, {:.1?} at most, within {:.1?}",
+                explained.times,
+                explained.leases,
+                Duration::from_nanos(longest),
+                Duration::from_nanos(lasted)
             );
             row(f, &format!("  {}", cause.name()), &told)?;
         }

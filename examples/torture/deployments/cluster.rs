@@ -6,7 +6,7 @@
 
 use super::watch::Watch;
 use super::wires::Wires;
-use super::{Deployment, Leftovers, PREFIX, StoredLock, leftovers, servers, stored_locks};
+use super::{Deployment, Leftovers, PREFIX, Servers, StoredLock, leftovers, servers, stored_locks};
 use crate::callers::KEYS;
 use crate::judge::Span;
 use crate::judge::reigns::Reigns;
@@ -20,10 +20,9 @@ const NODE_TIMEOUT: &str = "cluster-node-timeout 3000";
 const NODES: usize = 6;
 const SHARDS: usize = 3;
 
-pub(super) struct OfShards {
+struct OfShards {
     // Dropped first: it looks at the servers all the time.
     watch: Watch,
-    wires: Wires,
     cluster: Cluster,
     /// Which server the fault that lasts has struck, and since when.
     struck: usize,
@@ -32,25 +31,29 @@ pub(super) struct OfShards {
     moving: Option<(u16, usize, usize)>,
 }
 
-impl OfShards {
-    pub(super) fn start(slots: usize) -> Self {
-        // Every write is in the file before its reply is sent, as for a server alone.
-        let config = [NODE_TIMEOUT, "appendonly yes", "appendfsync no"];
-        let cluster = Cluster::replicated(&config);
-        let nodes = (0..NODES).map(|index| (cluster.server(index), index % SHARDS));
-        let ports: Vec<_> = nodes.clone().map(|(server, _)| server.port()).collect();
-        let this = Self {
-            watch: Watch::over(nodes),
-            wires: Wires::of(slots, &ports).told_of(&ports),
-            cluster,
-            struck: 0,
-            since: 0,
-            moving: None,
-        };
-        this.house();
-        this
+pub(super) fn start(slots: usize) -> Deployment {
+    // Every write is in the file before its reply is sent, as for a server alone.
+    let config = [NODE_TIMEOUT, "appendonly yes", "appendfsync no"];
+    let cluster = Cluster::replicated(&config);
+    let nodes = (0..NODES).map(|index| (cluster.server(index), index % SHARDS));
+    let ports: Vec<_> = nodes.clone().map(|(server, _)| server.port()).collect();
+    let servers = OfShards {
+        watch: Watch::over(nodes),
+        cluster,
+        struck: 0,
+        since: 0,
+        moving: None,
+    };
+    servers.house();
+    Deployment {
+        wires: Wires::of(slots, &ports, wires)
+            .told_of(&ports)
+            .with_url(|hosts| format!("redis+cluster://{}/", hosts.join(","))),
+        servers: Box::new(servers),
     }
+}
 
+impl OfShards {
     fn primaries(&self) -> [usize; 3] {
         [0, 1, 2].map(|shard| self.cluster.primary_of(shard))
     }
@@ -90,16 +93,8 @@ fn is_a_caller(client: &ClientRow) -> bool {
     !client.field("flags").contains(['M', 'S'])
 }
 
-impl Deployment for OfShards {
-    fn urls(&self, slot: usize) -> Vec<String> {
-        let hosts = self.wires.hosts(slot).join(",");
-        vec![format!("redis+cluster://{hosts}/")]
-    }
-
+impl Servers for OfShards {
     fn begin(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            return self.wires.begin(stroke, &wires(stroke));
-        }
         self.cluster.wait_until_whole();
         self.house();
         self.since = now();
@@ -136,9 +131,6 @@ impl Deployment for OfShards {
     }
 
     fn end(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            return self.wires.end(stroke, &wires(stroke));
-        }
         let replica = Cluster::other_of(self.struck);
         match stroke.kind {
             Kind::FailOver => {

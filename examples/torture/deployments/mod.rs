@@ -19,7 +19,7 @@ mod servers;
 mod single;
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
 mod watch;
-mod wires;
+pub(crate) mod wires;
 
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
 use redis::from_redis_value;
 
+use self::wires::Wires;
 use crate::judge::reigns::Reigns;
 use crate::plan::Stroke;
 use crate::support::{ClientRow, Program, RedisServer};
@@ -45,15 +46,18 @@ pub(crate) const NAMES: &[&str] = &[
     "cluster",
 ];
 
-/// The servers of one run, gone when this is dropped.
-pub(crate) trait Deployment {
-    /// Where the child in this slot finds its store: what its [`open`] gets.
-    fn urls(&self, slot: usize) -> Vec<String>;
+/// What one run is about.
+pub(crate) struct Deployment {
+    pub(crate) wires: Wires,
+    pub(crate) servers: Box<dyn Servers>,
+}
 
-    /// Does it, to a server or to a child's wire. Children are not this one's.
+/// The servers of one run, gone when this is dropped.
+pub(crate) trait Servers: Send {
+    /// Does to them what is not done to a child or to its wires.
     fn begin(&mut self, stroke: &Stroke);
 
-    /// Undoes what lasts.
+    /// Undoes what lasts, and returns when all is as it was, which may take a fail-over.
     fn end(&mut self, stroke: &Stroke);
 
     /// The locks that are in the store, to be called while no fault lasts that makes a server silent.
@@ -62,7 +66,7 @@ pub(crate) trait Deployment {
     /// What is in the store, and connected to it, besides what stays there for ever.
     fn leftovers(&mut self) -> Leftovers;
 
-    /// Which of its servers gave leases when: what they were made to forget, and nothing else, explains two at a time.
+    /// Which of them gave leases when: what they were made to forget, and nothing else, explains two at a time.
     fn reigns(&self) -> Reigns;
 }
 
@@ -84,16 +88,16 @@ pub(crate) struct Leftovers {
     pub(crate) connections: Vec<String>,
 }
 
-/// Starts one by its name, with a wire of its own for each child.
-pub(crate) fn start(name: &str, slots: usize) -> Option<Box<dyn Deployment>> {
+/// Starts one by its name, with wires of its own for each child.
+pub(crate) fn start(name: &str, slots: usize) -> Option<Deployment> {
     Some(match name {
-        "standalone" => Box::new(single::Single::start(Program::Usual, slots)),
-        "valkey" => Box::new(single::Single::start(Program::Valkey, slots)),
+        "standalone" => single::start(Program::Usual, slots),
+        "valkey" => single::start(Program::Valkey, slots),
         #[cfg(feature = "sentinel")]
-        "sentinel" => Box::new(sentinel::Sentinel::start(slots)),
-        "quorum" => Box::new(quorum::Quorum::start(slots)),
+        "sentinel" => sentinel::start(slots),
+        "quorum" => quorum::start(slots),
         #[cfg(feature = "cluster")]
-        "cluster" => Box::new(cluster::OfShards::start(slots)),
+        "cluster" => cluster::start(slots),
         _ => return None,
     })
 }

@@ -7,7 +7,7 @@ use lockstream::StoreError;
 use lockstream::store::{QuorumStore, RedisStore};
 
 use super::wires::Wires;
-use super::{Deployment, Leftovers, StoredLock, leftovers, servers, stored_locks};
+use super::{Deployment, Leftovers, Servers, StoredLock, leftovers, servers, stored_locks};
 use crate::callers::TTL;
 use crate::judge::reigns::Reigns;
 use crate::plan::{Kind, Stroke};
@@ -16,9 +16,8 @@ use crate::support::RedisServer;
 const SIZE: usize = 5;
 const MAJORITY: usize = SIZE / 2 + 1;
 
-pub(super) struct Quorum {
+struct Quorum {
     servers: Vec<RedisServer>,
-    wires: Wires,
     reigns: Reigns,
 }
 
@@ -31,16 +30,16 @@ pub(super) fn open(urls: &[String]) -> Result<QuorumStore, StoreError> {
     Ok(QuorumStore::new(nodes?)?.quarantine(TTL))
 }
 
-impl Quorum {
-    pub(super) fn start(slots: usize) -> Self {
-        let server = || RedisServer::builder().keep_data().start();
-        let servers: Vec<_> = std::iter::repeat_with(server).take(SIZE).collect();
-        let ports: Vec<_> = servers.iter().map(RedisServer::port).collect();
-        Self {
+pub(super) fn start(slots: usize) -> Deployment {
+    let server = || RedisServer::builder().keep_data().start();
+    let servers: Vec<_> = std::iter::repeat_with(server).take(SIZE).collect();
+    let ports: Vec<_> = servers.iter().map(RedisServer::port).collect();
+    Deployment {
+        wires: Wires::of(slots, &ports, struck),
+        servers: Box::new(Quorum {
             servers,
-            wires: Wires::of(slots, &ports),
             reigns: Reigns::of_the_only_ones(SIZE),
-        }
+        }),
     }
 }
 
@@ -57,17 +56,9 @@ fn struck(stroke: &Stroke) -> Vec<usize> {
     (0..many).map(|nth| (number + nth) % SIZE).collect()
 }
 
-impl Deployment for Quorum {
-    fn urls(&self, slot: usize) -> Vec<String> {
-        self.wires.urls(slot)
-    }
-
+impl Servers for Quorum {
     fn begin(&mut self, stroke: &Stroke) {
-        let struck = struck(stroke);
-        if stroke.kind.is_of_a_child() {
-            return self.wires.begin(stroke, &struck);
-        }
-        for node in struck {
+        for node in struck(stroke) {
             // One that comes back without its data is kept out until nothing is held that it has forgotten.
             let forgets = stroke.kind == Kind::FlushAll;
             let reigns = forgets.then_some((&mut self.reigns, node));
@@ -76,11 +67,7 @@ impl Deployment for Quorum {
     }
 
     fn end(&mut self, stroke: &Stroke) {
-        let struck = struck(stroke);
-        if stroke.kind.is_of_a_child() {
-            return self.wires.end(stroke, &struck);
-        }
-        for node in struck {
+        for node in struck(stroke) {
             servers::end(&mut self.servers[node], stroke);
         }
     }

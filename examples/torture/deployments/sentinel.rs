@@ -6,7 +6,7 @@
 
 use super::watch::Watch;
 use super::wires::Wires;
-use super::{Deployment, Leftovers, StoredLock, leftovers, servers, stored_locks};
+use super::{Deployment, Leftovers, Servers, StoredLock, leftovers, servers, stored_locks};
 use crate::judge::reigns::Reigns;
 use crate::plan::{Kind, Stroke};
 use crate::support::{
@@ -18,31 +18,37 @@ const SERVERS: usize = 3;
 /// A fail-over, and another one if the first comes to nothing.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-pub(super) struct Sentinel {
+struct Sentinel {
     // Dropped first: it looks at the servers all the time.
     watch: Watch,
-    wires: Wires,
     watched: Watched,
     /// Which server the fault that lasts has struck, and who was the primary then.
     struck: usize,
     primary: usize,
 }
 
-impl Sentinel {
-    pub(super) fn start(slots: usize) -> Self {
-        let watched = Watched::keeping_data();
-        let servers: Vec<_> = watched.servers.iter().map(RedisServer::port).collect();
-        let sentinels = watched.sentinels.iter().map(OneSentinel::port);
-        let ports: Vec<_> = servers.iter().copied().chain(sentinels).collect();
-        Self {
+pub(super) fn start(slots: usize) -> Deployment {
+    let watched = Watched::keeping_data();
+    let servers: Vec<_> = watched.servers.iter().map(RedisServer::port).collect();
+    let sentinels = watched.sentinels.iter().map(OneSentinel::port);
+    let ports: Vec<_> = servers.iter().copied().chain(sentinels).collect();
+    Deployment {
+        wires: Wires::of(slots, &ports, wires)
+            .told_of(&servers)
+            .with_url(|hosts| {
+                let sentinels = hosts[SERVERS..].join(",");
+                format!("redis+sentinel://{sentinels}/{}", Watched::SERVICE)
+            }),
+        servers: Box::new(Sentinel {
             watch: Watch::over(watched.servers.iter().map(|server| (server, 0))),
-            wires: Wires::of(slots, &ports).told_of(&servers),
             watched,
             struck: 0,
             primary: 0,
-        }
+        }),
     }
+}
 
+impl Sentinel {
     /// Until another is the primary than the one that was struck.
     fn wait_until_replaced(&self) {
         wait_until_blocking("another is the primary", PATIENCE, || {
@@ -54,12 +60,13 @@ impl Sentinel {
 }
 
 /// A child's wires to the servers, to the sentinels, or both.
-fn wires(stroke: &Stroke) -> std::ops::Range<usize> {
+fn wires(stroke: &Stroke) -> Vec<usize> {
     match stroke.number() % 4 {
         0 => SERVERS..2 * SERVERS,
         1 => 0..2 * SERVERS,
         _ => 0..SERVERS,
     }
+    .collect()
 }
 
 /// One sentinel, or two: then none can replace a primary.
@@ -74,17 +81,8 @@ fn is_a_caller(client: &ClientRow) -> bool {
     !of_a_server && !client.name().starts_with("sentinel-")
 }
 
-impl Deployment for Sentinel {
-    fn urls(&self, slot: usize) -> Vec<String> {
-        let hosts = self.wires.hosts(slot)[SERVERS..].join(",");
-        vec![format!("redis+sentinel://{hosts}/{}", Watched::SERVICE)]
-    }
-
+impl Servers for Sentinel {
     fn begin(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            let which: Vec<_> = wires(stroke).collect();
-            return self.wires.begin(stroke, &which);
-        }
         match stroke.kind {
             Kind::SentinelStop => {
                 sentinels(stroke).for_each(|index| self.watched.sentinels[index].stop());
@@ -118,10 +116,6 @@ impl Deployment for Sentinel {
     }
 
     fn end(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            let which: Vec<_> = wires(stroke).collect();
-            return self.wires.end(stroke, &which);
-        }
         match stroke.kind {
             Kind::SentinelStop => {
                 sentinels(stroke).for_each(|index| self.watched.sentinels[index].cont());

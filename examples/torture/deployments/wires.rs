@@ -5,19 +5,38 @@ use std::time::Duration;
 use crate::plan::{Kind, Side, Stroke};
 use crate::support::{Proxy, Way};
 
-/// By child, then by what they lead to.
-pub(super) struct Wires(Vec<Vec<Proxy>>);
+/// What stands between children and servers.
+pub(crate) struct Wires {
+    /// By child, then by what they lead to.
+    rows: Vec<Vec<Proxy>>,
+    /// Which of a child's wires a fault strikes.
+    struck: fn(&Stroke) -> Vec<usize>,
+    /// The url of a child's store, if it has one for all of its wires.
+    url: Option<fn(&[String]) -> String>,
+}
 
 impl Wires {
     /// Of so many children, to each of these ports.
-    pub(super) fn of(slots: usize, ports: &[u16]) -> Self {
+    pub(super) fn of(slots: usize, ports: &[u16], struck: fn(&Stroke) -> Vec<usize>) -> Self {
         let row = |_| ports.iter().copied().map(Proxy::to_port).collect();
-        Self((0..slots).map(row).collect())
+        Self {
+            rows: (0..slots).map(row).collect(),
+            struck,
+            url: None,
+        }
+    }
+
+    /// A child has one url, made of all its proxies, each as `host:port`.
+    pub(super) fn with_url(self, url: fn(&[String]) -> String) -> Self {
+        Self {
+            url: Some(url),
+            ..self
+        }
     }
 
     /// Wherever a child is told one of these ports, it is told its own proxy's.
     pub(super) fn told_of(self, ports: &[u16]) -> Self {
-        for row in &self.0 {
+        for row in &self.rows {
             let pairs = ports.iter().copied().zip(row.iter().map(Proxy::port));
             let pairs: Vec<_> = pairs.collect();
             row.iter().for_each(|wire| wire.redirect(pairs.clone()));
@@ -25,20 +44,26 @@ impl Wires {
         self
     }
 
-    pub(super) fn urls(&self, slot: usize) -> Vec<String> {
-        self.0[slot].iter().map(Proxy::url).collect()
+    /// Where the child in this slot finds its store: what its [`open`](super::open) gets.
+    pub(crate) fn urls(&self, slot: usize) -> Vec<String> {
+        let wires = self.rows[slot].iter();
+        let Some(url) = self.url else {
+            return wires.map(Proxy::url).collect();
+        };
+        let hosts = wires.map(|wire| format!("127.0.0.1:{}", wire.port()));
+        let hosts: Vec<_> = hosts.collect();
+        vec![url(&hosts)]
     }
 
-    /// Those of a child, each as `host:port`.
-    pub(super) fn hosts(&self, slot: usize) -> Vec<String> {
-        let ports = self.0[slot].iter().map(Proxy::port);
-        ports.map(|port| format!("127.0.0.1:{port}")).collect()
+    fn struck(&self, stroke: &Stroke) -> impl Iterator<Item = &Proxy> {
+        let struck = (self.struck)(stroke).into_iter();
+        struck.map(|which| &self.rows[stroke.slot][which])
     }
 
-    /// Breaks these of a child's wires.
-    pub(super) fn begin(&self, stroke: &Stroke, which: &[usize]) {
+    /// Breaks wires of a child.
+    pub(crate) fn begin(&self, stroke: &Stroke) {
         let way = way(stroke.side);
-        for wire in which.iter().map(|which| &self.0[stroke.slot][*which]) {
+        for wire in self.struck(stroke) {
             match stroke.kind {
                 Kind::Cut => wire.cut(),
                 Kind::Refuse => {
@@ -56,9 +81,9 @@ impl Wires {
     }
 
     /// Mends them.
-    pub(super) fn end(&self, stroke: &Stroke, which: &[usize]) {
+    pub(crate) fn end(&self, stroke: &Stroke) {
         let way = way(stroke.side);
-        for wire in which.iter().map(|which| &self.0[stroke.slot][*which]) {
+        for wire in self.struck(stroke) {
             match stroke.kind {
                 Kind::Refuse => wire.accept(),
                 Kind::Delay => wire.delay(way, Duration::ZERO),

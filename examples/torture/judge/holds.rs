@@ -125,6 +125,8 @@ pub(crate) struct Explained {
     pub(crate) leases: u64,
     /// The longest (ns).
     pub(crate) longest: u64,
+    /// From the first to the last of one loss (ns), where it was longest.
+    pub(crate) lasted: u64,
 }
 
 impl Holds {
@@ -206,8 +208,8 @@ impl Holds {
                 let mut losses = losses.iter().filter(|loss| loss.concerns(key));
                 losses.any(|loss| loss.border().touches(span))
             };
-            let cause = |one: &Hold, other: &Hold| cause(key, one, other, losses, longest_ttl);
-            overlaps(key, holds, cause, &mut verdict);
+            let loss = |one: &Hold, other: &Hold| loss(key, one, other, losses, longest_ttl);
+            overlaps(key, holds, losses, loss, &mut verdict);
             tokens(key, holds, was_lost, &mut verdict);
             let accepted = accepted.get(key).map_or(&[][..], Vec::as_slice);
             writes(key, holds, accepted, was_lost, &mut verdict);
@@ -221,28 +223,30 @@ impl Holds {
     }
 }
 
-/// What explains that both were held at once, if anything does.
-fn cause(key: &str, one: &Hold, other: &Hold, losses: &[Loss], longest_ttl: u64) -> Option<Cause> {
+/// Which loss explains that both were held at once, if any does.
+fn loss(key: &str, one: &Hold, other: &Hold, losses: &[Loss], longest_ttl: u64) -> Option<usize> {
     let both = Span {
         from: one.taken.max(other.taken),
         to: one.end().min(other.end()),
     };
-    let mut cause = None;
+    let mut found = None;
     for lease in one.proved(both, longest_ttl) {
         for another in other.proved(both, longest_ttl) {
-            let explains = |loss: &&Loss| loss.explains(key, lease, another);
-            cause = Some(losses.iter().rfind(explains)?.cause);
+            let explains = |loss: &Loss| loss.explains(key, lease, another);
+            found = Some(losses.iter().rposition(explains)?);
         }
     }
-    cause
+    found
 }
 
 fn overlaps(
     key: &str,
     holds: &[Hold],
-    cause: impl Fn(&Hold, &Hold) -> Option<Cause>,
+    losses: &[Loss],
+    loss: impl Fn(&Hold, &Hold) -> Option<usize>,
     verdict: &mut Verdict,
 ) {
+    let mut spans: HashMap<usize, Span> = HashMap::new();
     let mut standing: Vec<(&Hold, bool)> = Vec::new();
     for hold in holds.iter().filter(|hold| !hold.is_dead_on_arrival()) {
         standing.retain(|(earlier, _)| earlier.end().max(earlier.worked) > hold.taken);
@@ -252,8 +256,14 @@ fn overlaps(
                 continue;
             }
             let lasts = earlier.span().within(hold.span());
-            if let Some(cause) = cause(earlier, hold) {
-                let explained = verdict.explained.entry(cause).or_default();
+            if let Some(loss) = loss(earlier, hold) {
+                let explained = verdict.explained.entry(losses[loss].cause).or_default();
+                let span = spans.entry(loss).or_insert(Span {
+                    from: hold.taken,
+                    to: hold.taken,
+                });
+                span.to = hold.taken + lasts;
+                explained.lasted = explained.lasted.max(span.to - span.from);
                 explained.times += 1;
                 explained.leases += u64::from(!std::mem::replace(is_counted, true));
                 explained.longest = explained.longest.max(lasts);
