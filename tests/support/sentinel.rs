@@ -444,12 +444,18 @@ impl Sentinel {
 
     /// Whether it takes the primary for well, and does not replace it just now.
     fn is_calm(&self) -> bool {
+        self.flags() == "master"
+    }
+
+    /// What it says of the primary: `master`, and more if it is down or being replaced. Empty: it says nothing.
+    pub fn flags(&self) -> String {
         let told = self.try_cmd(&["SENTINEL", "MASTER", Watched::SERVICE]);
-        let told = told.and_then(|told| {
-            let told: std::collections::HashMap<String, String> = redis::from_redis_value(told)?;
-            Ok(told.get("flags").is_some_and(|flags| flags == "master"))
+        let told = told.ok().and_then(|told| {
+            let told: std::collections::HashMap<String, String> =
+                redis::from_redis_value(told).ok()?;
+            told.get("flags").cloned()
         });
-        told.unwrap_or(false)
+        told.unwrap_or_default()
     }
 
     fn knows_all(&self) -> bool {
