@@ -86,9 +86,12 @@ impl Hold {
         let proofs = self.proofs.iter();
         let standing =
             proofs.filter(move |(seen, deadline)| *seen <= during.to && *deadline > during.from);
-        standing.map(move |(seen, deadline)| Span {
-            from: deadline.saturating_sub(longest_ttl).min(*seen),
-            to: *seen,
+        standing.map(move |(seen, deadline)| {
+            let from = deadline.saturating_sub(longest_ttl);
+            Span {
+                from,
+                to: from.max(*seen),
+            }
         })
     }
 }
