@@ -175,6 +175,27 @@ fn a_lease_that_was_proved_again_after_a_loss_is_no_forgotten_one() {
     }
 }
 
+/// Each proof by which it stood counts: that it was renewed elsewhere later excuses nothing. And one by which it stood no
+/// more counts no longer.
+#[test]
+fn every_proof_by_which_a_lease_stood_is_to_be_explained() {
+    for (renewed, taken, breaches) in [(150, 140, 1), (100, 210, 0)] {
+        // Won before the loss, the other one between two.
+        let mut reigns = Reigns::of_the_only_ones(1);
+        reigns.flushed(0, span(180, 181));
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 100, 200));
+        holds.until(child(0), 1, renewed + 90, renewed + 150);
+        let other = Hold::new(child(1), 2, taken, taken + 100);
+        holds.taken(1, "key".to_owned(), other);
+        holds.ended(child(0), 1, 245);
+        holds.ended(child(1), 1, 260);
+        let verdict = holds.judge(&HashMap::new(), &reigns.losses(TTL), TTL);
+        let found = (verdict.overlaps.len() as u64, explained(&verdict));
+        assert_eq!(found, (breaches, 1 - breaches), "{renewed}: {verdict:?}");
+    }
+}
+
 /// However many prolong it: what the one knew is over a ttl after it gave the last lease.
 #[test]
 fn no_overlap_is_explained_by_a_loss_that_is_longer_ago_than_a_ttl() {
@@ -289,6 +310,12 @@ fn a_server_that_comes_back_knows_what_it_had_kept() {
     let turns = [(0, 1, 40, 90, 140), (1, 2, 62, 70, 162)];
     assert_eq!(explained(&judge(&turns, &[], &lost)), 1);
     assert_eq!(judge(&turns, &[], &again(false)).overlaps.len(), 1);
+    // And can be made to forget it as before.
+    let mut reigns = Reigns::of_the_only_ones(1);
+    reigns.killed(0, 50);
+    reigns.answered(0, span(60, 60), true);
+    reigns.flushed(0, span(61, 62));
+    assert_eq!(explained(&judge(&turns, &[], &reigns.losses(TTL))), 1);
 }
 
 /// Asked to, a node waits until the next has all: there two at a time are never explained. Nor is it by what befalls

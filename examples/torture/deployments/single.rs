@@ -2,7 +2,9 @@
 
 use super::wires::Wires;
 use super::{Deployment, Leftovers, Servers, StoredLock, leftovers, servers, stored_locks};
+use crate::judge::Span;
 use crate::judge::reigns::Reigns;
+use crate::log::now;
 use crate::plan::Stroke;
 use crate::support::{Program, RedisServer};
 
@@ -29,6 +31,10 @@ impl Servers for Single {
 
     fn end(&mut self, stroke: &Stroke) {
         servers::end(&mut self.server, stroke);
+        // It is the only one, and there again.
+        let now = now();
+        let here = Span { from: now, to: now };
+        self.reigns.answered(0, here, true);
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {
