@@ -360,6 +360,49 @@ fn a_half_close_ends_one_way_and_leaves_the_other() {
     talk(&mut fresh, "PING", "+PONG\r\n");
 }
 
+/// As a sentinel, a node and a redirect tell it, and nowhere else; also where the network has cut it in two.
+#[test]
+fn clients_are_told_the_ports_of_proxies() {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = Proxy::to_port(server.local_addr().unwrap().port());
+    proxy.redirect(vec![(20_001, 29_991), (20_002, 29_992)]);
+    let mut client = connect(proxy.port());
+    let (mut stream, _) = server.accept().unwrap();
+    for (sent, heard) in [
+        (
+            &["*2\r\n$9\r\n127.0.0.1\r\n$5\r\n20001\r\n"][..],
+            "*2\r\n$9\r\n127.0.0.1\r\n$5\r\n29991\r\n",
+        ),
+        (
+            &["$4\r\nport\r\n:20002\r\n$4\r\nhost\r\n"],
+            "$4\r\nport\r\n:29992\r\n$4\r\nhost\r\n",
+        ),
+        (
+            &["-MOVED 77 127.0.0.1:2", "0001\r", "\n"],
+            "-MOVED 77 127.0.0.1:29991\r\n",
+        ),
+        (&["$5\r\n", "200", "02\r\n"], "$5\r\n29992\r\n"),
+        // Others' ports, and other numbers.
+        (
+            &["-ASK 1 127.0.0.1:20003\r\n"],
+            "-ASK 1 127.0.0.1:20003\r\n",
+        ),
+        (
+            &[":20001\r\n$6\r\n200011\r\n"],
+            ":20001\r\n$6\r\n200011\r\n",
+        ),
+    ] {
+        for piece in sent {
+            stream.write_all(piece.as_bytes()).unwrap();
+            std::thread::yield_now();
+        }
+        hear(&mut client, heard);
+    }
+    // What clients say is left alone.
+    client.write_all(b"$5\r\n20001\r\n").unwrap();
+    hear(&mut stream, "$5\r\n20001\r\n");
+}
+
 #[test]
 fn a_proxy_can_be_aimed_at_another_server() {
     let (one, two) = (RedisServer::start(), RedisServer::start());

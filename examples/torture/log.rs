@@ -30,8 +30,8 @@ pub(crate) enum Line {
         at: u64,
         deadline: u64,
     },
-    /// Its deadline has moved.
-    Until { lease: u64, deadline: u64 },
+    /// Its deadline was seen to have moved.
+    Until { lease: u64, at: u64, deadline: u64 },
     /// The work saw its end: it is about to release it, or was told of the loss, or is being dropped.
     Ended { lease: u64, at: u64 },
     /// Somebody begins to wait, for `limit` ns at most.
@@ -58,7 +58,11 @@ impl fmt::Display for Line {
                 at,
                 deadline,
             } => write!(f, "taken {lease} {key} {token} {at} {deadline}"),
-            Self::Until { lease, deadline } => write!(f, "until {lease} {deadline}"),
+            Self::Until {
+                lease,
+                at,
+                deadline,
+            } => write!(f, "until {lease} {at} {deadline}"),
             Self::Ended { lease, at } => write!(f, "ended {lease} {at}"),
             Self::Waits { wait, at, limit } => write!(f, "waits {wait} {at} {limit}"),
             Self::Waited { wait, at, how } => write!(f, "waited {wait} {at} {how}"),
@@ -90,7 +94,8 @@ impl Line {
             },
             "until" => Self::Until {
                 lease: number(0)?,
-                deadline: number(1)?,
+                at: number(1)?,
+                deadline: number(2)?,
             },
             "ended" => Self::Ended {
                 lease: number(0)?,
@@ -246,6 +251,7 @@ impl Hold {
         if lease.is_valid() && self.deadline.swap(deadline, Ordering::Relaxed) != deadline {
             self.log.write(&Line::Until {
                 lease: self.number,
+                at: now(),
                 deadline,
             });
         }

@@ -16,7 +16,7 @@
 //! | `log.rs` | what does it write down? |
 //! | `resource.rs` | what do the callers write to, and what does it refuse? |
 //! | `deployments/` | which servers are there, what can befall them, and what do they promise? |
-//! | `run.rs`, `children.rs` | how do they all come together? |
+//! | `run.rs`, `children.rs`, `row.rs` | how do they all come together? |
 //! | `judge/` | what was seen that must not be? |
 //! | `report.rs` | what came out? |
 
@@ -30,6 +30,7 @@ mod log;
 mod plan;
 mod report;
 mod resource;
+mod row;
 mod run;
 #[path = "../../tests/support/mod.rs"]
 mod support;
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     if plan_only {
-        for stroke in wish.plan(&deployment.faults()) {
+        for stroke in wish.plan() {
             say(stroke);
         }
         return ExitCode::SUCCESS;

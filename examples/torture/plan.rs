@@ -47,21 +47,26 @@ pub(crate) enum Kind {
     ServerStop,
     /// `SENTINEL FAILOVER`: the last that was held may be forgotten. `CLUSTER FAILOVER`: nothing is.
     FailOver,
-    /// SIGKILL to the primary: the same, once the sentinels see it; it comes back as a replica.
+    /// SIGKILL to the primary until another has taken its place, where the last may be forgotten; then it comes back as a
+    /// replica.
     PrimaryKill,
     /// SIGSTOP and SIGCONT of a majority of a quorum's servers.
     MajorityStop,
     /// A majority of a quorum's servers is killed, and starts again with its data.
     MajorityKill,
-    /// SIGSTOP to a primary until its replica has taken its place: the same; then SIGCONT.
+    /// SIGSTOP to a primary until another has taken its place: the same; then SIGCONT, and it believes to be one still.
     PrimaryStop,
     /// The slot of a key goes to another primary, and is half-way for a while.
     SlotMove,
+    /// SIGSTOP and SIGCONT of a sentinel, or of two.
+    SentinelStop,
+    /// A sentinel is killed, or two are, and starts again.
+    SentinelKill,
 }
 
 impl Kind {
-    /// What can befall a deployment of one server. What is in this list, and in which order, makes the plan of a seed.
-    pub(crate) const ON_ONE_SERVER: [Self; 19] = [
+    /// What can befall every deployment: children, the wires to their servers, and a server.
+    pub(crate) const EVERYWHERE: [Self; 19] = [
         Self::Kill,
         Self::Leave,
         Self::Stop,
@@ -83,63 +88,36 @@ impl Kind {
         Self::ServerStop,
     ];
 
-    /// What can befall one whose primary changes. Children and sentinels have no wire to be broken here.
-    pub(crate) const UNDER_SENTINELS: [Self; 10] = [
-        Self::Kill,
-        Self::Leave,
-        Self::Stop,
-        Self::LongStop,
-        Self::Flood,
-        Self::Drop,
-        Self::ClientKill,
-        Self::ScriptFlush,
+    /// And what one whose primary changes.
+    const UNDER_SENTINELS: [Self; 5] = [
         Self::FailOver,
         Self::PrimaryKill,
+        Self::PrimaryStop,
+        Self::SentinelStop,
+        Self::SentinelKill,
     ];
 
-    /// What can befall several servers that know nothing of each other: some of them at a time, or more.
-    pub(crate) const IN_A_QUORUM: [Self; 21] = [
-        Self::Kill,
-        Self::Leave,
-        Self::Stop,
-        Self::LongStop,
-        Self::Cut,
-        Self::Refuse,
-        Self::Delay,
-        Self::HalfClose,
-        Self::Blackhole,
-        Self::Stall,
-        Self::Flood,
-        Self::Drop,
-        Self::ClientKill,
-        Self::ClientPause,
-        Self::ScriptFlush,
-        Self::FlushAll,
-        Self::RestartKept,
-        Self::RestartEmpty,
-        Self::ServerStop,
-        Self::MajorityStop,
-        Self::MajorityKill,
-    ];
+    /// And what several servers that know nothing of each other.
+    const IN_A_QUORUM: [Self; 2] = [Self::MajorityStop, Self::MajorityKill];
 
-    /// What can befall a cluster. Its nodes have one address for all children, so there is no wire of a child's own.
-    pub(crate) const IN_A_CLUSTER: [Self; 15] = [
-        Self::Kill,
-        Self::Leave,
-        Self::Stop,
-        Self::LongStop,
-        Self::Flood,
-        Self::Drop,
-        Self::ClientKill,
-        Self::ClientPause,
-        Self::ScriptFlush,
-        Self::RestartKept,
-        Self::ServerStop,
+    /// And what several that do.
+    const IN_A_CLUSTER: [Self; 4] = [
         Self::FailOver,
         Self::PrimaryKill,
         Self::PrimaryStop,
         Self::SlotMove,
     ];
+
+    /// What can befall a deployment. What is in this list, and in which order, makes the plan of a seed.
+    pub(crate) fn of(deployment: &str) -> Vec<Self> {
+        let more: &[Self] = match deployment {
+            "sentinel" => &Self::UNDER_SENTINELS,
+            "quorum" => &Self::IN_A_QUORUM,
+            "cluster" => &Self::IN_A_CLUSTER,
+            _ => &[],
+        };
+        [&Self::EVERYWHERE, more].concat()
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -168,6 +146,8 @@ impl Kind {
             Self::MajorityKill => "majority killed",
             Self::PrimaryStop => "primary stopped, replaced",
             Self::SlotMove => "slot moved",
+            Self::SentinelStop => "sentinels silent",
+            Self::SentinelKill => "sentinels killed",
         }
     }
 
@@ -193,13 +173,12 @@ impl Kind {
             Self::ClientPause => (20, 800),
             Self::RestartKept | Self::RestartEmpty => (0, 500),
             Self::ServerStop => (50, 1_500),
-            // About as long as the sentinels take: whoever undoes it waits for them.
-            Self::FailOver => (2_000, 3_000),
-            Self::PrimaryKill => (4_000, 5_000),
+            // Less than it takes: whoever undoes it waits for the other to be there.
+            Self::FailOver | Self::PrimaryKill | Self::PrimaryStop => (1_500, 2_500),
             Self::MajorityStop => (50, 1_500),
             Self::MajorityKill => (0, 500),
-            Self::PrimaryStop => (4_000, 5_000),
             Self::SlotMove => (50, 1_000),
+            Self::SentinelStop | Self::SentinelKill => (50, 2_500),
         };
         dice.between(low, high)
     }
@@ -229,6 +208,11 @@ pub(crate) struct Stroke {
 }
 
 impl Stroke {
+    /// By which a deployment chooses whatever the kind leaves open.
+    pub(crate) fn number(&self) -> usize {
+        usize::try_from(self.delay).expect("a few ms")
+    }
+
     pub(crate) fn end(&self) -> u64 {
         self.at + self.lasts
     }

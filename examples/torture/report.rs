@@ -22,6 +22,8 @@ pub(crate) struct Report {
     pub(crate) holds: holds::Verdict,
     pub(crate) waits: Waits,
     pub(crate) linear: linear::Verdict,
+    /// How often another became the primary.
+    pub(crate) changes: u64,
     pub(crate) recoveries: BTreeMap<Kind, Recovery>,
     /// Writes that the resource took, and asks that it refused.
     pub(crate) writes: u64,
@@ -91,8 +93,21 @@ impl fmt::Display for Report {
         row(f, "leases", &holds.leases)?;
         row(f, "hand-overs between processes", &holds.hand_overs)?;
         row(f, "taken when they were over", &holds.dead_on_arrival)?;
-        row(f, "overlaps of forgotten leases", &holds.explained)?;
+        let explained: u64 = holds.explained.values().map(|it| it.times).sum();
+        row(f, "overlaps of forgotten leases", &explained)?;
+        for (cause, explained) in &holds.explained {
+            let (longest, lasted) = (explained.longest, explained.lasted);
+            let told = format!(
+                "{} of {} leases, {:.1?} at most, within {:.1?}",
+                explained.times,
+                explained.leases,
+                Duration::from_nanos(longest),
+                Duration::from_nanos(lasted)
+            );
+            row(f, &format!("  {}", cause.name()), &told)?;
+        }
         row(f, "work not yet told of a shutdown", &holds.after_shutdown)?;
+        row(f, "primaries replaced", &self.changes)?;
         row(f, "writes taken by the resource", &self.writes)?;
         row(f, "stale asks refused by it", &self.refused)?;
         let late = format!(

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use crate::callers::{KEYS, TTL};
 use crate::child::Order;
 use crate::children::Process;
-use crate::deployments::{Deployment, Leftovers, StoredLock};
+use crate::deployments::wires::Wires;
+use crate::deployments::{Deployment, Leftovers, Servers, StoredLock};
 use crate::judge::holds::{Hold, Holds};
 use crate::judge::recovery::{Struck, recoveries};
 use crate::judge::waits::Waits;
@@ -19,6 +20,7 @@ use crate::log::{Line, now};
 use crate::plan::{Kind, Stroke, plan};
 use crate::report::Report;
 use crate::resource::{self, Resource};
+use crate::row::{News, Row};
 
 /// How many children work at a time.
 pub(crate) const SLOTS: usize = 4;
@@ -48,16 +50,17 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    /// Which kinds there are, the deployment says.
-    pub(crate) fn plan(&self, kinds: &[Kind]) -> Vec<Stroke> {
-        plan(self.seed, self.length.as_millis() as u64, kinds, SLOTS)
+    pub(crate) fn plan(&self) -> Vec<Stroke> {
+        let kinds = Kind::of(&self.deployment);
+        plan(self.seed, self.length.as_millis() as u64, &kinds, SLOTS)
     }
 }
 
 /// Everything that a run is made of.
 struct Run {
     wish: Wish,
-    deployment: Box<dyn Deployment>,
+    wires: Wires,
+    row: Option<Row>,
     folder: TempDir,
     children: Vec<Process>,
     /// When a child was stopped that is so still.
@@ -66,18 +69,13 @@ struct Run {
     holds: Holds,
     waits: Waits,
     struck: Vec<Struck>,
-    /// Since when a fault lasts that forgets what was held.
-    forgetting: Option<u64>,
-    losses: Vec<Span>,
-    /// Faults in which a server says nothing.
-    silent: u32,
     /// Since when the same owner is seen at a key.
     seen: Vec<(StoredLock, Instant)>,
     report: Report,
 }
 
 /// Runs it, and gives what came out.
-pub(crate) fn run(wish: &Wish, deployment: Box<dyn Deployment>) -> Report {
+pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     let folder = TempDir::with_prefix("torture-").expect("a temporary folder");
     let (windows, inbox) = mpsc::channel::<linear::Window>();
     // The tester goes one call deeper for every step of a window.
@@ -95,7 +93,8 @@ pub(crate) fn run(wish: &Wish, deployment: Box<dyn Deployment>) -> Report {
 
     let mut run = Run {
         wish: wish.clone(),
-        deployment,
+        wires: deployment.wires,
+        row: Some(Row::of(deployment.servers)),
         folder,
         children: Vec::new(),
         stopped: [None; SLOTS],
@@ -103,9 +102,6 @@ pub(crate) fn run(wish: &Wish, deployment: Box<dyn Deployment>) -> Report {
         holds: Holds::default(),
         waits: Waits::new(LATENESS.as_nanos() as u64),
         struck: Vec::new(),
-        forgetting: None,
-        losses: Vec::new(),
-        silent: 0,
         seen: Vec::new(),
         report: Report::default(),
     };
@@ -115,19 +111,19 @@ pub(crate) fn run(wish: &Wish, deployment: Box<dyn Deployment>) -> Report {
     }
     run.torture();
     run.calm();
-    run.part();
-    run.judge(checker)
+    let servers = run.part();
+    run.judge(checker, &*servers)
 }
 
 impl Run {
     fn spawn(&self, slot: usize, generation: u64) -> Process {
-        let urls = self.deployment.urls(slot);
+        let urls = self.wires.urls(slot);
         let child = Child { slot, generation };
         Process::spawn(child, self.wish.seed, self.folder.path(), urls)
     }
 
     fn torture(&mut self) {
-        let plan = self.wish.plan(&self.deployment.faults());
+        let plan = self.wish.plan();
         // What takes no time begins before it ends.
         let mut events: Vec<(u64, bool, Stroke)> = Vec::new();
         for stroke in plan {
@@ -153,6 +149,13 @@ impl Run {
                 false => self.end(&stroke),
             }
         }
+        while !self.row().is_calm() {
+            self.work_until(Instant::now() + LOOK_EVERY, &mut |_| {});
+        }
+    }
+
+    fn row(&mut self) -> &mut Row {
+        self.row.as_mut().expect("it goes on until all is over")
     }
 
     fn calm(&mut self) {
@@ -171,10 +174,16 @@ impl Run {
         let (mut look, mut say) = (Instant::now(), Instant::now() + SAY_EVERY);
         while Instant::now() < until {
             each(self);
+            while let Some(news) = self.row().news() {
+                match news {
+                    News::Ended(stroke, at) => self.ended(&stroke, at),
+                    News::Looked(locks) => self.look_at(locks),
+                }
+            }
             if Instant::now() >= look {
                 look = Instant::now() + LOOK_EVERY;
                 (0..SLOTS).for_each(|slot| self.follow(slot));
-                self.look_at_locks();
+                self.row().look();
             }
             if Instant::now() >= say {
                 say += SAY_EVERY;
@@ -188,10 +197,6 @@ impl Run {
 
     fn begin(&mut self, stroke: &Stroke) {
         let at = now();
-        self.silent += u32::from(is_silent(stroke.kind));
-        if !self.deployment.excludes(stroke.kind) {
-            self.forgetting = Some(at);
-        }
         let slot = stroke.slot;
         match stroke.kind {
             Kind::Kill => {
@@ -204,7 +209,8 @@ impl Run {
             }
             Kind::Leave => self.children[slot].tell(Order::Stop),
             Kind::Flood | Kind::Drop => self.children[slot].tell(Order::Flood),
-            _ => self.deployment.begin(stroke),
+            kind if kind.is_of_a_child() => self.wires.begin(stroke),
+            _ => self.row().begin(*stroke),
         }
     }
 
@@ -228,17 +234,16 @@ impl Run {
                 self.waits.stopped(self.children[slot].child, span);
             }
             Kind::Drop => self.children[slot].tell(Order::Drop),
-            _ => self.deployment.end(stroke),
+            kind if kind.is_of_a_child() => self.wires.end(stroke),
+            _ => return self.row().end(*stroke),
         }
-        let at = now();
-        self.silent -= u32::from(is_silent(stroke.kind));
-        if !self.deployment.excludes(stroke.kind) {
-            let from = self.forgetting.take().expect("it began");
-            self.losses.push(Span { from, to: at });
-        }
+        self.ended(stroke, now());
+    }
+
+    fn ended(&mut self, stroke: &Stroke, at: u64) {
         self.struck.push(Struck {
             kind: stroke.kind,
-            slot,
+            slot: stroke.slot,
             to: at,
         });
         // Who holds what may be another's now, by the same name or not.
@@ -262,7 +267,11 @@ impl Run {
                     let hold = Hold::new(child, token, at, deadline);
                     self.holds.taken(lease, key, hold);
                 }
-                Line::Until { lease, deadline } => self.holds.until(child, lease, deadline),
+                Line::Until {
+                    lease,
+                    at,
+                    deadline,
+                } => self.holds.until(child, lease, at, deadline),
                 Line::Ended { lease, at } => self.holds.ended(child, lease, at),
                 Line::Waits { wait, at, limit } => self.waits.begins(child, wait, at, limit),
                 Line::Waited { wait, at, how } => self.waits.ends(child, wait, at, &how),
@@ -292,12 +301,12 @@ impl Run {
         self.waits.died(child, at);
     }
 
-    fn look_at_locks(&mut self) {
-        if self.silent > 0 {
+    fn look_at(&mut self, locks: Option<Vec<StoredLock>>) {
+        let Some(locks) = locks else {
             return;
-        }
+        };
         let mut seen = Vec::new();
-        for lock in self.deployment.locks() {
+        for lock in locks {
             if lock.left.is_none_or(|left| left > TTL) {
                 let text = format!("{}: {:?} is left of its ttl", lock.key, lock.left);
                 self.report.stuck.push(text);
@@ -339,21 +348,24 @@ impl Run {
     // ---- the end
 
     /// Everybody shuts down while all are at work; then nothing may be left.
-    fn part(&mut self) {
+    fn part(&mut self) -> Box<dyn Servers> {
         for child in &mut self.children {
             child.tell(Order::Stop);
         }
         let since = now();
         (0..SLOTS).for_each(|slot| self.see_off(slot, since));
+        let row = self.row.take().expect("it went on until now");
+        let mut servers = row.join();
         // A release that got no answer leaves the key to its ttl.
         let begin = Instant::now();
         self.report.leftovers = loop {
-            let leftovers = self.deployment.leftovers();
+            let leftovers = servers.leftovers();
             if leftovers == Leftovers::default() || begin.elapsed() > TTL + Duration::from_secs(1) {
                 break leftovers;
             }
             std::thread::sleep(STEP);
         };
+        servers
     }
 
     /// Waits for a child to end that was told to.
@@ -379,7 +391,11 @@ impl Run {
         self.died(slot);
     }
 
-    fn judge(mut self, checker: std::thread::JoinHandle<linear::Verdict>) -> Report {
+    fn judge(
+        mut self,
+        checker: std::thread::JoinHandle<linear::Verdict>,
+        servers: &dyn Servers,
+    ) -> Report {
         let accepted = {
             let mut resource = resource::lock(&self.resource);
             self.report.writes = resource.writes;
@@ -388,7 +404,9 @@ impl Run {
         };
         self.report.linear = checker.join().expect("the checker has not panicked");
         let ttl = TTL.as_nanos() as u64;
-        self.report.holds = self.holds.judge(&accepted, &self.losses, ttl);
+        let reigns = servers.reigns();
+        self.report.changes = reigns.changes() as u64;
+        self.report.holds = self.holds.judge(&accepted, &reigns.losses(ttl), ttl);
         self.report.recoveries = recoveries(&self.struck, &self.holds.arrivals());
         self.report.waits = self.waits;
         if !self.report.is_clean() {
@@ -397,21 +415,4 @@ impl Run {
         }
         self.report
     }
-}
-
-/// Whether the parent cannot look into a server meanwhile.
-fn is_silent(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::ClientPause
-            | Kind::RestartKept
-            | Kind::RestartEmpty
-            | Kind::ServerStop
-            | Kind::FailOver
-            | Kind::PrimaryKill
-            | Kind::MajorityStop
-            | Kind::MajorityKill
-            | Kind::PrimaryStop
-            | Kind::SlotMove
-    )
 }

@@ -116,6 +116,42 @@ async fn the_sentinels_change_the_primary_at_will() {
     scene.ends_well(watched.primary()).await;
 }
 
+/// A sentinel that leads a fail-over names the new primary as soon as that is one, and tells the other sentinels; that it
+/// is over it tells when the other replicas follow, a second or more later. Those who waited for that stayed at the old
+/// primary, while others, who ask another sentinel, were at the new: two at a time had the same key, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_leave_when_another_is_promoted_and_not_when_the_fail_over_is_over() {
+    let watched = Watched::start();
+    let scene = Scene::set(&watched).await;
+    watched.wait_until_replicated();
+    // Whichever is promoted, the other does not come to follow it, which keeps the fail-over from its end.
+    for server in &watched.servers {
+        server.cmd(&["CONFIG", "SET", "masterauth", "nobody asks for one"]);
+    }
+    // Both ask this one, unless it fails; who is told to begin is who leads.
+    let old = watched.primary_index();
+    let leader = &watched.sentinels[0];
+    let begun = leader.try_cmd(&["SENTINEL", "FAILOVER", Watched::SERVICE]);
+    assert_eq!(begun.unwrap(), redis::Value::Okay);
+    wait_until("the leader names another", FAIL_OVER, || {
+        watched.primary_index() != old
+    })
+    .await;
+    wait_until("both have left the old one", BOUND, || {
+        callers(&watched.servers[old]) == 0
+    })
+    .await;
+    let flags = leader.flags();
+    assert!(flags.contains("failover_in_progress"), "{flags}");
+    for server in &watched.servers {
+        // Whoever changed roles may have ended the harness's connection.
+        server.role();
+        server.cmd(&["CONFIG", "SET", "masterauth", ""]);
+    }
+    watched.wait_until_promoted(old);
+    scene.ends_well(watched.primary()).await;
+}
+
 /// What only the old primary had is forgotten: the holder is told at its reconnect, long before its deadline, and who
 /// waits gets the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,6 +8,7 @@
 //! | `keeper.rs` | who ends the server, however the test ends? |
 //! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the wire between a client and a server? |
+//! | `redirect.rs` | how does a client come to a proxy whose address servers tell it? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
 //! | `ports.rs` | which port may a test listen on? |
@@ -28,6 +29,7 @@ mod ports;
 mod process;
 mod program;
 mod proxy;
+mod redirect;
 mod rights;
 mod sentinel;
 mod server;

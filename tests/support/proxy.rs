@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 
 use super::RedisServer;
 use super::ports::Port;
+use super::redirect::Redirect;
 
 /// Which of the two directions a switch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +137,14 @@ impl Proxy {
         self.order(Change::Rules(Box::new(move |rules| rules.target = target)));
     }
 
+    /// Where the server tells its clients where others are (sentinels of a primary, nodes of each other), they are told
+    /// the second of a pair of ports for the first: so that they come by a proxy there as well. For connections yet to
+    /// come.
+    pub fn redirect(&self, ports: Vec<(u16, u16)>) {
+        let ports = ports.into();
+        self.order(Change::Rules(Box::new(move |rules| rules.ports = ports)));
+    }
+
     /// Connections that stand, even half.
     pub fn connections(&self) -> u64 {
         self.counts.standing.load(Ordering::SeqCst)
@@ -248,6 +257,8 @@ struct Rules {
     target: u16,
     /// What subscribers of the first so many connections say or hear vanishes.
     lost: u64,
+    /// What clients are told instead of which port.
+    ports: Arc<[(u16, u16)]>,
     ways: [Rule; 2],
 }
 
@@ -256,6 +267,7 @@ impl Rules {
         Self {
             target,
             lost: 0,
+            ports: Arc::new([]),
             ways: Default::default(),
         }
     }
@@ -427,6 +439,9 @@ async fn read(
     mut rules: watch::Receiver<Rules>,
 ) {
     let mut buffer = vec![0; 64 * 1024];
+    let mut redirect = (way == Single::ToClient)
+        .then(|| Redirect::to(rules.borrow().ports.clone()))
+        .flatten();
     loop {
         let read = tokio::select! {
             biased;
@@ -435,8 +450,12 @@ async fn read(
             read = source.read(&mut buffer) => read.unwrap_or(0),
         };
         let delay = rules.borrow()[way].delay;
+        let bytes = (read > 0).then(|| buffer[..read].to_vec());
         let chunk = Chunk {
-            bytes: (read > 0).then(|| buffer[..read].to_vec()),
+            bytes: match (bytes, &mut redirect) {
+                (Some(bytes), Some(redirect)) => Some(redirect.apply(&bytes)),
+                (bytes, _) => bytes,
+            },
             due: (!delay.is_zero()).then(|| tokio::time::Instant::now() + delay),
         };
         // The other end may be gone, which ends this way as well.

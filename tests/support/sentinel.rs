@@ -46,22 +46,31 @@ impl Watched {
         Self::start_with(None)
     }
 
+    /// The servers keep their data when they are killed.
+    pub fn keeping_data() -> Self {
+        // As `RedisServerBuilder::keep_data` has it.
+        Self::start_as(None, None, &["appendonly yes", "appendfsync no"])
+    }
+
     pub fn start_with(passwords: Option<Passwords>) -> Self {
-        Self::start_as(passwords, None)
+        Self::start_as(passwords, None, &[])
     }
 
     /// All of them speak TLS to each other and to clients, and show this.
     pub fn start_over_tls(tls: &Tls) -> Self {
-        Self::start_as(None, Some(tls))
+        Self::start_as(None, Some(tls), &[])
     }
 
-    fn start_as(passwords: Option<Passwords>, tls: Option<&Tls>) -> Self {
+    fn start_as(passwords: Option<Passwords>, tls: Option<&Tls>, config: &[&str]) -> Self {
         let server = |primary: Option<u16>| {
             let mut server = RedisServer::builder()
                 // The first replica to come would else wait for others.
                 .config("repl-diskless-sync-delay 0")
                 // A replica sees early that its primary has gone.
                 .config("repl-ping-replica-period 1");
+            for line in config {
+                server = server.config(*line);
+            }
             if let Some(Passwords { server: secret, .. }) = passwords {
                 server = server
                     .config(format!("requirepass {secret}"))
@@ -166,6 +175,78 @@ impl Watched {
         self.servers[index].cmd(&["REPLICAOF", "127.0.0.1", &primary]);
     }
 
+    /// Whom each sentinel that answers takes for the primary, two at least. `None`: they differ, or fewer answer.
+    pub fn told(&self) -> Option<usize> {
+        let mut told = self.sentinels.iter().filter_map(Sentinel::try_primary);
+        let port = told.next()?;
+        let others: Vec<_> = told.collect();
+        if others.is_empty() || others.iter().any(|other| *other != port) {
+            return None;
+        }
+        self.servers.iter().position(|it| it.port() == port)
+    }
+
+    /// Whether a server says so itself, which it may not while it is stopped.
+    pub fn is_primary(&self, index: usize) -> bool {
+        self.servers[index].try_role().as_deref() == Some("master")
+    }
+
+    /// Has the sentinels replace the primary, when all is well; nobody waits until they have.
+    pub fn order_fail_over(&self) {
+        wait_until_blocking("a fail-over can be begun", 2 * FAIL_OVER, || {
+            self.settle();
+            // "-NOGOODSLAVE", "-INPROG": not yet.
+            let told = self.sentinels[0].try_cmd(&["SENTINEL", "FAILOVER", Self::SERVICE]);
+            told.is_ok_and(|told| told == Value::Okay)
+        });
+    }
+
+    /// Starts a server again as it was when it was killed: as a primary, or as a replica of that one.
+    pub fn restart(&mut self, index: usize, primary: Option<usize>) {
+        let port = primary.map(|primary| self.servers[primary].port());
+        let line = port.map(|port| format!("replicaof 127.0.0.1 {port}"));
+        self.servers[index].reconfigure("replicaof", line);
+        self.servers[index].restart();
+    }
+
+    /// Until all sentinels agree on a primary and see nothing amiss, and the others are its replicas. Which one that is
+    /// does not matter: sentinels that were told to replace one may have changed their mind, and others may not have
+    /// waited to be told. Whoever is left as a second primary is made a replica.
+    pub fn settle(&self) -> usize {
+        let mut settled = None;
+        wait_until_blocking("all agree on a primary", 2 * FAIL_OVER, || {
+            settled = self.told().filter(|primary| {
+                self.is_primary(*primary)
+                    && self.demote_others(*primary)
+                    && self.sentinels.iter().all(Sentinel::is_calm)
+                    && self.servers[*primary]
+                        .try_cmd(&["INFO", "replication"])
+                        .is_ok_and(|info| {
+                            let info = String::from_redis_value(info).unwrap_or_default();
+                            info.matches("state=online").count() == 2
+                        })
+            });
+            settled.is_some()
+        });
+        settled.expect("waited for")
+    }
+
+    /// Whether all of the others are replicas already.
+    fn demote_others(&self, primary: usize) -> bool {
+        let port = self.servers[primary].port().to_string();
+        let mut are_replicas = true;
+        for other in (0..self.servers.len()).filter(|other| *other != primary) {
+            let server = &self.servers[other];
+            let role = server.try_role();
+            if role.as_deref() == Some("master") {
+                // It ends all connections, also that on which it was told so.
+                let _ = server.try_cmd(&["REPLICAOF", "127.0.0.1", &port]);
+            }
+            are_replicas &= role.as_deref() == Some("slave");
+        }
+        are_replicas
+    }
+
     /// Until the primary has two replicas, whatever else goes on.
     pub fn wait_until_whole(&self) {
         wait_until_blocking("there are two replicas", FAIL_OVER, || {
@@ -203,6 +284,14 @@ impl Watched {
 }
 
 impl RedisServer {
+    /// [`RedisServer::role`] of one that may be away, or just now end all connections.
+    pub fn try_role(&self) -> Option<String> {
+        let Value::Array(told) = self.try_cmd(&["ROLE"]).ok()? else {
+            return None;
+        };
+        redis::from_redis_value(told.into_iter().next()?).ok()
+    }
+
     /// `master` or `slave`. Whoever changes it ends all connections, the harness's too, which is made again here.
     pub fn role(&self) -> String {
         let told = self.try_cmd(&["ROLE"]);
@@ -220,9 +309,9 @@ pub struct Sentinel {
     port: Port,
     /// For others than the harness, if they come by TLS.
     tls: Option<Port>,
-    process: Process,
+    process: Option<Process>,
     password: Option<&'static str>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Sentinel {
@@ -265,22 +354,54 @@ impl Sentinel {
             let sentinel = Self {
                 port,
                 tls: tls_port,
-                process,
+                process: Some(process),
                 password: passwords.map(|it| it.sentinel),
-                _folder: folder,
+                folder,
             };
-            while !sentinel.process.log.wait_for_end(super::LOOK_AGAIN) {
-                assert!(
-                    begin.elapsed() < FAIL_OVER,
-                    "the sentinel does not answer:\n{}",
-                    sentinel.process.log.text()
-                );
-                if sentinel.try_cmd(&["PING"]).is_ok() {
-                    return sentinel;
-                }
+            if sentinel.answers(begin) {
+                return sentinel;
             }
-            let log = sentinel.process.log.text();
-            assert!(log.contains("ddress already in use"), "{log}");
+        }
+    }
+
+    /// Waits until it answers. False: its port is taken.
+    fn answers(&self, begin: Instant) -> bool {
+        let log = &self.process().log;
+        while !log.wait_for_end(super::LOOK_AGAIN) {
+            assert!(
+                begin.elapsed() < FAIL_OVER,
+                "the sentinel does not answer:\n{}",
+                log.text()
+            );
+            if self.try_cmd(&["PING"]).is_ok() {
+                return true;
+            }
+        }
+        let log = log.text();
+        assert!(log.contains("ddress already in use"), "{log}");
+        false
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("the sentinel runs")
+    }
+
+    /// SIGKILL. Returns when the process is gone; its port stays this sentinel's, and refuses connections.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again with all that it knew: a sentinel writes that down.
+    pub fn restart(&mut self) {
+        let begin = Instant::now();
+        loop {
+            self.kill();
+            let folder = self.folder.path();
+            let (name, file) = (folder.join("redis-sentinel"), folder.join("conf"));
+            self.process = Some(Process::spawn(&name, &file, folder));
+            if self.answers(begin) {
+                return;
+            }
         }
     }
 
@@ -292,7 +413,7 @@ impl Sentinel {
     /// SIGSTOP: it lives, and says nothing.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        wait_until_stopped(self.process.pid);
+        wait_until_stopped(self.process().pid);
     }
 
     /// SIGCONT, after [`Sentinel::stop`].
@@ -301,7 +422,7 @@ impl Sentinel {
     }
 
     pub fn log(&self) -> String {
-        self.process.log.text()
+        self.process().log.text()
     }
 
     /// The port of the primary, as it knows it.
@@ -309,6 +430,32 @@ impl Sentinel {
         let (_, port): (String, u16) =
             self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Watched::SERVICE]);
         port
+    }
+
+    /// The same of one that may be away or silent.
+    fn try_primary(&self) -> Option<u16> {
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Watched::SERVICE];
+        let told = self
+            .cmd_within(&question, Duration::from_millis(500))
+            .ok()?;
+        let (_, port): (String, u16) = redis::from_redis_value(told).ok()?;
+        Some(port)
+    }
+
+    /// Whether it takes the primary for well, and does not replace it just now.
+    fn is_calm(&self) -> bool {
+        self.flags() == "master"
+    }
+
+    /// What it says of the primary: `master`, and more if it is down or being replaced. Empty: it says nothing.
+    pub fn flags(&self) -> String {
+        let told = self.try_cmd(&["SENTINEL", "MASTER", Watched::SERVICE]);
+        let told = told.ok().and_then(|told| {
+            let told: std::collections::HashMap<String, String> =
+                redis::from_redis_value(told).ok()?;
+            told.get("flags").cloned()
+        });
+        told.unwrap_or_default()
     }
 
     fn knows_all(&self) -> bool {
@@ -324,10 +471,13 @@ impl Sentinel {
     }
 
     pub fn try_cmd(&self, args: &[&str]) -> redis::RedisResult<Value> {
+        self.cmd_within(args, Duration::from_secs(5))
+    }
+
+    fn cmd_within(&self, args: &[&str], patience: Duration) -> redis::RedisResult<Value> {
         let secret = self.password.map(|it| format!(":{it}@"));
         let secret = secret.unwrap_or_default();
         let url = format!("redis://{secret}127.0.0.1:{}/", self.port.number());
-        let patience = Duration::from_secs(5);
         let mut connection: Connection =
             redis::Client::open(url)?.get_connection_with_timeout(patience)?;
         connection.set_read_timeout(Some(patience))?;
@@ -339,7 +489,7 @@ impl Sentinel {
     }
 
     fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(self.process.pid, signal)
+        rustix::process::kill_process(self.process().pid, signal)
             .expect("it is a child of its keeper until that ends");
     }
 }

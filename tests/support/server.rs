@@ -212,7 +212,19 @@ impl RedisServer {
         self.kill();
     }
 
+    /// From its next start on it has this line instead of all lines that begin with the same word; `None`: none of them.
+    pub fn reconfigure(&mut self, word: &str, line: Option<String>) {
+        self.config
+            .retain(|old| old.split(' ').next() != Some(word));
+        self.config.extend(line);
+    }
+
     // ---- what is in it, seen on a connection of the harness's own
+
+    /// For a connection besides the one that is used here, as the same user.
+    pub fn harness_url(&self) -> String {
+        format!("{}?user={HARNESS}&pass={HARNESS}", self.unix_url())
+    }
 
     /// Sends one command and gives its reply. Blocks for a moment, and panics if the server errs or does not answer.
     pub fn cmd(&self, args: &[&str]) -> Value {
@@ -449,8 +461,8 @@ impl RedisServer {
     }
 
     fn connect(&self) -> RedisResult<Connection> {
-        let url = format!("{}?user={HARNESS}&pass={HARNESS}", self.unix_url());
-        let mut connection = redis::Client::open(url)?.get_connection_with_timeout(PATIENCE)?;
+        let mut connection =
+            redis::Client::open(self.harness_url())?.get_connection_with_timeout(PATIENCE)?;
         connection.set_read_timeout(Some(PATIENCE))?;
         // Answers with an error while the server still loads its data.
         redis::cmd("PING").exec(&mut connection)?;

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use crate::judge::holds::{Hold, Holds, Verdict};
 use crate::judge::linear::{self, Op, Register, Ret, Step, Window};
 use crate::judge::recovery::{Struck, recoveries};
+use crate::judge::reigns::{Cause, Loss, Reigns};
 use crate::judge::waits::Waits;
 use crate::judge::{Child, Span};
 use crate::plan::Kind;
@@ -32,9 +33,24 @@ fn holds(all: &[(usize, u64, u64, u64, u64)]) -> Holds {
     holds
 }
 
-fn judge(all: &[(usize, u64, u64, u64, u64)], accepted: &[u64], losses: &[Span]) -> Verdict {
+fn judge(all: &[(usize, u64, u64, u64, u64)], accepted: &[u64], losses: &[Loss]) -> Verdict {
     let accepted = HashMap::from([("key".to_owned(), accepted.to_vec())]);
     holds(all).judge(&accepted, losses, TTL)
+}
+
+fn span(from: u64, to: u64) -> Span {
+    Span { from, to }
+}
+
+/// All that the only server knew was deleted in this time.
+fn flushed(from: u64, to: u64) -> Vec<Loss> {
+    let mut reigns = Reigns::of_the_only_ones(1);
+    reigns.flushed(0, span(from, to));
+    reigns.losses(TTL)
+}
+
+fn explained(verdict: &Verdict) -> u64 {
+    verdict.explained.values().map(|it| it.times).sum()
 }
 
 fn clean(verdict: &Verdict) -> bool {
@@ -52,7 +68,7 @@ fn turns_one_after_another_are_clean() {
     let verdict = judge(&turns, &[1, 2, 3, 4], &[]);
     assert!(clean(&verdict), "{verdict:?}");
     assert_eq!(
-        (verdict.leases, verdict.hand_overs, verdict.explained),
+        (verdict.leases, verdict.hand_overs, explained(&verdict)),
         (4, 2, 0)
     );
 }
@@ -61,7 +77,7 @@ fn turns_one_after_another_are_clean() {
 fn two_holds_at_once_are_an_overlap() {
     let verdict = judge(&[(0, 1, 0, 20, 100), (1, 2, 19, 30, 120)], &[1, 2], &[]);
     assert_eq!(verdict.overlaps.len(), 1, "{verdict:?}");
-    assert_eq!(verdict.explained, 0);
+    assert_eq!(explained(&verdict), 0);
     // One that lasts through several of another is one each.
     let verdict = judge(
         &[(0, 1, 0, 50, 100), (1, 2, 10, 20, 110), (1, 3, 30, 40, 130)],
@@ -79,7 +95,7 @@ fn beyond_its_deadline_nobody_holds() {
     // As long as it was prolonged it does.
     let mut holds = Holds::default();
     holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
-    holds.until(child(0), 1, 200);
+    holds.until(child(0), 1, 99, 200);
     holds.taken(1, "key".to_owned(), Hold::new(child(1), 2, 150, 250));
     holds.ended(child(0), 1, 500);
     holds.died(child(1), 160);
@@ -104,35 +120,242 @@ fn the_dead_and_those_who_shut_down_hold_nothing() {
 
 #[test]
 fn a_loss_explains_overlaps_of_what_was_held_at_that_moment_alone() {
-    let loss = Span { from: 10, to: 11 };
-    let verdict = judge(&[(0, 1, 0, 50, 100), (1, 2, 12, 30, 112)], &[1, 2], &[loss]);
+    let loss = flushed(10, 11);
+    let verdict = judge(&[(0, 1, 0, 50, 100), (1, 2, 12, 30, 112)], &[1, 2], &loss);
     assert!(clean(&verdict), "{verdict:?}");
-    assert_eq!(verdict.explained, 1);
+    let told = verdict.explained[&Cause::Flushed];
+    assert_eq!((told.times, told.leases, told.longest), (1, 1, 18));
     // Won before the loss, and taken after it.
-    let verdict = judge(&[(1, 2, 12, 30, 112), (0, 1, 13, 50, 105)], &[2], &[loss]);
-    assert_eq!(
-        (verdict.overlaps.len(), verdict.explained),
-        (0, 1),
-        "{verdict:?}"
-    );
-    // Both won long after it.
-    let verdict = judge(
-        &[(0, 1, 200, 250, 300), (1, 2, 212, 230, 320)],
-        &[],
-        &[loss],
-    );
-    assert_eq!(
-        (verdict.overlaps.len(), verdict.explained),
-        (1, 0),
-        "{verdict:?}"
-    );
+    let verdict = judge(&[(1, 2, 12, 30, 112), (0, 1, 13, 50, 105)], &[2], &loss);
+    assert_eq!((verdict.overlaps.len(), explained(&verdict)), (0, 1));
+    for (turns, why) in [
+        (
+            [(0, 1, 200, 250, 300), (1, 2, 212, 230, 320)],
+            "both won long after it",
+        ),
+        (
+            [(0, 1, 12, 50, 112), (1, 2, 14, 30, 114)],
+            "both won just after it",
+        ),
+        (
+            [(0, 1, 0, 9, 100), (1, 2, 5, 30, 105)],
+            "both won before it, and at once before it",
+        ),
+        (
+            [(0, 1, 0, 50, 100), (1, 2, 5, 30, 105)],
+            "both won before it, and at once also after it",
+        ),
+    ] {
+        let verdict = judge(&turns, &[], &loss);
+        let found = (verdict.overlaps.len(), explained(&verdict));
+        assert_eq!(found, (1, 0), "{why}: {verdict:?}");
+    }
+    // Two losses: what was won between them the one does not explain, nor the other.
+    let mut reigns = Reigns::of_the_only_ones(1);
+    reigns.flushed(0, span(10, 11));
+    reigns.flushed(0, span(300, 301));
+    let turns = [(0, 1, 150, 200, 250), (1, 2, 160, 170, 260)];
+    let verdict = judge(&turns, &[], &reigns.losses(TTL));
+    assert_eq!((verdict.overlaps.len(), explained(&verdict)), (1, 0));
+}
+
+/// A lease that was renewed after a loss is known to the server as it is now: from then on nobody else is to have it.
+#[test]
+fn a_lease_that_was_proved_again_after_a_loss_is_no_forgotten_one() {
+    for (proved, breaches) in [(9, 0), (20, 1)] {
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
+        holds.until(child(0), 1, proved, proved + 99);
+        holds.taken(1, "key".to_owned(), Hold::new(child(1), 2, 102, 200));
+        holds.ended(child(0), 1, 106);
+        holds.ended(child(1), 1, 110);
+        let verdict = holds.judge(&HashMap::new(), &flushed(10, 11), TTL);
+        let found = (verdict.overlaps.len() as u64, explained(&verdict));
+        assert_eq!(found, (breaches, 1 - breaches), "{proved}: {verdict:?}");
+    }
+}
+
+/// Each proof by which it stood counts: that it was renewed elsewhere later excuses nothing. And one by which it stood no
+/// more counts no longer.
+#[test]
+fn every_proof_by_which_a_lease_stood_is_to_be_explained() {
+    for (renewed, taken, breaches) in [(150, 140, 1), (100, 210, 0)] {
+        // Won before the loss, the other one between two.
+        let mut reigns = Reigns::of_the_only_ones(1);
+        reigns.flushed(0, span(180, 181));
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 100, 200));
+        holds.until(child(0), 1, renewed + 90, renewed + 150);
+        let other = Hold::new(child(1), 2, taken, taken + 100);
+        holds.taken(1, "key".to_owned(), other);
+        holds.ended(child(0), 1, 245);
+        holds.ended(child(1), 1, 260);
+        let verdict = holds.judge(&HashMap::new(), &reigns.losses(TTL), TTL);
+        let found = (verdict.overlaps.len() as u64, explained(&verdict));
+        assert_eq!(found, (breaches, 1 - breaches), "{renewed}: {verdict:?}");
+    }
+}
+
+/// However many prolong it: what the one knew is over a ttl after it gave the last lease.
+#[test]
+fn no_overlap_is_explained_by_a_loss_that_is_longer_ago_than_a_ttl() {
+    let mut holds = Holds::default();
+    holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
+    // A deadline beyond every ttl since the loss was proved after it, whenever it was seen.
+    holds.until(child(0), 1, 10, 115);
+    holds.taken(1, "key".to_owned(), Hold::new(child(1), 2, 112, 210));
+    holds.ended(child(0), 1, 500);
+    holds.ended(child(1), 1, 500);
+    let verdict = holds.judge(&HashMap::new(), &flushed(10, 11), TTL);
+    assert_eq!((verdict.overlaps.len(), explained(&verdict)), (1, 0));
+}
+
+/// Two servers of one shard, and what their roles were seen to be: which server, when it was asked and answered, whether
+/// it said that it is a primary.
+fn seen(roles: &[(usize, u64, u64, bool)]) -> Reigns {
+    let mut reigns = Reigns::of(vec![0, 0]);
+    for &(server, from, to, is_primary) in roles {
+        reigns.answered(server, span(from, to), is_primary);
+    }
+    reigns
+}
+
+#[test]
+fn two_primaries_explain_one_lease_of_each_and_no_two_of_one() {
+    // The second is one from somewhere between 50 and 55, and the first until 80 to 85.
+    let reigns = seen(&[
+        (0, 0, 1, true),
+        (1, 0, 1, false),
+        (1, 50, 51, false),
+        (1, 54, 55, true),
+        (0, 79, 80, true),
+        (0, 84, 85, false),
+        (0, 200, 201, false),
+    ]);
+    assert_eq!(reigns.changes(), 1);
+    let losses = reigns.losses(TTL);
+    assert_eq!(losses.len(), 1, "{losses:?}");
+    assert_eq!(losses[0].cause, Cause::TwoPrimaries);
+    assert_eq!(losses[0].border(), span(50, 85));
+    for (turns, breaches, why) in [
+        (
+            [(0, 1, 30, 70, 130), (1, 2, 60, 65, 160)],
+            0,
+            "one of each, at the same time",
+        ),
+        (
+            [(1, 2, 60, 140, 160), (0, 1, 70, 130, 170)],
+            0,
+            "the later one perhaps of the old",
+        ),
+        (
+            [(0, 1, 30, 130, 130), (1, 2, 120, 125, 220)],
+            0,
+            "the last of the old, while it lasts",
+        ),
+        (
+            [(0, 1, 30, 49, 130), (1, 2, 40, 45, 140)],
+            1,
+            "both before there was another",
+        ),
+        (
+            [(0, 1, 190, 230, 290), (1, 2, 200, 220, 300)],
+            1,
+            "both after there was one alone again",
+        ),
+    ] {
+        let verdict = judge(&turns, &[], &losses);
+        let found = (verdict.overlaps.len() as u64, explained(&verdict));
+        assert_eq!(found, (breaches, 1 - breaches), "{why}: {verdict:?}");
+    }
+}
+
+/// Where the next is there only when all leases of the dead one are over, nothing overlaps.
+#[test]
+fn a_primary_that_is_dead_for_longer_than_a_ttl_explains_nothing() {
+    let mut reigns = seen(&[(0, 0, 1, true), (1, 0, 1, false)]);
+    reigns.killed(0, 50);
+    // Too late: it was asked when it still lived.
+    reigns.answered(0, span(49, 51), true);
+    reigns.answered(1, span(180, 181), false);
+    reigns.answered(1, span(185, 186), true);
+    reigns.answered(0, span(190, 191), false);
+    assert_eq!(reigns.changes(), 1);
+    assert_eq!(reigns.losses(TTL), []);
+    // Were it faster, the cause would be told.
+    reigns = seen(&[(0, 0, 1, true), (1, 0, 1, false)]);
+    reigns.killed(0, 50);
+    reigns.answered(1, span(60, 61), false);
+    reigns.answered(1, span(65, 66), true);
+    let causes: Vec<_> = reigns.losses(TTL).iter().map(|it| it.cause).collect();
+    assert_eq!(causes, [Cause::Replaced]);
+}
+
+#[test]
+fn a_server_that_comes_back_knows_what_it_had_kept() {
+    let again = |empty: bool| {
+        let mut reigns = seen(&[(0, 0, 1, true), (1, 0, 1, false)]);
+        reigns.killed(0, 50);
+        if empty {
+            reigns.emptied(0);
+        }
+        reigns.answered(0, span(60, 61), true);
+        assert_eq!(reigns.changes(), 0);
+        reigns.losses(TTL)
+    };
+    assert_eq!(again(false), []);
+    let lost = again(true);
+    let causes: Vec<_> = lost.iter().map(|it| it.cause).collect();
+    assert_eq!(causes, [Cause::Emptied]);
+    let turns = [(0, 1, 40, 90, 140), (1, 2, 62, 70, 162)];
+    assert_eq!(explained(&judge(&turns, &[], &lost)), 1);
+    assert_eq!(judge(&turns, &[], &again(false)).overlaps.len(), 1);
+    // And can be made to forget it as before.
+    let mut reigns = Reigns::of_the_only_ones(1);
+    reigns.killed(0, 50);
+    reigns.answered(0, span(60, 60), true);
+    reigns.flushed(0, span(61, 62));
+    assert_eq!(explained(&judge(&turns, &[], &reigns.losses(TTL))), 1);
+}
+
+/// Asked to, a node waits until the next has all: there two at a time are never explained. Nor is it by what befalls
+/// another shard, or a key that is elsewhere.
+#[test]
+fn what_is_handed_over_in_good_order_and_what_is_elsewhere_explains_nothing() {
+    let roles = [
+        (0, 0, 1, true),
+        (1, 40, 41, false),
+        (1, 45, 46, true),
+        (0, 50, 51, false),
+    ];
+    let turns = [(0, 1, 30, 70, 130), (1, 2, 60, 65, 160)];
+    let mut reigns = seen(&roles);
+    assert_eq!(explained(&judge(&turns, &[], &reigns.losses(TTL))), 1);
+    reigns.housed(0, vec![vec!["another".to_owned()]]);
+    assert_eq!(judge(&turns, &[], &reigns.losses(TTL)).overlaps.len(), 1);
+    reigns.housed(35, vec![vec!["key".to_owned()]]);
+    assert_eq!(explained(&judge(&turns, &[], &reigns.losses(TTL))), 1);
+    reigns.handed_over(0, span(30, 55));
+    assert_eq!(reigns.losses(TTL), []);
+    assert_eq!(reigns.changes(), 1);
+    // Its memory goes on: the next loss is one of its own.
+    reigns.answered(0, span(70, 71), false);
+    reigns.answered(0, span(75, 76), true);
+    reigns.answered(1, span(80, 81), false);
+    let verdict = judge(&turns, &[], &reigns.losses(TTL));
+    assert_eq!(verdict.overlaps.len(), 1, "{verdict:?}");
+    let mut reigns = Reigns::of(vec![0, 1]);
+    for (server, from, to, is_primary) in roles {
+        reigns.answered(server, span(from, to), is_primary);
+    }
+    assert_eq!(reigns.losses(TTL), []);
 }
 
 #[test]
 fn a_token_that_goes_back_is_found_whatever_was_lost_in_between() {
     let turns = [(0, 7, 0, 10, 100), (1, 6, 120, 130, 220)];
-    for losses in [&[][..], &[Span { from: 15, to: 16 }]] {
-        let verdict = judge(&turns, &[], losses);
+    for losses in [Vec::new(), flushed(15, 16)] {
+        let verdict = judge(&turns, &[], &losses);
         assert_eq!(verdict.tokens.len(), 1, "{verdict:?}");
     }
     // Behind one that ended earlier than the last.
@@ -146,8 +369,11 @@ fn a_token_that_goes_back_is_found_whatever_was_lost_in_between() {
 
 #[test]
 fn a_token_given_twice_is_found_whatever_was_lost() {
-    let loss = Span { from: 5, to: 6 };
-    let verdict = judge(&[(0, 7, 0, 10, 100), (1, 7, 12, 13, 105)], &[], &[loss]);
+    let verdict = judge(
+        &[(0, 7, 0, 10, 100), (1, 7, 12, 13, 105)],
+        &[],
+        &flushed(5, 6),
+    );
     assert_eq!(verdict.tokens.len(), 1, "{verdict:?}");
 }
 
@@ -357,6 +583,7 @@ fn every_line_of_a_log_can_be_read_again() {
         },
         Line::Until {
             lease: 1,
+            at: 4,
             deadline: 5,
         },
         Line::Ended { lease: 1, at: 6 },

@@ -8,12 +8,12 @@ const MINUTE: u64 = 60_000;
 fn the_same_seed_is_the_same_plan_and_another_is_another() {
     for seed in 0..20 {
         assert_eq!(
-            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4),
-            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4)
+            plan(seed, MINUTE, &Kind::EVERYWHERE, 4),
+            plan(seed, MINUTE, &Kind::EVERYWHERE, 4)
         );
         assert_ne!(
-            plan(seed, MINUTE, &Kind::ON_ONE_SERVER, 4),
-            plan(seed + 1, MINUTE, &Kind::ON_ONE_SERVER, 4)
+            plan(seed, MINUTE, &Kind::EVERYWHERE, 4),
+            plan(seed + 1, MINUTE, &Kind::EVERYWHERE, 4)
         );
     }
 }
@@ -21,7 +21,7 @@ fn the_same_seed_is_the_same_plan_and_another_is_another() {
 /// A seed in a note or a commit means the same plan for ever: who changes this changes what all of them say.
 #[test]
 fn the_plan_of_a_seed_stays_what_it_is() {
-    let plan: Vec<String> = plan(1, MINUTE, &Kind::ON_ONE_SERVER, 4)
+    let plan: Vec<String> = plan(1, MINUTE, &Kind::EVERYWHERE, 4)
         .iter()
         .take(4)
         .map(|stroke| {
@@ -46,18 +46,13 @@ fn the_plan_of_a_seed_stays_what_it_is() {
 #[test]
 fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
     for (seed, kinds) in (0..50).flat_map(|seed| {
-        let kinds = [
-            &Kind::ON_ONE_SERVER[..],
-            &Kind::UNDER_SENTINELS,
-            &Kind::IN_A_QUORUM,
-            &Kind::IN_A_CLUSTER,
-        ];
-        kinds.map(|kinds| (seed, kinds))
+        let deployments = ["standalone", "sentinel", "quorum", "cluster"];
+        deployments.map(|deployment| (seed, Kind::of(deployment)))
     }) {
-        let plan = plan(seed, MINUTE / 2, kinds, 4);
+        let plan = plan(seed, MINUTE / 2, &kinds, 4);
         for kind in kinds {
             assert!(
-                plan.iter().any(|stroke| stroke.kind == *kind),
+                plan.iter().any(|stroke| stroke.kind == kind),
                 "seed {seed}: no {kind:?}"
             );
         }
@@ -71,6 +66,25 @@ fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
         assert!(
             plan.iter().all(|stroke| stroke.end() <= MINUTE / 2),
             "seed {seed}"
+        );
+    }
+}
+
+/// Whatever can befall one server, and the children and wires before it, befalls every deployment.
+#[test]
+fn no_deployment_is_spared() {
+    for (deployment, more) in [
+        ("standalone", 0),
+        ("valkey", 0),
+        ("sentinel", 5),
+        ("quorum", 2),
+        ("cluster", 4),
+    ] {
+        let kinds = Kind::of(deployment);
+        assert_eq!(kinds.len(), Kind::EVERYWHERE.len() + more, "{deployment}");
+        assert!(
+            Kind::EVERYWHERE.iter().all(|kind| kinds.contains(kind)),
+            "{deployment}"
         );
     }
 }

@@ -42,7 +42,7 @@ fn row(report: &str, name: &str) -> u64 {
 /// Two runs at a time, and no more: a third makes all of them late on a small machine.
 static PLACES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
 
-fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize, kinds: &[Kind]) {
+fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
     let turn = PLACES[place].lock();
     let seed = seed.to_string();
     let run = torture(&[
@@ -78,36 +78,36 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize, kinds: &[
         row(&report, "steps checked by stateright") > 2 * least,
         "{report}"
     );
-    for kind in kinds {
+    for kind in Kind::of(deployment) {
         assert!(row(&report, kind.name()) > 0, "{report}");
     }
 }
 
 #[test]
 fn standalone() {
-    thirty_seconds_are_clean("standalone", 1, 0, &Kind::ON_ONE_SERVER);
+    thirty_seconds_are_clean("standalone", 1, 0);
 }
 
 #[test]
 fn valkey() {
-    thirty_seconds_are_clean("valkey", 2, 1, &Kind::ON_ONE_SERVER);
+    thirty_seconds_are_clean("valkey", 2, 1);
 }
 
 #[cfg(feature = "sentinel")]
 #[test]
 fn sentinel() {
-    thirty_seconds_are_clean("sentinel", 4, 1, &Kind::UNDER_SENTINELS);
+    thirty_seconds_are_clean("sentinel", 4, 1);
 }
 
 #[cfg(feature = "cluster")]
 #[test]
 fn cluster() {
-    thirty_seconds_are_clean("cluster", 6, 0, &Kind::IN_A_CLUSTER);
+    thirty_seconds_are_clean("cluster", 6, 0);
 }
 
 #[test]
 fn quorum() {
-    thirty_seconds_are_clean("quorum", 5, 0, &Kind::IN_A_QUORUM);
+    thirty_seconds_are_clean("quorum", 5, 0);
 }
 
 #[test]

@@ -1,35 +1,59 @@
-//! A cluster of three primaries, each with a replica, which children find by any of the six.
+//! A cluster of three primaries, each with a replica, which children find by any of the six. Each child has a proxy of
+//! its own before all of them, and hears from nodes the ports of those.
 //!
 //! A primary tells its replica after it has answered: what it told last is forgotten when the replica takes its place
 //! without being asked to. Where it is asked to, it waits until it has all.
 
-use super::{Deployment, Leftovers, PREFIX, StoredLock, leftovers, stored_locks};
+use super::watch::Watch;
+use super::wires::Wires;
+use super::{Deployment, Leftovers, PREFIX, Servers, StoredLock, leftovers, servers, stored_locks};
 use crate::callers::KEYS;
+use crate::judge::Span;
+use crate::judge::reigns::Reigns;
+use crate::log::now;
 use crate::plan::{Kind, Stroke};
 use crate::support::{ClientRow, Cluster};
 
 /// No server that is only stopped for a moment, or started again, is taken for dead.
 const NODE_TIMEOUT: &str = "cluster-node-timeout 3000";
 
-pub(super) struct OfShards {
+const NODES: usize = 6;
+const SHARDS: usize = 3;
+
+struct OfShards {
+    // Dropped first: it looks at the servers all the time.
+    watch: Watch,
     cluster: Cluster,
-    /// Which server the fault that lasts has struck.
+    /// Which server the fault that lasts has struck, and since when.
     struck: usize,
+    since: u64,
     /// The slot that is on its way, from one shard's primary to another's.
     moving: Option<(u16, usize, usize)>,
 }
 
-impl OfShards {
-    pub(super) fn start() -> Self {
-        // Every write is in the file before its reply is sent, as for a server alone.
-        let config = [NODE_TIMEOUT, "appendonly yes", "appendfsync no"];
-        Self {
-            cluster: Cluster::replicated(&config),
-            struck: 0,
-            moving: None,
-        }
+pub(super) fn start(slots: usize) -> Deployment {
+    // Every write is in the file before its reply is sent, as for a server alone.
+    let config = [NODE_TIMEOUT, "appendonly yes", "appendfsync no"];
+    let cluster = Cluster::replicated(&config);
+    let nodes = (0..NODES).map(|index| (cluster.server(index), index % SHARDS));
+    let ports: Vec<_> = nodes.clone().map(|(server, _)| server.port()).collect();
+    let servers = OfShards {
+        watch: Watch::over(nodes),
+        cluster,
+        struck: 0,
+        since: 0,
+        moving: None,
+    };
+    servers.house();
+    Deployment {
+        wires: Wires::of(slots, &ports, wires)
+            .told_of(&ports)
+            .with_url(|hosts| format!("redis+cluster://{}/", hosts.join(","))),
+        servers: Box::new(servers),
     }
+}
 
+impl OfShards {
     fn primaries(&self) -> [usize; 3] {
         [0, 1, 2].map(|shard| self.cluster.primary_of(shard))
     }
@@ -42,11 +66,26 @@ impl OfShards {
         let from = from.expect("somebody has the slot");
         (primaries[from], primaries[(from + 1 + number % 2) % 3])
     }
+
+    fn slot(&self, key: &str) -> u16 {
+        self.cluster.slot(&format!("{PREFIX}:{key}"))
+    }
+
+    /// Tells the judges which keys are where.
+    fn house(&self) {
+        let keys = self.primaries().map(|primary| {
+            let here = |key: &&str| self.cluster.has_slot(primary, self.slot(key));
+            KEYS.into_iter().filter(here).map(str::to_owned).collect()
+        });
+        self.watch.reigns().housed(now(), keys.to_vec());
+    }
 }
 
-/// Which of all of these it strikes, by a number that every stroke has.
-fn pick(stroke: &Stroke, of: usize) -> usize {
-    usize::try_from(stroke.delay).expect("a few ms") % of
+/// Which of a child's wires.
+fn wires(stroke: &Stroke) -> Vec<usize> {
+    let number = stroke.number();
+    let many = 1 + number / NODES % NODES;
+    (0..many).map(|nth| (number + nth) % NODES).collect()
 }
 
 /// Replicas and primaries stay connected.
@@ -54,78 +93,58 @@ fn is_a_caller(client: &ClientRow) -> bool {
     !client.field("flags").contains(['M', 'S'])
 }
 
-impl Deployment for OfShards {
-    fn faults(&self) -> Vec<Kind> {
-        Kind::IN_A_CLUSTER.to_vec()
-    }
-
-    fn excludes(&self, kind: Kind) -> bool {
-        !matches!(kind, Kind::PrimaryKill | Kind::PrimaryStop)
-    }
-
-    fn urls(&self, _: usize) -> Vec<String> {
-        vec![self.cluster.url()]
-    }
-
+impl Servers for OfShards {
     fn begin(&mut self, stroke: &Stroke) {
-        // Done to children by their parent.
-        if stroke.kind.is_of_a_child() {
-            return;
-        }
         self.cluster.wait_until_whole();
-        self.struck = self.cluster.primary_of(pick(stroke, 3));
-        let replica = Cluster::other_of(self.struck);
+        self.house();
+        self.since = now();
+        self.struck = self.cluster.primary_of(stroke.number() % SHARDS);
         match stroke.kind {
-            Kind::ClientKill => {
+            Kind::ClientKill | Kind::ScriptFlush => {
                 for primary in self.primaries() {
-                    self.cluster.server(primary).client_kill_all();
+                    let server = self.cluster.server_mut(primary);
+                    servers::begin(server, stroke, Some((&mut self.watch.reigns(), primary)));
                 }
             }
-            Kind::ClientPause => {
-                let lasts = stroke.lasts.to_string();
-                let server = self.cluster.server(self.struck);
-                server.cmd(&["CLIENT", "PAUSE", &lasts, "ALL"]);
-            }
-            Kind::ScriptFlush => {
-                for primary in self.primaries() {
-                    self.cluster.server(primary).script_flush();
-                }
-            }
-            Kind::RestartKept | Kind::PrimaryKill => self.cluster.server_mut(self.struck).kill(),
-            Kind::ServerStop | Kind::PrimaryStop => self.cluster.server(self.struck).stop(),
             Kind::FailOver => {
-                let replica = self.cluster.server(replica);
+                let replica = self.cluster.server(Cluster::other_of(self.struck));
                 replica.cmd(&["CLUSTER", "FAILOVER"]);
             }
             Kind::SlotMove => {
-                let key = KEYS[pick(stroke, KEYS.len())];
-                let slot = self.cluster.slot(&format!("{PREFIX}:{key}"));
-                let (from, to) = self.route_of(slot, stroke.slot + pick(stroke, 7));
+                let key = KEYS[stroke.number() % KEYS.len()];
+                let slot = self.slot(key);
+                let (from, to) = self.route_of(slot, stroke.slot + stroke.number() % 7);
                 self.cluster.begin_move(slot, from, to);
                 // Half of what mostly is there.
                 self.cluster.move_keys(slot, from, to, 2);
                 self.moving = Some((slot, from, to));
             }
-            _ => {}
+            _ => {
+                let server = self.cluster.server_mut(self.struck);
+                servers::begin(
+                    server,
+                    stroke,
+                    Some((&mut self.watch.reigns(), self.struck)),
+                );
+            }
         }
     }
 
     fn end(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            return;
-        }
         let replica = Cluster::other_of(self.struck);
         match stroke.kind {
-            Kind::RestartKept => self.cluster.server_mut(self.struck).restart(),
-            Kind::ServerStop => self.cluster.server(self.struck).cont(),
-            Kind::FailOver => self.cluster.wait_until_primary(replica),
-            Kind::PrimaryKill => {
+            Kind::FailOver => {
                 self.cluster.wait_until_primary(replica);
-                self.cluster.server_mut(self.struck).restart();
+                let during = Span {
+                    from: self.since,
+                    to: now(),
+                };
+                let shard = self.struck % SHARDS;
+                self.watch.reigns().handed_over(shard, during);
             }
-            Kind::PrimaryStop => {
+            Kind::PrimaryKill | Kind::PrimaryStop => {
                 self.cluster.wait_until_primary(replica);
-                self.cluster.server(self.struck).cont();
+                servers::end(self.cluster.server_mut(self.struck), stroke);
             }
             Kind::SlotMove => {
                 if let Some((slot, from, to)) = self.moving.take() {
@@ -133,17 +152,17 @@ impl Deployment for OfShards {
                     self.cluster.end_move(slot, from, to);
                 }
             }
-            _ => {}
+            _ => servers::end(self.cluster.server_mut(self.struck), stroke),
         }
         self.cluster.wait_until_whole();
+        self.house();
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {
-        let mut locks = Vec::new();
-        for primary in self.primaries() {
-            locks.extend(stored_locks(self.cluster.server(primary)));
-        }
-        locks
+        // They may change places just now, though nobody has asked for it.
+        let servers = (0..NODES).map(|index| self.cluster.server(index));
+        let primaries = servers.filter(|it| it.try_role().as_deref() == Some("master"));
+        primaries.filter_map(stored_locks).flatten().collect()
     }
 
     fn leftovers(&mut self) -> Leftovers {
@@ -162,5 +181,9 @@ impl Deployment for OfShards {
         }
         all.subscriptions.extend(self.cluster.channels());
         all
+    }
+
+    fn reigns(&self) -> Reigns {
+        self.watch.reigns().clone()
     }
 }

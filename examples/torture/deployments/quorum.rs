@@ -3,24 +3,22 @@
 //! What forgets is one server or two at a time, and those are kept out for as long as a lease lasts: nothing that is
 //! held overlaps for it. Only what is flushed while its server runs is not noticed by anybody.
 
-use std::time::Duration;
-
 use lockstream::StoreError;
 use lockstream::store::{QuorumStore, RedisStore};
 
-use super::single::way;
-use super::{Deployment, Leftovers, StoredLock, leftovers, stored_locks};
+use super::wires::Wires;
+use super::{Deployment, Leftovers, Servers, StoredLock, leftovers, servers, stored_locks};
 use crate::callers::TTL;
+use crate::judge::reigns::Reigns;
 use crate::plan::{Kind, Stroke};
-use crate::support::{Proxy, RedisServer};
+use crate::support::RedisServer;
 
 const SIZE: usize = 5;
 const MAJORITY: usize = SIZE / 2 + 1;
 
-pub(super) struct Quorum {
+struct Quorum {
     servers: Vec<RedisServer>,
-    /// By child, then by server.
-    wires: Vec<Vec<Proxy>>,
+    reigns: Reigns,
 }
 
 /// A child's store.
@@ -32,26 +30,22 @@ pub(super) fn open(urls: &[String]) -> Result<QuorumStore, StoreError> {
     Ok(QuorumStore::new(nodes?)?.quarantine(TTL))
 }
 
-impl Quorum {
-    pub(super) fn start(slots: usize) -> Self {
-        let server = || RedisServer::builder().keep_data().start();
-        let servers: Vec<_> = std::iter::repeat_with(server).take(SIZE).collect();
-        let wires = (0..slots)
-            .map(|_| servers.iter().map(Proxy::to).collect())
-            .collect();
-        Self { servers, wires }
-    }
-
-    fn struck(&mut self, stroke: &Stroke) -> impl Iterator<Item = &mut RedisServer> {
-        let struck = struck(stroke);
-        let all = self.servers.iter_mut().enumerate();
-        all.filter_map(move |(node, server)| struck.contains(&node).then_some(server))
+pub(super) fn start(slots: usize) -> Deployment {
+    let server = || RedisServer::builder().keep_data().start();
+    let servers: Vec<_> = std::iter::repeat_with(server).take(SIZE).collect();
+    let ports: Vec<_> = servers.iter().map(RedisServer::port).collect();
+    Deployment {
+        wires: Wires::of(slots, &ports, struck),
+        servers: Box::new(Quorum {
+            servers,
+            reigns: Reigns::of_the_only_ones(SIZE),
+        }),
     }
 }
 
 /// Which servers it strikes, or the wires to which: by a number that every stroke has.
 fn struck(stroke: &Stroke) -> Vec<usize> {
-    let number = usize::try_from(stroke.delay).expect("a few ms");
+    let number = stroke.number();
     let many = match stroke.kind {
         Kind::MajorityStop | Kind::MajorityKill => MAJORITY,
         Kind::ClientKill | Kind::ScriptFlush => 1 + number / SIZE % SIZE,
@@ -62,95 +56,26 @@ fn struck(stroke: &Stroke) -> Vec<usize> {
     (0..many).map(|nth| (number + nth) % SIZE).collect()
 }
 
-impl Deployment for Quorum {
-    fn faults(&self) -> Vec<Kind> {
-        Kind::IN_A_QUORUM.to_vec()
-    }
-
-    fn excludes(&self, kind: Kind) -> bool {
-        kind != Kind::FlushAll
-    }
-
-    fn urls(&self, slot: usize) -> Vec<String> {
-        self.wires[slot].iter().map(Proxy::url).collect()
-    }
-
+impl Servers for Quorum {
     fn begin(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            let wires = &self.wires[stroke.slot];
-            for wire in struck(stroke).into_iter().map(|node| &wires[node]) {
-                match stroke.kind {
-                    Kind::Cut => wire.cut(),
-                    Kind::Refuse => {
-                        wire.refuse();
-                        wire.cut();
-                    }
-                    Kind::Delay => {
-                        wire.delay(way(stroke.side), Duration::from_millis(stroke.delay));
-                    }
-                    Kind::HalfClose => wire.half_close(way(stroke.side)),
-                    Kind::Blackhole => wire.blackhole(way(stroke.side), true),
-                    Kind::Stall => wire.hold(way(stroke.side), true),
-                    // Done to children by their parent.
-                    _ => {}
-                }
-            }
-            return;
-        }
-        for server in self.struck(stroke) {
-            match stroke.kind {
-                Kind::ClientKill => drop(server.client_kill_all()),
-                Kind::ClientPause => {
-                    let lasts = stroke.lasts.to_string();
-                    drop(server.cmd(&["CLIENT", "PAUSE", &lasts, "ALL"]));
-                }
-                Kind::ScriptFlush => server.script_flush(),
-                Kind::FlushAll => server.flushall(),
-                Kind::RestartKept | Kind::MajorityKill => server.kill(),
-                Kind::RestartEmpty => {
-                    server.kill();
-                    std::fs::remove_dir_all(server.folder().join("appendonlydir"))
-                        .expect("a server that keeps its data has them there");
-                }
-                Kind::ServerStop | Kind::MajorityStop => server.stop(),
-                _ => {}
-            }
+        for node in struck(stroke) {
+            // One that comes back without its data is kept out until nothing is held that it has forgotten.
+            let forgets = stroke.kind == Kind::FlushAll;
+            let reigns = forgets.then_some((&mut self.reigns, node));
+            servers::begin(&mut self.servers[node], stroke, reigns);
         }
     }
 
     fn end(&mut self, stroke: &Stroke) {
-        if stroke.kind.is_of_a_child() {
-            let wires = &self.wires[stroke.slot];
-            for wire in struck(stroke).into_iter().map(|node| &wires[node]) {
-                match stroke.kind {
-                    Kind::Refuse => wire.accept(),
-                    Kind::Delay => wire.delay(way(stroke.side), Duration::ZERO),
-                    Kind::Blackhole => {
-                        // No wire goes on in the middle of what has vanished.
-                        wire.refuse();
-                        wire.cut();
-                        wire.blackhole(way(stroke.side), false);
-                        wire.accept();
-                    }
-                    Kind::Stall => wire.hold(way(stroke.side), false),
-                    _ => {}
-                }
-            }
-            return;
-        }
-        for server in self.struck(stroke) {
-            match stroke.kind {
-                Kind::RestartKept | Kind::RestartEmpty | Kind::MajorityKill => server.restart(),
-                Kind::ServerStop | Kind::MajorityStop => server.cont(),
-                _ => {}
-            }
+        for node in struck(stroke) {
+            servers::end(&mut self.servers[node], stroke);
         }
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {
         let mut all = Vec::new();
         for (node, server) in self.servers.iter().enumerate() {
-            for mut lock in stored_locks(server) {
+            for mut lock in stored_locks(server).expect("nothing is done to it just now") {
                 lock.key = format!("server {node}: {}", lock.key);
                 all.push(lock);
             }
@@ -168,5 +93,9 @@ impl Deployment for Quorum {
             all.connections.extend(here.connections);
         }
         all
+    }
+
+    fn reigns(&self) -> Reigns {
+        self.reigns.clone()
     }
 }

@@ -12,16 +12,22 @@
 //! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
 //!   is of a lease that ended before one was taken whose write was let through earlier.
 //!
-//! A server that forgets what it has acknowledged gives a lease away that is still held. For that, and only where the
-//! deployment does not promise otherwise, an overlap is **explained** if one of the two leases was in the store at that
-//! moment: the loss lies between the earliest moment at which that lease can have begun (its deadline less the longest
-//! ttl, as for a grant that was on its way) and its end. Nothing explains a token that was given twice, or a write with a
-//! smaller token than one before. The order in time of leases and tokens, and of leases and writes, is not judged by a
-//! lease that was lost in that way, or whose taking was seen only when it was over: a process may be stopped between the
-//! winning of a lease and its taking, and only while others are kept out is the one as good as the other.
+//! A server that forgets what it has acknowledged gives a lease away that is still held. An overlap is **explained** by
+//! nothing else: its two leases may have been proved by two [reigns](super::reigns) of which the one does not know what
+//! the other gave out. A lease was proved when it was taken, and each time that its deadline moved: at the earliest its
+//! deadline less the longest ttl, at the latest when it was seen. Of every two proofs by which the two leases stood at the
+//! same moment each must be explained: two from before a loss never are, and no two from after it. So no explained
+//! overlap is longer than what was left of a ttl when a reign ended; and one of two primaries at a time lasts as long as
+//! somebody is served by the wrong one.
+//!
+//! Nothing explains a token that was given twice, or a write with a smaller token than one before. The order in time of
+//! leases and tokens, and of leases and writes, is not judged by a lease that was lost in that way, or whose taking was
+//! seen only when it was over: a process may be stopped between the winning of a lease and its taking, and only while
+//! others are kept out is the one as good as the other.
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::reigns::{Cause, Loss};
 use super::{Child, Span};
 
 /// One lease, as far as it is known.
@@ -30,9 +36,9 @@ pub(crate) struct Hold {
     pub(crate) child: Child,
     pub(crate) token: u64,
     pub(crate) taken: u64,
-    /// The deadline that it had when it was taken.
-    first_deadline: u64,
     deadline: u64,
+    /// When which deadline was seen: the first when it was taken.
+    proofs: Vec<(u64, u64)>,
     ended: Option<u64>,
     /// When its work saw the end, be it that its registry was shut down before.
     worked: u64,
@@ -44,8 +50,8 @@ impl Hold {
             child,
             token,
             taken,
-            first_deadline: deadline,
             deadline,
+            proofs: vec![(taken, deadline)],
             ended: None,
             worked: 0,
         }
@@ -70,11 +76,23 @@ impl Hold {
     /// All of the time in which the store may have had it as held.
     fn in_store(&self, longest_ttl: u64) -> Span {
         Span {
-            from: self
-                .taken
-                .min(self.first_deadline.saturating_sub(longest_ttl)),
+            from: self.taken.min(self.proofs[0].1.saturating_sub(longest_ttl)),
             to: self.end(),
         }
+    }
+
+    /// When it can have been proved in each of the ways by which it stood at some moment of this span.
+    fn proved(&self, during: Span, longest_ttl: u64) -> impl Iterator<Item = Span> {
+        let proofs = self.proofs.iter();
+        let standing =
+            proofs.filter(move |(seen, deadline)| *seen <= during.to && *deadline > during.from);
+        standing.map(move |(seen, deadline)| {
+            let from = deadline.saturating_sub(longest_ttl);
+            Span {
+                from,
+                to: from.max(*seen),
+            }
+        })
     }
 }
 
@@ -95,11 +113,23 @@ pub(crate) struct Verdict {
     pub(crate) dead_on_arrival: u64,
     /// Work that had not yet seen that its registry was being shut down when the next lease was taken.
     pub(crate) after_shutdown: u64,
-    /// Overlaps of leases that a server forgot.
-    pub(crate) explained: u64,
+    /// Overlaps of leases that a server forgot, by how it came to.
+    pub(crate) explained: BTreeMap<Cause, Explained>,
     pub(crate) overlaps: Vec<String>,
     pub(crate) tokens: Vec<String>,
     pub(crate) stale_writes: Vec<String>,
+}
+
+/// Overlaps with the same cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Explained {
+    pub(crate) times: u64,
+    /// How many leases others were taken beside.
+    pub(crate) leases: u64,
+    /// The longest (ns).
+    pub(crate) longest: u64,
+    /// From the first to the last of one loss (ns), where it was longest.
+    pub(crate) lasted: u64,
 }
 
 impl Holds {
@@ -107,9 +137,10 @@ impl Holds {
         self.open.insert((hold.child, lease), (key, hold));
     }
 
-    pub(crate) fn until(&mut self, child: Child, lease: u64, deadline: u64) {
+    pub(crate) fn until(&mut self, child: Child, lease: u64, at: u64, deadline: u64) {
         if let Some((_, hold)) = self.open.get_mut(&(child, lease)) {
             hold.deadline = deadline;
+            hold.proofs.push((at, deadline));
         }
     }
 
@@ -160,7 +191,7 @@ impl Holds {
     pub(crate) fn judge(
         &mut self,
         accepted: &HashMap<String, Vec<u64>>,
-        losses: &[Span],
+        losses: &[Loss],
         longest_ttl: u64,
     ) -> Verdict {
         let mut verdict = Verdict::default();
@@ -177,9 +208,11 @@ impl Holds {
                 .count() as u64;
             let was_lost = |hold: &Hold| {
                 let span = hold.in_store(longest_ttl);
-                losses.iter().any(|loss| loss.touches(span))
+                let mut losses = losses.iter().filter(|loss| loss.concerns(key));
+                losses.any(|loss| loss.border().touches(span))
             };
-            overlaps(key, holds, was_lost, &mut verdict);
+            let loss = |one: &Hold, other: &Hold| loss(key, one, other, losses, longest_ttl);
+            overlaps(key, holds, losses, loss, &mut verdict);
             tokens(key, holds, was_lost, &mut verdict);
             let accepted = accepted.get(key).map_or(&[][..], Vec::as_slice);
             writes(key, holds, accepted, was_lost, &mut verdict);
@@ -193,22 +226,55 @@ impl Holds {
     }
 }
 
-fn overlaps(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: &mut Verdict) {
-    let mut standing: Vec<&Hold> = Vec::new();
+/// Which loss explains that both were held at once, if any does.
+fn loss(key: &str, one: &Hold, other: &Hold, losses: &[Loss], longest_ttl: u64) -> Option<usize> {
+    let both = Span {
+        from: one.taken.max(other.taken),
+        to: one.end().min(other.end()),
+    };
+    let mut found = None;
+    for lease in one.proved(both, longest_ttl) {
+        for another in other.proved(both, longest_ttl) {
+            let explains = |loss: &Loss| loss.explains(key, lease, another);
+            found = Some(losses.iter().rposition(explains)?);
+        }
+    }
+    found
+}
+
+fn overlaps(
+    key: &str,
+    holds: &[Hold],
+    losses: &[Loss],
+    loss: impl Fn(&Hold, &Hold) -> Option<usize>,
+    verdict: &mut Verdict,
+) {
+    let mut spans: HashMap<usize, Span> = HashMap::new();
+    let mut standing: Vec<(&Hold, bool)> = Vec::new();
     for hold in holds.iter().filter(|hold| !hold.is_dead_on_arrival()) {
-        standing.retain(|earlier| earlier.end().max(earlier.worked) > hold.taken);
-        for earlier in &standing {
+        standing.retain(|(earlier, _)| earlier.end().max(earlier.worked) > hold.taken);
+        for (earlier, is_counted) in &mut standing {
             if earlier.end() <= hold.taken {
                 verdict.after_shutdown += 1;
                 continue;
             }
-            if was_lost(earlier) || was_lost(hold) {
-                verdict.explained += 1;
+            let lasts = earlier.span().within(hold.span());
+            if let Some(loss) = loss(earlier, hold) {
+                let explained = verdict.explained.entry(losses[loss].cause).or_default();
+                let span = spans.entry(loss).or_insert(Span {
+                    from: hold.taken,
+                    to: hold.taken,
+                });
+                span.to = hold.taken + lasts;
+                explained.lasted = explained.lasted.max(span.to - span.from);
+                explained.times += 1;
+                explained.leases += u64::from(!std::mem::replace(is_counted, true));
+                explained.longest = explained.longest.max(lasts);
                 continue;
             }
             verdict.overlaps.push(format!(
                 "{key}: for {:.3} ms from {}: child {} with token {} (from {} to {}) and child {} with token {} (from {} to {})",
-                earlier.span().within(hold.span()) as f64 / 1e6,
+                lasts as f64 / 1e6,
                 hold.taken,
                 earlier.child,
                 earlier.token,
@@ -220,7 +286,7 @@ fn overlaps(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict
                 hold.end(),
             ));
         }
-        standing.push(hold);
+        standing.push((hold, false));
     }
 }
 

@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `holds.rs` | did two hold a key at once, did tokens grow, did fencing let a stale write through? |
+//! | `reigns.rs` | which server gave out leases when, and out of which memory? |
 //! | `waits.rs` | did every wait end in its time? |
 //! | `linear.rs` | was the resource ever anything else than one register that adds up? |
 //! | `recovery.rs` | how long after a fault was there the next lease? |
@@ -10,6 +11,7 @@
 pub(crate) mod holds;
 pub(crate) mod linear;
 pub(crate) mod recovery;
+pub(crate) mod reigns;
 pub(crate) mod waits;
 
 /// A child: which of them, and which in its place.

@@ -21,8 +21,11 @@ use super::tls::Certificates;
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";
 
-/// Where sentinels tell of a fail-over.
-const CHANNEL: &str = "+switch-master";
+/// Where a sentinel tells of a fail-over: when it names another primary than before; and, if it leads the fail-over
+/// itself, when that one is promoted. From then on it names it, and so do the others, but what it tells at the first
+/// channel comes when the other replicas follow: seconds later, or minutes. Whoever stayed at the old primary until then
+/// would lock what others lock at the new one.
+const CHANNELS: [&str; 2] = ["+switch-master", "+failover-state-reconf-slaves"];
 
 /// How often a sentinel is asked again that tells of fail-overs by itself.
 const SELDOM: Duration = Duration::from_secs(10);
@@ -291,10 +294,13 @@ impl Sentinels {
         let (mut socket, mut pause) = match sentinel.connect(within, sender).await? {
             Some(mut socket) => {
                 let Socket { connection, pump } = &mut socket;
-                let subscribing = pump.run(connection.subscribe(CHANNEL));
-                let is_told = timeout(within, subscribing)
-                    .await
-                    .is_ok_and(|it| it.is_ok());
+                let mut is_told = true;
+                for channel in CHANNELS {
+                    let subscribing = pump.run(connection.subscribe(channel));
+                    is_told &= timeout(within, subscribing)
+                        .await
+                        .is_ok_and(|it| it.is_ok());
+                }
                 (socket, if is_told { SELDOM } else { OFTEN })
             }
             None => (sentinel.connect_resp2(within).await?, OFTEN),
