@@ -1,6 +1,6 @@
 //! A server that says what no real one says on demand.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
@@ -27,14 +27,23 @@ pub(super) struct Fake {
 
 impl Fake {
     pub(super) fn start(answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static) -> Self {
+        Self::start_over(Some, answers)
+    }
+
+    /// `dress`: what becomes of each connection before anything is said on it.
+    pub(super) fn start_over<S: Read + Write + 'static>(
+        dress: impl Fn(TcpStream) -> Option<S> + Send + Sync + 'static,
+        answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let answers: Arc<Mutex<Answers>> = Arc::new(Mutex::new(answers));
+        let dress = Arc::new(dress);
         std::thread::spawn(move || {
             for (index, stream) in listener.incoming().enumerate() {
-                let (stream, answers) = (stream.unwrap(), answers.clone());
+                let (stream, answers, dress) = (stream.unwrap(), answers.clone(), dress.clone());
                 // Ends when the client hangs up.
-                std::thread::spawn(move || serve(stream, index + 1, &answers));
+                std::thread::spawn(move || serve(dress(stream)?, index + 1, &answers));
             }
         });
         Self { address }
@@ -43,10 +52,14 @@ impl Fake {
     pub(super) fn url(&self) -> String {
         format!("redis://{}/", self.address)
     }
+
+    pub(super) fn port(&self) -> u16 {
+        self.address.port()
+    }
 }
 
-fn serve(mut stream: TcpStream, connection: usize, answers: &Mutex<Answers>) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
+fn serve(stream: impl Read + Write, connection: usize, answers: &Mutex<Answers>) -> Option<()> {
+    let mut reader = BufReader::new(stream);
     loop {
         let request = Request {
             connection,
@@ -54,11 +67,13 @@ fn serve(mut stream: TcpStream, connection: usize, answers: &Mutex<Answers>) -> 
         };
         let answer = (*answers.lock().unwrap())(&request);
         let answer = answer.unwrap_or_else(|| request.usual());
+        let stream = reader.get_mut();
         if let Some(answer) = answer.strip_suffix(HANG_UP) {
             stream.write_all(answer).ok()?;
             return None;
         }
         stream.write_all(&answer).ok()?;
+        stream.flush().ok()?;
     }
 }
 

@@ -703,37 +703,3 @@ async fn a_flood_of_grants_is_not_kept() {
         .expect("it ends");
     assert_eq!(locks.in_use(), 0);
 }
-
-/// Somebody holds, and nobody waits for an answer: a message that has no end would be kept for ever.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_without_an_end_ends_its_connection() {
-    const MORE: usize = 80 << 20;
-    let connections = Arc::new(Mutex::new(0));
-    let seen = connections.clone();
-    let fake = Fake::start(move |request| {
-        *seen.lock().unwrap() = request.connection;
-        if !request.is_call() || request.connection > 1 {
-            return None;
-        }
-        let mut bytes = request.usual();
-        bytes.extend(b"$1000000000\r\n");
-        bytes.resize(bytes.len() + MORE, b'x');
-        Some(bytes)
-    });
-    let store = RedisStore::connect_lazy(fake.url()).unwrap();
-    let locks = LockRegistry::builder(store)
-        .response_timeout(Duration::from_secs(60))
-        .build();
-    // Nothing is sent for the next twenty seconds.
-    let lease = locks.obtain("k").ttl(Duration::from_secs(60)).lease().await;
-    let lease = lease.unwrap();
-    let again = async {
-        while *connections.lock().unwrap() < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(10), again)
-        .await
-        .expect("it connects anew");
-    assert!(lease.is_valid());
-}

@@ -6,6 +6,7 @@ mod alike;
 mod attempts;
 mod breaking;
 mod connecting;
+mod endless;
 mod ends;
 mod fake;
 mod fence;
