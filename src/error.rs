@@ -216,3 +216,42 @@ impl Error for StoreError {
         self.source.source()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `{:#}` of `anyhow` has it.
+    fn chain(error: &dyn Error) -> String {
+        let mut told = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            told += &format!(": {error}");
+            cause = error.source();
+        }
+        told
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the roof leaks")]
+    struct Roof(#[source] Rain);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it rains")]
+    struct Rain;
+
+    #[test]
+    fn whoever_follows_the_sources_reads_each_cause_once() {
+        let wrapped = StoreError::new(Roof(Rain));
+        assert_eq!(wrapped.to_string(), "the roof leaks");
+        assert_eq!(chain(&wrapped), "the roof leaks: it rains");
+        let source = StoreError::new("it broke");
+        let told = LockError::Store {
+            key: "k".into(),
+            source: source.clone(),
+        };
+        assert_eq!(chain(&source), "it broke");
+        assert_eq!(chain(&told).matches("it broke").count(), 1, "{told}");
+        assert_eq!(chain(&told), told.to_string(), "its line says it all");
+    }
+}

@@ -344,6 +344,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_cause_is_told_once() {
+        use std::error::Error;
+        let io = std::io::Error::other("the cable is cut");
+        let (address, source) = (Arc::<str>::from("a:1"), RedisError::from(io));
+        let broken = Fault::Broken {
+            address: address.clone(),
+            source: source.clone(),
+        };
+        let refused = Fault::Connect {
+            address,
+            is_tls: false,
+            source,
+        };
+        let unasked = Fault::Unasked {
+            source: Box::new(broken.clone()),
+        };
+        for fault in [broken, refused, unasked] {
+            let error = StoreError::from(fault);
+            let told = error.to_string();
+            assert_eq!(told.matches("the cable is cut").count(), 1, "{told}");
+            assert!(error.source().is_none(), "{:?}", error.source());
+        }
+    }
+
+    #[test]
     fn a_server_s_words_are_one_line_that_a_log_can_take() {
         let long = format!(
             "OOM {}\r\n\u{1b}[2J{}",

@@ -170,7 +170,7 @@ mod over_tls {
             .with_single_cert(chain, key)
             .unwrap();
         let config = Arc::new(config);
-        let dress = move |stream: TcpStream| {
+        let dress = move |stream: TcpStream, _| {
             let connection = ServerConnection::new(config.clone()).ok()?;
             Some(StreamOwned::new(connection, stream))
         };

@@ -5,6 +5,8 @@
 mod alike;
 mod attempts;
 mod breaking;
+#[cfg(feature = "cluster")]
+mod cluster_lies;
 mod connecting;
 mod endless;
 mod ends;
