@@ -36,6 +36,7 @@ pub(super) struct Socket {
 /// reply ours: two more switches of tasks, and often of threads, in the way of every lock.
 pub(super) enum Pump {
     /// The client's own task does it.
+    #[cfg(feature = "redis-1")]
     Elsewhere,
     Here {
         driver: BoxFuture<'static, ()>,
@@ -47,19 +48,25 @@ pub(super) enum Pump {
 
 impl Pump {
     /// The connection's bytes are moved by a task of the client's.
+    #[cfg(feature = "redis-1")]
     pub(super) fn elsewhere() -> Self {
         Self::Elsewhere
     }
 
     /// Whether only [`Self::poll`] brings what comes on the connection.
     pub(super) fn is_here(&self) -> bool {
-        !matches!(self, Self::Elsewhere)
+        match self {
+            #[cfg(feature = "redis-1")]
+            Self::Elsewhere => false,
+            Self::Here { .. } | Self::Ended => true,
+        }
     }
 
     /// Moves what can be moved now. Ready, from then on: the connection has ended, and whoever waited
     /// for something on it can see so.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
+            #[cfg(feature = "redis-1")]
             Self::Elsewhere => return Poll::Pending,
             Self::Here { driver, .. } => std::task::ready!(driver.poll_unpin(cx)),
             Self::Ended => {}

@@ -689,18 +689,21 @@ async fn a_fake_cluster_that_does_not_lie_is_one() {
     let (ring, fakes) = start(script, &forced);
     let locks = registry(&fakes, Duration::from_secs(5));
     let waiter = tokio::spawn(locks.obtain("a").wait(Duration::from_secs(20)).lease());
+    // True: somebody stands there, and was told.
+    let grant = || {
+        let mut ring = ring.lock().unwrap();
+        let Some(owner) = ring.liar.standing.get("a").cloned() else {
+            return false;
+        };
+        let channel = ring.ears.keys().find(|it| it.contains("{lock:a}"));
+        let channel = channel.expect("it listens before it enters").clone();
+        let message = format!("1 {owner} 30000 77 {} a", NOW + 1);
+        let bytes = push(&["smessage", &channel, &message], "");
+        ring.push(&channel, &bytes);
+        true
+    };
     let standing = async {
-        loop {
-            let mut ring = ring.lock().unwrap();
-            if let Some(owner) = ring.liar.standing.get("a").cloned() {
-                let channel = ring.ears.keys().find(|it| it.contains("{lock:a}"));
-                let channel = channel.expect("it listens before it enters").clone();
-                let message = format!("1 {owner} 30000 77 {} a", NOW + 1);
-                let bytes = push(&["smessage", &channel, &message], "");
-                ring.push(&channel, &bytes);
-                return;
-            }
-            drop(ring);
+        while !grant() {
             tokio::task::yield_now().await;
         }
     };
