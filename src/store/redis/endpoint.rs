@@ -98,15 +98,15 @@ impl Endpoint {
                 "redis+sentinel:// needs lockstream's feature `sentinel`",
             ));
         }
+        // Whatever the client can: another crate may have given it what it takes.
+        if is_tls && cfg!(not(feature = "tls-rustls")) {
+            return Err(invalid("rediss:// needs lockstream's feature `tls-rustls`"));
+        }
         let client = Client::open(url).map_err(|error| {
-            if is_tls && cfg!(not(feature = "tls-rustls")) {
-                invalid("rediss:// needs lockstream's feature `tls-rustls`")
-            } else {
-                // The client's errors about urls show a part of it at most, and never the password.
-                let text = error.to_string();
-                let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
-                invalid(&format!("{text}; expected {EXPECTED}"))
-            }
+            // The client's errors about urls show a part of it at most, and never the password.
+            let text = error.to_string();
+            let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
+            invalid(&format!("{text}; expected {EXPECTED}"))
         })?;
         if let ConnectionAddr::TcpTls { insecure: true, .. } = client.get_connection_info().addr() {
             return Err(invalid(

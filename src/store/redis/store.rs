@@ -147,7 +147,7 @@ impl RedisStore {
     /// trusts is trusted with `rediss://`. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are as `client` has them;
     /// `SO_LINGER` cannot be read from it. Nor can certificates: a client that was built with some, or that checks none,
     /// opens its sockets itself, and then a message of the server's that has no end is kept for as long as it lasts.
-    /// [`RedisStoreBuilder::root_certificate`] and [`RedisStoreBuilder::client_certificate`] have no such gap.
+    /// Certificates given to `RedisStore::builder` have no such gap.
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]
