@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,7 @@ use tokio::time::timeout;
 
 use super::fake::{Fake, HANG_UP, NOW, Request, push};
 use super::lies::{
-    Forced, KEYS, Liar, Lie, PANICS, Push, RESPONSE_TIMEOUT, SLACK, Said, any_push, asks,
-    count_panics, raw, said,
+    Forced, KEYS, Liar, Lie, PANICS, Push, SLACK, Said, any_push, asks, count_panics, raw, said,
 };
 use crate::LockRegistry;
 use crate::store::RedisStore;
@@ -25,8 +25,12 @@ use crate::store::RedisStore;
 const NODES: usize = 3;
 const SLOTS: i64 = 16_384;
 
+/// Longer than to one server: a cluster's map and connections take a dozen answers before the first call.
+const WAIT: Duration = Duration::from_millis(400);
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(150);
+
 /// So many clusters lie at the same time: most of a case is waiting.
-const AT_ONCE: usize = 20;
+const AT_ONCE: usize = 25;
 
 /// A port that a node is said to have.
 #[derive(Clone, Copy, Debug)]
@@ -251,23 +255,29 @@ fn script() -> impl Strategy<Value = Script> {
         1 => (0..80_usize).prop_map(|length| Some(Lie::Half(length))),
         1 => Just(Some(Lie::Silence)),
     ];
-    let parts = (
-        // One that never says where it is would be about nothing else.
-        vec(map(), 0..4),
-        vec(called(), 1..8),
-        vec(heard(), 1..5),
-        vec(vec(any_push(), 0..4), 1..4),
-        vec(step, 1..6),
-    );
-    parts.prop_map(|(mut maps, calls, heard, granted, steps)| {
-        maps.insert(maps.len() / 2, Map::Truth);
-        Script {
-            maps,
-            calls,
-            heard,
-            granted,
-            steps,
-        }
+    // Whoever lies about everything is asked nothing: mostly some of it is true.
+    let maps = prop_oneof![
+        2 => Just(vec![Map::Truth]),
+        1 => (vec(map(), 1..4), 0..2_usize).prop_map(|(mut maps, at)| {
+            maps.insert(at, Map::Truth);
+            maps
+        }),
+    ];
+    let steps = prop_oneof![3 => Just(vec![None]), 1 => vec(step, 1..6)];
+    let truth = Called::Said(Said {
+        before: Vec::new(),
+        lie: Lie::Truth,
+        after: Vec::new(),
+    });
+    let calls = vec(prop_oneof![1 => called(), 1 => Just(truth)], 1..8);
+    let granted = vec(vec(any_push(), 0..4), 1..4);
+    let parts = (maps, calls, vec(heard(), 1..5), granted, steps);
+    parts.prop_map(|(maps, calls, heard, granted, steps)| Script {
+        maps,
+        calls,
+        heard,
+        granted,
+        steps,
     })
 }
 
@@ -618,8 +628,8 @@ fn honest() -> Script {
     }
 }
 
-/// One cluster, from first to last; `Err`: what should not have been.
-async fn lies(script: Script) -> Result<(), String> {
+/// One cluster, from first to last, and how many leases it gave; `Err`: what should not have been.
+async fn lies(script: Script) -> Result<usize, String> {
     let forced = Forced::default();
     let (ring, fakes) = start(script, &forced);
     let locks = registry(&fakes, RESPONSE_TIMEOUT);
@@ -627,12 +637,12 @@ async fn lies(script: Script) -> Result<(), String> {
         .iter()
         .cycle()
         .take(4)
-        .map(|key| asks(&locks, key, &forced));
-    let told: Result<Vec<()>, _> = join_all(callers).await.into_iter().collect();
+        .map(|key| asks(&locks, key, WAIT, &forced));
+    let told: Result<Vec<usize>, _> = join_all(callers).await.into_iter().collect();
     let in_use = locks.in_use();
     let shut = timeout(SLACK, locks.shutdown()).await;
     fakes.iter().for_each(Fake::stop);
-    told?;
+    let leases = told?.into_iter().sum();
     if in_use > KEYS.len() + 8 {
         return Err(format!("{in_use} keys in use"));
     }
@@ -644,7 +654,7 @@ async fn lies(script: Script) -> Result<(), String> {
     if most > MOST {
         return Err(format!("{most} connections at once"));
     }
-    Ok(())
+    Ok(leases)
 }
 
 /// What `cluster/answers.rs` allows.
@@ -654,9 +664,8 @@ const STRANGERS: usize = 32;
 const MOST: usize = 2 * (NODES + STRANGERS) + 16;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10, max_shrink_iters: 30, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 30, failure_persistence: None, ..ProptestConfig::default() })]
 
-    #[test]
     fn whatever_a_cluster_says(scripts in vec(script(), AT_ONCE)) {
         count_panics();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -671,9 +680,20 @@ proptest! {
         drop(runtime);
         for told in told {
             prop_assert!(told.is_ok(), "{}", told.unwrap_err());
+            LEASES.fetch_add(told.unwrap_or_default(), Ordering::Relaxed);
         }
         prop_assert_eq!(PANICS.get(), 0, "something panicked");
     }
+}
+
+/// How many leases they gave in all.
+static LEASES: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn a_cluster_that_lies_gives_no_lease_but_in_so_many_words() {
+    whatever_a_cluster_says();
+    let leases = LEASES.load(Ordering::Relaxed);
+    assert!(leases > 10, "{leases} leases: they were about nothing");
 }
 
 /// Else the lies above would be about a cluster that nobody gets as far as to ask anything.
@@ -751,9 +771,15 @@ async fn no_more_nodes_are_connected_to_than_a_few_that_no_map_names() {
         let (ring, fakes) = start(script, &Forced::default());
         let locks = registry(&fakes, Duration::from_millis(500));
         let keys: Vec<_> = (0..100).map(|number| number.to_string()).collect();
-        let all = keys.iter().map(|key| locks.obtain(key).lease_once());
-        for told in join_all(all).await {
-            assert!(told.is_err(), "{told:?}");
+        // On a busy machine the first of them may end before there is a connection.
+        for _ in 0..20 {
+            let all = keys.iter().map(|key| locks.obtain(key).lease_once());
+            for told in join_all(all).await {
+                assert!(told.is_err(), "{told:?}");
+            }
+            if ring.lock().unwrap().calls > 4 * STRANGERS {
+                break;
+            }
         }
         let ring = ring.lock().unwrap();
         assert!(ring.calls > 4 * STRANGERS, "{} calls", ring.calls);

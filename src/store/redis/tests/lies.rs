@@ -18,8 +18,8 @@ use crate::store::RedisStore;
 
 /// Short, for a release that nobody answers is tried until then.
 const TTL: Duration = Duration::from_millis(300);
-pub(super) const WAIT: Duration = Duration::from_millis(120);
-pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(40);
+const WAIT: Duration = Duration::from_millis(120);
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(40);
 /// After the end of its wait, or of a release, everything is over by then.
 pub(super) const SLACK: Duration = Duration::from_secs(3);
 pub(super) const KEYS: [&str; 2] = ["a", "b c"];
@@ -549,15 +549,22 @@ fn cut(mut bytes: Vec<u8>, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// One who asks for a key in every way there is; `Err`: what it should not have been told.
-pub(super) async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Result<(), String> {
+/// One who asks for a key in every way there is, and how many leases that makes; `Err`: what it should not have been
+/// told.
+pub(super) async fn asks(
+    locks: &LockRegistry,
+    key: &str,
+    wait: Duration,
+    forced: &Forced,
+) -> Result<usize, String> {
     let begin = Instant::now();
     let late = |what: &str| format!("{what} of {key:?} ended only after {:?}", begin.elapsed());
-    let bound = WAIT + SLACK;
+    let bound = wait + SLACK;
+    let mut leases = 0;
     let fixed = locks.obtain(key).ttl(TTL);
     for round in 0..2 {
         let lease = match round {
-            0 => timeout(bound, fixed.lease_within(WAIT))
+            0 => timeout(bound, fixed.lease_within(wait))
                 .await
                 .map_err(|_| late("lease_within"))?
                 .ok(),
@@ -568,6 +575,7 @@ pub(super) async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Re
                 .flatten(),
         };
         let Some(lease) = lease else { continue };
+        leases += 1;
         let draw = lease.token() / 64;
         if !forced.lock().unwrap().contains(&(key.to_owned(), draw)) {
             return Err(format!(
@@ -578,7 +586,7 @@ pub(super) async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Re
             return Err(format!("a lease of {key:?} longer than was asked for"));
         }
         // May be confirmed, refused or lost; not longer than this one's deadline.
-        let _ = timeout(WAIT, lease.extend(TTL)).await;
+        let _ = timeout(wait, lease.extend(TTL)).await;
         timeout(bound + TTL, lease.release())
             .await
             .map_err(|_| late("a release"))?
@@ -586,7 +594,7 @@ pub(super) async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Re
     }
     let looking = fixed.inspect();
     let _ = timeout(bound, looking).await.map_err(|_| late("inspect"))?;
-    Ok(())
+    Ok(leases)
 }
 
 fn lies_to_everybody(calls: Vec<Said>, steps: Vec<Option<Lie>>) -> Result<(), TestCaseError> {
@@ -617,7 +625,7 @@ fn lies_to_everybody(calls: Vec<Said>, steps: Vec<Option<Lie>>) -> Result<(), Te
             .iter()
             .cycle()
             .take(4)
-            .map(|key| asks(&locks, key, &forced));
+            .map(|key| asks(&locks, key, WAIT, &forced));
         for told in join_all(callers).await {
             told?;
         }
