@@ -8,6 +8,10 @@ use std::time::Duration;
 /// "Not to be had in time", "lost", "queue full", "closed" and "the store did not answer" are
 /// different things and call for different acts, so they never collapse into one another.
 ///
+/// Its `Display` says all of it in one line, what the store said included. So [`source`](Error::source) is `None`, and a
+/// report that follows the sources (`{:#}` of `anyhow`, say) names each cause once. The [`StoreError`] itself is in
+/// [`LockError::Store`].
+///
 /// # Examples
 ///
 /// ```
@@ -106,13 +110,14 @@ pub enum LockError {
         reason: &'static str,
     },
     /// The store did not answer, or refused.
-    #[error("the store failed while it was asked about lock {key:?}: {source}")]
+    #[error("the store failed while it was asked about lock {key:?}: {}", r#source)]
     #[non_exhaustive]
     Store {
         /// The name of what is locked.
         key: Arc<str>,
         /// What the store said.
-        source: StoreError,
+        // Under its plain name the derive would return it from `source()`, and it would be told twice.
+        r#source: StoreError,
     },
 }
 
@@ -156,6 +161,9 @@ fn held_for(waited: Duration) -> String {
 
 /// What a store said when it failed: the connection broke, nobody answered in time, the server
 /// refused. No type of the `redis` crate shows through.
+///
+/// Its `Display` is that of what it wraps, in one line, and its [`source`](Error::source) whatever lies behind that: of our
+/// own stores nothing, since they say all of it in their line.
 #[derive(Clone)]
 pub struct StoreError {
     source: Arc<dyn Error + Send + Sync>,
@@ -206,5 +214,44 @@ impl fmt::Display for StoreError {
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `{:#}` of `anyhow` has it.
+    fn chain(error: &dyn Error) -> String {
+        let mut told = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            told += &format!(": {error}");
+            cause = error.source();
+        }
+        told
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the roof leaks")]
+    struct Roof(#[source] Rain);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it rains")]
+    struct Rain;
+
+    #[test]
+    fn whoever_follows_the_sources_reads_each_cause_once() {
+        let wrapped = StoreError::new(Roof(Rain));
+        assert_eq!(wrapped.to_string(), "the roof leaks");
+        assert_eq!(chain(&wrapped), "the roof leaks: it rains");
+        let source = StoreError::new("it broke");
+        let told = LockError::Store {
+            key: "k".into(),
+            source: source.clone(),
+        };
+        assert_eq!(chain(&source), "it broke");
+        assert_eq!(chain(&told).matches("it broke").count(), 1, "{told}");
+        assert_eq!(chain(&told), told.to_string(), "its line says it all");
     }
 }

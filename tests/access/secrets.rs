@@ -27,13 +27,16 @@ fn shows_nothing(shown: &(impl Debug + ?Sized)) {
     assert_hidden(&format!("{shown:?} {shown:#?}"));
 }
 
-/// Nor in what is told of the error, or of what caused it.
+/// Nor in what is told of the error, or of what caused it; which is told once, to whoever follows the causes, too.
 #[track_caller]
 fn tells_nothing(error: &impl Error) {
     assert_hidden(&format!("{error} {error:?} {error:#?}"));
+    let mut told = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         assert_hidden(&format!("{error} {error:?} {error:#?}"));
+        assert!(!told.contains(&error.to_string()), "{told}: {error}");
+        told += &error.to_string();
         cause = error.source();
     }
 }

@@ -1,3 +1,6 @@
+use std::env;
+use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lockstream::store::{RedisStore, RedisStoreBuilder};
@@ -75,6 +78,37 @@ async fn a_trusted_authority_s_certificate_is_believed() {
         .root_certificate(other.pem.trim_end())
         .root_certificate(authority.pem.trim_end());
     takes_turns(each).await;
+}
+
+/// Whom the system trusts is for a variable to say, and so for a process of its own.
+#[tokio::test]
+async fn whom_the_system_trusts_is_trusted() {
+    const URL: &str = "LOCKSTREAM_TEST_TRUSTED_URL";
+    if let Ok(url) = env::var(URL) {
+        #[cfg(feature = "redis-1")]
+        {
+            let client = redis::Client::open(&*url).unwrap();
+            let registry = locks(RedisStore::from_client(client));
+            let lease = registry.obtain("k").lease().await.unwrap();
+            lease.release().await.unwrap();
+        }
+        takes_turns(RedisStore::builder(url)).await;
+        return;
+    }
+    let authority = Authority::new("ours");
+    let server = start(&authority.sign(HERE));
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(authority.pem.as_bytes()).unwrap();
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "tls::whom_the_system_trusts_is_trusted"])
+        .env(URL, server.tls_url("localhost"))
+        .env("SSL_CERT_FILE", file.path())
+        .env_remove("SSL_CERT_DIR")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("1 passed"), "{told}");
 }
 
 #[tokio::test]

@@ -13,14 +13,16 @@ pub(super) enum Fault {
     )]
     Twice { place: String },
     #[error(
-        "{away} of {size} nodes cannot be asked, and {majority} are a majority: {source}{}",
+        "{away} of {size} nodes cannot be asked, and {majority} are a majority: {}{}",
+        r#source,
         others.iter().map(|it| format!("; {it}")).collect::<String>()
     )]
     TooFew {
         away: usize,
         size: usize,
         majority: usize,
-        source: StoreError,
+        /// Told in full, and so no `source()` (which the derive would take it for under its plain name).
+        r#source: StoreError,
         /// What other nodes said that is not the same.
         others: BTreeSet<String>,
     },

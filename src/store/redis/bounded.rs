@@ -1,29 +1,58 @@
-//! No more is read than a server has reason to say.
+//! No more is kept of what a server says than it has reason to say.
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use pin_project::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// So many bytes may come between two of our commands: a hundred thousand grants, and far more than
-/// any reply. The client keeps a message until its end has come, and one that nobody waits for may
-/// have none.
-const MOST: usize = 64 << 20;
+/// So many bytes may have come that nobody has taken yet: far more than any reply, and than the grants of
+/// one turn. The client keeps a message until its end has come, and one that nobody waits for may have none.
+const MOST: usize = 16 << 20;
+
+/// So many of them are forgiven for each byte of a command: no reply of ours is more than a dozen times as long. Were
+/// all of them, a message without an end might be as many times that long as there are commands under way.
+const FORGIVEN: usize = 64;
+
+/// How much has come on a connection that nobody has taken yet, in bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Untaken(Arc<AtomicUsize>);
+
+impl Untaken {
+    /// What has come so far was taken, and is kept no more.
+    pub(super) fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    // Whoever moves a connection's bytes also takes what came, so these are one after the other.
+    fn add(&self, bytes: usize) {
+        self.0.store(self.bytes() + bytes, Ordering::Relaxed);
+    }
+
+    fn forgive(&self, written: usize) {
+        let left = self.bytes().saturating_sub(written * FORGIVEN);
+        self.0.store(left, Ordering::Relaxed);
+    }
+}
 
 /// A socket that ends when more comes than that.
 #[pin_project]
 pub(super) struct Bounded<S> {
     #[pin]
     socket: S,
-    /// Since the last that was written.
-    read: usize,
+    untaken: Untaken,
 }
 
 impl<S> Bounded<S> {
-    pub(super) fn new(socket: S) -> Self {
-        Self { socket, read: 0 }
+    pub(super) fn new(socket: S, untaken: Untaken) -> Self {
+        Self { socket, untaken }
     }
 }
 
@@ -34,13 +63,13 @@ impl<S: AsyncRead> AsyncRead for Bounded<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.project();
-        if *this.read > MOST {
+        if this.untaken.bytes() > MOST {
             let told = "the server says more than it was asked";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, told)));
         }
         let before = buffer.filled().len();
         ready!(this.socket.poll_read(cx, buffer))?;
-        *this.read += buffer.filled().len() - before;
+        this.untaken.add(buffer.filled().len() - before);
         Poll::Ready(Ok(()))
     }
 }
@@ -52,8 +81,9 @@ impl<S: AsyncWrite> AsyncWrite for Bounded<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        *this.read = 0;
-        this.socket.poll_write(cx, bytes)
+        let written = ready!(this.socket.poll_write(cx, bytes))?;
+        this.untaken.forgive(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -62,8 +92,9 @@ impl<S: AsyncWrite> AsyncWrite for Bounded<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        *this.read = 0;
-        this.socket.poll_write_vectored(cx, parts)
+        let written = ready!(this.socket.poll_write_vectored(cx, parts))?;
+        this.untaken.forgive(written);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -81,16 +112,21 @@ impl<S: AsyncWrite> AsyncWrite for Bounded<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
     use super::*;
 
     const PIECE: usize = 1 << 20;
 
-    /// How many bytes can be read from it before it errs, with a word written after every so many.
-    async fn readable(each: usize, until: usize) -> io::Result<usize> {
+    /// How many bytes can be read from it before it errs, when after every so many something is done.
+    async fn readable(
+        until: usize,
+        each: usize,
+        mut then: impl AsyncFnMut(&mut Bounded<DuplexStream>, &Untaken),
+    ) -> usize {
         let (ours, theirs) = tokio::io::duplex(PIECE);
-        let mut ours = Bounded::new(ours);
+        let untaken = Untaken::default();
+        let mut ours = Bounded::new(ours, untaken.clone());
         let speaking = tokio::spawn(async move {
             let (mut hearing, mut speaking) = tokio::io::split(theirs);
             let mut heard = vec![0; PIECE];
@@ -111,20 +147,34 @@ mod tests {
             };
             (all, since) = (all + read, since + read);
             if since >= each {
-                ours.write_all(b"x").await?;
+                then(&mut ours, &untaken).await;
                 since = 0;
             }
         }
         drop(ours);
-        speaking.await?;
-        Ok(all)
+        speaking.await.unwrap();
+        all
     }
 
     #[tokio::test]
-    async fn what_nobody_asked_for_ends_and_what_was_asked_for_does_not() {
-        let endless = readable(usize::MAX, 4 * MOST).await.unwrap();
+    async fn what_nobody_takes_ends_and_what_is_taken_or_asked_for_does_not() {
+        let endless = readable(4 * MOST, usize::MAX, async |_, _| {}).await;
         assert!((MOST..MOST + 2 * PIECE).contains(&endless), "{endless}");
-        let asked = readable(MOST / 2, 4 * MOST).await.unwrap();
+        let taken = async |_: &mut _, untaken: &Untaken| untaken.clear();
+        let taken = readable(4 * MOST, MOST / 2, taken).await;
+        assert!(taken >= 4 * MOST, "{taken}");
+        let asked = async |ours: &mut Bounded<_>, _: &_| {
+            ours.write_all(&[b'x'; 2 * PIECE / FORGIVEN]).await.unwrap();
+        };
+        let asked = readable(4 * MOST, PIECE, asked).await;
         assert!(asked >= 4 * MOST, "{asked}");
+    }
+
+    /// As a server may have it that has answered nothing yet.
+    #[tokio::test]
+    async fn a_word_now_and_then_does_not_make_it_long() {
+        let word = async |ours: &mut Bounded<_>, _: &_| ours.write_all(&[b'x'; 100]).await.unwrap();
+        let endless = readable(4 * MOST, MOST / 4, word).await;
+        assert!((MOST..MOST + 2 * PIECE).contains(&endless), "{endless}");
     }
 }

@@ -18,7 +18,11 @@ use redis::{
 use super::fault::{Fault, Refusal};
 #[cfg(feature = "sentinel")]
 use super::sentinel::{self, Sentinels};
-use super::socket::{self, Pump, Socket};
+#[cfg(feature = "redis-1")]
+use super::socket::Pump;
+use super::socket::{self, Socket};
+#[cfg(feature = "tls-rustls")]
+use super::tls::{Certificates, Tls};
 
 /// What a url looks like, for those who wrote another.
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
@@ -30,16 +34,40 @@ pub(super) struct Endpoint {
     resp3: Client,
     resp2: Client,
     address: Arc<str>,
-    /// Whether the client opens its sockets itself.
-    by_client: bool,
+    opener: Opener,
     /// Who is asked before each connection where the server is.
     #[cfg(feature = "sentinel")]
     sentinels: Option<Arc<Sentinels>>,
 }
 
+/// Who opens the sockets.
+#[derive(Clone)]
+pub(super) enum Opener {
+    /// We do, and so no more is kept of what comes on them than a server has reason to say.
+    Us,
+    /// The same, over TLS.
+    #[cfg(feature = "tls-rustls")]
+    UsOverTls(Tls),
+    /// The client does: how, was told to nobody else.
+    #[cfg(feature = "redis-1")]
+    Client,
+}
+
 /// The client's default would have a second call wait in the kernel for the reply to the first.
 pub(super) fn at_once() -> TcpSettings {
     TcpSettings::default().set_nodelay(true)
+}
+
+impl Opener {
+    /// Trusts whom the system trusts.
+    pub(super) fn of(addr: &ConnectionAddr) -> Self {
+        #[cfg(feature = "tls-rustls")]
+        if let ConnectionAddr::TcpTls { .. } = addr {
+            return Self::UsOverTls(Tls::default());
+        }
+        let _ = addr;
+        Self::Us
+    }
 }
 
 impl Endpoint {
@@ -70,15 +98,15 @@ impl Endpoint {
                 "redis+sentinel:// needs lockstream's feature `sentinel`",
             ));
         }
+        // Whatever the client can: another crate may have given it what it takes.
+        if is_tls && cfg!(not(feature = "tls-rustls")) {
+            return Err(invalid("rediss:// needs lockstream's feature `tls-rustls`"));
+        }
         let client = Client::open(url).map_err(|error| {
-            if is_tls && cfg!(not(feature = "tls-rustls")) {
-                invalid("rediss:// needs lockstream's feature `tls-rustls`")
-            } else {
-                // The client's errors about urls show a part of it at most, and never the password.
-                let text = error.to_string();
-                let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
-                invalid(&format!("{text}; expected {EXPECTED}"))
-            }
+            // The client's errors about urls show a part of it at most, and never the password.
+            let text = error.to_string();
+            let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
+            invalid(&format!("{text}; expected {EXPECTED}"))
         })?;
         if let ConnectionAddr::TcpTls { insecure: true, .. } = client.get_connection_info().addr() {
             return Err(invalid(
@@ -93,28 +121,40 @@ impl Endpoint {
                 "it names several hosts; expected {EXPECTED}"
             )));
         }
-        Ok(Self::new(info.set_tcp_settings(at_once()), is_tls))
+        let opener = Opener::of(info.addr());
+        Ok(Self::new(info.set_tcp_settings(at_once()), opener))
     }
 
     /// The same with certificates.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secured(self, certificates: &super::tls::Certificates) -> Result<Self, Fault> {
+    pub(super) fn secured(self, certificates: &Certificates) -> Result<Self, Fault> {
         #[cfg(feature = "sentinel")]
         if let Some(sentinels) = &self.sentinels {
             return sentinels.secured(certificates).map(Self::told_by);
         }
-        let client = certificates.apply(self.info())?;
-        Ok(Self::new(client.get_connection_info().clone(), true))
+        let tls = certificates.read(self.info())?;
+        Ok(Self::new(self.info().clone(), Opener::UsOverTls(tls)))
     }
 
-    /// The server and user of a client, whatever protocol it was made for. It opens its sockets
-    /// itself: not all that it was told about them can be read from it.
+    /// The server and user of a client, whatever protocol it was made for.
     #[cfg(feature = "redis-1")]
     pub(super) fn of(client: &Client) -> Self {
-        Self::new(client.get_connection_info().clone(), true)
+        let info = client.get_connection_info().clone();
+        let opener = match info.addr() {
+            addr @ (ConnectionAddr::Tcp(..) | ConnectionAddr::Unix(_)) => Opener::of(addr),
+            #[cfg(feature = "tls-rustls")]
+            addr @ ConnectionAddr::TcpTls {
+                insecure: false,
+                tls_params: None,
+                ..
+            } => Opener::of(addr),
+            // Its certificates cannot be read from it.
+            _ => Opener::Client,
+        };
+        Self::new(info, opener)
     }
 
-    pub(super) fn new(info: ConnectionInfo, by_client: bool) -> Self {
+    pub(super) fn new(info: ConnectionInfo, opener: Opener) -> Self {
         #[cfg(feature = "tls-rustls")]
         if let ConnectionAddr::TcpTls { .. } = info.addr() {
             choose_crypto();
@@ -132,7 +172,7 @@ impl Endpoint {
             resp3: with(ProtocolVersion::RESP3),
             resp2: with(ProtocolVersion::RESP2),
             address: address.into(),
-            by_client,
+            opener,
             #[cfg(feature = "sentinel")]
             sentinels: None,
         }
@@ -255,7 +295,7 @@ impl Endpoint {
             host.clone_into(old_host);
             *old_port = port;
         }
-        Self::new(info.set_addr(addr), self.by_client)
+        Self::new(info.set_addr(addr), self.opener.clone())
     }
 
     /// Connects for pushes. `Ok(None)`: the server, or what stands before it, speaks RESP2 only.
@@ -317,14 +357,17 @@ impl Endpoint {
         config: AsyncConnectionConfig,
     ) -> Result<Socket, Fault> {
         let (began, clock_began) = (std::time::Instant::now(), tokio::time::Instant::now());
-        let opened = if self.by_client {
-            let connecting = client.get_multiplexed_async_connection_with_config(&config);
-            connecting.await.map(|connection| Socket {
-                connection,
-                pump: Pump::elsewhere(),
-            })
-        } else {
-            socket::open(client.get_connection_info(), within, config).await
+        let info = client.get_connection_info();
+        let opened = match &self.opener {
+            #[cfg(feature = "redis-1")]
+            Opener::Client => {
+                let connecting = client.get_multiplexed_async_connection_with_config(&config);
+                connecting.await.map(|connection| Socket {
+                    connection,
+                    pump: Pump::elsewhere(),
+                })
+            }
+            opener => socket::open(info, opener, within, config).await,
         };
         let opened = opened.map_err(|source| {
             let address = self.address.clone();

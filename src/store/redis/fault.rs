@@ -11,6 +11,9 @@ use crate::StoreError;
 
 /// Everything that a [`StoreError`] of this store may hold. No variant shows a password: the
 /// address is host and port alone, and servers do not send passwords back.
+///
+/// Each says all of it in its own line. What it stands on is therefore no `source()`: whoever follows those would
+/// read it twice. (`r#source` is the same name, and one that the derive passes over.)
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("not a Redis url: {reason}")]
@@ -20,14 +23,15 @@ pub(super) enum Fault {
     #[error("the certificates cannot be used: {reason}")]
     Certificates { reason: String },
     #[error(
-        "cannot connect to Redis at {address}: {}{source}{}",
-        explained(source),
-        supposed(source, *is_tls)
+        "cannot connect to Redis at {address}: {}{}{}",
+        explained(r#source),
+        brief(r#source.to_string()),
+        supposed(r#source, *is_tls)
     )]
     Connect {
         address: Arc<str>,
         is_tls: bool,
-        source: RedisError,
+        r#source: RedisError,
     },
     #[error(
         "cannot connect to Redis at {address}: tokio's clock is paused, so connecting timed out at \
@@ -36,10 +40,10 @@ pub(super) enum Fault {
     PausedClock { address: Arc<str> },
     #[error("Redis at {address} did not answer within {within:?}")]
     Silent { address: Arc<str>, within: Duration },
-    #[error("the connection to Redis at {address} broke: {source}")]
+    #[error("the connection to Redis at {address} broke: {}", brief(r#source.to_string()))]
     Broken {
         address: Arc<str>,
-        source: RedisError,
+        r#source: RedisError,
     },
     #[error("the connection to Redis at {address} was closed")]
     Closed { address: Arc<str> },
@@ -56,6 +60,10 @@ pub(super) enum Fault {
         told: String,
         is_lasting: bool,
     },
+    /// None of them says where the slots are.
+    #[cfg(feature = "cluster")]
+    #[error("no node of the cluster says where its slots are: {told}")]
+    Nodes { told: String, is_lasting: bool },
     /// A sentinel said that it was.
     #[cfg(feature = "sentinel")]
     #[error("Redis at {address} is no primary, or no more")]
@@ -75,8 +83,11 @@ pub(super) enum Fault {
     },
     #[error("the lock was gone before the replicas of Redis at {address} could be asked for it")]
     Gone { address: Arc<str> },
-    #[error("the lock was given back: its replicas could not be asked: {source}")]
-    Unasked { source: Box<Fault> },
+    #[error(
+        "the lock was given back: its replicas could not be asked: {}",
+        r#source
+    )]
+    Unasked { r#source: Box<Fault> },
     #[error("the lock was given back: too many wait for their replicas")]
     TooMany,
     #[error("Redis at {address} refused: {refusal}")]
@@ -111,6 +122,8 @@ impl Fault {
             Self::Unasked { source } => source.is_lasting(),
             #[cfg(feature = "sentinel")]
             Self::Sentinels { is_lasting, .. } => *is_lasting,
+            #[cfg(feature = "cluster")]
+            Self::Nodes { is_lasting, .. } => *is_lasting,
             #[cfg(feature = "tls-rustls")]
             Self::Certificates { .. } => true,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
@@ -131,6 +144,35 @@ use super::tls::disbelief;
 #[cfg(not(feature = "tls-rustls"))]
 fn disbelief(_: &RedisError) -> Option<&'static str> {
     None
+}
+
+/// So many of several errors are told in one.
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+const TOLD: usize = 5;
+
+/// The first of these, and how many there are besides.
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+pub(super) fn listed(all: &[String], between: &str) -> String {
+    let mut told = all[..all.len().min(TOLD)].join(between);
+    if let Some(more @ 1..) = all.len().checked_sub(TOLD) {
+        write!(told, "{between}and {more} more").expect("a String takes everything");
+    }
+    told
+}
+
+/// So many characters of a server's words are told, and kept.
+const WORDS: usize = 400;
+
+/// What a server says, in one line of a length that a log can take.
+fn brief(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(WORDS) {
+        text.truncate(end);
+        text.push('…');
+    }
+    if text.contains(char::is_control) {
+        text = text.replace(char::is_control, " ");
+    }
+    text
 }
 
 /// What the error is about, where its own words do not say what to do.
@@ -198,9 +240,13 @@ impl Refusal {
         } else {
             message.split_once(' ').unwrap_or((message, ""))
         };
+        Self::new(code, text)
+    }
+
+    fn new(code: &str, text: &str) -> Self {
         Self {
-            code: code.to_owned(),
-            text: text.to_owned(),
+            code: brief(code.to_owned()),
+            text: brief(text.to_owned()),
         }
     }
 
@@ -215,10 +261,7 @@ impl Refusal {
                     "ERR" if text.contains(NO_PERMISSIONS) => "NOPERM",
                     code => code,
                 };
-                Some(Self {
-                    code: code.to_owned(),
-                    text,
-                })
+                Some(Self::new(code, &text))
             }
             _ => None,
         }
@@ -299,6 +342,61 @@ impl From<&ServerError> for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        use std::error::Error;
+        let io = std::io::Error::other("the cable is cut");
+        let (address, source) = (Arc::<str>::from("a:1"), RedisError::from(io));
+        let broken = Fault::Broken {
+            address: address.clone(),
+            source: source.clone(),
+        };
+        let refused = Fault::Connect {
+            address,
+            is_tls: false,
+            source,
+        };
+        let unasked = Fault::Unasked {
+            source: Box::new(broken.clone()),
+        };
+        for fault in [broken, refused, unasked] {
+            let error = StoreError::from(fault);
+            let told = error.to_string();
+            assert_eq!(told.matches("the cable is cut").count(), 1, "{told}");
+            assert!(error.source().is_none(), "{:?}", error.source());
+        }
+    }
+
+    #[test]
+    fn a_server_s_words_are_one_line_that_a_log_can_take() {
+        let long = format!(
+            "OOM {}\r\n\u{1b}[2J{}",
+            "é".repeat(WORDS / 2),
+            "x".repeat(1 << 20)
+        );
+        let refusal = Refusal::parse(&long);
+        assert_eq!(refusal.code, "OOM");
+        assert_eq!(refusal.text.chars().count(), WORDS + 1);
+        assert!(!refusal.text.contains(char::is_control), "{refusal}");
+        let code = "x".repeat(1 << 20);
+        assert!(Refusal::parse(&code).to_string().len() < 2 * WORDS);
+        let short = "READONLY You can't write against a read only replica.";
+        assert_eq!(Refusal::parse(short).to_string(), short);
+        let source = RedisError::from((ErrorKind::Client, "no", code));
+        let address = Arc::from("a:1");
+        let broken = Fault::Broken { address, source };
+        assert!(broken.to_string().len() < 2 * WORDS);
+    }
+
+    #[cfg(any(feature = "cluster", feature = "sentinel"))]
+    #[test]
+    fn of_many_some_are_named_and_the_others_counted() {
+        let all: Vec<_> = (1..=8).map(|number| number.to_string()).collect();
+        assert_eq!(listed(&all, "; "), "1; 2; 3; 4; 5; and 3 more");
+        assert_eq!(listed(&all[..5], "; "), "1; 2; 3; 4; 5");
+        assert_eq!(listed(&all[..1], "; "), "1");
+    }
 
     #[test]
     fn refusals_are_read_as_every_server_writes_them() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::keys::Names;
 use super::reply::is_draw;
+use crate::key::MAX_KEY;
 use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
 
@@ -41,7 +42,7 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
         return Some(Message::Probe(rest));
     }
     if format == FREED {
-        return Some(Message::Freed { key: rest.into() });
+        return Some(Message::Freed { key: key(rest)? });
     }
     if format != FORMAT {
         return None;
@@ -60,7 +61,7 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
         return None;
     }
     let at = fields.next()?.parse().ok()?;
-    let key = fields.next()?.into();
+    let key = key(fields.next()?)?;
     let grant = Grant {
         owner,
         ttl,
@@ -68,6 +69,11 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
         at,
     };
     Some(Message::Granted { key, grant })
+}
+
+/// What may be one: a longer text would be given back, and kept until it is.
+fn key(text: &str) -> Option<Arc<str>> {
+    (text.len() <= MAX_KEY).then(|| text.into())
 }
 
 /// The message that a probe publishes.
@@ -102,6 +108,18 @@ mod tests {
         assert_eq!(read(&names(), b"2 ab12:7 30000 1 1 k"), None);
         assert_eq!(read(&names(), b"1 ab13:7 30000 1 1 k"), None);
         assert_eq!(read(&names(), b"1 ab12:7 30000 1 1"), None);
+    }
+
+    #[test]
+    fn what_is_too_long_for_a_key_is_none() {
+        for (length, is_key) in [(MAX_KEY, true), (MAX_KEY + 1, false)] {
+            let key = "k".repeat(length);
+            for begin in ["1 ab12:7 30000 1 1", "freed"] {
+                let text = format!("{begin} {key}");
+                let message = read(&names(), text.as_bytes());
+                assert_eq!(message.is_some(), is_key, "{begin} {length}");
+            }
+        }
     }
 
     proptest! {

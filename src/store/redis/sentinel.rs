@@ -11,8 +11,8 @@ use redis::{
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::{sleep, timeout};
 
-use super::endpoint::{Endpoint, at_once};
-use super::fault::Fault;
+use super::endpoint::{Endpoint, Opener, at_once};
+use super::fault::{Fault, listed};
 use super::socket::Socket;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
@@ -47,7 +47,7 @@ pub(super) struct Sentinels {
     first: AtomicUsize,
     /// Who we are at the service's servers, and how they are connected to; where they are says nothing.
     server: ConnectionInfo,
-    by_client: bool,
+    opener: Opener,
 }
 
 /// A url in its parts, of which nothing may be shown.
@@ -162,7 +162,8 @@ impl Sentinels {
                 .ok_or_else(|| invalid("a sentinel's address is no host[:port]"))?;
             let info = info.set_redis_settings(settings.clone());
             let address = format!("{} (sentinel)", info.addr());
-            all.push(Endpoint::new(info, parts.is_tls).named(address));
+            let opener = Opener::of(info.addr());
+            all.push(Endpoint::new(info, opener).named(address));
         }
         if !parts.db.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(invalid("the database is no number"));
@@ -174,8 +175,8 @@ impl Sentinels {
             service: service.into(),
             all,
             first: AtomicUsize::new(0),
+            opener: Opener::of(server.addr()),
             server,
-            by_client: parts.is_tls,
         })
     }
 
@@ -190,13 +191,13 @@ impl Sentinels {
                 Ok(secured.named(sentinel.address().to_string()))
             })
             .collect::<Result<_, Fault>>()?;
-        let server = certificates.apply(&self.server)?;
+        let tls = certificates.read(&self.server)?;
         Ok(Self {
             service: self.service.clone(),
             all,
             first: AtomicUsize::new(0),
-            server: server.get_connection_info().clone(),
-            by_client: self.by_client,
+            server: self.server.clone(),
+            opener: Opener::UsOverTls(tls),
         })
     }
 
@@ -208,7 +209,7 @@ impl Sentinels {
             .map(|it| it.info().addr().to_string())
             .collect();
         let address = format!("{}/{}", all.join(","), self.service);
-        Endpoint::new(self.server.clone(), self.by_client).named(address)
+        Endpoint::new(self.server.clone(), self.opener.clone()).named(address)
     }
 
     /// Asks one after the other, each for at most that time, until one says where the primary is.
@@ -264,7 +265,7 @@ impl Sentinels {
             self.service,
             sentinel.info().addr()
         );
-        Endpoint::new(self.server.clone().set_addr(address), self.by_client).named(name)
+        Endpoint::new(self.server.clone().set_addr(address), self.opener.clone()).named(name)
     }
 
     /// Returns when another than this is the primary, and says which.
@@ -393,9 +394,12 @@ fn read(answer: &Value) -> Option<(String, u16)> {
 fn told(unknown: &[String], faults: &[Fault]) -> String {
     let mut told = Vec::new();
     if !unknown.is_empty() {
-        told.push(format!("unknown to {}", unknown.join(", ")));
+        told.push(format!("unknown to {}", listed(unknown, ", ")));
     }
-    told.extend(faults.iter().map(Fault::to_string));
+    if !faults.is_empty() {
+        let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
+        told.push(listed(&faults, "; "));
+    }
     told.join("; ")
 }
 

@@ -182,6 +182,7 @@ impl Link {
         if let Some(pushes) = &mut wire.standing.pushes {
             while let Poll::Ready(push) = pushes.poll_recv(cx) {
                 self.on_push(&push.ok_or_else(|| self.closed())?)?;
+                wire.standing.socket.pump.taken();
             }
         }
         Ok(())

@@ -38,6 +38,9 @@ pub(super) struct ClientId {
     address: String,
 }
 
+/// No id or address is longer: a path is 108 bytes at most.
+const LONGEST_FIELD: usize = 256;
+
 /// What every connection is made for.
 pub(super) struct Setup<'a> {
     pub(super) endpoint: &'a Endpoint,
@@ -318,6 +321,8 @@ impl ClientId {
         let field = |name| {
             info.split_ascii_whitespace()
                 .find_map(|field| field.strip_prefix(name))
+                // It is kept as long as the connection is.
+                .filter(|field| field.len() <= LONGEST_FIELD)
                 .map(str::to_owned)
         };
         Some(Self {

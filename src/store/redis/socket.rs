@@ -2,6 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -9,6 +10,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, select_ok};
 use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::SockRef;
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult,
 };
@@ -17,7 +20,8 @@ use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 
-use super::bounded::Bounded;
+use super::bounded::{Bounded, Untaken};
+use super::endpoint::Opener;
 
 /// The client's connection, and what moves its bytes.
 pub(super) struct Socket {
@@ -32,33 +36,50 @@ pub(super) struct Socket {
 /// reply ours: two more switches of tasks, and often of threads, in the way of every lock.
 pub(super) enum Pump {
     /// The client's own task does it.
+    #[cfg(feature = "redis-1")]
     Elsewhere,
-    Here(BoxFuture<'static, ()>),
+    Here {
+        driver: BoxFuture<'static, ()>,
+        untaken: Untaken,
+    },
     /// The connection has ended.
     Ended,
 }
 
 impl Pump {
     /// The connection's bytes are moved by a task of the client's.
+    #[cfg(feature = "redis-1")]
     pub(super) fn elsewhere() -> Self {
         Self::Elsewhere
     }
 
     /// Whether only [`Self::poll`] brings what comes on the connection.
     pub(super) fn is_here(&self) -> bool {
-        !matches!(self, Self::Elsewhere)
+        match self {
+            #[cfg(feature = "redis-1")]
+            Self::Elsewhere => false,
+            Self::Here { .. } | Self::Ended => true,
+        }
     }
 
     /// Moves what can be moved now. Ready, from then on: the connection has ended, and whoever waited
     /// for something on it can see so.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
+            #[cfg(feature = "redis-1")]
             Self::Elsewhere => return Poll::Pending,
-            Self::Here(driver) => std::task::ready!(driver.poll_unpin(cx)),
+            Self::Here { driver, .. } => std::task::ready!(driver.poll_unpin(cx)),
             Self::Ended => {}
         }
         *self = Self::Ended;
         Poll::Ready(())
+    }
+
+    /// What the server has said so far is kept no more, but for a message whose end is still to come.
+    pub(super) fn taken(&self) {
+        if let Self::Here { untaken, .. } = self {
+            untaken.clear();
+        }
     }
 
     /// Moves bytes until something on the connection is done.
@@ -76,30 +97,32 @@ impl Pump {
     }
 }
 
-/// Connects as the client would. Not for TLS, which the client alone can set up.
+/// Connects as the client would.
 pub(super) async fn open(
     info: &ConnectionInfo,
+    opener: &Opener,
     within: Duration,
     config: AsyncConnectionConfig,
 ) -> RedisResult<Socket> {
     let opening = async {
-        match info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let addresses: Vec<_> = tokio::net::lookup_host((&**host, *port)).await?.collect();
-                if addresses.is_empty() {
-                    let kind = ErrorKind::InvalidClientConfig;
-                    return Err(RedisError::from((kind, "No address found for host")));
-                }
-                // All at once: the first that answers is taken.
-                let connecting = addresses
-                    .into_iter()
-                    .map(|address| TcpStream::connect(address).boxed());
-                let (stream, _) = select_ok(connecting).await?;
-                stream.set_nodelay(info.tcp_settings().nodelay())?;
+        match (info.addr(), opener) {
+            (ConnectionAddr::Tcp(host, port), Opener::Us) => {
+                let connecting = |address| connect(address, info.tcp_settings());
+                let stream = first_of(host, *port, connecting).await?;
+                over(stream, info, config).await
+            }
+            #[cfg(feature = "tls-rustls")]
+            (ConnectionAddr::TcpTls { host, port, .. }, Opener::UsOverTls(tls)) => {
+                let tls = tls.connector().await?;
+                let connecting = async |address| {
+                    let stream = connect(address, info.tcp_settings()).await?;
+                    tls.connect(host, stream).await
+                };
+                let stream = first_of(host, *port, connecting).await?;
                 over(stream, info, config).await
             }
             #[cfg(unix)]
-            ConnectionAddr::Unix(path) => {
+            (ConnectionAddr::Unix(path), Opener::Us) => {
                 over(UnixStream::connect(path).await?, info, config).await
             }
             _ => {
@@ -113,16 +136,53 @@ pub(super) async fn open(
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
+/// Connects to all addresses of a host at once: the first that answers is taken.
+async fn first_of<S, F>(
+    host: &str,
+    port: u16,
+    connecting: impl Fn(SocketAddr) -> F,
+) -> RedisResult<S>
+where
+    F: Future<Output = RedisResult<S>>,
+{
+    let addresses = tokio::net::lookup_host((host, port)).await?;
+    let connecting: Vec<_> = addresses
+        .map(|address| Box::pin(connecting(address)))
+        .collect();
+    if connecting.is_empty() {
+        let kind = ErrorKind::InvalidClientConfig;
+        return Err(RedisError::from((kind, "No address found for host")));
+    }
+    let (stream, _) = select_ok(connecting).await?;
+    Ok(stream)
+}
+
+async fn connect(address: SocketAddr, settings: &TcpSettings) -> RedisResult<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    if let Some(timeout) = settings.user_timeout() {
+        socket.set_tcp_user_timeout(Some(timeout))?;
+    }
+    Ok(stream)
+}
+
 async fn over(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     info: &ConnectionInfo,
     config: AsyncConnectionConfig,
 ) -> RedisResult<Socket> {
     let settings = info.redis_settings();
-    let stream = Bounded::new(stream);
+    let untaken = Untaken::default();
+    let stream = Bounded::new(stream, untaken.clone());
     let (connection, driver) =
         MultiplexedConnection::new_with_config(settings, stream, config).await?;
-    let pump = Pump::Here(driver.boxed());
+    let driver = driver.boxed();
+    let pump = Pump::Here { driver, untaken };
     Ok(Socket { connection, pump })
 }
 

@@ -109,12 +109,13 @@ impl RedisStore {
     /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. The first url's user and
     /// password are shown to all nodes. Each registry connects to every primary twice: once for calls, and
     /// once for grants, which come by sharded pub/sub. Clusters before Redis 7, which have none, still work, but
-    /// waiting there costs a question every now and then.
+    /// waiting there costs a question every now and then. A cluster of more than 1000 primaries is not believed.
     ///
     /// # Errors
     ///
     /// Those of [`RedisStore::connect`], and if there is no url, no server that answers is part of a cluster,
-    /// or a url names a socket's path or a database other than 0.
+    /// or a url names a socket's path or a database other than 0. If no node answers as it should, the error says of
+    /// each why, of five at most.
     ///
     /// # Examples
     ///
@@ -141,6 +142,12 @@ impl RedisStore {
     ///
     /// For what neither a url nor [`RedisStore::builder`] can say. Ties your version of the `redis`
     /// crate to ours, hence the feature.
+    ///
+    /// The sockets are ours, as with a url: nothing that the server says grows without bounds, and whom the system
+    /// trusts is trusted with `rediss://`. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are as `client` has them;
+    /// `SO_LINGER` cannot be read from it. Nor can certificates: a client that was built with some, or that checks none,
+    /// opens its sockets itself, and then a message of the server's that has no end is kept for as long as it lasts.
+    /// Certificates given to `RedisStore::builder` have no such gap.
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]

@@ -5,11 +5,14 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, RedisError, TlsCertificates};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
-use rustls::{AlertDescription, CertificateError, RootCertStore};
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::fault::Fault;
 
@@ -18,7 +21,14 @@ use super::fault::Fault;
 pub(super) struct Certificates {
     /// In PEM; none: whom the system trusts.
     roots: Vec<u8>,
-    client: Option<ClientTlsConfig>,
+    client: Option<Pem>,
+}
+
+/// A client's certificate and its key, as they were given.
+#[derive(Clone)]
+struct Pem {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
 }
 
 impl Certificates {
@@ -29,53 +39,114 @@ impl Certificates {
     }
 
     pub(super) fn identify(&mut self, certificate: Vec<u8>, key: Vec<u8>) {
-        self.client = Some(ClientTlsConfig {
-            client_cert: certificate,
-            client_key: key,
-        });
+        self.client = Some(Pem { certificate, key });
     }
 
-    /// The client that connects so. What is wrong with the certificates is said here, and not at each connection.
-    pub(super) fn apply(&self, info: &ConnectionInfo) -> Result<Client, Fault> {
+    /// What is wrong with the certificates is said here, and not at each connection.
+    pub(super) fn read(&self, info: &ConnectionInfo) -> Result<Tls, Fault> {
         let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
         if !is_tls {
             return Err(wrong("they need a rediss:// url"));
         }
-        let root_cert = match &self.roots[..] {
+        let roots = match &self.roots[..] {
             [] => None,
-            roots => Some(checked_roots(roots)?),
+            roots => Some(read_roots(roots)?),
         };
-        if let Some(client) = &self.client {
-            check_identity(client)?;
-        }
-        let certificates = TlsCertificates {
-            client_tls: self.client.clone(),
-            root_cert,
-        };
-        Client::build_with_tls(info.clone(), certificates).map_err(wrong)
+        let client = self.client.as_ref().map(Pem::read).transpose()?;
+        Ok(Tls {
+            roots: roots.map(Arc::new),
+            client: client.map(Arc::new),
+        })
     }
 }
 
-/// The client would take a text without certificates for a list of nobody.
-fn checked_roots(pem: &[u8]) -> Result<Vec<u8>, Fault> {
+/// How a connection over TLS is made. Shows nothing of it.
+#[derive(Clone, Default)]
+pub(super) struct Tls {
+    /// `None`: whom the system trusts.
+    roots: Option<Arc<RootCertStore>>,
+    client: Option<Arc<Identity>>,
+}
+
+/// Who we are to those who ask.
+struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// What makes one connection, to whichever address.
+pub(super) struct Connector(TlsConnector);
+
+impl Tls {
+    /// Made for each connection: nothing is kept of the one before, so every certificate is looked at.
+    pub(super) async fn connector(&self) -> RedisResult<Connector> {
+        let roots = match &self.roots {
+            Some(roots) => roots.clone(),
+            // They lie in files.
+            None => tokio::task::spawn_blocking(system_roots)
+                .await
+                .map_err(io::Error::other)??,
+        };
+        let config = ClientConfig::builder().with_root_certificates(roots);
+        let config = match self.client.as_deref() {
+            Some(Identity { chain, key }) => config
+                .with_client_auth_cert(chain.clone(), key.clone_key())
+                .map_err(io::Error::other)?,
+            None => config.with_no_client_auth(),
+        };
+        Ok(Connector(Arc::new(config).into()))
+    }
+}
+
+impl Connector {
+    pub(super) async fn connect(
+        &self,
+        host: &str,
+        stream: TcpStream,
+    ) -> RedisResult<TlsStream<TcpStream>> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            let kind = ErrorKind::InvalidClientConfig;
+            RedisError::from((kind, "No certificate can be for such a host name"))
+        })?;
+        Ok(self.0.connect(name, stream).await?)
+    }
+}
+
+/// Whatever of them can be read: a system may hold one that nobody can.
+fn system_roots() -> io::Result<Arc<RootCertStore>> {
+    let mut found = rustls_native_certs::load_native_certs();
+    if let Some(error) = found.errors.pop()
+        && found.certs.is_empty()
+    {
+        return Err(io::Error::other(error));
+    }
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(found.certs);
+    Ok(Arc::new(store))
+}
+
+/// A text without certificates would be a list of nobody.
+fn read_roots(pem: &[u8]) -> Result<RootCertStore, Fault> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(pem, "root")? {
         store
             .add(certificate)
             .map_err(|error| wrong(format_args!("the root certificate: {error}")))?;
     }
-    Ok(pem.to_owned())
+    Ok(store)
 }
 
-fn check_identity(client: &ClientTlsConfig) -> Result<(), Fault> {
-    let chain = certificates(&client.client_cert, "client")?;
-    // Nothing of a key may show, so its error is not told.
-    let key = PrivateKeyDer::from_pem_slice(&client.client_key)
-        .map_err(|_| wrong("there is no private key in PEM beside the client certificate"))?;
-    let provider = rustls::crypto::ring::default_provider();
-    CertifiedKey::from_der(chain, key, &provider)
-        .map_err(|error| wrong(format_args!("the client certificate and its key: {error}")))?;
-    Ok(())
+impl Pem {
+    fn read(&self) -> Result<Identity, Fault> {
+        let chain = certificates(&self.certificate, "client")?;
+        // Nothing of a key may show, so its error is not told.
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|_| wrong("there is no private key in PEM beside the client certificate"))?;
+        let provider = rustls::crypto::ring::default_provider();
+        CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider)
+            .map_err(|error| wrong(format_args!("the client certificate and its key: {error}")))?;
+        Ok(Identity { chain, key })
+    }
 }
 
 fn certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, Fault> {

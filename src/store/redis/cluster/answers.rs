@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::keys::Hearing;
+use super::map::is_host;
 use super::node::{Event, Node};
 use super::parcel::Parcel;
 use super::task::{Task, UP_PAUSE};
@@ -17,6 +18,10 @@ use crate::store::redis::reply::Verdict;
 /// So often a wish may be sent on at once; after that it is put off each time, so that two nodes that
 /// name each other are not kept busy.
 const HOPS: u32 = 4;
+
+/// So many nodes that the map does not name are connected to at most, each of which a redirect has named: the map that
+/// is asked for then either names them, too, or they are forgotten.
+const STRANGERS: usize = 32;
 
 impl Task {
     pub(super) fn on_event(&mut self, index: usize, event: Event, now: Instant) {
@@ -218,6 +223,11 @@ impl Task {
                     return;
                 };
                 let is_asked = code == "ASK";
+                if self.is_one_too_many(&to) {
+                    self.search.want(now);
+                    self.put_off(parcel, &address, refusal, now);
+                    return;
+                }
                 if !is_asked {
                     self.search.want(now);
                     if let Some(map) = &mut self.map {
@@ -252,11 +262,21 @@ impl Task {
     fn absolute(&self, index: usize, to: &str) -> Option<Arc<str>> {
         let (host, port) = to.rsplit_once(':')?;
         port.parse::<u16>().ok()?;
+        if !matches!(host, "" | "?") && !is_host(host) {
+            return None;
+        }
         if host.is_empty() || host == "?" {
             let (own, _) = self.nodes[index].address.rsplit_once(':')?;
             return Some(format!("{own}:{port}").into());
         }
         Some(to.into())
+    }
+
+    /// Whether a node is a stranger, and there are enough of those.
+    fn is_one_too_many(&self, address: &str) -> bool {
+        let is_known = self.nodes.iter().any(|node| *node.address == *address);
+        let strangers = self.nodes.iter().filter(|node| !node.is_wanted);
+        !is_known && strangers.count() >= STRANGERS
     }
 
     pub(super) fn refuse(&mut self, index: usize, parcel: Parcel, refusal: &Refusal) {

@@ -6,8 +6,18 @@ use redis::Value;
 
 use super::slots::{SLOTS, Slot};
 
+/// A cluster has no more primaries: its specification recommends a thousand nodes at most. We connect to each
+/// twice, so a map that lies must not name as many as there are slots.
+pub(super) const MOST_PRIMARIES: usize = 1000;
+
+/// A name has no more bytes.
+const LONGEST_HOST: usize = 253;
+
 /// `host:port` of a node.
 pub(super) type Address = Arc<str>;
+
+/// A slot is one primary's: a map that gives away more than that, and as many again, has no end of ranges.
+const MOST_GIVEN: usize = 2 * SLOTS;
 
 /// The slots as one node saw them, with what redirects have told since.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +41,7 @@ impl SlotMap {
     /// Reads the answer to `CLUSTER SHARDS`. `asked`: the host of whoever answered, which leaves out
     /// its own where it does not know it. `tls`: whether the ports wanted are those for TLS.
     pub(super) fn read_shards(answer: Value, asked: &str, tls: bool) -> Option<Self> {
-        let mut map = Self::default();
+        let (mut map, mut left) = (Self::default(), MOST_GIVEN);
         for shard in list(answer)? {
             let (mut slots, mut nodes) = (None, None);
             for (name, value) in fields(shard)? {
@@ -54,11 +64,12 @@ impl SlotMap {
             let Some((address, _)) = primaries.into_iter().next() else {
                 continue;
             };
+            let owner = map.index(&address)?;
             for range in slots.chunks(2) {
                 let [Value::Int(first), Value::Int(last)] = range else {
                     return None;
                 };
-                map.give(*first, *last, &address)?;
+                map.give(*first, *last, owner, &mut left)?;
             }
         }
         Some(map)
@@ -66,7 +77,7 @@ impl SlotMap {
 
     /// Reads the answer to `CLUSTER SLOTS`, for servers before 7.
     pub(super) fn read_slots(answer: Value, asked: &str) -> Option<Self> {
-        let mut map = Self::default();
+        let (mut map, mut left) = (Self::default(), MOST_GIVEN);
         for range in list(answer)? {
             let range = list(range)?;
             let [Value::Int(first), Value::Int(last), primary, ..] = &range[..] else {
@@ -79,7 +90,8 @@ impl SlotMap {
                 return None;
             };
             let host = text(host).unwrap_or_default();
-            map.give(*first, *last, &address(&host, *port, asked)?)?;
+            let owner = map.index(&address(&host, *port, asked)?)?;
+            map.give(*first, *last, owner, &mut left)?;
         }
         Some(map)
     }
@@ -91,7 +103,7 @@ impl SlotMap {
 
     /// A redirect named another.
     pub(super) fn moved(&mut self, slot: Slot, to: &str) {
-        // There are fewer nodes than that, and one that were to lie could not make us grow.
+        // One too many stays where it was: the next map says where it is.
         if let Some(owner) = self.index(to) {
             self.owners[usize::from(slot)] = owner;
         }
@@ -115,10 +127,12 @@ impl SlotMap {
             .collect()
     }
 
-    fn give(&mut self, first: i64, last: i64, to: &str) -> Option<()> {
+    /// `left`: how many may still be given away.
+    fn give(&mut self, first: i64, last: i64, owner: u16, left: &mut usize) -> Option<()> {
         let (first, last) = (usize::try_from(first).ok()?, usize::try_from(last).ok()?);
-        let index = self.index(to)?;
-        self.owners.get_mut(first..=last)?.fill(index);
+        let slots = self.owners.get_mut(first..=last)?;
+        *left = left.checked_sub(slots.len().max(1))?;
+        slots.fill(owner);
         Some(())
     }
 
@@ -126,7 +140,7 @@ impl SlotMap {
     fn index(&mut self, address: &str) -> Option<u16> {
         let known = self.primaries.iter().position(|known| **known == *address);
         let index = known.unwrap_or(self.primaries.len());
-        if index >= SLOTS {
+        if index >= MOST_PRIMARIES {
             return None;
         }
         if known.is_none() {
@@ -162,13 +176,19 @@ fn primary(node: Value, asked: &str, tls: bool) -> Option<Option<(Address, bool)
 }
 
 fn address(host: &str, port: i64, asked: &str) -> Option<Address> {
-    let host = if matches!(host, "" | "?") {
-        asked
-    } else {
-        host
+    let host = match host {
+        "" | "?" => asked,
+        host if is_host(host) => host,
+        _ => return None,
     };
     let port = u16::try_from(port).ok()?;
     Some(format!("{host}:{port}").into())
+}
+
+/// Whether it may be a name or a number of a host: it is shown in logs, and kept.
+pub(super) fn is_host(text: &str) -> bool {
+    let may_be = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%[]".contains(&byte);
+    (1..=LONGEST_HOST).contains(&text.len()) && text.bytes().all(may_be)
 }
 
 fn list(value: Value) -> Option<Vec<Value>> {
@@ -282,6 +302,63 @@ mod tests {
         map.moved(6, "other:1");
         assert_eq!(map.owner(6).map(|address| &**address), Some("other:1"));
         assert_eq!(map.owner(5).map(|address| &**address), Some("::1:7000"));
+    }
+
+    fn range(first: i64, last: i64, host: &str, port: i64) -> Value {
+        let primary = Value::Array(vec![word(host), Value::Int(port), word("id")]);
+        Value::Array(vec![Value::Int(first), Value::Int(last), primary])
+    }
+
+    #[test]
+    fn a_map_of_too_much_is_none() {
+        let primaries = |many: i64| {
+            let one = |port| range(port, port, "h", port);
+            let ranges = (1..=many).map(one).collect();
+            SlotMap::read_slots(Value::Array(ranges), "h")
+        };
+        let most = MOST_PRIMARIES as i64;
+        assert_eq!(primaries(most).unwrap().wanted(None).len(), MOST_PRIMARIES);
+        assert_eq!(primaries(most + 1), None);
+        // A redirect adds none either.
+        let mut map = primaries(most).unwrap();
+        map.moved(1, "other:1");
+        assert_eq!(map.owner(1).map(|address| &**address), Some("h:1"));
+
+        let overlapping = |many: usize| {
+            let all = [0, SLOTS as i64 - 1].repeat(many);
+            let shard = shard(&all, vec![node("h", 1, "master", "online")]);
+            SlotMap::read_shards(Value::Array(vec![shard]), "h", false)
+        };
+        assert!(overlapping(2).is_some());
+        assert_eq!(overlapping(3), None);
+        // Ranges of nothing have an end, too.
+        let nothing = vec![range(7, 6, "h", 1); MOST_GIVEN + 1];
+        assert_eq!(SlotMap::read_slots(Value::Array(nothing), "h"), None);
+    }
+
+    #[test]
+    fn what_is_no_host_or_port_is_no_address() {
+        let read = |host: &str, port| {
+            let ranges = Value::Array(vec![range(0, 1, host, port)]);
+            SlotMap::read_slots(ranges, "asked").is_some()
+        };
+        for host in [
+            "",
+            "?",
+            "10.0.0.1",
+            "::1",
+            "fe80::1%eth0",
+            "redis-0.redis_x.svc",
+        ] {
+            assert!(read(host, 6379), "{host}");
+        }
+        let long = "h".repeat(LONGEST_HOST + 1);
+        for host in ["a b", "a\n", "\u{1b}[2J", "u:p@h", "a/b", "é", &long] {
+            assert!(!read(host, 6379), "{host}");
+        }
+        for port in [-1, 65_536, i64::MAX, i64::MIN] {
+            assert!(!read("h", port), "{port}");
+        }
     }
 
     fn any_value() -> impl Strategy<Value = Value> {

@@ -233,7 +233,6 @@ impl Node {
                             calls: VecDeque::new(),
                             asked: VecDeque::new(),
                             heard: now,
-                            unasked: 0,
                             channels: HashMap::new(),
                         }));
                         events.push(Event::Up { deaf });

@@ -11,7 +11,7 @@ use redis::{Value, cmd};
 
 use super::map::SlotMap;
 use crate::store::redis::endpoint::Endpoint;
-use crate::store::redis::fault::{Fault, Refusal};
+use crate::store::redis::fault::{Fault, Refusal, listed};
 use crate::store::redis::socket::Socket;
 
 /// A node that has not given its map within this part of the time that it has is not waited for alone:
@@ -78,13 +78,15 @@ impl Seeds {
 
     /// Looks whether the cluster is there.
     pub(in crate::store::redis) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
-        let asking = find_map(self.endpoints.clone(), within);
+        let mut asked = Asked::default();
+        let asking = asked.until_one_answers(self.endpoints.clone(), within);
         match tokio::time::timeout(within, asking).await {
-            Ok(map) => map.map(drop),
-            Err(_) => Err(Fault::Silent {
-                address: self.address.clone(),
-                within,
-            }),
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(asked.fault()),
+            Err(_) => {
+                asked.give_up(within);
+                Err(asked.fault())
+            }
         }
     }
 }
@@ -97,30 +99,76 @@ impl fmt::Debug for Seeds {
 
 /// The map as the first of these that answers has it. `within` is for each step.
 pub(super) async fn find_map(nodes: Vec<Endpoint>, within: Duration) -> Result<SlotMap, Fault> {
-    let mut nodes = nodes.into_iter();
-    let mut asked: FuturesUnordered<_> = FuturesUnordered::new();
-    let mut fault = None;
-    loop {
-        let next = nodes.next();
-        let is_last = next.is_none();
-        asked.extend(next.map(|node| ask_map(node, within)));
-        let answer = match is_last {
-            true => asked.next().await,
-            false => match tokio::time::timeout(within / NEXT_AFTER, asked.next()).await {
-                Ok(answer) => answer,
-                Err(_) => continue,
-            },
-        };
-        match answer {
-            Some(Ok(map)) => return Ok(map),
-            Some(Err(error)) => fault = Some(error),
-            None if is_last => break,
-            None => {}
+    let mut asked = Asked::default();
+    let found = asked.until_one_answers(nodes, within).await;
+    found.ok_or_else(|| asked.fault())
+}
+
+/// Who was asked for the map, and what came of it.
+#[derive(Default)]
+struct Asked {
+    waiting: Vec<Arc<str>>,
+    faults: Vec<Fault>,
+}
+
+impl Asked {
+    async fn until_one_answers(
+        &mut self,
+        nodes: Vec<Endpoint>,
+        within: Duration,
+    ) -> Option<SlotMap> {
+        let mut nodes = nodes.into_iter();
+        let mut asking: FuturesUnordered<_> = FuturesUnordered::new();
+        loop {
+            let next = nodes.next();
+            let is_last = next.is_none();
+            if let Some(node) = next {
+                let address = node.address().clone();
+                self.waiting.push(address.clone());
+                asking.push(async move { (address, ask_map(node, within).await) });
+            }
+            let answer = match is_last {
+                true => asking.next().await,
+                false => match tokio::time::timeout(within / NEXT_AFTER, asking.next()).await {
+                    Ok(answer) => answer,
+                    Err(_) => continue,
+                },
+            };
+            match answer {
+                Some((_, Ok(map))) => return Some(map),
+                Some((address, Err(fault))) => {
+                    self.waiting.retain(|waiting| *waiting != address);
+                    self.faults.push(fault);
+                }
+                None if is_last => return None,
+                None => {}
+            }
         }
     }
-    Err(fault.unwrap_or_else(|| Fault::Url {
-        reason: "a cluster needs a node at least".to_owned(),
-    }))
+
+    /// No more time is left for those that have not answered.
+    fn give_up(&mut self, within: Duration) {
+        let silent = |address| Fault::Silent { address, within };
+        self.faults.extend(self.waiting.drain(..).map(silent));
+    }
+
+    /// What all of them said.
+    fn fault(mut self) -> Fault {
+        match self.faults.len() {
+            0 => Fault::Url {
+                reason: "a cluster needs a node at least".to_owned(),
+            },
+            1 => self.faults.remove(0),
+            _ => {
+                let told: Vec<_> = self.faults.iter().map(Fault::to_string).collect();
+                Fault::Nodes {
+                    told: listed(&told, "; "),
+                    // Those that are away may know it.
+                    is_lasting: self.faults.iter().all(Fault::is_lasting),
+                }
+            }
+        }
+    }
 }
 
 async fn ask_map(node: Endpoint, within: Duration) -> Result<SlotMap, Fault> {

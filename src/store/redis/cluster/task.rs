@@ -315,6 +315,8 @@ impl Task {
         parcel.hops = 0;
         parcel.asking = None;
         let due = now + pause.mul_f64(rand::random_range(0.5..=1.0));
+        // The last time is early enough, too.
+        let due = due.min(parcel.since + patience);
         self.later.push((due, parcel));
     }
 

@@ -26,11 +26,6 @@ use crate::store::redis::script;
 use crate::store::redis::setup::is_subscription;
 use crate::store::traffic::{Lane, Traffic};
 
-/// After so many grants the second connection is asked something, though it is heard: nothing else may be
-/// written there while the same keys are waited for, and a socket that only says things ends after some
-/// hundred thousand grants (`bounded.rs`).
-const UNASKED: usize = 4096;
-
 pub(super) struct Wires {
     pub(super) standing: Connected,
     pub(super) began: Instant,
@@ -40,8 +35,6 @@ pub(super) struct Wires {
     pub(super) asked: VecDeque<Asked>,
     /// When the second connection last said something.
     pub(super) heard: Instant,
-    /// How much it has said since it was asked something.
-    pub(super) unasked: usize,
     /// The channels that we are or may be subscribed to, and their keys.
     pub(super) channels: HashMap<String, Arc<str>>,
 }
@@ -74,7 +67,6 @@ impl Wires {
         let Ok(ears) = &self.standing.ears else {
             return;
         };
-        self.unasked = 0;
         let mut connection = ears.socket.connection.clone();
         let asking = async move { connection.send_packed_command(&command).await };
         let mut reply = maybe_done(coop::unconstrained(asking).boxed());
@@ -158,7 +150,7 @@ impl Wires {
             };
             let push = push.ok_or_else(closed)?;
             self.heard = now;
-            self.unasked += 1;
+            ears.socket.pump.taken();
             match push.kind {
                 PushKind::Disconnection => return Err(closed()),
                 ref kind if is_subscription(kind) => {
@@ -215,9 +207,6 @@ impl Wires {
                 // Whatever it says, it is there.
                 _ => {}
             }
-        }
-        if self.unasked >= UNASKED {
-            self.ask(Question::Ping, cmd("PING"), now);
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! A server that says what no real one says on demand.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What the server's time is, until a test says otherwise.
@@ -20,33 +21,64 @@ pub(super) struct Request {
     pub(super) words: Vec<String>,
 }
 
-/// Listens until the test's process ends; its threads do nothing meanwhile.
+/// Listens until it is stopped, or the test's process ends; its threads do nothing meanwhile.
 pub(super) struct Fake {
     address: SocketAddr,
+    stop: Arc<AtomicBool>,
 }
 
 impl Fake {
     pub(super) fn start(answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
+        Self::start_over(|stream, _| Some(stream), answers)
+    }
+
+    /// `dress`: what becomes of each connection, by its number, before anything is said on it.
+    pub(super) fn start_over<S: Read + Write + 'static>(
+        dress: impl Fn(TcpStream, usize) -> Option<S> + Send + Sync + 'static,
+        answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static,
+    ) -> Self {
+        // At every address that begins with 127, for those who are sent from one to the other.
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let answers: Arc<Mutex<Answers>> = Arc::new(Mutex::new(answers));
+        let dress = Arc::new(dress);
+        let stop = Arc::new(AtomicBool::new(false));
+        let has_stopped = stop.clone();
         std::thread::spawn(move || {
             for (index, stream) in listener.incoming().enumerate() {
-                let (stream, answers) = (stream.unwrap(), answers.clone());
+                let (stream, answers, dress) = (stream.unwrap(), answers.clone(), dress.clone());
+                if has_stopped.load(Ordering::Relaxed) {
+                    return;
+                }
                 // Ends when the client hangs up.
-                std::thread::spawn(move || serve(stream, index + 1, &answers));
+                std::thread::spawn(move || {
+                    let connection = index + 1;
+                    serve(dress(stream, connection)?, connection, &answers)
+                });
             }
         });
-        Self { address }
+        Self { address, stop }
     }
 
     pub(super) fn url(&self) -> String {
         format!("redis://{}/", self.address)
     }
+
+    /// Lets nobody connect any more: for those who start many.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // Wakes it.
+        let _ = TcpStream::connect(self.address);
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.address.port()
+    }
 }
 
-fn serve(mut stream: TcpStream, connection: usize, answers: &Mutex<Answers>) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
+fn serve(stream: impl Read + Write, connection: usize, answers: &Mutex<Answers>) -> Option<()> {
+    let mut reader = BufReader::new(stream);
     loop {
         let request = Request {
             connection,
@@ -54,11 +86,13 @@ fn serve(mut stream: TcpStream, connection: usize, answers: &Mutex<Answers>) -> 
         };
         let answer = (*answers.lock().unwrap())(&request);
         let answer = answer.unwrap_or_else(|| request.usual());
+        let stream = reader.get_mut();
         if let Some(answer) = answer.strip_suffix(HANG_UP) {
             stream.write_all(answer).ok()?;
             return None;
         }
         stream.write_all(&answer).ok()?;
+        stream.flush().ok()?;
     }
 }
 

@@ -21,15 +21,15 @@ const TTL: Duration = Duration::from_millis(300);
 const WAIT: Duration = Duration::from_millis(120);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(40);
 /// After the end of its wait, or of a release, everything is over by then.
-const SLACK: Duration = Duration::from_secs(3);
-const KEYS: [&str; 2] = ["a", "b c"];
+pub(super) const SLACK: Duration = Duration::from_secs(3);
+pub(super) const KEYS: [&str; 2] = ["a", "b c"];
 
 thread_local! {
-    static PANICS: Cell<usize> = const { Cell::new(0) };
+    pub(super) static PANICS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Counts the panics of this thread, those too that a task of its runtime swallows.
-fn count_panics() {
+pub(super) fn count_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
@@ -43,7 +43,7 @@ fn count_panics() {
 
 /// A number where a draw or a time is to be.
 #[derive(Clone, Copy, Debug)]
-enum Number {
+pub(super) enum Number {
     /// The next in order: what an honest server would say.
     Next,
     Exactly(i64),
@@ -51,7 +51,7 @@ enum Number {
 
 /// What one op is answered.
 #[derive(Clone, Debug)]
-enum Answer {
+pub(super) enum Answer {
     Won(Number),
     /// A number instead of an array.
     Short(Number),
@@ -63,7 +63,7 @@ enum Answer {
 
 /// Whose a grant is said to be.
 #[derive(Clone, Copy, Debug)]
-enum Whose {
+pub(super) enum Whose {
     /// The last owner that entered.
     Standing,
     /// Another of this registry's, long gone or never there.
@@ -73,7 +73,7 @@ enum Whose {
 }
 
 #[derive(Clone, Debug)]
-enum Push {
+pub(super) enum Push {
     Grant {
         whose: Whose,
         key: &'static str,
@@ -88,7 +88,7 @@ enum Push {
 }
 
 #[derive(Clone, Debug)]
-enum Lie {
+pub(super) enum Lie {
     /// The answers go round if there are more ops.
     Answers {
         answers: Vec<Answer>,
@@ -112,10 +112,10 @@ enum Lie {
 
 /// What a call, or a step of connecting, is answered.
 #[derive(Clone, Debug)]
-struct Said {
-    before: Vec<Push>,
-    lie: Lie,
-    after: Vec<Push>,
+pub(super) struct Said {
+    pub(super) before: Vec<Push>,
+    pub(super) lie: Lie,
+    pub(super) after: Vec<Push>,
 }
 
 fn number() -> impl Strategy<Value = Number> {
@@ -134,7 +134,7 @@ fn number() -> impl Strategy<Value = Number> {
 }
 
 /// What no parser should take: lengths out of all proportion, halves, and what nothing begins with.
-fn raw() -> impl Strategy<Value = Vec<u8>> {
+pub(super) fn raw() -> impl Strategy<Value = Vec<u8>> {
     let known = select(vec![
         "*1000000\r\n",
         "*2147483647\r\n:1\r\n",
@@ -228,7 +228,7 @@ fn answer() -> impl Strategy<Value = Answer> {
     ]
 }
 
-fn any_push() -> impl Strategy<Value = Push> {
+pub(super) fn any_push() -> impl Strategy<Value = Push> {
     let whose = prop_oneof![
         4 => Just(Whose::Standing),
         2 => select(vec![0, 1, 2, 3, 5, 1000, u64::MAX]).prop_map(Whose::Number),
@@ -280,7 +280,19 @@ fn for_others() -> impl Strategy<Value = Push> {
     })
 }
 
-fn said() -> impl Strategy<Value = Said> {
+/// To everybody who asks.
+#[cfg(feature = "cluster")]
+pub(super) fn busy() -> Lie {
+    let busy = Answer::Words("busy", vec![20_000, NOW as i64]);
+    Lie::Answers {
+        answers: vec![busy],
+        at: NOW as i64,
+        more: 0,
+        number: 0,
+    }
+}
+
+pub(super) fn said() -> impl Strategy<Value = Said> {
     let answers = (
         vec(answer(), 1..4),
         select(vec![NOW as i64, NOW as i64, 0, -1, i64::MAX]),
@@ -311,26 +323,26 @@ fn said() -> impl Strategy<Value = Said> {
 }
 
 /// Says it all, over and over, and notes for what there may be a lease.
-struct Liar {
+pub(super) struct Liar {
     /// To calls, one after the other.
-    calls: Vec<Said>,
+    pub(super) calls: Vec<Said>,
     /// To the steps of connecting; `None`: the truth.
-    steps: Vec<Option<Lie>>,
-    called: usize,
-    stepped: usize,
-    next: u64,
-    later: Vec<u8>,
-    channel: String,
+    pub(super) steps: Vec<Option<Lie>>,
+    pub(super) called: usize,
+    pub(super) stepped: usize,
+    pub(super) next: u64,
+    pub(super) later: Vec<u8>,
+    pub(super) channel: String,
     /// The last owner that entered for a key.
-    standing: HashMap<String, String>,
+    pub(super) standing: HashMap<String, String>,
     /// What each call is about, by its number: ops, and the key of each. Who names an earlier call's answers
     /// that one, which may still be open.
-    asked: HashMap<u64, (String, Vec<String>)>,
-    forced: Forced,
+    pub(super) asked: HashMap<u64, (String, Vec<String>)>,
+    pub(super) forced: Forced,
 }
 
 /// Keys and draws that a lie has named for one of those who asked.
-type Forced = Arc<Mutex<HashSet<(String, u64)>>>;
+pub(super) type Forced = Arc<Mutex<HashSet<(String, u64)>>>;
 
 fn name_of(lock: &str) -> &str {
     lock.strip_prefix("lock:").unwrap_or(lock)
@@ -356,7 +368,7 @@ impl Liar {
         }
     }
 
-    fn answer(&mut self, request: &Request) -> Option<Vec<u8>> {
+    pub(super) fn answer(&mut self, request: &Request) -> Option<Vec<u8>> {
         if let Some(channel) = request.is("SUBSCRIBE").then(|| request.words[1].clone()) {
             self.channel = channel;
         }
@@ -373,7 +385,9 @@ impl Liar {
         let Said { before, lie, after } = self.calls[self.called % self.calls.len()].clone();
         self.called += 1;
         // A batch's first key is the fence, and its letters say what it is about.
-        let ops = (request.keys()[0] == "lock:~fence").then(|| request.letters().to_owned());
+        let ops = request.keys()[0]
+            .starts_with("lock:~fence")
+            .then(|| request.letters().to_owned());
         let ops = ops.unwrap_or_default();
         for (index, op) in ops.chars().enumerate() {
             if op == 'E' {
@@ -383,7 +397,7 @@ impl Liar {
         }
         let keys = request.keys().iter().skip(1).cloned().collect();
         self.asked.insert(request.number(), (ops.clone(), keys));
-        let mut bytes = self.pushes(&before);
+        let mut bytes = self.pushes("message", &before);
         let mut hangs_up = false;
         let told = match lie {
             Lie::Answers {
@@ -420,7 +434,7 @@ impl Liar {
         if !is_later {
             bytes.append(&mut self.later);
         }
-        bytes.extend(self.pushes(&after));
+        bytes.extend(self.pushes("message", &after));
         if hangs_up {
             bytes.extend(HANG_UP);
         }
@@ -495,7 +509,7 @@ impl Liar {
         format!("${}\r\n{text}\r\n", text.len()).into_bytes()
     }
 
-    fn pushes(&mut self, pushes: &[Push]) -> Vec<u8> {
+    pub(super) fn pushes(&mut self, kind: &str, pushes: &[Push]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for one in pushes {
             match one {
@@ -522,7 +536,7 @@ impl Liar {
                         self.force(key, draw);
                     }
                     let message = format!("{format} {owner} {ttl} {draw} {at} {key}");
-                    bytes.extend(push(&["message", &self.channel, &message], ""));
+                    bytes.extend(push(&[kind, &self.channel, &message], ""));
                 }
                 Push::Kind(kind, words) => {
                     let words: Vec<_> = [*kind].into_iter().chain(words.iter().copied()).collect();
@@ -541,15 +555,22 @@ fn cut(mut bytes: Vec<u8>, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// One who asks for a key in every way there is; `Err`: what it should not have been told.
-async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Result<(), String> {
+/// One who asks for a key in every way there is, and how many leases that makes; `Err`: what it should not have been
+/// told.
+pub(super) async fn asks(
+    locks: &LockRegistry,
+    key: &str,
+    wait: Duration,
+    forced: &Forced,
+) -> Result<usize, String> {
     let begin = Instant::now();
     let late = |what: &str| format!("{what} of {key:?} ended only after {:?}", begin.elapsed());
-    let bound = WAIT + SLACK;
+    let bound = wait + SLACK;
+    let mut leases = 0;
     let fixed = locks.obtain(key).ttl(TTL);
     for round in 0..2 {
         let lease = match round {
-            0 => timeout(bound, fixed.lease_within(WAIT))
+            0 => timeout(bound, fixed.lease_within(wait))
                 .await
                 .map_err(|_| late("lease_within"))?
                 .ok(),
@@ -560,6 +581,7 @@ async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Result<(), St
                 .flatten(),
         };
         let Some(lease) = lease else { continue };
+        leases += 1;
         let draw = lease.token() / 64;
         if !forced.lock().unwrap().contains(&(key.to_owned(), draw)) {
             return Err(format!(
@@ -570,7 +592,7 @@ async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Result<(), St
             return Err(format!("a lease of {key:?} longer than was asked for"));
         }
         // May be confirmed, refused or lost; not longer than this one's deadline.
-        let _ = timeout(WAIT, lease.extend(TTL)).await;
+        let _ = timeout(wait, lease.extend(TTL)).await;
         timeout(bound + TTL, lease.release())
             .await
             .map_err(|_| late("a release"))?
@@ -578,7 +600,7 @@ async fn asks(locks: &LockRegistry, key: &str, forced: &Forced) -> Result<(), St
     }
     let looking = fixed.inspect();
     let _ = timeout(bound, looking).await.map_err(|_| late("inspect"))?;
-    Ok(())
+    Ok(leases)
 }
 
 fn lies_to_everybody(calls: Vec<Said>, steps: Vec<Option<Lie>>) -> Result<(), TestCaseError> {
@@ -610,7 +632,7 @@ fn lies_to_everybody(calls: Vec<Said>, steps: Vec<Option<Lie>>) -> Result<(), Te
             .iter()
             .cycle()
             .take(4)
-            .map(|key| asks(&locks, key, &forced));
+            .map(|key| asks(&locks, key, WAIT, &forced));
         for told in join_all(callers).await {
             told?;
         }
@@ -709,40 +731,6 @@ async fn a_flood_of_grants_is_not_kept() {
         .await
         .expect("it ends");
     assert_eq!(locks.in_use(), 0);
-}
-
-/// Somebody holds, and nobody waits for an answer: a message that has no end would be kept for ever.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_without_an_end_ends_its_connection() {
-    const MORE: usize = 80 << 20;
-    let connections = Arc::new(Mutex::new(0));
-    let seen = connections.clone();
-    let fake = Fake::start(move |request| {
-        *seen.lock().unwrap() = request.connection;
-        if !request.is_call() || request.connection > 1 {
-            return None;
-        }
-        let mut bytes = request.usual();
-        bytes.extend(b"$1000000000\r\n");
-        bytes.resize(bytes.len() + MORE, b'x');
-        Some(bytes)
-    });
-    let store = RedisStore::connect_lazy(fake.url()).unwrap();
-    let locks = LockRegistry::builder(store)
-        .response_timeout(Duration::from_secs(60))
-        .build();
-    // Nothing is sent for the next twenty seconds.
-    let lease = locks.obtain("k").ttl(Duration::from_secs(60)).lease().await;
-    let lease = lease.unwrap();
-    let again = async {
-        while *connections.lock().unwrap() < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(10), again)
-        .await
-        .expect("it connects anew");
-    assert!(lease.is_valid());
 }
 
 /// A grant of an unknown key is given back by a call of its own, while the first is still open: the answer to that

@@ -5,7 +5,10 @@
 mod alike;
 mod attempts;
 mod breaking;
+#[cfg(feature = "cluster")]
+mod cluster_lies;
 mod connecting;
+mod endless;
 mod ends;
 mod fake;
 mod fence;
