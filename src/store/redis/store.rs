@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use super::cluster::Seeds;
 use super::endpoint::Endpoint;
 use super::fault::Fault;
-use super::replicas::{Replicas, ReplicasSession, Wire};
+use super::replicas::{self, Replicas, ReplicasSession};
 use super::session::{Place, RedisSession};
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
@@ -47,7 +47,6 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct RedisStore {
     place: Place,
-    /// Never of a cluster.
     replicas: Option<Replicas>,
 }
 
@@ -164,11 +163,10 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        match (self.place.clone(), self.replicas) {
-            (Place::Server(endpoint), Some(rule)) => {
-                Arc::new(ReplicasSession::new(*endpoint, rule, opening))
-            }
-            (place, _) => Arc::new(RedisSession::new(place, opening)),
+        let place = self.place.clone();
+        match self.replicas {
+            Some(rule) => Arc::new(ReplicasSession::new(place, rule, opening)),
+            None => Arc::new(RedisSession::new(place, opening)),
         }
     }
 
@@ -316,8 +314,8 @@ impl RedisStoreBuilder {
         let connecting = async move {
             let store = store?;
             store.place.try_out(CONNECT_WITHIN).await?;
-            if let (Place::Server(endpoint), Some(_)) = (&store.place, store.replicas) {
-                Wire::connect(endpoint, CONNECT_WITHIN).await?;
+            if store.replicas.is_some() {
+                replicas::try_out(&store.place, CONNECT_WITHIN).await?;
             }
             Ok(store)
         };
@@ -339,15 +337,11 @@ impl RedisStoreBuilder {
         };
         #[cfg(feature = "cluster")]
         if self.is_cluster {
-            if replicas.is_some() {
-                let reason = "not supported on a cluster".to_owned();
-                return Err(Fault::Replicas { reason }.into());
-            }
             let endpoints = self.urls.iter().map(|url| self.endpoint(url));
             let seeds = Seeds::new(endpoints.collect::<Result<_, _>>()?)?;
             return Ok(RedisStore {
                 place: Place::Cluster(seeds),
-                replicas: None,
+                replicas,
             });
         }
         let [url] = &self.urls[..] else {

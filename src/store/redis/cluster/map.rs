@@ -7,11 +7,11 @@ use redis::Value;
 use super::slots::{SLOTS, Slot};
 
 /// `host:port` of a node.
-pub(super) type Address = Arc<str>;
+pub(in crate::store::redis) type Address = Arc<str>;
 
 /// The slots as one node saw them, with what redirects have told since.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotMap {
+pub(in crate::store::redis) struct SlotMap {
     /// All primaries that have a slot, and some that had.
     primaries: Vec<Address>,
     /// For each slot one more than the index of its primary; 0: nobody has it.
@@ -84,7 +84,7 @@ impl SlotMap {
         Some(map)
     }
 
-    pub(super) fn owner(&self, slot: Slot) -> Option<&Address> {
+    pub(in crate::store::redis) fn owner(&self, slot: Slot) -> Option<&Address> {
         let owner = usize::from(self.owners[usize::from(slot)]);
         Some(&self.primaries[owner.checked_sub(1)?])
     }
@@ -98,7 +98,7 @@ impl SlotMap {
     }
 
     /// A slot of each primary, of those that are asked for.
-    pub(super) fn wanted(&self, only: Option<Slot>) -> Vec<(Address, Slot)> {
+    pub(in crate::store::redis) fn wanted(&self, only: Option<Slot>) -> Vec<(Address, Slot)> {
         if let Some(slot) = only {
             let owner = self.owner(slot).cloned();
             return owner.map(|owner| (owner, slot)).into_iter().collect();
