@@ -60,11 +60,7 @@ impl Flock {
 
     /// The connection that is held up.
     pub(crate) fn asker(&self) -> Option<u64> {
-        let clients = self.primary.clients();
-        let asker = clients
-            .iter()
-            .find(|it| it.last_command() == "wait" && it.field("flags").contains('b'));
-        asker.map(|it| it.id())
+        asker(&self.primary)
     }
 
     /// How many connections of registries there are.
@@ -79,6 +75,15 @@ impl Flock {
         })
         .await;
     }
+}
+
+/// The connection that a primary holds up since it waits for replicas.
+pub(crate) fn asker(primary: &RedisServer) -> Option<u64> {
+    let clients = primary.clients();
+    let asker = clients
+        .iter()
+        .find(|it| it.last_command() == "wait" && it.field("flags").contains('b'));
+    asker.map(|it| it.id())
 }
 
 pub(crate) async fn registry(url: &str, least: u32, within: Duration) -> LockRegistry {

@@ -123,7 +123,7 @@ impl Task {
 
     /// True: something came of it, so there may be more to do.
     fn turn(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let mut had_work = self.search(cx, now);
+        let mut had_work = false;
         for index in 0..self.lanes.len() {
             let lane = &mut self.lanes[index];
             let Some(asking) = &mut lane.asking else {
@@ -144,7 +144,9 @@ impl Task {
                 had_work = true;
             }
         }
-        had_work | self.begin(now)
+        had_work |= self.begin(now);
+        // Last, since each of the others may want one.
+        had_work | self.search(cx, now)
     }
 
     /// Begins a round at every primary that is free and waited for.
