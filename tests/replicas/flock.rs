@@ -63,6 +63,21 @@ impl Flock {
         asker(&self.primary)
     }
 
+    /// The connection that has asked last, or asks.
+    pub(crate) fn last_asker(&self) -> u64 {
+        let clients = self.primary.clients();
+        // The harness's own has done so as well, and lists them now.
+        let mut askers = clients.iter().filter(|it| it.last_command() == "wait");
+        askers.next().expect("somebody has asked").id()
+    }
+
+    pub(crate) async fn wait_until_gone(&self, id: u64) {
+        wait_until("a connection is closed", BOUND, || {
+            self.primary.clients().iter().all(|it| it.id() != id)
+        })
+        .await;
+    }
+
     /// How many connections of registries there are.
     pub(crate) fn channels_and_askers(&self) -> usize {
         self.primary.channels().len() + usize::from(self.asker().is_some())
