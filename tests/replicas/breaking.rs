@@ -14,8 +14,10 @@ async fn a_caller_that_is_dropped_meanwhile_leaves_nothing() {
     flock.replicas[0].stop();
     // Of what it won by itself.
     let caller = tokio::spawn(locks.obtain("k").lease());
-    flock.wait_until_asked().await;
-    assert!(flock.primary.exists("lock:k"));
+    wait_until("the replicas are asked for it", BOUND, || {
+        flock.asker().is_some() && flock.primary.exists("lock:k")
+    })
+    .await;
     caller.abort();
     flock.wait_until_empty().await;
 

@@ -113,10 +113,11 @@ async fn what_a_stopped_replica_has_not_is_refused_in_time_and_others_are_not_he
         turns += 1;
     }
     assert!(!refused.is_finished() || begun.elapsed() >= ms(3_000));
-    assert!(turns >= 10, "held up: {turns} turns");
+    // Held up they would have one, or two.
+    assert!(turns >= 4, "held up: {turns} turns");
     let error = told(refused.await.unwrap());
     let passed = begun.elapsed();
-    assert!(passed >= ms(3_000) && passed < ms(9_000), "{passed:?}");
+    assert!(passed >= ms(3_000) && passed < ms(12_000), "{passed:?}");
     assert!(error.is_retryable(), "{error}");
     let said = error.to_string();
     assert!(said.contains(": 0 of the 1 replicas"), "{error}");
@@ -327,7 +328,6 @@ async fn the_right_to_wait_is_needed_on_a_cluster() {
     nothing_left(&cluster).await;
 }
 
-/// Where no node can be reached at first, what was won is not confirmed by nobody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_on_a_cluster_that_is_dropped_leaves_no_connection() {
     let cluster = start().await;

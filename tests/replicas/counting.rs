@@ -33,7 +33,8 @@ async fn what_one_of_two_replicas_has_not_is_refused_in_time_and_given_back() {
     let begun = Instant::now();
     let error = told(lock.acquire_once().await);
     let passed = begun.elapsed();
-    assert!(passed >= ms(1_000) && passed < ms(4_000), "{passed:?}");
+    // Less than the response time-out.
+    assert!(passed >= ms(1_000) && passed < ms(10_000), "{passed:?}");
     assert!(error.is_retryable(), "{error}");
     assert!(
         error.to_string().contains(": 1 of the 2 replicas"),
