@@ -1,6 +1,6 @@
 use tokio::time::timeout;
 
-use crate::flock::{Flock, builder};
+use crate::flock::{Flock, builder, told};
 use crate::support::{Proxy, wait_until};
 use crate::{BOUND, LONG, ms};
 
@@ -14,8 +14,10 @@ async fn a_caller_that_is_dropped_meanwhile_leaves_nothing() {
     flock.replicas[0].stop();
     // Of what it won by itself.
     let caller = tokio::spawn(locks.obtain("k").lease());
-    flock.wait_until_asked().await;
-    assert!(flock.primary.exists("lock:k"));
+    wait_until("the replicas are asked for it", BOUND, || {
+        flock.asker().is_some() && flock.primary.exists("lock:k")
+    })
+    .await;
     caller.abort();
     flock.wait_until_empty().await;
 
@@ -82,6 +84,65 @@ async fn the_connection_that_asks_is_killed_meanwhile() {
     flock.primary.client_kill_all();
     let lease = timeout(BOUND, locks.obtain("k").lease()).await.unwrap();
     lease.unwrap().release().await.unwrap();
+    flock.wait_until_empty().await;
+}
+
+/// A connection that asks and was made before the session's may lead to the server of that time: it would be told there
+/// that the lock is nobody's, and the first after each reconnect given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_that_asks_is_made_again_after_the_sessions() {
+    let flock = Flock::start().await;
+    let locks = flock.registry(2, ms(5_000)).await;
+    let lock = locks.obtain("k");
+    let confirmed = async || {
+        let lease = timeout(BOUND, lock.lease()).await;
+        lease.expect("it is had").unwrap().release().await.unwrap();
+        flock.last_asker()
+    };
+    let asker = confirmed().await;
+    assert_eq!(confirmed().await, asker, "it stays while all goes well");
+    let clients = flock.primary.clients();
+    let mut session = clients.iter().filter(|it| it.field("sub") == "1");
+    let session = session.next().expect("it is told of grants").id();
+    let killed: u64 = flock
+        .primary
+        .ask(&["CLIENT", "KILL", "ID", &session.to_string()]);
+    assert_eq!(killed, 1);
+    wait_until("there is another", BOUND, || {
+        let clients = flock.primary.clients();
+        let mut sessions = clients.iter().filter(|it| it.field("sub") == "1");
+        sessions.any(|it| it.id() != session)
+    })
+    .await;
+    assert_ne!(confirmed().await, asker);
+    flock.wait_until_gone(asker).await;
+    flock.wait_until_empty().await;
+}
+
+/// Perhaps it leads to another server than the session's: the next connection need not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_knows_nothing_of_ours_is_not_kept() {
+    let flock = Flock::start().await;
+    let locks = flock.registry(2, LONG / 2).await;
+    flock.replicas[0].stop();
+    let first = tokio::spawn(locks.obtain("first").lease());
+    flock.wait_until_asked().await;
+    let asker = flock.last_asker();
+    let gone = tokio::spawn(locks.obtain("k").acquire_once());
+    wait_until("it is won", BOUND, || flock.primary.exists("lock:k")).await;
+    flock.primary.del("lock:k");
+    flock.replicas[0].cont();
+    // A round in which something is ours says that it is the right one.
+    let first = timeout(BOUND, first).await.unwrap().unwrap().unwrap();
+    let error = told(timeout(BOUND, gone).await.expect("told at once").unwrap());
+    assert!(
+        error.to_string().contains("the lock was gone before"),
+        "{error}"
+    );
+    flock.wait_until_gone(asker).await;
+    let lease = timeout(BOUND, locks.obtain("k").lease()).await;
+    lease.expect("by another").unwrap().release().await.unwrap();
+    first.release().await.unwrap();
     flock.wait_until_empty().await;
 }
 

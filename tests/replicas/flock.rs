@@ -60,11 +60,22 @@ impl Flock {
 
     /// The connection that is held up.
     pub(crate) fn asker(&self) -> Option<u64> {
+        asker(&self.primary)
+    }
+
+    /// The connection that has asked last, or asks.
+    pub(crate) fn last_asker(&self) -> u64 {
         let clients = self.primary.clients();
-        let asker = clients
-            .iter()
-            .find(|it| it.last_command() == "wait" && it.field("flags").contains('b'));
-        asker.map(|it| it.id())
+        // The harness's own has done so as well, and lists them now.
+        let mut askers = clients.iter().filter(|it| it.last_command() == "wait");
+        askers.next().expect("somebody has asked").id()
+    }
+
+    pub(crate) async fn wait_until_gone(&self, id: u64) {
+        wait_until("a connection is closed", BOUND, || {
+            self.primary.clients().iter().all(|it| it.id() != id)
+        })
+        .await;
     }
 
     /// How many connections of registries there are.
@@ -79,6 +90,15 @@ impl Flock {
         })
         .await;
     }
+}
+
+/// The connection that a primary holds up since it waits for replicas.
+pub(crate) fn asker(primary: &RedisServer) -> Option<u64> {
+    let clients = primary.clients();
+    let asker = clients
+        .iter()
+        .find(|it| it.last_command() == "wait" && it.field("flags").contains('b'));
+    asker.map(|it| it.id())
 }
 
 pub(crate) async fn registry(url: &str, least: u32, within: Duration) -> LockRegistry {

@@ -5,10 +5,13 @@
 //! | `counting.rs` | when does an acquisition count, and what becomes of it if not? |
 //! | `breaking.rs` | what if something breaks while the replicas are asked? |
 //! | `settings.rs` | what can be asked for, and by whom? |
+//! | `clusters.rs` | what of a cluster, whose slots move and whose primaries are killed? |
 //! | `failover.rs` | is what counted there after a fail-over? |
 //! | `flock.rs` | how does a test get a primary with replicas? |
 
 mod breaking;
+#[cfg(feature = "cluster")]
+mod clusters;
 mod counting;
 #[cfg(feature = "sentinel")]
 mod failover;

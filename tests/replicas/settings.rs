@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+#[cfg(feature = "redis-1")]
+use lockstream::store::RedisStoreBuilder;
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{LockError, LockRegistry};
 use tokio::time::timeout;
@@ -70,6 +72,26 @@ async fn a_server_without_replicas_and_one_that_is_a_replica() {
     let error = store.connect().await.unwrap_err();
     let reason = "cannot be used with replica instances";
     assert!(error.to_string().contains(reason), "{error}");
+}
+
+/// Its connections are opened as the client would, the one that asks as well.
+#[cfg(feature = "redis-1")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_replicas_of_a_clients_server_are_asked() {
+    let flock = Flock::start().await;
+    let client = redis::Client::open(flock.primary.url()).unwrap();
+    let builder = RedisStoreBuilder::from_client(client);
+    let store = builder.min_replicas(2, ms(5_000)).connect().await.unwrap();
+    let locks = LockRegistry::builder(store).build();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    let owner = flock.primary.get("lock:k");
+    assert!(owner.is_some());
+    assert_eq!(flock.owners("k"), [owner.clone(), owner]);
+    lease.release().await.unwrap();
+    let client = redis::Client::open(flock.replicas[0].url()).unwrap();
+    let store = RedisStoreBuilder::from_client(client).min_replicas(1, ms(50));
+    assert!(store.connect().await.is_err(), "it is a replica");
+    flock.wait_until_empty().await;
 }
 
 /// The rights that the documentation lists, and `wait`.

@@ -76,6 +76,8 @@ pub(super) struct Lane {
     stains: Vec<Stain>,
     /// Who listens on the node, or may.
     ears: Vec<Stain>,
+    /// Who has the lock on the node, or may, and too few know it who were to: what was said of that.
+    unsure: Vec<(Owner, StoreError)>,
 }
 
 /// By when a lock of `ttl` that is set now has run out on any node whose clock is right.
@@ -206,6 +208,23 @@ impl Lane {
             if away.is_some() {
                 continue;
             }
+            if let Op::Renew { owner, ttl } = job.op
+                && let Some((_, error)) = self.unsure.iter().find(|(of, _)| *of == owner)
+            {
+                // It would make up a majority of votes one of which a fail-over may forget. Instead it is asked
+                // once more whether enough know of it, for the next renewal.
+                let vote = Vote::Never(error.clone());
+                let (op, first) = (Op::Attempt { owner, ttl }, false);
+                self.queue.push_front(Job {
+                    op,
+                    ballot: None,
+                    first,
+                });
+                if let Some(ballot) = job.ballot {
+                    return Some(Step::Cast(Cast { ballot, vote }));
+                }
+                continue;
+            }
             if let Some((owner, ttl)) = taking(&job.op) {
                 job.first = !self.is_stained(owner);
                 self.stain(owner, outlasted(now, ttl));
@@ -262,6 +281,10 @@ impl Lane {
                     }
                     _ => {}
                 }
+                if let (Some((owner, _)), Outcome::Won { .. }) = (taking(&job.op), &answer.outcome)
+                {
+                    self.unsure.retain(|(of, _)| *of != owner);
+                }
                 match (&job.op, &answer.outcome) {
                     (
                         Op::Attempt { .. } | Op::Listen { .. } | Op::Adopt { .. },
@@ -307,7 +330,14 @@ impl Lane {
             return self.owe(owner, job.ballot, due, error.store_error());
         }
         match &error {
-            OpError::Unknown(_) | OpError::Unconfirmed(_) => self.renew_stain(now, &job.op),
+            OpError::Unknown(_) => self.renew_stain(now, &job.op),
+            OpError::Unconfirmed(error) => {
+                self.renew_stain(now, &job.op);
+                if let Some((owner, _)) = taking(&job.op) {
+                    self.unsure.retain(|(of, _)| *of != owner);
+                    self.unsure.push((owner, error.clone()));
+                }
+            }
             // It was not done.
             OpError::Unsent(_) | OpError::Refused(_) => {
                 if job.first
@@ -351,6 +381,9 @@ impl Lane {
     /// Releases that are due again are sent again; those that are not worth it any more are not.
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Cast> {
         self.stains.retain(|stain| now < stain.until);
+        let stains = &self.stains;
+        let is_stained = |owner: Owner| stains.iter().any(|stain| stain.owner == owner);
+        self.unsure.retain(|(owner, _)| is_stained(*owner));
         self.ears.retain(|ear| now < ear.until);
         let mut casts = Vec::new();
         for owed in std::mem::take(&mut self.owed) {
@@ -421,5 +454,6 @@ impl Lane {
 
     fn clean(&mut self, owner: Owner) {
         self.stains.retain(|stain| stain.owner != owner);
+        self.unsure.retain(|(of, _)| *of != owner);
     }
 }

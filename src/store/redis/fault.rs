@@ -267,13 +267,11 @@ impl Refusal {
         }
     }
 
-    #[cfg(feature = "cluster")]
     pub(super) fn code(&self) -> &str {
         &self.code
     }
 
     /// What follows the code.
-    #[cfg(feature = "cluster")]
     pub(super) fn text(&self) -> &str {
         &self.text
     }

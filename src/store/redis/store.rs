@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use super::cluster::Seeds;
 use super::endpoint::Endpoint;
 use super::fault::Fault;
-use super::replicas::{Replicas, ReplicasSession, Wire};
+use super::replicas::{self, Replicas, ReplicasSession};
 use super::session::{Place, RedisSession};
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
@@ -29,7 +29,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Leases on a Redis server, from version 6.2 on, or on Valkey; alone, behind sentinels, or in a cluster.
 ///
 /// Each registry that is built on a store has a connection of its own, which carries everything:
-/// ops, renewals and the grants that the server pushes (on a cluster two to each primary, and one more with
+/// ops, renewals and the grants that the server pushes (on a cluster two to each primary; one more to each with
 /// [`RedisStoreBuilder::min_replicas`]). It is made at the registry's first use,
 /// and made again whenever it breaks. RESP3 is used whatever the url says; a server or proxy that
 /// does not speak it still works, but then waiting costs a question every now and then.
@@ -47,7 +47,6 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct RedisStore {
     place: Place,
-    /// Never of a cluster.
     replicas: Option<Replicas>,
 }
 
@@ -94,6 +93,8 @@ impl RedisStore {
         }
         RedisStoreBuilder {
             urls: vec![url],
+            #[cfg(feature = "redis-1")]
+            client: None,
             #[cfg(feature = "cluster")]
             is_cluster: false,
             replicas: None,
@@ -141,7 +142,8 @@ impl RedisStore {
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
     ///
     /// For what neither a url nor [`RedisStore::builder`] can say. Ties your version of the `redis`
-    /// crate to ours, hence the feature.
+    /// crate to ours, hence the feature. [`RedisStoreBuilder::from_client`] does the same and goes on, as with replicas
+    /// that must have a lease.
     ///
     /// The sockets are ours, as with a url: nothing that the server says grows without bounds, and whom the system
     /// trusts is trusted with `rediss://`. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are as `client` has them;
@@ -171,11 +173,10 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        match (self.place.clone(), self.replicas) {
-            (Place::Server(endpoint), Some(rule)) => {
-                Arc::new(ReplicasSession::new(*endpoint, rule, opening))
-            }
-            (place, _) => Arc::new(RedisSession::new(place, opening)),
+        let place = self.place.clone();
+        match self.replicas {
+            Some(rule) => Arc::new(ReplicasSession::new(place, rule, opening)),
+            None => Arc::new(RedisSession::new(place, opening)),
         }
     }
 
@@ -208,7 +209,10 @@ impl LockStore for RedisStore {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
+    /// One, or those of a cluster's nodes; none for a client.
     urls: Vec<String>,
+    #[cfg(feature = "redis-1")]
+    client: Option<redis::Client>,
     #[cfg(feature = "cluster")]
     is_cluster: bool,
     /// How many, and within which time.
@@ -218,6 +222,35 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
+    /// For a store that opens its connections as `client` would, as [`RedisStore::from_client`] does.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use lockstream::store::RedisStoreBuilder;
+    ///
+    /// # fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://10.0.0.1/")?;
+    /// let store = RedisStoreBuilder::from_client(client)
+    ///     .min_replicas(1, Duration::from_millis(200))
+    ///     .connect_lazy()?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "redis-1")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
+    pub fn from_client(client: redis::Client) -> Self {
+        Self {
+            urls: Vec::new(),
+            client: Some(client),
+            #[cfg(feature = "cluster")]
+            is_cluster: false,
+            replicas: None,
+            #[cfg(feature = "tls-rustls")]
+            certificates: None,
+        }
+    }
+
     /// Lets an acquisition count only when at least `n` replicas of the server have it.
     ///
     /// `within`, from 1 ms to less than the ttl of any lock, is how long they have from when they are asked; 0 replicas
@@ -227,14 +260,18 @@ impl RedisStoreBuilder {
     /// others, until its wait is over and it is told the same.
     ///
     /// A replica that hears the primary mostly has it within a round trip, and acquisitions that come together ask
-    /// together. An acquisition takes that much longer, at worst `within` twice: once for those before it, and once more
-    /// for each further 512 locks that the registry acquires at the same time. Since a lease
+    /// together, however many they are. An acquisition takes that much longer, at worst `within` twice: once for those
+    /// before it, and once for itself. Since a lease
     /// counts from before it was sent to the server, this is taken from its ttl. `within` should be well
     /// below the ttl, and below the [`response_timeout`](crate::LockRegistryBuilder::response_timeout), after which
     /// who asks once gives up. Passes within a registry, renewals and releases ask no replica.
     ///
     /// The registry has a second connection to the server for it, which is made at the first acquisition and made again
     /// when it breaks, or the first one does; the user needs the right to `wait`.
+    ///
+    /// On a cluster it is the primary that has the lock's slot whose replicas count, and there is a third connection to
+    /// each primary. Primaries do not wait for each other. While a slot moves, or a replica takes over, whoever has the
+    /// lock by then is asked. Nobody asks the replicas of a primary to which a slot moves after that.
     ///
     /// # What it promises
     ///
@@ -280,6 +317,8 @@ impl RedisStoreBuilder {
     fn cluster(urls: Vec<String>) -> Self {
         Self {
             urls,
+            #[cfg(feature = "redis-1")]
+            client: None,
             is_cluster: true,
             replicas: None,
             #[cfg(feature = "tls-rustls")]
@@ -323,8 +362,8 @@ impl RedisStoreBuilder {
         let connecting = async move {
             let store = store?;
             store.place.try_out(CONNECT_WITHIN).await?;
-            if let (Place::Server(endpoint), Some(_)) = (&store.place, store.replicas) {
-                Wire::connect(endpoint, CONNECT_WITHIN).await?;
+            if store.replicas.is_some() {
+                replicas::try_out(&store.place, CONNECT_WITHIN).await?;
             }
             Ok(store)
         };
@@ -346,28 +385,33 @@ impl RedisStoreBuilder {
         };
         #[cfg(feature = "cluster")]
         if self.is_cluster {
-            if replicas.is_some() {
-                let reason = "not supported on a cluster".to_owned();
-                return Err(Fault::Replicas { reason }.into());
-            }
             let endpoints = self.urls.iter().map(|url| self.endpoint(url));
             let seeds = Seeds::new(endpoints.collect::<Result<_, _>>()?)?;
             return Ok(RedisStore {
                 place: Place::Cluster(seeds),
-                replicas: None,
+                replicas,
             });
         }
-        let [url] = &self.urls[..] else {
-            unreachable!("several urls are a cluster's")
+        let endpoint = match &self.urls[..] {
+            [url] => self.endpoint(url)?,
+            #[cfg(feature = "redis-1")]
+            [] => {
+                let client = self.client.as_ref().expect("without a url it has a client");
+                self.secured(Endpoint::of(client))?
+            }
+            _ => unreachable!("several urls are a cluster's"),
         };
         Ok(RedisStore {
-            place: Place::Server(self.endpoint(url)?.into()),
+            place: Place::Server(endpoint.into()),
             replicas,
         })
     }
 
     fn endpoint(&self, url: &str) -> Result<Endpoint, Fault> {
-        let endpoint = Endpoint::parse(url)?;
+        self.secured(Endpoint::parse(url)?)
+    }
+
+    fn secured(&self, endpoint: Endpoint) -> Result<Endpoint, Fault> {
         #[cfg(feature = "tls-rustls")]
         if let Some(certificates) = &self.certificates {
             return endpoint.secured(certificates);

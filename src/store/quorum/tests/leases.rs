@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::desk::{Desk, GONE, TTL, adopt, keys, release, renew, store};
+use super::desk::{Desk, GONE, TTL, adopt, attempt, keys, release, renew, store};
 use super::nodes::{Node, ms, owners};
 use crate::store::contract::{OpError, Outcome};
 
@@ -46,6 +46,42 @@ async fn a_lease_is_lost_when_a_majority_has_lost_it_and_not_before() {
     // What the others still had is given back, and nobody gets it by a renewal.
     assert_eq!(keys(&nodes), [0; 3]);
     assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Lost);
+    assert_eq!(keys(&nodes), [0; 3]);
+}
+
+/// A node that has the lock on too few of its replicas may forget it by a fail-over, so it renews no lease: with another
+/// away that had been a majority. At each renewal it is asked again whether they have it.
+#[tokio::test(start_paused = true)]
+async fn a_vote_that_too_few_replicas_know_counts_in_no_renewal() {
+    let nodes = Node::many(3);
+    nodes[2].set_lonely(true);
+    let one = Desk::new(&store(&nodes), "a");
+    one.wins(1).await;
+    sleep(ms(10)).await;
+    assert_eq!(keys(&nodes), [1; 3]);
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+    nodes[0].go_away();
+    sleep(ms(10)).await;
+    let error = one.ask(renew(1)).await.unwrap_err();
+    assert!(matches!(error, OpError::Refused(_)), "{error:?}");
+    assert!(
+        error.store_error().to_string().contains("too few know it"),
+        "{error:?}"
+    );
+    // They have it now.
+    nodes[2].set_lonely(false);
+    assert!(one.ask(renew(1)).await.is_err());
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+    assert!(nodes[2].done().contains(&renew(1)));
+    nodes[0].come_back();
+    assert_eq!(one.ask(release(1)).await.unwrap(), GONE);
+    sleep(ms(2_000)).await;
+    assert_eq!(keys(&nodes), [0; 3]);
+
+    // Nor does a majority of them win it, and all of it is given back.
+    nodes[1..].iter().for_each(|node| node.set_lonely(true));
+    assert!(one.ask(attempt(2)).await.is_err());
+    sleep(ms(10)).await;
     assert_eq!(keys(&nodes), [0; 3]);
 }
 

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Opening, Session, Sight};
+use crate::store::contract::{Answer, News, Op, OpError, Opening, Outcome, Session, Sight};
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::{LockStore, sealed};
 
@@ -46,6 +46,8 @@ struct State {
     keeps: u32,
     /// Whether releases are refused for good.
     lasting: bool,
+    /// Whether too few know of what is won.
+    lonely: bool,
     /// Whether notices are lost.
     mute: bool,
     /// How many were sent.
@@ -104,6 +106,7 @@ impl Node {
                 refuses: 0,
                 keeps: 0,
                 lasting: false,
+                lonely: false,
                 mute: false,
                 told: 0,
                 parted: HashSet::new(),
@@ -160,6 +163,11 @@ impl Node {
         state.parted.remove(instance);
         drop(state);
         line.come_up();
+    }
+
+    /// Whether too few know from now on of what is won there.
+    pub(super) fn set_lonely(&self, lonely: bool) {
+        self.0.lock().lonely = lonely;
     }
 
     /// Whether its notices are lost from now on.
@@ -340,7 +348,12 @@ impl Inner {
         let (answer, told) = state.keyspace.apply(asking, &flight.op, &|_| true);
         let key = flight.key.clone();
         let done = (key.clone(), flight.op.clone());
-        flight.answer = Some(Ok(answer));
+        flight.answer = Some(match answer.outcome {
+            Outcome::Won { .. } if state.lonely => {
+                Err(OpError::Unconfirmed(StoreError::new("too few know it")))
+            }
+            _ => Ok(answer),
+        });
         if let Some(told) = told {
             assert!(told.grant.is_none(), "a quorum never stands in a queue");
             state.notify(told.instance, key);

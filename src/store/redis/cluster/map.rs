@@ -14,14 +14,14 @@ pub(super) const MOST_PRIMARIES: usize = 1000;
 const LONGEST_HOST: usize = 253;
 
 /// `host:port` of a node.
-pub(super) type Address = Arc<str>;
+pub(in crate::store::redis) type Address = Arc<str>;
 
 /// A slot is one primary's: a map that gives away more than that, and as many again, has no end of ranges.
 const MOST_GIVEN: usize = 2 * SLOTS;
 
 /// The slots as one node saw them, with what redirects have told since.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotMap {
+pub(in crate::store::redis) struct SlotMap {
     /// All primaries that have a slot, and some that had.
     primaries: Vec<Address>,
     /// For each slot one more than the index of its primary; 0: nobody has it.
@@ -96,7 +96,7 @@ impl SlotMap {
         Some(map)
     }
 
-    pub(super) fn owner(&self, slot: Slot) -> Option<&Address> {
+    pub(in crate::store::redis) fn owner(&self, slot: Slot) -> Option<&Address> {
         let owner = usize::from(self.owners[usize::from(slot)]);
         Some(&self.primaries[owner.checked_sub(1)?])
     }
@@ -110,7 +110,7 @@ impl SlotMap {
     }
 
     /// A slot of each primary, of those that are asked for.
-    pub(super) fn wanted(&self, only: Option<Slot>) -> Vec<(Address, Slot)> {
+    pub(in crate::store::redis) fn wanted(&self, only: Option<Slot>) -> Vec<(Address, Slot)> {
         if let Some(slot) = only {
             let owner = self.owner(slot).cloned();
             return owner.map(|owner| (owner, slot)).into_iter().collect();

@@ -21,5 +21,6 @@ pub(super) mod slots;
 mod task;
 mod wires;
 
-pub(super) use self::seeds::Seeds;
+pub(super) use self::map::SlotMap;
+pub(super) use self::seeds::{Seeds, find_map};
 pub(super) use self::task::Task;

@@ -66,12 +66,12 @@ impl Seeds {
         &self.address
     }
 
-    pub(super) fn endpoints(&self) -> &[Endpoint] {
+    pub(in crate::store::redis) fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
 
     /// A node that the map names: with the first seed's user and certificates.
-    pub(super) fn node(&self, address: &str) -> Endpoint {
+    pub(in crate::store::redis) fn node(&self, address: &str) -> Endpoint {
         let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
         self.endpoints[0].elsewhere(host, port.parse().unwrap_or(6379))
     }
@@ -98,7 +98,10 @@ impl fmt::Debug for Seeds {
 }
 
 /// The map as the first of these that answers has it. `within` is for each step.
-pub(super) async fn find_map(nodes: Vec<Endpoint>, within: Duration) -> Result<SlotMap, Fault> {
+pub(in crate::store::redis) async fn find_map(
+    nodes: Vec<Endpoint>,
+    within: Duration,
+) -> Result<SlotMap, Fault> {
     let mut asked = Asked::default();
     let found = asked.until_one_answers(nodes, within).await;
     found.ok_or_else(|| asked.fault())

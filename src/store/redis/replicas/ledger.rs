@@ -11,28 +11,35 @@ use crate::StoreError;
 use crate::store::contract::{Answer, Grant, News, Op, OpError, Outcome, Owner};
 use crate::store::redis::fault::Fault;
 
-/// So many locks are asked for in one round at most.
-const MOST_IN_ROUND: usize = 512;
-
 /// So many grants wait at most. Nobody asked for a grant, so a server that makes them up must not make us keep them; an
 /// honest one has one for each ticket that stands.
 const MOST_GRANTS: usize = 16_384;
 
+/// So often a lock may be sent on at once; after that only after a pause each time, so that two nodes that name each other
+/// are not kept busy.
+const HOPS: u32 = 4;
+
+/// That pause.
+const HOP_PAUSE: Duration = Duration::from_millis(20);
+
 /// What waits, what is being asked for, and what is to be told.
 ///
-/// `hear` takes what the session tells; `begin` a round, and one of `seen` and `failed` ends it. After each of them `told`
-/// is to be drained, in order.
+/// `hear` takes what the session tells; `begin` starts rounds, and one of `seen` and `failed` ends each. After each of
+/// them `told` is to be drained, in order.
 #[derive(Debug)]
 pub(super) struct Ledger {
     rule: Replicas,
     waiting: VecDeque<Entry>,
-    round: Vec<Entry>,
-    /// The last round's; an answer to another one is of no use.
+    /// One a primary at most.
+    rounds: Vec<(u64, Vec<Entry>)>,
+    /// The last round's; an answer to one that is not among the rounds is of no use.
     number: u64,
     /// How often the session's connection has gone: what was found by way of an earlier one leads to the server of
     /// that time.
     downs: u64,
     grants: usize,
+    /// How much was ever held back.
+    pub(super) arrivals: u64,
     pub(super) told: VecDeque<News>,
 }
 
@@ -43,6 +50,11 @@ struct Entry {
     held: Held,
     /// When it is given up: counted from when it was first asked for.
     until: Option<Instant>,
+    hint: Hint,
+    /// How often it was sent on.
+    hops: u32,
+    /// When it may go again.
+    not_before: Option<Instant>,
 }
 
 /// What is held back.
@@ -52,23 +64,62 @@ enum Held {
     Granted(Grant),
 }
 
-/// What the replicas are to be asked for.
+/// Where a cluster's node has said that a lock is to be asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Hint {
+    /// Where it is to go, whatever the map says.
+    pub(super) to: Option<Arc<str>>,
+    /// Whether its slot is not there yet.
+    pub(super) asking: bool,
+    /// Whether others of its slot may be elsewhere, so that it has a call of its own.
+    pub(super) is_alone: bool,
+}
+
+impl Entry {
+    /// Whether it is to be asked for again after such an error.
+    fn has_time(&self, now: Instant, error: &StoreError) -> bool {
+        error.is_retryable() && self.until.is_some_and(|until| now < until)
+    }
+}
+
+/// What the replicas of one primary are to be asked for.
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) number: u64,
     pub(super) downs: u64,
-    pub(super) locks: Vec<(Arc<str>, Owner)>,
+    pub(super) locks: Vec<Lock>,
     /// How long they have.
     pub(super) wait: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Lock {
+    pub(super) key: Arc<str>,
+    pub(super) owner: Owner,
+    /// Locks of different slots do not share a call; 0 where there are none.
+    pub(super) slot: u16,
+    /// Whether the slot is not there yet.
+    pub(super) asking: bool,
+    pub(super) is_alone: bool,
 }
 
 /// What became of a round.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// Which of the locks were their owners'.
-    pub(super) ours: Vec<bool>,
-    /// How many replicas have all of them.
+    /// One of each lock.
+    pub(super) said: Vec<Said>,
+    /// How many replicas have all that are their owners'.
     pub(super) replicas: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Said {
+    /// It is its owner's.
+    Ours,
+    /// It is not.
+    Gone,
+    /// It is to be asked for elsewhere, or once more.
+    Elsewhere(Hint, StoreError),
 }
 
 /// For whom an answer wins the lock.
@@ -88,10 +139,11 @@ impl Ledger {
         Self {
             rule,
             waiting: VecDeque::new(),
-            round: Vec::new(),
+            rounds: Vec::new(),
             number: 0,
             downs: 0,
             grants: 0,
+            arrivals: 0,
             told: VecDeque::new(),
         }
     }
@@ -131,20 +183,23 @@ impl Ledger {
     }
 
     fn wait(&mut self, key: Arc<str>, owner: Owner, held: Held) {
+        self.arrivals += 1;
         self.waiting.push_back(Entry {
             key,
             owner,
             held,
             until: None,
+            hint: Hint::default(),
+            hops: 0,
+            not_before: None,
         });
     }
 
     /// The connection is gone by which they were won: they are Unknown, as if the answer had been lost with it, and
     /// grants are dropped (O3). Asked for again they are proved, and confirmed, anew (S3).
     fn forget(&mut self, error: &StoreError) {
-        self.number += 1;
         self.grants = 0;
-        for entry in self.round.drain(..).chain(self.waiting.drain(..)) {
+        for entry in self.drain() {
             if let Held::Won { op, .. } = entry.held {
                 let (key, result) = (entry.key, Err(OpError::Unknown(error.clone())));
                 self.told.push_back(News::Replied { key, op, result });
@@ -152,88 +207,155 @@ impl Ledger {
         }
     }
 
+    /// All that is held back, the oldest first.
+    fn drain(&mut self) -> Vec<Entry> {
+        let rounds = std::mem::take(&mut self.rounds);
+        let asked = rounds.into_iter().flat_map(|(_, entries)| entries);
+        asked.chain(self.waiting.drain(..)).collect()
+    }
+
     /// Whether anybody waits for a round.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Begins a round with all that waits, if anything does.
-    pub(super) fn begin(&mut self, now: Instant) -> Option<Round> {
-        debug_assert!(self.round.is_empty(), "one round at a time");
-        let count = self.waiting.len().min(MOST_IN_ROUND);
-        if count == 0 {
-            return None;
+    /// When the first of those may go that were told to pause.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.waiting.iter().filter_map(|it| it.not_before).min()
+    }
+
+    /// Begins a round at each place that `place` names, with all that waits for it: however much that is, the next round
+    /// there takes all that comes meanwhile, so nobody waits for more than two. `place` names no place that is under way;
+    /// and with it the lock's slot.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        mut place: impl FnMut(&str, &Hint) -> Option<(Arc<str>, u16)>,
+    ) -> Vec<(Arc<str>, Round)> {
+        let mut begun: Vec<(Arc<str>, Round, Vec<Entry>)> = Vec::new();
+        for mut entry in std::mem::take(&mut self.waiting) {
+            let may_go = entry.not_before.is_none_or(|due| due <= now);
+            let to = may_go.then(|| place(&entry.key, &entry.hint)).flatten();
+            let Some((address, slot)) = to else {
+                self.waiting.push_back(entry);
+                continue;
+            };
+            let index = begun.iter().position(|(other, ..)| *other == address);
+            let index = index.unwrap_or_else(|| {
+                self.number += 1;
+                let round = Round {
+                    number: self.number,
+                    downs: self.downs,
+                    locks: Vec::new(),
+                    wait: Duration::ZERO,
+                };
+                begun.push((address, round, Vec::new()));
+                begun.len() - 1
+            });
+            let (_, round, entries) = &mut begun[index];
+            let until = *entry.until.get_or_insert(now + self.rule.within);
+            round.wait = round.wait.max(until.duration_since(now));
+            round.locks.push(Lock {
+                key: entry.key.clone(),
+                owner: entry.owner,
+                slot,
+                asking: entry.hint.asking,
+                is_alone: entry.hint.is_alone,
+            });
+            entry.not_before = None;
+            entries.push(entry);
         }
-        self.round.extend(self.waiting.drain(..count));
-        let mut last = now;
-        for entry in &mut self.round {
-            last = last.max(*entry.until.get_or_insert(now + self.rule.within));
-        }
-        self.number += 1;
-        let lock = |entry: &Entry| (entry.key.clone(), entry.owner);
-        Some(Round {
-            number: self.number,
-            downs: self.downs,
-            locks: self.round.iter().map(lock).collect(),
-            wait: last.duration_since(now),
-        })
+        let begun = begun.into_iter().map(|(address, round, entries)| {
+            self.rounds.push((round.number, entries));
+            (address, round)
+        });
+        begun.collect()
     }
 
     /// Whether the answer to a round is still waited for.
     pub(super) fn is_wanted(&self, number: u64) -> bool {
-        self.number == number
+        self.rounds.iter().any(|(other, _)| *other == number)
+    }
+
+    fn end(&mut self, number: u64) -> Option<Vec<Entry>> {
+        let index = self.rounds.iter().position(|(other, _)| *other == number)?;
+        Some(self.rounds.swap_remove(index).1)
     }
 
     /// A round was answered.
-    pub(super) fn seen(&mut self, number: u64, seen: &Seen, address: &Arc<str>) {
-        if !self.is_wanted(number) {
+    pub(super) fn seen(&mut self, now: Instant, number: u64, seen: &Seen, address: &Arc<str>) {
+        let Some(round) = self.end(number) else {
             return;
-        }
-        debug_assert_eq!(self.round.len(), seen.ours.len(), "an answer for each");
+        };
+        debug_assert_eq!(round.len(), seen.said.len(), "an answer for each");
         let Replicas { least, within } = self.rule;
         let enough = seen.replicas >= u64::from(least);
-        let round = std::mem::take(&mut self.round);
-        for (entry, ours) in round.into_iter().zip(&seen.ours) {
+        let mut again = Vec::new();
+        for (mut entry, said) in round.into_iter().zip(&seen.said) {
             let address = address.clone();
-            if !ours {
+            match said {
+                Said::Ours if enough => self.confirm(entry),
+                Said::Ours => {
+                    let fault = Fault::TooFew {
+                        address,
+                        had: seen.replicas,
+                        least,
+                        within,
+                    };
+                    self.refuse(entry, &fault.into());
+                }
                 // Perhaps it was given back meanwhile; perhaps another server is asked than gave it.
-                self.refuse(entry, &Fault::Gone { address }.into());
-            } else if enough {
-                self.confirm(entry);
-            } else {
-                let fault = Fault::TooFew {
-                    address,
-                    had: seen.replicas,
-                    least,
-                    within,
-                };
-                self.refuse(entry, &fault.into());
+                Said::Gone => self.refuse(entry, &Fault::Gone { address }.into()),
+                Said::Elsewhere(hint, error) if entry.has_time(now, error) => {
+                    entry.hint = hint.clone();
+                    entry.hops += 1;
+                    entry.not_before = (entry.hops > HOPS).then(|| now + HOP_PAUSE);
+                    again.push(entry);
+                }
+                Said::Elsewhere(_, error) => self.refuse(entry, error),
             }
         }
+        self.put_back(again);
     }
 
     /// A round could not be asked, or was not answered. What has time left goes with the next one.
     pub(super) fn failed(&mut self, now: Instant, number: u64, error: &StoreError) {
-        if !self.is_wanted(number) {
+        let Some(round) = self.end(number) else {
             return;
-        }
-        let has_time =
-            |entry: &Entry| error.is_retryable() && entry.until.is_some_and(|until| now < until);
-        let round = std::mem::take(&mut self.round).into_iter();
-        let (again, over): (Vec<_>, Vec<_>) = round.partition(has_time);
+        };
+        let has_time = |entry: &Entry| entry.has_time(now, error);
+        let (mut again, over): (Vec<_>, Vec<_>) = round.into_iter().partition(has_time);
         for entry in over {
             self.refuse(entry, error);
         }
-        for entry in again.into_iter().rev() {
+        for entry in &mut again {
+            entry.hint = Hint::default();
+        }
+        self.put_back(again);
+    }
+
+    /// Nobody knows whom to ask for what waits.
+    #[cfg(feature = "cluster")]
+    pub(super) fn adrift(&mut self, now: Instant, error: &StoreError) {
+        for mut entry in std::mem::take(&mut self.waiting) {
+            entry.until.get_or_insert(now + self.rule.within);
+            if entry.has_time(now, error) {
+                self.waiting.push_back(entry);
+            } else {
+                self.refuse(entry, error);
+            }
+        }
+    }
+
+    fn put_back(&mut self, entries: Vec<Entry>) {
+        for entry in entries.into_iter().rev() {
             self.waiting.push_front(entry);
         }
     }
 
     /// Nobody will ask the replicas any more.
     pub(super) fn give_up(&mut self, error: &StoreError) {
-        self.number += 1;
-        let all: Vec<_> = self.round.drain(..).chain(self.waiting.drain(..)).collect();
-        for entry in all {
+        for entry in self.drain() {
             self.refuse(entry, error);
         }
     }

@@ -1,20 +1,19 @@
-//! A registry's line to a server whose replicas must have what it acquires, as the registry sees it.
+//! A registry's line to a server, or a cluster, whose replicas must have what it acquires, as the registry sees it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures::future::BoxFuture;
+use futures::task::AtomicWaker;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::ledger::{Ledger, Round};
+use super::ledger::{Hint, Ledger, Round};
 use super::rule::Replicas;
 use super::task::Task;
 use crate::StoreError;
 use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
-use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::session::{Place, RedisSession};
 
 pub(in crate::store::redis) struct ReplicasSession {
@@ -25,7 +24,7 @@ pub(in crate::store::redis) struct ReplicasSession {
 /// What the session and its task share; it hears what the inner session tells.
 pub(super) struct Core {
     me: Weak<Core>,
-    pub(super) endpoint: Endpoint,
+    pub(super) place: Place,
     pub(super) rule: Replicas,
     pub(super) opening: Opening,
     shared: Mutex<Shared>,
@@ -33,8 +32,8 @@ pub(super) struct Core {
     pub(super) runs: AtomicBool,
     /// The session was dropped.
     pub(super) closed: AtomicBool,
-    /// Rung when there is something new for the task to see.
-    pub(super) bell: Notify,
+    /// The task's; woken when there is something new for it to see.
+    pub(super) bell: AtomicWaker,
 }
 
 struct Shared {
@@ -44,14 +43,10 @@ struct Shared {
 }
 
 impl ReplicasSession {
-    pub(in crate::store::redis) fn new(
-        endpoint: Endpoint,
-        rule: Replicas,
-        opening: Opening,
-    ) -> Self {
+    pub(in crate::store::redis) fn new(place: Place, rule: Replicas, opening: Opening) -> Self {
         let core = Arc::new_cyclic(|me: &Weak<Core>| Core {
             me: me.clone(),
-            endpoint: endpoint.clone(),
+            place: place.clone(),
             rule,
             opening: opening.clone(),
             shared: Mutex::new(Shared {
@@ -60,11 +55,11 @@ impl ReplicasSession {
             }),
             runs: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            bell: Notify::new(),
+            bell: AtomicWaker::new(),
         });
         let listener: Weak<dyn Listener> = core.me.clone();
         let inner = RedisSession::new(
-            Place::Server(endpoint.into()),
+            place,
             Opening {
                 listener,
                 ..opening
@@ -87,19 +82,30 @@ impl Core {
         self.tell();
     }
 
-    pub(super) fn begin(&self) -> Option<Round> {
-        self.lock().ledger.begin(Instant::now())
+    pub(super) fn begin(
+        &self,
+        now: Instant,
+        place: impl FnMut(&str, &Hint) -> Option<(Arc<str>, u16)>,
+    ) -> Vec<(Arc<str>, Round)> {
+        self.lock().ledger.begin(now, place)
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.lock().ledger.due()
+    }
+
+    /// How much has been held back until now.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.lock().ledger.arrivals
     }
 
     pub(super) fn is_waiting(&self) -> bool {
         self.lock().ledger.is_waiting()
     }
 
-    /// Returns when nobody wants the answer to a round any more.
-    pub(super) async fn forgotten(&self, number: u64) {
-        while self.lock().ledger.is_wanted(number) && !self.closed.load(Ordering::Acquire) {
-            self.bell.notified().await;
-        }
+    /// Whether the answer to a round is still waited for.
+    pub(super) fn is_wanted(&self, number: u64) -> bool {
+        self.lock().ledger.is_wanted(number)
     }
 
     /// Starts the task if somebody waits for it, and it can be.
@@ -152,8 +158,8 @@ impl Listener for Core {
     fn all_news(&self, news: Vec<News>) {
         self.act(|ledger| {
             news.into_iter().for_each(|news| ledger.hear(news));
-            self.bell.notify_one();
         });
+        self.bell.wake();
     }
 }
 
@@ -180,7 +186,7 @@ impl Session for ReplicasSession {
 impl Drop for ReplicasSession {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
-        self.core.bell.notify_one();
+        self.core.bell.wake();
     }
 }
 

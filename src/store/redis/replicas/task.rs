@@ -1,136 +1,325 @@
 //! The one task that asks the replicas, for as long as its session lives.
 
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use futures::future::{Either, select};
-use tokio::time::{Instant, sleep};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::task::coop;
+use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::ledger::{Round, Seen};
+use super::ledger::{Round, Said, Seen};
+#[cfg(feature = "cluster")]
+use super::places::Slots;
 use super::session::Core;
 use super::wire::Wire;
+use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::Fault;
 use crate::store::redis::keys::Names;
 use crate::store::redis::pauses::Pauses;
+use crate::store::redis::session::Place;
 
 pub(super) struct Task {
     core: Arc<Core>,
-    names: Names,
+    names: Arc<Names>,
+    guide: Guide,
+    /// One for each primary that has been asked.
+    lanes: Vec<Lane>,
+    /// How many arrivals have been seen.
+    arrivals: u64,
+    /// Whether the task was ever polled.
+    has_begun: bool,
+}
+
+/// Who knows where a lock is.
+enum Guide {
+    /// It is all here.
+    Server(Box<Endpoint>),
+    #[cfg(feature = "cluster")]
+    Cluster(Box<Slots>),
+}
+
+/// A primary, and the round that is under way there.
+struct Lane {
+    address: Arc<str>,
     wire: Option<Wire>,
     /// How often the session's connection had gone when `wire` was made.
     downs: u64,
-    /// Whether the task was ever polled.
-    has_begun: bool,
+    asking: Option<Asking>,
+    pauses: Pauses,
+    /// After a failure.
+    not_before: Option<Instant>,
+}
+
+/// Dropped, it takes its connection along: WAIT holds that up.
+struct Asking {
+    number: u64,
+    downs: u64,
+    wait: Duration,
+    /// May be dropped half-way: it changes nothing in the store.
+    answer: BoxFuture<'static, Result<(Wire, Seen), Fault>>,
 }
 
 impl Task {
     pub(super) fn new(core: Arc<Core>) -> Self {
         let opening = &core.opening;
+        let (prefix, instance) = (opening.prefix.clone(), opening.instance.clone());
+        let (names, guide) = match core.place.clone() {
+            Place::Server(endpoint) => (Names::new(prefix, instance), Guide::Server(endpoint)),
+            #[cfg(feature = "cluster")]
+            Place::Cluster(seeds) => {
+                let slots = Slots::new(seeds, opening.response_timeout);
+                let guide = Guide::Cluster(Box::new(slots));
+                (Names::clustered(prefix, instance), guide)
+            }
+        };
         Self {
-            names: Names::new(opening.prefix.clone(), opening.instance.clone()),
+            names: Arc::new(names),
             core,
-            wire: None,
-            downs: 0,
+            guide,
+            lanes: Vec::new(),
+            arrivals: 0,
             has_begun: false,
         }
     }
 
     pub(super) async fn run(mut self) {
         self.has_begun = true;
-        let mut pauses = Pauses::default();
-        while let Some(round) = self.next_round().await {
-            let core = self.core.clone();
-            let asked = {
-                // A round of which nothing is left, since the session's connection has gone, is not waited for.
-                let forgotten = pin!(core.forgotten(round.number));
-                match select(forgotten, pin!(self.ask(&round))).await {
-                    Either::Left(_) => None,
-                    Either::Right((asked, _)) => Some(asked),
-                }
-            };
-            match asked {
-                None => self.wire = None,
-                Some(Ok(seen)) => {
-                    pauses = Pauses::default();
-                    self.on_seen(&round, &seen);
-                }
-                Some(Err(fault)) => {
-                    self.on_failed(&round, fault);
-                    if self.core.is_waiting() {
-                        // Whoever comes meanwhile is a reason to try at once.
-                        let bell = pin!(self.core.bell.notified());
-                        select(bell, pin!(sleep(pauses.next().min(round.wait)))).await;
-                    }
-                }
-            }
-        }
+        let mut alarm = Box::pin(sleep_until(Instant::now()));
+        poll_fn(|cx| self.work(alarm.as_mut(), cx)).await;
     }
 
-    /// Waits until somebody waits; `None` when the session was dropped.
-    async fn next_round(&mut self) -> Option<Round> {
+    /// Takes turns as long as there is something to do; ready when the session was dropped.
+    fn work(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<()> {
+        self.core.bell.register(cx.waker());
         loop {
             if self.core.closed.load(Ordering::Acquire) {
-                return None;
+                return Poll::Ready(());
             }
-            if let Some(round) = self.core.begin() {
-                return Some(round);
+            let now = Instant::now();
+            let had_work = self.turn(cx, now);
+            if !coop::has_budget_remaining() {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
-            let bell = pin!(self.core.bell.notified());
-            let has_ended = match &mut self.wire {
-                None => {
-                    bell.await;
-                    false
+            if had_work {
+                continue;
+            }
+            let Some(deadline) = self.deadline(now) else {
+                return Poll::Pending;
+            };
+            if alarm.deadline() != deadline {
+                alarm.as_mut().reset(deadline);
+            }
+            if alarm.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// True: something came of it, so there may be more to do.
+    fn turn(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+        let mut had_work = false;
+        for index in 0..self.lanes.len() {
+            let lane = &mut self.lanes[index];
+            let Some(asking) = &mut lane.asking else {
+                if let Some(wire) = &mut lane.wire
+                    && wire.poll_ended(cx).is_ready()
+                {
+                    lane.wire = None;
                 }
-                Some(wire) => {
-                    let ended = pin!(wire.ended());
-                    matches!(select(bell, ended).await, Either::Right(_))
+                continue;
+            };
+            if !self.core.is_wanted(asking.number) {
+                // A round of which nothing is left, since the session's connection has gone, is not waited for.
+                lane.asking = None;
+                had_work = true;
+            } else if let Poll::Ready(answer) = asking.answer.poll_unpin(cx) {
+                let asking = lane.asking.take().expect("it was just looked at");
+                self.on_answer(index, &asking, answer, now);
+                had_work = true;
+            }
+        }
+        had_work |= self.begin(now);
+        // Last, since each of the others may want one.
+        had_work | self.search(cx, now)
+    }
+
+    /// Begins a round at every primary that is free and waited for.
+    fn begin(&mut self, now: Instant) -> bool {
+        let arrivals = self.core.arrivals();
+        let is_new = std::mem::replace(&mut self.arrivals, arrivals) != arrivals;
+        if !self.core.is_waiting() {
+            return false;
+        }
+        match &mut self.guide {
+            // Whoever comes meanwhile is a reason to try at once.
+            Guide::Server(_) if is_new => {
+                self.lanes
+                    .iter_mut()
+                    .for_each(|lane| lane.not_before = None);
+            }
+            Guide::Server(_) => {}
+            #[cfg(feature = "cluster")]
+            Guide::Cluster(slots) => {
+                if !slots.has_map() && slots.due().is_none() {
+                    slots.search(now);
+                }
+            }
+        }
+        let (guide, names, lanes) = (&self.guide, &self.names, &self.lanes);
+        let rounds = self.core.begin(now, |key, hint| {
+            let (address, slot) = match guide {
+                Guide::Server(endpoint) => (endpoint.address().clone(), 0),
+                #[cfg(feature = "cluster")]
+                Guide::Cluster(slots) => {
+                    let slot = names.slot(key);
+                    (hint.to.clone().or_else(|| slots.owner(slot))?, slot)
                 }
             };
-            if has_ended {
-                self.wire = None;
+            let _ = (names, key, hint);
+            let is_free =
+                |lane: &Lane| lane.asking.is_none() && lane.not_before.is_none_or(|due| due <= now);
+            let mut lanes = lanes.iter();
+            let lane = lanes.find(|lane| lane.address == address);
+            lane.is_none_or(is_free).then_some((address, slot))
+        });
+        let had_work = !rounds.is_empty();
+        for (address, round) in rounds {
+            self.ask(address, round);
+        }
+        had_work
+    }
+
+    fn ask(&mut self, address: Arc<str>, round: Round) {
+        let index = self.lanes.iter().position(|lane| lane.address == address);
+        let index = index.unwrap_or_else(|| {
+            self.lanes.push(Lane {
+                address,
+                wire: None,
+                downs: 0,
+                asking: None,
+                pauses: Pauses::default(),
+                not_before: None,
+            });
+            self.lanes.len() - 1
+        });
+        let lane = &mut self.lanes[index];
+        // One that was made before the session's connection was may lead to the server of that time.
+        let wire = lane.wire.take().filter(|_| lane.downs == round.downs);
+        let (number, downs, wait) = (round.number, round.downs, round.wait);
+        let (endpoint, is_node) = match &self.guide {
+            Guide::Server(endpoint) => ((**endpoint).clone(), false),
+            #[cfg(feature = "cluster")]
+            Guide::Cluster(slots) => (slots.endpoint(&lane.address), true),
+        };
+        let (names, rule) = (self.names.clone(), self.core.rule);
+        let timeout = self.core.opening.response_timeout;
+        let answer = async move {
+            let mut wire = match wire {
+                Some(wire) => wire,
+                None => Wire::connect(&endpoint, is_node, timeout).await?,
+            };
+            let seen = wire.confirm(&names, &round, rule, timeout).await?;
+            Ok((wire, seen))
+        };
+        lane.asking = Some(Asking {
+            number,
+            downs,
+            wait,
+            answer: answer.boxed(),
+        });
+    }
+
+    fn on_answer(
+        &mut self,
+        index: usize,
+        asking: &Asking,
+        answer: Result<(Wire, Seen), Fault>,
+        now: Instant,
+    ) {
+        let lane = &mut self.lanes[index];
+        match answer {
+            Ok((wire, seen)) => {
+                lane.pauses = Pauses::default();
+                let address = wire.address().clone();
+                let has = |what: fn(&Said) -> bool| seen.said.iter().any(what);
+                // It may be another server than the session's, after a fail-over. So may the next be, but not for ever.
+                let is_another = has(|said| matches!(said, Said::Gone))
+                    && !has(|said| matches!(said, Said::Ours));
+                if !is_another {
+                    lane.wire = Some(wire);
+                    lane.downs = asking.downs;
+                }
+                if is_another || has(|said| matches!(said, Said::Elsewhere(..))) {
+                    self.doubt(now);
+                }
+                self.core
+                    .act(|ledger| ledger.seen(now, asking.number, &seen, &address));
+            }
+            Err(fault) => {
+                tracing::debug!(%fault, "could not ask the replicas");
+                lane.not_before = Some(now + lane.pauses.next().min(asking.wait));
+                self.doubt(now);
+                let source = Box::new(fault);
+                let error = Fault::Unasked { source }.into();
+                self.core
+                    .act(|ledger| ledger.failed(now, asking.number, &error));
             }
         }
     }
 
-    /// May be dropped half-way: it changes nothing in the store.
-    async fn ask(&mut self, round: &Round) -> Result<Seen, Fault> {
-        let core = &self.core;
-        let timeout = core.opening.response_timeout;
-        if self.downs != round.downs {
-            self.wire = None;
+    /// The map may be out of date.
+    fn doubt(&mut self, now: Instant) {
+        match &mut self.guide {
+            Guide::Server(_) => {}
+            #[cfg(feature = "cluster")]
+            Guide::Cluster(slots) => slots.search(now),
         }
-        let wire = match &mut self.wire {
-            Some(wire) => wire,
-            None => {
-                let wire = Wire::connect(&core.endpoint, timeout).await?;
-                self.downs = round.downs;
-                self.wire.insert(wire)
+        let _ = now;
+    }
+
+    fn search(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+        #[cfg(feature = "cluster")]
+        if let Guide::Cluster(slots) = &mut self.guide {
+            let Poll::Ready(found) = slots.poll(cx, now) else {
+                return false;
+            };
+            match found {
+                // Whoever has no slot any more is asked no more.
+                Ok(()) => self
+                    .lanes
+                    .retain(|lane| lane.asking.is_some() || slots.knows(&lane.address)),
+                Err(fault) if !slots.has_map() => {
+                    let source = Box::new(fault);
+                    let error = Fault::Unasked { source }.into();
+                    self.core.act(|ledger| ledger.adrift(now, &error));
+                }
+                Err(fault) => tracing::debug!(%fault, "found no node of the cluster"),
             }
-        };
-        wire.confirm(&self.names, round, core.rule, timeout).await
-    }
-
-    fn on_seen(&mut self, round: &Round, seen: &Seen) {
-        let Some(wire) = &self.wire else {
-            unreachable!("it has just answered")
-        };
-        let address = wire.address().clone();
-        if !seen.ours.contains(&true) {
-            // It may be another server than the session's, after a fail-over. So may the next be, but not for ever.
-            self.wire = None;
+            return true;
         }
-        self.core
-            .act(|ledger| ledger.seen(round.number, seen, &address));
+        let _ = (cx, now);
+        false
     }
 
-    fn on_failed(&mut self, round: &Round, fault: Fault) {
-        tracing::debug!(%fault, "could not ask the replicas");
-        self.wire = None;
-        let source = Box::new(fault);
-        let error = Fault::Unasked { source }.into();
-        self.core
-            .act(|ledger| ledger.failed(Instant::now(), round.number, &error));
+    /// When there is something to do if nothing comes. What was due at this turn and waits nevertheless waits for
+    /// something else.
+    fn deadline(&self, turn: Instant) -> Option<Instant> {
+        let free = self.lanes.iter().filter(|lane| lane.asking.is_none());
+        let pauses = free.filter_map(|lane| lane.not_before);
+        let search = match &self.guide {
+            Guide::Server(_) => None,
+            #[cfg(feature = "cluster")]
+            Guide::Cluster(slots) => slots.due(),
+        };
+        let waits = self.core.is_waiting();
+        let due = pauses.chain(self.core.due()).filter(|_| waits);
+        due.chain(search).filter(|due| *due > turn).min()
     }
 }
 
@@ -141,7 +330,7 @@ impl Drop for Task {
         // A runtime on its way down took the task and dropped it: what waits was never ours, and an answer here could
         // start the next task on the same runtime, without end.
         if self.has_begun {
-            let address = self.core.endpoint.address().clone();
+            let address = self.core.place.address().clone();
             let error = Fault::Abandoned { address }.into();
             self.core.act(|ledger| ledger.give_up(&error));
         }

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::ledger::{Ledger, Seen};
+use super::super::ledger::{Hint, Ledger, Round, Said, Seen};
 use super::super::rule::Replicas;
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, News, Op, OpError, Outcome, Owner};
@@ -43,8 +43,20 @@ fn granted(key: &str, owner: u64) -> News {
 }
 
 fn seen(ours: &[bool], replicas: u64) -> Seen {
-    let ours = ours.to_vec();
-    Seen { ours, replicas }
+    let said = |ours: &bool| if *ours { Said::Ours } else { Said::Gone };
+    let said = ours.iter().map(said).collect();
+    Seen { said, replicas }
+}
+
+/// A round at the one server that there is.
+fn begin(ledger: &mut Ledger, now: Instant) -> Option<Round> {
+    let mut rounds = ledger.begin(now, |_, _| Some((here(), 0)));
+    assert!(rounds.len() <= 1);
+    rounds.pop().map(|(_, round)| round)
+}
+
+fn keys(round: &Round) -> Vec<&str> {
+    round.locks.iter().map(|lock| &*lock.key).collect()
 }
 
 fn here() -> Arc<str> {
@@ -103,7 +115,7 @@ fn what_wins_nothing_is_told_at_once() {
     };
     ledger.hear(replied(key, yields, Outcome::NotOld));
     assert_eq!(told(&mut ledger).len(), 5);
-    assert!(ledger.begin(Instant::now()).is_none());
+    assert!(begin(&mut ledger, Instant::now()).is_none());
 }
 
 #[test]
@@ -112,11 +124,16 @@ fn a_win_is_told_when_enough_replicas_have_it() {
         let mut ledger = ledger(2);
         ledger.hear(won("k", 1));
         assert!(told(&mut ledger).is_empty());
-        let round = ledger.begin(Instant::now()).unwrap();
-        assert_eq!(round.locks, [("k".into(), Owner(1))]);
+        let round = begin(&mut ledger, Instant::now()).unwrap();
+        assert_eq!((keys(&round), round.locks[0].owner), (vec!["k"], Owner(1)));
         assert_eq!(round.wait, WITHIN);
         assert!(told(&mut ledger).is_empty());
-        ledger.seen(round.number, &seen(&[true], replicas), &here());
+        ledger.seen(
+            Instant::now(),
+            round.number,
+            &seen(&[true], replicas),
+            &here(),
+        );
         let told = told(&mut ledger);
         assert!(told.len() == 1 && told[0].starts_with(expected), "{told:?}");
     }
@@ -127,17 +144,21 @@ fn a_win_is_told_when_enough_replicas_have_it() {
 fn what_comes_meanwhile_shares_the_next_round() {
     let mut ledger = ledger(2);
     ledger.hear(won("a", 1));
-    let first = ledger.begin(Instant::now()).unwrap();
+    let first = begin(&mut ledger, Instant::now()).unwrap();
     for (key, owner) in [("b", 2), ("c", 3)] {
         ledger.hear(won(key, owner));
     }
     ledger.hear(granted("d", 4));
-    ledger.seen(first.number, &seen(&[true], 2), &here());
+    ledger.seen(Instant::now(), first.number, &seen(&[true], 2), &here());
     assert_eq!(told(&mut ledger), ["a won"]);
-    let second = ledger.begin(Instant::now()).unwrap();
-    let keys: Vec<_> = second.locks.iter().map(|(key, _)| &**key).collect();
-    assert_eq!(keys, ["b", "c", "d"]);
-    ledger.seen(second.number, &seen(&[true, false, true], 1), &here());
+    let second = begin(&mut ledger, Instant::now()).unwrap();
+    assert_eq!(keys(&second), ["b", "c", "d"]);
+    ledger.seen(
+        Instant::now(),
+        second.number,
+        &seen(&[true, false, true], 1),
+        &here(),
+    );
     let gone = "c unconfirmed: the lock was gone before the replicas of Redis at here could be asked for it";
     assert_eq!(
         told(&mut ledger),
@@ -169,24 +190,162 @@ fn o4_nothing_outlives_its_connection() {
     let mut ledger = ledger(1);
     ledger.hear(won("a", 1));
     ledger.hear(granted("b", 2));
-    let round = ledger.begin(Instant::now()).unwrap();
+    let round = begin(&mut ledger, Instant::now()).unwrap();
     ledger.hear(won("c", 3));
     ledger.hear(News::Down(broken()));
     assert_eq!(told(&mut ledger), ["a unknown", "c unknown", "down"]);
     assert!(!ledger.is_wanted(round.number));
-    ledger.seen(round.number, &seen(&[true, true], 2), &here());
+    ledger.seen(
+        Instant::now(),
+        round.number,
+        &seen(&[true, true], 2),
+        &here(),
+    );
     ledger.failed(Instant::now(), round.number, &broken());
     assert!(told(&mut ledger).is_empty());
 
     ledger.hear(News::Up { queue: true });
     ledger.hear(won("a", 1));
-    let next = ledger.begin(Instant::now()).unwrap();
+    let next = begin(&mut ledger, Instant::now()).unwrap();
     assert_ne!(next.downs, round.downs, "it is to be asked for elsewhere");
     // A late answer to the round before is none to this one.
-    ledger.seen(round.number, &seen(&[false, false], 0), &here());
+    ledger.seen(
+        Instant::now(),
+        round.number,
+        &seen(&[false, false], 0),
+        &here(),
+    );
     assert_eq!(told(&mut ledger), ["up"]);
-    ledger.seen(next.number, &seen(&[true], 1), &here());
+    ledger.seen(Instant::now(), next.number, &seen(&[true], 1), &here());
     assert_eq!(told(&mut ledger), ["a won"]);
+}
+
+/// Who comes while a round is under way waits for that one and the next, however many they are.
+#[test]
+fn nobody_waits_for_more_than_two_rounds() {
+    let mut ledger = ledger(2);
+    let begun = Instant::now();
+    ledger.hear(won("first", 0));
+    let first = begin(&mut ledger, begun).unwrap();
+    for owner in 1..=10_000 {
+        ledger.hear(won("k", owner));
+    }
+    assert!(first.wait <= WITHIN);
+    let then = begun + first.wait;
+    ledger.seen(then, first.number, &seen(&[true], 1), &here());
+    let second = begin(&mut ledger, then).unwrap();
+    assert_eq!((second.locks.len(), second.wait), (10_000, WITHIN));
+    assert!(!ledger.is_waiting());
+    let none = seen(&[true; 10_000], 1);
+    ledger.seen(then + WITHIN, second.number, &none, &here());
+    let told = told(&mut ledger);
+    assert_eq!(told.len(), 10_001);
+    assert!(told[1..].iter().all(|it| it.starts_with("k unconfirmed")));
+}
+
+/// One that is slow holds up nobody who waits for another.
+#[test]
+fn each_primary_has_rounds_of_its_own() {
+    let mut ledger = ledger(1);
+    let now = Instant::now();
+    let place = |key: &str, _: &Hint| Some((key[..1].into(), 7));
+    for (owner, key) in (1..).zip(["a1", "b1", "a2"]) {
+        ledger.hear(won(key, owner));
+    }
+    let rounds = ledger.begin(now, place);
+    let [(a, slow), (b, quick)] = &rounds[..] else {
+        panic!("{rounds:?}")
+    };
+    assert_eq!((&**a, keys(slow)), ("a", vec!["a1", "a2"]));
+    assert_eq!((&**b, keys(quick)), ("b", vec!["b1"]));
+    assert!(slow.locks.iter().all(|lock| lock.slot == 7));
+    for (owner, key) in (4..).zip(["a3", "b2"]) {
+        ledger.hear(won(key, owner));
+    }
+    ledger.seen(now, quick.number, &seen(&[true], 1), b);
+    let next = ledger.begin(now, |key, hint| place(key, hint).filter(|(to, _)| to == b));
+    let [(_, next)] = &next[..] else {
+        panic!("{next:?}")
+    };
+    assert_eq!(keys(next), ["b2"]);
+    ledger.seen(now, next.number, &seen(&[true], 1), b);
+    assert_eq!(told(&mut ledger), ["b1 won", "b2 won"]);
+    assert!(ledger.is_wanted(slow.number) && ledger.is_waiting());
+    ledger.seen(now, slow.number, &seen(&[true, true], 1), a);
+    assert_eq!(told(&mut ledger), ["a1 won", "a2 won"]);
+    // What still waits goes with the connection, as what is asked for does.
+    ledger.hear(News::Down(broken()));
+    assert_eq!(told(&mut ledger), ["a3 unknown", "down"]);
+}
+
+/// Sent on at once a few times, then after pauses, and not when its time is over.
+#[test]
+fn what_is_elsewhere_is_asked_for_there_until_its_time_is_over() {
+    let mut ledger = ledger(1);
+    let mut now = Instant::now();
+    let begun = now;
+    ledger.hear(won("a", 1));
+    ledger.hear(won("b", 2));
+    let hint = Hint {
+        to: Some("there".into()),
+        asking: true,
+        is_alone: false,
+    };
+    let place = |_: &str, hint: &Hint| Some((hint.to.clone().unwrap_or_else(here), 0));
+    let (_, round) = ledger.begin(now, place).pop().unwrap();
+    let elsewhere = || Said::Elsewhere(hint.clone(), broken());
+    let said = vec![elsewhere(), Said::Ours];
+    let some = Seen { said, replicas: 1 };
+    ledger.seen(now, round.number, &some, &here());
+    assert_eq!(told(&mut ledger), ["b won"]);
+    let mut hops = 0;
+    while ledger.is_waiting() {
+        now = ledger.due().unwrap_or(now);
+        let (to, round) = ledger.begin(now, place).pop().expect("it is due");
+        assert_eq!((&*to, round.locks[0].asking), ("there", true));
+        let said = vec![elsewhere()];
+        ledger.seen(now, round.number, &Seen { said, replicas: 1 }, &to);
+        hops += 1;
+        if let Some(due) = ledger.due() {
+            assert!(
+                ledger.begin(now, place).is_empty(),
+                "it pauses until {due:?}"
+            );
+        }
+    }
+    assert_eq!(told(&mut ledger), ["a unconfirmed: it broke"]);
+    assert!((5..20).contains(&hops), "{hops}");
+    assert!(now >= begun + WITHIN && now < begun + 2 * WITHIN);
+
+    // A round that fails says nothing of where it is.
+    ledger.hear(won("c", 3));
+    let (_, round) = ledger.begin(now, place).pop().unwrap();
+    let said = vec![elsewhere()];
+    ledger.seen(now, round.number, &Seen { said, replicas: 0 }, &here());
+    let (to, round) = ledger.begin(now, place).pop().unwrap();
+    assert_eq!(&*to, "there");
+    ledger.failed(now, round.number, &broken());
+    let (to, _) = ledger.begin(now, place).pop().unwrap();
+    assert_eq!(to, here());
+}
+
+/// As long as nobody knows where the primaries are.
+#[cfg(feature = "cluster")]
+#[test]
+fn what_nobody_can_be_asked_for_is_given_back_when_its_time_is_over() {
+    let mut ledger = ledger(1);
+    let begun = Instant::now();
+    ledger.hear(won("a", 1));
+    ledger.hear(granted("b", 2));
+    ledger.adrift(begun, &broken());
+    ledger.adrift(begun + WITHIN / 2, &broken());
+    assert!(told(&mut ledger).is_empty());
+    ledger.adrift(begun + WITHIN, &broken());
+    let expected = ["a unconfirmed: it broke", "b granted in vain: it broke"];
+    assert_eq!(told(&mut ledger), expected);
+    ledger.hear(won("c", 3));
+    ledger.adrift(begun, &StoreError::lasting("no right"));
+    assert_eq!(told(&mut ledger), ["c unconfirmed: no right"]);
 }
 
 #[test]
@@ -194,18 +353,17 @@ fn a_round_that_fails_is_asked_again_until_its_time_is_over() {
     let mut ledger = ledger(1);
     let begun = Instant::now();
     ledger.hear(won("a", 1));
-    let round = ledger.begin(begun).unwrap();
+    let round = begin(&mut ledger, begun).unwrap();
     ledger.hear(won("b", 2));
     let then = begun + WITHIN / 2;
     ledger.failed(then, round.number, &broken());
     assert!(told(&mut ledger).is_empty());
     // With those who came meanwhile, in order of arrival; the younger ones have longer.
-    let round = ledger.begin(then).unwrap();
-    assert_eq!(round.locks.len(), 2);
-    assert_eq!((&*round.locks[0].0, round.wait), ("a", WITHIN));
+    let round = begin(&mut ledger, then).unwrap();
+    assert_eq!((keys(&round), round.wait), (vec!["a", "b"], WITHIN));
     ledger.failed(begun + WITHIN, round.number, &broken());
     assert_eq!(told(&mut ledger), ["a unconfirmed: it broke"]);
-    let round = ledger.begin(begun + WITHIN).unwrap();
+    let round = begin(&mut ledger, begun + WITHIN).unwrap();
     assert_eq!(round.wait, WITHIN / 2);
     ledger.failed(begun + 2 * WITHIN, round.number, &broken());
     assert_eq!(told(&mut ledger), ["b unconfirmed: it broke"]);
@@ -216,7 +374,7 @@ fn what_asking_again_will_not_mend_is_told_at_once() {
     let mut ledger = ledger(1);
     ledger.hear(won("a", 1));
     ledger.hear(granted("b", 2));
-    let round = ledger.begin(Instant::now()).unwrap();
+    let round = begin(&mut ledger, Instant::now()).unwrap();
     let never = StoreError::lasting("no right");
     ledger.failed(Instant::now(), round.number, &never);
     let expected = ["a unconfirmed: no right", "b granted in vain: no right"];
@@ -227,7 +385,7 @@ fn what_asking_again_will_not_mend_is_told_at_once() {
 fn the_end_of_its_task_tells_all() {
     let mut ledger = ledger(1);
     ledger.hear(won("a", 1));
-    ledger.begin(Instant::now()).unwrap();
+    begin(&mut ledger, Instant::now()).unwrap();
     ledger.hear(granted("b", 2));
     ledger.give_up(&broken());
     let expected = ["a unconfirmed: it broke", "b granted in vain: it broke"];
@@ -245,15 +403,11 @@ fn a_flood_of_grants_is_not_kept() {
     let first = told(&mut ledger);
     assert_eq!(first.len(), 20_000 - 16_384);
     assert!(first.iter().all(|it| it.starts_with("k granted in vain")));
-    // They go in rounds that do not hold the server up, and make room for others.
-    let mut asked = 0;
-    while let Some(round) = ledger.begin(Instant::now()) {
-        asked += round.locks.len();
-        let ours = vec![true; round.locks.len()];
-        assert!(ours.len() <= 512);
-        ledger.seen(round.number, &seen(&ours, 1), &here());
-    }
-    assert_eq!((asked, told(&mut ledger).len()), (16_384, 16_384));
+    // They go in one round, and make room for others.
+    let round = begin(&mut ledger, Instant::now()).unwrap();
+    let ours = vec![true; round.locks.len()];
+    ledger.seen(Instant::now(), round.number, &seen(&ours, 1), &here());
+    assert_eq!((ours.len(), told(&mut ledger).len()), (16_384, 16_384));
     ledger.hear(granted("k", 1));
     assert!(told(&mut ledger).is_empty() && ledger.is_waiting());
 }
@@ -262,8 +416,8 @@ fn a_flood_of_grants_is_not_kept() {
 #[test]
 fn whatever_becomes_of_a_grant_makes_room_for_another() {
     let ends: [fn(&mut Ledger, u64); 4] = [
-        |ledger, number| ledger.seen(number, &seen(&[true], 0), &here()),
-        |ledger, number| ledger.seen(number, &seen(&[false], 1), &here()),
+        |ledger, number| ledger.seen(Instant::now(), number, &seen(&[true], 0), &here()),
+        |ledger, number| ledger.seen(Instant::now(), number, &seen(&[false], 1), &here()),
         |ledger, _| ledger.give_up(&broken()),
         |ledger, _| ledger.hear(News::Down(broken())),
     ];
@@ -271,7 +425,7 @@ fn whatever_becomes_of_a_grant_makes_room_for_another() {
         let mut ledger = ledger(1);
         for owner in 0..20_000 {
             ledger.hear(granted("k", owner));
-            let round = ledger.begin(Instant::now()).expect("there is room");
+            let round = begin(&mut ledger, Instant::now()).expect("there is room");
             end(&mut ledger, round.number);
             told(&mut ledger);
         }

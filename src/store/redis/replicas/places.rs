@@ -1,0 +1,128 @@
+//! Which primary's replicas are to be asked for a lock.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use rand::seq::SliceRandom;
+use tokio::time::Instant;
+
+use super::wire::Wire;
+use crate::store::redis::cluster::{Seeds, SlotMap, find_map};
+use crate::store::redis::endpoint::Endpoint;
+use crate::store::redis::fault::Fault;
+use crate::store::redis::pauses::Pauses;
+
+/// The map is asked for no more often.
+const MAP_PAUSE: Duration = Duration::from_millis(50);
+
+/// The slots of a cluster. It is another map than the session's: what it says wrongly a node puts right, and what counts
+/// is what the node says that runs the script.
+pub(super) struct Slots {
+    seeds: Seeds,
+    /// Each step of a search takes so long at most.
+    within: Duration,
+    map: Option<SlotMap>,
+    searching: Option<BoxFuture<'static, Result<SlotMap, Fault>>>,
+    due: Option<Instant>,
+    began: Option<Instant>,
+    pauses: Pauses,
+}
+
+impl Slots {
+    pub(super) fn new(seeds: Seeds, within: Duration) -> Self {
+        Self {
+            seeds,
+            within,
+            map: None,
+            searching: None,
+            due: None,
+            began: None,
+            pauses: Pauses::default(),
+        }
+    }
+
+    /// Who has the slot. Of one that nobody has, somebody who will say so; `None` while there is no map.
+    pub(super) fn owner(&self, slot: u16) -> Option<Arc<str>> {
+        let map = self.map.as_ref()?;
+        let anybody = || map.wanted(None).into_iter().next().map(|(node, _)| node);
+        map.owner(slot).cloned().or_else(anybody)
+    }
+
+    pub(super) fn endpoint(&self, address: &str) -> Endpoint {
+        self.seeds.node(address)
+    }
+
+    /// Whether the map names it.
+    pub(super) fn knows(&self, address: &str) -> bool {
+        let primaries = self.map.iter().flat_map(|map| map.wanted(None));
+        primaries.into_iter().any(|(node, _)| *node == *address)
+    }
+
+    pub(super) fn has_map(&self) -> bool {
+        self.map.is_some()
+    }
+
+    /// Wants a newer map.
+    pub(super) fn search(&mut self, now: Instant) {
+        let due = self.began.map_or(now, |began| began + MAP_PAUSE).max(now);
+        self.due = Some(self.due.map_or(due, |other| other.min(due)));
+    }
+
+    /// When the search is to begin.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due.filter(|_| self.searching.is_none())
+    }
+
+    /// Searches if a search is due; ready when one ends.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Result<(), Fault>> {
+        if self.searching.is_none() && self.due.is_some_and(|due| due <= now) {
+            self.due = None;
+            self.began = Some(now);
+            self.searching = Some(find_map(self.nodes(), self.within).boxed());
+        }
+        let Some(searching) = &mut self.searching else {
+            return Poll::Pending;
+        };
+        let found = std::task::ready!(searching.poll_unpin(cx));
+        self.searching = None;
+        Poll::Ready(match found {
+            Ok(map) => {
+                self.map = Some(map);
+                self.pauses = Pauses::default();
+                Ok(())
+            }
+            Err(fault) => {
+                self.due = Some(now + self.pauses.next().max(MAP_PAUSE));
+                Err(fault)
+            }
+        })
+    }
+
+    /// Whom to ask for the map, the seeds last.
+    fn nodes(&self) -> Vec<Endpoint> {
+        let known = self.map.iter().flat_map(|map| map.wanted(None));
+        let mut known: Vec<_> = known.map(|(node, _)| node).collect();
+        known.shuffle(&mut rand::rng());
+        let seeds = self.seeds.endpoints().iter();
+        let others = seeds.filter(|seed| !known.contains(seed.address()));
+        let others: Vec<_> = others.cloned().collect();
+        let known = known.iter().map(|node| self.seeds.node(node));
+        known.chain(others).collect()
+    }
+}
+
+/// Whether a primary of the cluster lets us wait for its replicas.
+pub(super) async fn try_out(seeds: &Seeds, within: Duration) -> Result<(), Fault> {
+    let map = find_map(seeds.endpoints().to_vec(), within).await?;
+    let mut fault = None;
+    for (node, _) in map.wanted(None) {
+        match Wire::connect(&seeds.node(&node), false, within).await {
+            Ok(_) => return Ok(()),
+            Err(error) => fault = Some(error),
+        }
+    }
+    Err(fault.expect("a map names somebody"))
+}
