@@ -122,8 +122,7 @@ impl Link {
             let half = (self.news.len() + self.traffic.jobs_under_way()).div_ceil(2);
             wire.told += self.tell_some(half.max(BURST));
             if self.has_news() {
-                wire.told = 0;
-                bell.call_back();
+                bell.call_back_soon(task);
                 return Poll::Pending;
             }
             // What the tokio's budget kept from being looked at has rung only us.
