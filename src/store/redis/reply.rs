@@ -60,22 +60,45 @@ fn read_plain(number: u64, jobs: &[impl Borrow<Job>], reply: &[u8]) -> Option<Re
     if echo.parse() != Ok(number) || !letters.eq(ops.clone().map(|op| letter(op?))) {
         return None;
     }
-    let at = match (words.next(), words.next()) {
-        (None, _) => None,
-        (Some(at), None) => {
+    let at = match words.next() {
+        None => None,
+        Some(at) => {
             let at: ServerTime = at.parse().ok()?;
             // The draws go from there on.
             let last = at.checked_add(u64::try_from(jobs.len()).ok()?)?;
-            is_draw(last).then_some(at)
+            if !is_draw(last) {
+                return None;
+            }
+            Some(at)
         }
-        _ => return None,
     };
+    if let Some(left) = words.next() {
+        // A lone op found the lock another's, and stands in the queue from that time on.
+        let (score, mut ops) = (at?, ops);
+        let (Some(Some(Op::Enter { .. } | Op::Yield { .. })), None) = (ops.next(), ops.next())
+        else {
+            return None;
+        };
+        let left = match left {
+            "-1" => None,
+            left => Some(Duration::from_millis(left.parse().ok()?)),
+        };
+        let outcome = Outcome::Busy {
+            left,
+            score: Some(score),
+        };
+        let verdicts = vec![Verdict::Done(outcome)];
+        return words.next().is_none().then_some(Reply { at, verdicts });
+    }
     let mut draws = at.into_iter().flat_map(|at| at..);
     let verdicts = ops
         .map(|op| match op? {
-            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } => Some(Outcome::Won {
-                draw: draws.next()?,
-            }),
+            Op::Yield { .. } if jobs.len() > 1 => None,
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } | Op::Yield { .. } => {
+                Some(Outcome::Won {
+                    draw: draws.next()?,
+                })
+            }
             Op::Release { .. } => Some(Outcome::Gone { held: true }),
             _ => None,
         })
@@ -325,12 +348,12 @@ mod tests {
         assert_eq!(mixed.verdicts, [won(42), held(), won(43)]);
 
         for wrong in [
-            "5", "5A", "6A 1", "A 1", "A", "5A 1 2", "5A x", "5A -1", "5E 1", "5AA 1", "5R 1", "",
-            " ",
+            "5", "5A", "6A 1", "A 1", "A", "5A 1 2", "5A 1 -1", "5A x", "5A -1", "5E 1", "5AA 1",
+            "5R 1", "", " ",
         ] {
             assert_eq!(read_reply(5, &[take()], text(wrong)), None, "{wrong:?}");
         }
-        for wrong in ["6R", "5R 1", "5R ", "5", "5A", "", "x"] {
+        for wrong in ["6R", "5R 1", "5R ", "5R 1 2", "5", "5A", "", "x"] {
             assert_eq!(read_reply(5, &[release()], text(wrong)), None, "{wrong:?}");
         }
         let withdraw = job(Op::Withdraw { owner });
@@ -348,6 +371,71 @@ mod tests {
                     assert_eq!(read_reply(5, jobs, text(&answer)), None, "{jobs:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_plain_reply_to_one_that_waits_says_where_it_stands() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let owner = Owner(1);
+        let enter = || {
+            job(Op::Enter {
+                owner,
+                ttl: TTL,
+                score: None,
+            })
+        };
+        let r#yield = || {
+            job(Op::Yield {
+                old: owner,
+                new: Owner(2),
+                ttl: TTL,
+            })
+        };
+        let read = |job, told: &str| read_reply(5, &[job], text(told));
+        let busy = |left: Option<u64>| {
+            let outcome = Outcome::Busy {
+                left: left.map(Duration::from_millis),
+                score: Some(42),
+            };
+            Some(Reply {
+                at: Some(42),
+                verdicts: vec![Verdict::Done(outcome)],
+            })
+        };
+        assert_eq!(read(enter(), "5E 42 29999"), busy(Some(29_999)));
+        assert_eq!(read(r#yield(), "5Y 42 30000"), busy(Some(30_000)));
+        assert_eq!(read(enter(), "5E 42 -1"), busy(None), "no end");
+        assert_eq!(read(enter(), "5E 42 0"), busy(Some(0)));
+        let won = Reply {
+            at: Some(42),
+            verdicts: vec![Verdict::Done(Outcome::Won { draw: 42 })],
+        };
+        assert_eq!(read(r#yield(), "5Y 42"), Some(won));
+
+        for rest in [
+            " 42 -2", " 42 x", " 42 ", " 42 1 1", "  1", " x 1", " -1 1", "", " ",
+        ] {
+            assert_eq!(read(enter(), &format!("5E{rest}")), None, "{rest:?}");
+            assert_eq!(read(r#yield(), &format!("5Y{rest}")), None, "{rest:?}");
+        }
+        // Neither stands in a queue.
+        let listen = job(Op::Listen { owner, ttl: TTL });
+        assert_eq!(read(listen, "5E 42 1"), None);
+        let raise = job(Op::Raise {
+            owner,
+            draw: 1,
+            age: true,
+        });
+        assert_eq!(read(raise, "5V 42 1"), None);
+        // It is told of none but a lone op.
+        for told in ["5EE 42 1", "5EY 42 1", "5EY 42"] {
+            let second = if told.contains("EE") {
+                enter()
+            } else {
+                r#yield()
+            };
+            assert_eq!(read_reply(5, &[enter(), second], text(told)), None);
         }
     }
 
@@ -528,7 +616,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_like_a_short_reply_panics(ops in ops(), text in "(5|6|)[AERWV]{0,4}( ?[0-9]{1,20}| x|  ){0,2}") {
+        fn nothing_like_a_short_reply_panics(ops in ops(), text in "(5|6|)[AERWVY]{0,4}( ?-?[0-9]{1,20}| x|  ){0,3}") {
             let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
             let read = read_reply(5, &jobs, Value::BulkString(text.clone().into()));
             prop_assert!(read.is_none() || text.starts_with("5"), "{text}");

@@ -1,6 +1,7 @@
 //! What a call does at once, and the same in full, op by op: no caller could tell which it was.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -12,7 +13,7 @@ use redis::{Connection, ConnectionLike, Value};
 use super::registry::{attempt, enter, enter_at, release, withdraw, yield_turn};
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner};
-use crate::store::redis::call::Job;
+use crate::store::redis::call::{Job, letter};
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::traffic::Lane;
@@ -22,6 +23,8 @@ const KEYS: [&str; 4] = ["k", "l", "m", "n"];
 const PREFIXES: [&str; 2] = ["pa", "pb"];
 const NUMBER: u64 = 7;
 const MILLION: u64 = 1_000_000;
+/// And before every time, as a text.
+const AS_LONG_AS_A_TIME: &str = "0123456789abcdef";
 
 /// How a key is found.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +47,8 @@ enum Fence {
 struct Scene {
     fence: Fence,
     found: Vec<Found>,
+    /// The queues last for longer than they need.
+    lasts: bool,
     /// Each about another key.
     ops: Vec<(usize, Op)>,
     is_stale: bool,
@@ -67,6 +72,13 @@ fn found() -> impl Strategy<Value = Found> {
         &["ZADD", "1", "dead:3 10000"],
         &["ZADD", "1", "dead:3 10000", "2", "b2:4 10000"],
         &["ZADD", "1", "a1:1 30000"],
+        &["ZADD", "1", "b2:3 0", "2", "b2:4 10000"],
+        &["ZADD", "1", "b2:3 10000", "2", "b2:4 0"],
+        &["ZADD", "1", "b2:3 10000", "2", "a1:2 30000"],
+        &["ZADD", "1", "b2:3 10000", "4000000000000000", "c3:4 10000"],
+        &["ZADD", "1", "b2:3 1e4"],
+        &["ZADD", "1", "b2 3 10000"],
+        &["ZADD", "1", "x:b2:3 10000"],
         &["SET", "x"],
     ];
     (select(locks), select(queues)).prop_map(|(lock, queue)| Found { lock, queue })
@@ -79,7 +91,7 @@ fn scene() -> impl Strategy<Value = Scene> {
         1 => (0..4000_i64).prop_map(Fence::From),
         1 => Just(Fence::From(1_000_000_000_007)),
         1 => Just(Fence::Expiring),
-        1 => select(vec!["hello", "", "1e3", "0x11", " 12 "]).prop_map(Fence::Text),
+        2 => select(vec!["hello", "", AS_LONG_AS_A_TIME, "1e3", "0x11", " 12 "]).prop_map(Fence::Text),
         1 => Just(Fence::List),
     ];
     let ops = select(vec![
@@ -92,6 +104,7 @@ fn scene() -> impl Strategy<Value = Scene> {
         release(1),
         release(1),
         withdraw(1),
+        yield_turn(1, 2),
         yield_turn(1, 2),
         Op::Adopt {
             owner: Owner(1),
@@ -107,7 +120,7 @@ fn scene() -> impl Strategy<Value = Scene> {
     let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len()).prop_shuffle();
     let stale = prop::bool::weighted(0.1);
     let others = (vec(found(), KEYS.len()), vec(ops, KEYS.len()), stale);
-    // Half of them as most calls find things: nothing stands in the way.
+    // Half of them as most calls find things: nothing stands in the way, or somebody who is there.
     let free = Found {
         lock: None,
         queue: &[],
@@ -116,20 +129,52 @@ fn scene() -> impl Strategy<Value = Scene> {
         lock: Some(&["SET", "a1:1", "PX", "30000"]),
         ..free
     };
+    let waited_for = Found {
+        queue: &["ZADD", "1", "b2:3 10000", "2", "b2:4 10000"],
+        ..held
+    };
+    let waited_for_by_one = Found {
+        queue: &["ZADD", "1", "b2:3 10000"],
+        ..held
+    };
+    let foreign = Found {
+        lock: Some(&["SET", "c3:1", "PX", "20000"]),
+        ..free
+    };
+    let for_ever = Found {
+        lock: Some(&["SET", "plain"]),
+        ..waited_for
+    };
+    let quiet = [(free, attempt(1)), (free, enter(1)), (held, release(1))];
     let plain = select(vec![
         (free, attempt(1)),
         (free, enter(1)),
         (held, release(1)),
+        (waited_for, release(1)),
+        (waited_for_by_one, release(1)),
+        (held, yield_turn(1, 2)),
+        (held, yield_turn(1, 2)),
+        (held, yield_turn(1, 2)),
+        (waited_for, yield_turn(1, 2)),
+        (waited_for, release(1)),
+        (waited_for_by_one, yield_turn(1, 2)),
+        (foreign, enter(1)),
+        (for_ever, enter(1)),
     ]);
-    let plain = vec(plain, KEYS.len()).prop_map(|plain| {
+    let quiet = vec(select(quiet.to_vec()), KEYS.len());
+    let plain = prop_oneof![quiet, vec(plain, KEYS.len())].prop_map(|plain| {
         let (found, ops) = plain.into_iter().unzip();
         (found, ops, false)
     });
-    (fence, keys, prop_oneof![plain, others]).prop_map(|(fence, keys, (found, ops, is_stale))| {
+    let one = (0..KEYS.len()).prop_map(|key| vec![key]);
+    let keys = prop_oneof![one, keys];
+    let all = (fence, keys, prop_oneof![plain, others], any::<bool>());
+    all.prop_map(|(fence, keys, (found, ops, is_stale), lasts)| {
         let ops: Vec<Op> = ops;
         Scene {
             fence,
             found,
+            lasts,
             ops: keys
                 .into_iter()
                 .map(|key| (key, ops[key].clone()))
@@ -179,6 +224,9 @@ impl Scene {
             if !found.queue.is_empty() {
                 let queue = format!("{{{prefix}:{key}}}:~queue1");
                 put(connection, &queue, found.queue);
+                if self.lasts {
+                    put(connection, &queue, &["PEXPIRE", "300000"]);
+                }
             }
         }
     }
@@ -229,6 +277,7 @@ impl Scene {
             _ => 0,
         };
         let mut told = Vec::new();
+        let mut places = Vec::new();
         let mut last = before.max(now - 1);
         for verdict in &reply.verdicts {
             told.push(match verdict {
@@ -239,6 +288,7 @@ impl Scene {
                     "won".to_owned()
                 }
                 Verdict::Done(Outcome::Busy { left, score }) => {
+                    places.extend(*score);
                     format!("busy {:?} {}", left.map(rounded), score.is_some())
                 }
                 Verdict::Done(Outcome::Raised { age }) => format!("raised {}", age.is_some()),
@@ -262,14 +312,33 @@ impl Scene {
         // What is no fence stays as it is. One that is may go on for an op that then wins nothing.
         match self.fence {
             Fence::List => left += &kind,
-            Fence::Text("hello" | "") => left += &seen(connection, &fence),
+            Fence::Text("hello" | "" | AS_LONG_AS_A_TIME) => left += &seen(connection, &fence),
             _ => {}
         }
+        let mut stand = Vec::new();
         for key in KEYS {
             let lock = format!("{prefix}:{key}");
             let queue = format!("{{{lock}}}:~queue1");
             left += &format!("\n{key}: {}", seen(connection, &lock));
-            left += &format!(", queue {}", seen(connection, &queue));
+            let queued = seen(connection, &queue);
+            let (what, lasts) = queued.rsplit_once(' ').unwrap();
+            // One that was taken away and made anew has another expiry than one that was not.
+            let lasts = if self.lasts && lasts != "0" {
+                "long"
+            } else {
+                lasts
+            };
+            left += &format!(", queue {what} {lasts}");
+            let kind: String = ask(connection, &["TYPE", &queue]);
+            if kind == "zset" {
+                let all: Vec<(String, f64)> =
+                    ask(connection, &["ZRANGE", &queue, "0", "-1", "WITHSCORES"]);
+                let ours = all.iter().filter(|(member, _)| member.starts_with("a1:"));
+                stand.extend(ours.map(|(_, score)| *score as u64));
+            }
+        }
+        for place in places {
+            assert!(stand.contains(&place), "k2: {place} in {stand:?}");
         }
         (in_a_word, left)
     }
@@ -291,12 +360,38 @@ fn seen(connection: &mut Connection, key: &str) -> String {
     format!("{kind} {holds:?} {ttl}")
 }
 
-/// Without `EXISTS` no op is found to go plainly, and each is done in full.
+/// What was published to who is there, each way, without what has to be another each time.
+fn heard(connection: &mut Connection, live: &mut redis::PubSub<'_>) -> [Vec<String>; 2] {
+    let last = format!("{}:~grant:b2", PREFIXES[1]);
+    ask::<()>(connection, &["PUBLISH", &last, "end"]);
+    let mut heard = [Vec::new(), Vec::new()];
+    loop {
+        let message = live.get_message().unwrap();
+        let text: String = message.get_payload().unwrap();
+        if text == "end" {
+            return heard;
+        }
+        let way = usize::from(message.get_channel_name() == last);
+        heard[way].push(match text.split(' ').collect::<Vec<_>>()[..] {
+            [format, owner, ttl, draw, at, key] => {
+                let [draw, at]: [u64; 2] = [draw, at].map(|number| number.parse().unwrap());
+                assert!(draw >= at, "f1: {text}");
+                format!("{format} {owner} {ttl} {key}")
+            }
+            _ => text,
+        });
+    }
+}
+
+/// Without `EXISTS` no op of several is found to go plainly, and each is done in full; nor is a lone one without what
+/// is there for it.
 #[test]
 fn what_is_done_at_once_is_what_is_done_in_full() {
     let at_once = include_str!("../batch.lua");
+    let lone = "if count == 1 then\n  local lock";
+    assert_eq!(at_once.matches(lone).count(), 1);
     let in_full = at_once.replace("'EXISTS'", "'NOTHING'");
-    assert_ne!(at_once, in_full);
+    let in_full = in_full.replace(lone, "if false then\n  local lock");
     for program in [
         Program::Usual,
         Program::Valkey,
@@ -306,14 +401,18 @@ fn what_is_done_at_once_is_what_is_done_in_full() {
         let server = RedisServer::builder().program(program).start();
         let client = redis::Client::open(server.url()).unwrap();
         let mut hearing = client.get_connection().unwrap();
+        hearing
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
         let mut live = hearing.as_pubsub();
         for prefix in PREFIXES {
             live.subscribe(format!("{prefix}:~grant:b2")).unwrap();
         }
         let connection = RefCell::new(client.get_connection().unwrap());
-        let plain = RefCell::new([0, 0]);
+        let live = RefCell::new(live);
+        let plain = RefCell::new(BTreeMap::<_, u32>::new());
         let config = Config {
-            cases: 400,
+            cases: 600,
             failure_persistence: None,
             ..Config::default()
         };
@@ -329,14 +428,37 @@ fn what_is_done_at_once_is_what_is_done_in_full() {
                 let (is_plain, full) = scene.play(connection, 1, &in_full, now);
                 prop_assert!(!is_plain);
                 prop_assert_eq!(once, full, "{:?}", program);
+                let live = &mut *live.borrow_mut();
+                let [once, full] = heard(connection, live);
+                prop_assert_eq!(&once, &full, "{:?}", program);
                 if was_plain {
-                    plain.borrow_mut()[usize::from(scene.ops.len() > 1)] += 1;
+                    let what = match &scene.ops[..] {
+                        [(key, op)] => {
+                            let found = scene.found[*key];
+                            let letter = letter(op).map(char::from);
+                            (letter, found.lock.is_some(), !once.is_empty())
+                        }
+                        _ => (None, false, false),
+                    };
+                    *plain.borrow_mut().entry(what).or_default() += 1;
                 }
                 Ok(())
             })
             .unwrap();
-        // Of one op, and of several.
+        // Of one op: whose, whether the lock was held, and whether somebody was granted it. And of several.
         let plain = plain.into_inner();
-        assert!(plain[0] > 10 && plain[1] > 10, "{program:?}: {plain:?}");
+        for what in [
+            (Some('A'), false, false),
+            (Some('E'), false, false),
+            (Some('E'), true, false),
+            (Some('R'), true, false),
+            (Some('R'), true, true),
+            (Some('Y'), true, false),
+            (Some('Y'), true, true),
+            (None, false, false),
+        ] {
+            let times = plain.get(&what);
+            assert!(times > Some(&1), "{program:?}: {what:?} in {plain:?}");
+        }
     }
 }
