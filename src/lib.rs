@@ -73,7 +73,7 @@
 //! | `tls-rustls` | | `rediss://`, and certificates by `RedisStore::builder` |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
-//! | `redis-1` | | `RedisStore::from_client` |
+//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client` |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
