@@ -373,9 +373,22 @@ impl Cluster {
                 let info: String = server.ask(&["CLUSTER", "INFO"]);
                 info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
             };
+            let primaries = (0..self.servers.len()).filter(|index| roles[*index] == "master");
+            let primaries: Vec<_> = primaries.map(|index| self.id(index)).collect();
+            // Who took over is so before all others have heard of it.
+            let knows_them = |server: &RedisServer| {
+                let nodes: String = server.ask(&["CLUSTER", "NODES"]);
+                let is_known = |id: &String| {
+                    let of_it = |line: &str| line.starts_with(id) && line.contains("master");
+                    nodes.lines().any(of_it)
+                };
+                primaries.iter().all(is_known)
+            };
             let mut servers = self.servers.iter().zip(&roles);
             (0..3).all(|shard| roles[shard] != roles[shard + 3])
-                && servers.all(|(server, role)| is_linked(server, role) && stands(server))
+                && servers.all(|(server, role)| {
+                    is_linked(server, role) && stands(server) && knows_them(server)
+                })
         });
     }
 
