@@ -6,8 +6,10 @@ use std::sync::LazyLock;
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, RedisResult, Value};
 
-pub(super) static BATCH: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("batch.lua")));
+/// What is done plainly, and what is done in full.
+pub(super) const BATCH_TEXT: &str = concat!(include_str!("batch.lua"), include_str!("in_full.lua"));
+
+pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(BATCH_TEXT));
 pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("renew.lua")));
 pub(super) static INSPECT: LazyLock<Script> =
@@ -16,8 +18,7 @@ pub(super) static PROBE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("probe.lua")));
 
 #[cfg(feature = "cluster")]
-pub(super) static CLUSTER_BATCH: LazyLock<Script> =
-    LazyLock::new(|| Script::sharded(include_str!("batch.lua")));
+pub(super) static CLUSTER_BATCH: LazyLock<Script> = LazyLock::new(|| Script::sharded(BATCH_TEXT));
 #[cfg(feature = "cluster")]
 pub(super) static CLUSTER_FREE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("cluster/free.lua")));

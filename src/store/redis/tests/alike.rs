@@ -16,6 +16,7 @@ use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::redis::call::{Job, letter};
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
+use crate::store::redis::script;
 use crate::store::traffic::Lane;
 
 const KEYS: [&str; 4] = ["k", "l", "m", "n"];
@@ -387,7 +388,7 @@ fn heard(connection: &mut Connection, live: &mut redis::PubSub<'_>) -> [Vec<Stri
 /// is there for it.
 #[test]
 fn what_is_done_at_once_is_what_is_done_in_full() {
-    let at_once = include_str!("../batch.lua");
+    let at_once = script::BATCH_TEXT;
     let lone = "if count == 1 then\n  local lock";
     assert_eq!(at_once.matches(lone).count(), 1);
     let in_full = at_once.replace("'EXISTS'", "'NOTHING'");

@@ -18,6 +18,7 @@ use crate::store::memory::{Asking, Keyspace};
 use crate::store::redis::call::{Job, Wish};
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
+use crate::store::redis::script;
 use crate::store::traffic::Lane;
 
 const KEYS: [&str; 3] = ["k", "l", "m"];
@@ -404,7 +405,7 @@ impl Both {
 
 #[test]
 fn the_scripts_do_what_the_model_does() {
-    let original = include_str!("../batch.lua");
+    let original = script::BATCH_TEXT;
     // What is kept for a listener must not run out while it is looked at.
     let script = original.replace("'NX', 'PX', 100)", "'NX', 'PX', 30000)");
     assert_ne!(original, script);

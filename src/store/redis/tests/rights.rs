@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use super::registry::{HELD, Settings, attempt, refused, release, renew, won};
 use super::support::{Program, RedisServer, least_rights};
 use crate::store::contract::Outcome;
+use crate::store::redis::script;
 
 const SCRIPTS: [&str; 3] = [
-    include_str!("../batch.lua"),
+    script::BATCH_TEXT,
     include_str!("../renew.lua"),
     include_str!("../inspect.lua"),
 ];

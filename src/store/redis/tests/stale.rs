@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::fake::{Fake, NOW, STALE, WON};
 use super::registry::{BOUND, Settings, attempt, enter, queue, unknown, won};
 use super::support::{RedisServer, wait_until};
+use crate::store::redis::script;
 
 /// The command waited in the server's socket, whoever sent it
 /// has given it up, and no connection is left to kill.
@@ -37,7 +38,7 @@ async fn o5_a_command_of_a_dead_connection_wins_for_nobody() {
 #[tokio::test]
 async fn o5_a_stale_script_does_nothing_and_tells_its_time() {
     let server = RedisServer::start();
-    let script = include_str!("../batch.lua");
+    let script = script::BATCH_TEXT;
     for op in ["7A", "7E", "7D"] {
         let words = [
             "lock:~fence",
