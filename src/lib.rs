@@ -117,7 +117,6 @@ pub mod store;
 mod turnstile;
 #[cfg(feature = "test-util")]
 pub mod verify;
-mod wake;
 mod with_lock;
 
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};

@@ -23,10 +23,6 @@ impl<T> Few<T> {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.others.len()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
     }

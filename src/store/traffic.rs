@@ -4,7 +4,6 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;
-use std::time::Duration;
 
 /// Jobs of one lane may share a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,24 +50,6 @@ pub(crate) struct Limits {
     pub(crate) calls: usize,
 }
 
-/// So many calls keep a server at work: the one that it runs, and the one that it finds when that is
-/// done.
-const AHEAD: usize = 2;
-
-/// With so many jobs under way to a server nearby no more calls than [`AHEAD`] are; what comes
-/// meanwhile shares the next.
-///
-/// A server answers all that it has read at once. Sent as they come, all jobs are under way in one
-/// lump, and client and server take turns at being idle. With something in hand when an answer comes,
-/// the server is at work again before those are told who have theirs: at 64 tasks on 2 cores 137
-/// thousand pairs a second, and 110 without this, in rounds of 0.6 s.
-const MANY: usize = 16;
-
-/// A server is nearby if it answers within this, and so much for each job under way. To one farther
-/// away the way takes longer than the work: a job held back would only go later.
-const WAY: Duration = Duration::from_micros(100);
-const WORK: Duration = Duration::from_micros(5);
-
 impl Limits {
     fn window(self, lane: Lane) -> usize {
         match lane {
@@ -96,17 +77,7 @@ pub(crate) struct Flight<J, M> {
     number: u64,
     lane: Lane,
     pub(crate) jobs: Vec<J>,
-    pub(crate) sent_at: M,
-    /// How many jobs were under way with it.
-    among: usize,
-}
-
-impl<J, M> Flight<J, M> {
-    /// Whether a server that took so long is nearby.
-    pub(crate) fn was_near(&self, took: Duration) -> bool {
-        let among = u32::try_from(self.among).unwrap_or(u32::MAX);
-        took <= WAY + WORK.saturating_mul(among)
-    }
+    sent_at: M,
 }
 
 /// Keeps the order: the jobs of one key (renewals and looks aside) go one at a time, in the order
@@ -120,7 +91,6 @@ pub(crate) struct Traffic<J: Cargo, M> {
     flying_of: [usize; Lane::ALL.len()],
     /// The keys of the jobs under way in the batch lane.
     busy: HashSet<J::Key>,
-    is_nearby: bool,
 }
 
 impl<J: Cargo, M: Copy> Traffic<J, M> {
@@ -131,7 +101,6 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
             flying: VecDeque::new(),
             flying_of: Default::default(),
             busy: HashSet::new(),
-            is_nearby: false,
         }
     }
 
@@ -150,33 +119,14 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
         Lane::ALL.into_iter().find_map(|lane| {
             // Nearly always a lane is empty: looked at four times a call, to gather nothing cost more
             // than to gather.
-            if self.waiting[lane as usize].is_empty() || self.is_full(lane) {
+            if self.waiting[lane as usize].is_empty()
+                || self.flying_of[lane as usize] == self.limits.window(lane)
+            {
                 return None;
             }
             let jobs = self.gather(lane);
             (!jobs.is_empty()).then_some((lane, jobs))
         })
-    }
-
-    /// Whether no more calls of that lane are to be under way.
-    fn is_full(&self, lane: Lane) -> bool {
-        let flying = self.flying_of[lane as usize];
-        let is_ahead = self.is_nearby
-            && flying >= AHEAD
-            && self.jobs_under_way() >= MANY
-            // What fills a call gains nothing by waiting.
-            && self.waiting[lane as usize].len() < self.limits.jobs;
-        flying == self.limits.window(lane) || lane == Lane::Batch && is_ahead
-    }
-
-    /// Whether the last answer came from nearby.
-    pub(crate) fn set_nearby(&mut self, is_nearby: bool) {
-        self.is_nearby = is_nearby;
-    }
-
-    /// How many jobs of the batch lane are under way: one a key.
-    pub(crate) fn jobs_under_way(&self) -> usize {
-        self.busy.len()
     }
 
     fn gather(&mut self, lane: Lane) -> Vec<J> {
@@ -257,7 +207,6 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
             lane,
             jobs,
             sent_at: now,
-            among: self.busy.len(),
         });
     }
 
@@ -296,7 +245,6 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
     pub(crate) fn crash(&mut self) -> impl Iterator<Item = J> + use<J, M> {
         self.flying_of = Default::default();
         self.busy.clear();
-        self.is_nearby = false;
         std::mem::take(&mut self.flying)
             .into_iter()
             .flat_map(|flight| flight.jobs)
@@ -407,57 +355,6 @@ mod tests {
         assert!(traffic.next_call().is_none());
         traffic.land(2).unwrap();
         assert_eq!(traffic.next_call().unwrap().1.len(), 64);
-    }
-
-    #[test]
-    fn while_many_jobs_are_under_way_the_next_call_waits_for_an_answer() {
-        let mut traffic = Traffic::new(Limits { jobs: 64, calls: 8 });
-        let jobs = |numbers: std::ops::Range<u64>| {
-            numbers.map(|number| release(&format!("key {number}"), number))
-        };
-        let many = MANY as u64;
-        for (call, numbers) in [(1, 0..1), (2, 1..2), (3, 2..many)] {
-            traffic.add(jobs(numbers));
-            let (lane, jobs) = traffic.next_call().expect("few are under way");
-            traffic.take_off(call, lane, jobs, 0);
-        }
-        traffic.add(jobs(many..many + 1));
-        traffic.set_nearby(true);
-        assert!(traffic.next_call().is_none(), "the server has enough to do");
-
-        traffic.add([renew("a")]);
-        let (lane, renewals) = traffic.next_call().expect("renewals are never held back");
-        assert_eq!(lane, Lane::Renew);
-        traffic.take_off(4, lane, renewals, 0);
-
-        traffic.add(jobs(many + 1..many + 3));
-        assert!(traffic.next_call().is_none());
-        let flight = traffic.land(3).unwrap();
-        let bound = WAY + WORK * MANY as u32;
-        assert!(flight.was_near(bound) && !flight.was_near(bound + WORK));
-        let (lane, jobs_held_back) = traffic.next_call().expect("few are under way");
-        assert_eq!(jobs_held_back.len(), 3, "what came meanwhile shares a call");
-        traffic.take_off(5, lane, jobs_held_back, 0);
-
-        // What fills a call goes.
-        traffic.add(jobs(100..300));
-        for call in 6..9 {
-            let (lane, jobs) = traffic.next_call().expect("they fill a call");
-            assert_eq!(jobs.len(), 64);
-            traffic.take_off(call, lane, jobs, 0);
-        }
-        assert!(traffic.next_call().is_none());
-
-        // The next connection may be to one that is farther away.
-        drop(traffic.crash());
-        for call in 9..12 {
-            traffic.add(
-                jobs(20 * call..20 * call + 20)
-                    .map(|Job(key, lane, number)| Job(format!("{key} again"), lane, number)),
-            );
-            let (lane, jobs) = traffic.next_call().expect("nobody has answered yet");
-            traffic.take_off(call, lane, jobs, 0);
-        }
     }
 
     /// A job that shares calls with those of its group alone.

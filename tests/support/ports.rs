@@ -7,32 +7,71 @@ use std::sync::Mutex;
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 10_000;
 
-/// Each process begins in a slice of its own, so that test processes that run at once rarely try the same port.
+/// Test processes that run at once have slices of their own: nobody takes the port of a server that is about to be
+/// started again, or of a proxy that refuses connections for a while.
 const SLICE: u16 = 100;
 
-static TAKEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+static SLICES: Mutex<Slices> = Mutex::new(Slices {
+    ours: Vec::new(),
+    taken: BTreeSet::new(),
+});
 
-/// A port that nothing else in this process is given while this value lives, also when nobody listens on it.
+struct Slices {
+    /// The first port of each slice of ours, on which we listen for as long as this process lives.
+    ours: Vec<TcpListener>,
+    taken: BTreeSet<u16>,
+}
+
+impl Slices {
+    /// A port of a slice of ours that is not in use.
+    fn free(&mut self) -> Option<u16> {
+        let firsts = self.ours.iter().filter_map(|claim| claim.local_addr().ok());
+        let mut ports = firsts.flat_map(|first| first.port() + 1..first.port() + SLICE);
+        let is_free = |port: &u16| !self.taken.contains(port) && listen(*port).is_ok();
+        ports.find(is_free)
+    }
+
+    /// One more slice; whose first port somebody listens on is another process's.
+    fn claim(&mut self) -> bool {
+        let slices = u32::from(COUNT / SLICE);
+        let begin = std::process::id() % slices;
+        let firsts = (0..slices).map(|step| FIRST + ((begin + step) % slices) as u16 * SLICE);
+        let claimed = { firsts }.find_map(|first| listen(first).ok());
+        let is_claimed = claimed.is_some();
+        self.ours.extend(claimed);
+        is_claimed
+    }
+}
+
+fn listen(port: u16) -> std::io::Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+}
+
+fn slices() -> std::sync::MutexGuard<'static, Slices> {
+    SLICES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A port that nothing else is given while this value lives, also when nobody listens on it.
 #[derive(Debug)]
 pub(super) struct Port(u16);
 
 impl Port {
-    /// The next port that this process does not use and that could be bound just now.
-    ///
-    /// Another process may still be faster: who binds it in earnest takes the next one when that fails.
     pub(super) fn pick() -> Self {
-        let slice = (std::process::id() % u32::from(COUNT / SLICE)) as u16 * SLICE;
-        for step in 0..COUNT {
-            let port = FIRST + (slice + step) % COUNT;
-            if !TAKEN.lock().unwrap().insert(port) {
-                continue;
+        let mut slices = slices();
+        loop {
+            if let Some(port) = slices.free() {
+                slices.taken.insert(port);
+                return Self(port);
             }
-            let port = Self(port);
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, port.0)).is_ok() {
-                return port;
-            }
+            let is_claimed = slices.claim();
+            assert!(
+                is_claimed,
+                "no port is free between {FIRST} and {}",
+                FIRST + COUNT
+            );
         }
-        panic!("no port is free between {FIRST} and {}", FIRST + COUNT);
     }
 
     pub(super) fn number(&self) -> u16 {
@@ -42,9 +81,6 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        TAKEN
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .remove(&self.0);
+        slices().taken.remove(&self.0);
     }
 }

@@ -330,8 +330,8 @@ impl Lane {
             return self.owe(owner, job.ballot, due, error.store_error());
         }
         match &error {
-            OpError::Unknown(_) => self.renew_stain(now, &job.op),
-            OpError::Unconfirmed(error) => {
+            // Of an answer that was lost nobody knows whether it was the other.
+            OpError::Unknown(error) | OpError::Unconfirmed(error) => {
                 self.renew_stain(now, &job.op);
                 if let Some((owner, _)) = taking(&job.op) {
                     self.unsure.retain(|(of, _)| *of != owner);

@@ -79,7 +79,7 @@ if count == 1 then
         break
       end
       local left = try('PTTL', lock)
-      if type(left) ~= 'number' or left > 1e14 then
+      if type(left) ~= 'number' or left >= 1e14 then
         break
       elseif found == 2 then
         -- K2: not if the clock has been set back behind a ticket.

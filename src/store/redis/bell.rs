@@ -6,8 +6,6 @@ use std::task::Waker;
 use futures::task::{ArcWake, AtomicWaker};
 use std::sync::Arc;
 
-use crate::wake::wake_soon;
-
 /// The task is not being polled: a ring wakes it.
 const IDLE: u8 = 0;
 /// It is, and looks at everything once: a ring makes it look once more.
@@ -48,12 +46,6 @@ impl Bell {
     pub(super) fn call_back(&self) {
         self.state.store(RUNG, Ordering::Release);
         self.task.wake();
-    }
-
-    /// The same, once those are under way who were told meanwhile: they are woken in this way too.
-    pub(super) fn call_back_soon(&self, task: &Waker) {
-        self.state.store(RUNG, Ordering::Release);
-        wake_soon(vec![task.clone()]);
     }
 }
 

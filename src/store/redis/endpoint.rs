@@ -449,3 +449,12 @@ impl fmt::Debug for Endpoint {
         f.debug_tuple("Endpoint").field(&self.address).finish()
     }
 }
+
+/// A name has no more bytes.
+const LONGEST_HOST: usize = 253;
+
+/// Whether what a server names may be a host's name or number: it is shown in logs, and kept.
+pub(super) fn is_host(text: &str) -> bool {
+    let may_be = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%[]".contains(&byte);
+    (1..=LONGEST_HOST).contains(&text.len()) && text.bytes().all(may_be)
+}

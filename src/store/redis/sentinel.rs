@@ -11,7 +11,7 @@ use redis::{
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::{sleep, timeout};
 
-use super::endpoint::{Endpoint, Opener, at_once};
+use super::endpoint::{Endpoint, Opener, at_once, is_host};
 use super::fault::{Fault, listed};
 use super::socket::Socket;
 #[cfg(feature = "tls-rustls")]
@@ -385,7 +385,7 @@ fn read(answer: &Value) -> Option<(String, u16)> {
     let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else {
         return None;
     };
-    let host = std::str::from_utf8(host).ok().filter(|it| !it.is_empty())?;
+    let host = std::str::from_utf8(host).ok().filter(|it| is_host(it))?;
     let port = std::str::from_utf8(port).ok()?.parse().ok()?;
     (port != 0).then(|| (host.to_owned(), port))
 }

@@ -290,7 +290,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// None here: [`connect`](Self::connect) and [`connect_lazy`](Self::connect_lazy) refuse a `within` out of these
-    /// bounds, and a cluster, where it is not supported. A lock whose ttl is not longer than `within` is
+    /// bounds. A lock whose ttl is not longer than `within` is
     /// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting), before anything is sent.
     ///
     /// # Examples

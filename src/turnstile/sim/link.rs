@@ -180,8 +180,6 @@ impl World {
             Told::Ops(said) => said,
         };
         let flight = link.traffic.land(reply.call.id);
-        // As the clocks would have it: both happen.
-        link.traffic.set_nearby(reply.call.id.is_multiple_of(2));
         let ops = flight.expect("a call is under way until its reply").jobs;
         assert_eq!(ops.len(), said.len(), "an answer for each op");
         let mut doubtful = false;

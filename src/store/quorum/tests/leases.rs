@@ -85,6 +85,27 @@ async fn a_vote_that_too_few_replicas_know_counts_in_no_renewal() {
     assert_eq!(keys(&nodes), [0; 3]);
 }
 
+/// The answer of one was lost: whether its replicas have the lock nobody has heard, so it counts no sooner than they do.
+#[tokio::test(start_paused = true)]
+async fn a_vote_whose_reply_was_lost_counts_in_no_renewal_until_it_is_confirmed() {
+    let nodes = Node::many(3);
+    nodes[2].set_lonely(true);
+    let one = Desk::new(&store(&nodes), "a");
+    nodes[2].set_faults(1, 1000, 0);
+    one.wins(1).await;
+    sleep(ms(10)).await;
+    nodes[2].set_faults(1, 0, 0);
+    nodes[2].come_back();
+    sleep(ms(10)).await;
+    nodes[0].go_away();
+    sleep(ms(10)).await;
+    assert!(one.ask(renew(1)).await.is_err());
+    assert!(one.ask(renew(1)).await.is_err());
+    nodes[2].set_lonely(false);
+    assert!(one.ask(renew(1)).await.is_err(), "they are asked by it");
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+}
+
 /// One node has released it already when the other confirms the renewal: it was given to the first
 /// once more, and to nobody's use (found by simulation).
 #[tokio::test(start_paused = true)]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::keys::Hearing;
-use super::map::is_host;
 use super::node::{Event, Node};
 use super::parcel::Parcel;
 use super::task::{Task, UP_PAUSE};
 use crate::StoreError;
 use crate::store::contract::{Answer, News, OpError, Outcome, ServerTime};
 use crate::store::redis::call::Wish;
+use crate::store::redis::endpoint::is_host;
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::reply::Verdict;
 
@@ -21,7 +21,7 @@ const HOPS: u32 = 4;
 
 /// So many nodes that the map does not name are connected to at most, each of which a redirect has named: the map that
 /// is asked for then either names them, too, or they are forgotten.
-const STRANGERS: usize = 32;
+pub(in crate::store::redis) const STRANGERS: usize = 32;
 
 impl Task {
     pub(super) fn on_event(&mut self, index: usize, event: Event, now: Instant) {

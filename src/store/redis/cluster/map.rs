@@ -5,13 +5,11 @@ use std::sync::Arc;
 use redis::Value;
 
 use super::slots::{SLOTS, Slot};
+use crate::store::redis::endpoint::is_host;
 
 /// A cluster has no more primaries: its specification recommends a thousand nodes at most. We connect to each
 /// twice, so a map that lies must not name as many as there are slots.
 pub(super) const MOST_PRIMARIES: usize = 1000;
-
-/// A name has no more bytes.
-const LONGEST_HOST: usize = 253;
 
 /// `host:port` of a node.
 pub(in crate::store::redis) type Address = Arc<str>;
@@ -185,12 +183,6 @@ fn address(host: &str, port: i64, asked: &str) -> Option<Address> {
     Some(format!("{host}:{port}").into())
 }
 
-/// Whether it may be a name or a number of a host: it is shown in logs, and kept.
-pub(super) fn is_host(text: &str) -> bool {
-    let may_be = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%[]".contains(&byte);
-    (1..=LONGEST_HOST).contains(&text.len()) && text.bytes().all(may_be)
-}
-
 fn list(value: Value) -> Option<Vec<Value>> {
     match value {
         Value::Array(values) | Value::Set(values) => Some(values),
@@ -352,7 +344,7 @@ mod tests {
         ] {
             assert!(read(host, 6379), "{host}");
         }
-        let long = "h".repeat(LONGEST_HOST + 1);
+        let long = "h".repeat(254);
         for host in ["a b", "a\n", "\u{1b}[2J", "u:p@h", "a/b", "é", &long] {
             assert!(!read(host, 6379), "{host}");
         }

@@ -21,6 +21,7 @@ pub(super) mod slots;
 mod task;
 mod wires;
 
+pub(super) use self::answers::STRANGERS;
 pub(super) use self::map::SlotMap;
 pub(super) use self::seeds::{Seeds, find_map};
 pub(super) use self::task::Task;

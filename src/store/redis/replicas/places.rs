@@ -55,10 +55,10 @@ impl Slots {
         self.seeds.node(address)
     }
 
-    /// Whether the map names it.
-    pub(super) fn knows(&self, address: &str) -> bool {
+    /// Those that the map names.
+    pub(super) fn primaries(&self) -> Vec<Arc<str>> {
         let primaries = self.map.iter().flat_map(|map| map.wanted(None));
-        primaries.into_iter().any(|(node, _)| *node == *address)
+        primaries.map(|(node, _)| node).collect()
     }
 
     pub(super) fn has_map(&self) -> bool {

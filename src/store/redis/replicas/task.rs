@@ -17,6 +17,8 @@ use super::ledger::{Round, Said, Seen};
 use super::places::Slots;
 use super::session::Core;
 use super::wire::Wire;
+#[cfg(feature = "cluster")]
+use crate::store::redis::cluster::STRANGERS;
 use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::Fault;
 use crate::store::redis::keys::Names;
@@ -41,6 +43,38 @@ enum Guide {
     Server(Box<Endpoint>),
     #[cfg(feature = "cluster")]
     Cluster(Box<Slots>),
+}
+
+/// The nodes that the map does not name, and redirects have.
+#[cfg(feature = "cluster")]
+struct Strangers {
+    known: Vec<Arc<str>>,
+    all: Vec<Arc<str>>,
+}
+
+#[cfg(feature = "cluster")]
+impl Strangers {
+    fn new(guide: &Guide, lanes: &[Lane]) -> Self {
+        let known = match guide {
+            Guide::Server(_) => Vec::new(),
+            Guide::Cluster(slots) => slots.primaries(),
+        };
+        let asked = lanes.iter().map(|lane| &lane.address);
+        let all = asked.filter(|it| !known.contains(it)).cloned().collect();
+        Self { known, all }
+    }
+
+    /// Whether it may be asked; one too many is not, and who has the slot by the map says it again.
+    fn admits(&mut self, address: &Arc<str>) -> bool {
+        if self.known.contains(address) || self.all.contains(address) {
+            return true;
+        }
+        let has_room = self.all.len() < STRANGERS;
+        if has_room {
+            self.all.push(address.clone());
+        }
+        has_room
+    }
 }
 
 /// A primary, and the round that is under way there.
@@ -172,13 +206,21 @@ impl Task {
             }
         }
         let (guide, names, lanes) = (&self.guide, &self.names, &self.lanes);
+        #[cfg(feature = "cluster")]
+        let mut strangers = None;
         let rounds = self.core.begin(now, |key, hint| {
             let (address, slot) = match guide {
                 Guide::Server(endpoint) => (endpoint.address().clone(), 0),
                 #[cfg(feature = "cluster")]
                 Guide::Cluster(slots) => {
                     let slot = names.slot(key);
-                    (hint.to.clone().or_else(|| slots.owner(slot))?, slot)
+                    let mut admits = |to: &Arc<str>| {
+                        let strangers =
+                            strangers.get_or_insert_with(|| Strangers::new(guide, lanes));
+                        strangers.admits(to)
+                    };
+                    let to = hint.to.clone().filter(&mut admits);
+                    (to.or_else(|| slots.owner(slot))?, slot)
                 }
             };
             let _ = (names, key, hint);
@@ -291,9 +333,11 @@ impl Task {
             };
             match found {
                 // Whoever has no slot any more is asked no more.
-                Ok(()) => self
-                    .lanes
-                    .retain(|lane| lane.asking.is_some() || slots.knows(&lane.address)),
+                Ok(()) => {
+                    let known = slots.primaries();
+                    self.lanes
+                        .retain(|lane| lane.asking.is_some() || known.contains(&lane.address));
+                }
                 Err(fault) if !slots.has_map() => {
                     let source = Box::new(fault);
                     let error = Fault::Unasked { source }.into();

@@ -9,7 +9,7 @@ use redis::{Cmd, Pipeline, RedisError, Value, cmd};
 
 use super::ledger::{Hint, Lock, Round, Said, Seen};
 use super::rule::Replicas;
-use crate::store::redis::endpoint::Endpoint;
+use crate::store::redis::endpoint::{Endpoint, is_host};
 use crate::store::redis::fault::{Fault, Refusal};
 use crate::store::redis::keys::Names;
 use crate::store::redis::socket::Socket;
@@ -150,6 +150,9 @@ impl Wire {
             "TRYAGAIN" if self.is_node => hint.is_alone = true,
             code @ ("MOVED" | "ASK") if self.is_node => {
                 hint.asking = code == "ASK";
+                // Where its slot is not yet, others of it may be missing: together all would be told TRYAGAIN, and each
+                // alone ASK again.
+                hint.is_alone = hint.asking;
                 hint.to = self.target(&refusal);
             }
             _ => return Err(self.refused(refusal)),
@@ -167,7 +170,7 @@ impl Wire {
             let (own, _) = self.address.rsplit_once(':')?;
             return Some(format!("{own}:{port}").into());
         }
-        Some(to.into())
+        is_host(host).then(|| to.into())
     }
 
     /// Ready when the connection has ended, if that can be seen.

@@ -182,7 +182,7 @@ async fn what_a_node_has_not_it_says_where_to_ask_for() {
         (
             "*1\r\n:1\r\n-ASK 2 :7\r\n",
             ":2\r\n",
-            ["ours", ":7 true false"],
+            ["ours", ":7 true true"],
         ),
         (
             "-TRYAGAIN not all\r\n*1\r\n:0\r\n",
@@ -195,7 +195,7 @@ async fn what_a_node_has_not_it_says_where_to_ask_for() {
             ["somewhere false false"; 2],
         ),
         (
-            "-MOVED 1\r\n-MOVED 1 nowhere\r\n",
+            "-MOVED 1 a\tb:7\r\n-MOVED 1 nowhere\r\n",
             no,
             ["somewhere false false"; 2],
         ),
