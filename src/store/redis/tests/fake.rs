@@ -24,6 +24,7 @@ pub(super) struct Request {
 /// Listens until it is stopped, or the test's process ends; its threads do nothing meanwhile.
 pub(super) struct Fake {
     address: SocketAddr,
+    #[cfg(feature = "cluster")]
     stop: Arc<AtomicBool>,
 }
 
@@ -51,6 +52,9 @@ impl Fake {
                 if has_stopped.load(Ordering::Relaxed) {
                     return;
                 }
+                if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+                    continue;
+                }
                 // Ends when the client hangs up.
                 std::thread::spawn(move || {
                     let connection = index + 1;
@@ -58,7 +62,11 @@ impl Fake {
                 });
             }
         });
-        Self { address, stop }
+        Self {
+            address,
+            #[cfg(feature = "cluster")]
+            stop,
+        }
     }
 
     pub(super) fn url(&self) -> String {
@@ -66,12 +74,14 @@ impl Fake {
     }
 
     /// Lets nobody connect any more: for those who start many.
+    #[cfg(feature = "cluster")]
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         // Wakes it.
         let _ = TcpStream::connect(self.address);
     }
 
+    #[cfg(feature = "cluster")]
     pub(super) fn port(&self) -> u16 {
         self.address.port()
     }
