@@ -501,6 +501,8 @@ mod tests {
         assert_eq!(read(&pair("::1", "7")), Some(("::1".to_owned(), 7)));
         for odd in [
             pair("", "7"),
+            pair("h\nh", "7"),
+            pair(&"h".repeat(254), "7"),
             pair("h", "0"),
             pair("h", "70000"),
             pair("h", "-1"),

@@ -380,3 +380,27 @@ impl Drop for Task {
         }
     }
 }
+
+#[cfg(all(test, feature = "cluster"))]
+mod tests {
+    use super::*;
+
+    /// A node that lies names another with each answer: no more of them are connected to than a few, and who is known, or
+    /// was named before, is asked as ever.
+    #[test]
+    fn no_more_strangers_are_asked_than_there_is_room_for() {
+        let node = |number: usize| Arc::<str>::from(format!("10.0.0.1:{number}"));
+        let mut strangers = Strangers {
+            known: vec![node(1)],
+            all: vec![node(2)],
+        };
+        for number in 3..=STRANGERS + 1 {
+            assert!(strangers.admits(&node(number)), "{number}");
+        }
+        assert!(!strangers.admits(&node(STRANGERS + 2)));
+        for number in 1..=STRANGERS + 1 {
+            assert!(strangers.admits(&node(number)), "{number} again");
+        }
+        assert_eq!(strangers.all.len(), STRANGERS);
+    }
+}
