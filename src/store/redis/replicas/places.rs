@@ -10,7 +10,7 @@ use rand::seq::SliceRandom;
 use tokio::time::Instant;
 
 use super::wire::Wire;
-use crate::store::redis::cluster::{Seeds, SlotMap, find_map};
+use crate::store::redis::cluster::{STRANGERS, Seeds, SlotMap, find_map};
 use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::Fault;
 use crate::store::redis::pauses::Pauses;
@@ -103,14 +103,40 @@ impl Slots {
 
     /// Whom to ask for the map, the seeds last.
     fn nodes(&self) -> Vec<Endpoint> {
-        let known = self.map.iter().flat_map(|map| map.wanted(None));
-        let mut known: Vec<_> = known.map(|(node, _)| node).collect();
+        let mut known = self.primaries();
         known.shuffle(&mut rand::rng());
         let seeds = self.seeds.endpoints().iter();
         let others = seeds.filter(|seed| !known.contains(seed.address()));
         let others: Vec<_> = others.cloned().collect();
         let known = known.iter().map(|node| self.seeds.node(node));
         known.chain(others).collect()
+    }
+}
+
+/// The nodes that the map does not name, and redirects have.
+pub(super) struct Strangers {
+    known: Vec<Arc<str>>,
+    all: Vec<Arc<str>>,
+}
+
+impl Strangers {
+    /// `asked`: all that are connected to.
+    pub(super) fn new<'a>(slots: &Slots, asked: impl Iterator<Item = &'a Arc<str>>) -> Self {
+        let known = slots.primaries();
+        let all = asked.filter(|it| !known.contains(it)).cloned().collect();
+        Self { known, all }
+    }
+
+    /// Whether it may be asked; one too many is not, and who has the slot by the map says it again.
+    pub(super) fn admits(&mut self, address: &Arc<str>) -> bool {
+        if self.known.contains(address) || self.all.contains(address) {
+            return true;
+        }
+        let has_room = self.all.len() < STRANGERS;
+        if has_room {
+            self.all.push(address.clone());
+        }
+        has_room
     }
 }
 
@@ -125,4 +151,28 @@ pub(super) async fn try_out(seeds: &Seeds, within: Duration) -> Result<(), Fault
         }
     }
     Err(fault.expect("a map names somebody"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node that lies names another with each answer: no more of them are connected to than a few, and who is known, or
+    /// was named before, is asked as ever.
+    #[test]
+    fn no_more_strangers_are_asked_than_there_is_room_for() {
+        let node = |number: usize| Arc::<str>::from(format!("10.0.0.1:{number}"));
+        let mut strangers = Strangers {
+            known: vec![node(1)],
+            all: vec![node(2)],
+        };
+        for number in 3..=STRANGERS + 1 {
+            assert!(strangers.admits(&node(number)), "{number}");
+        }
+        assert!(!strangers.admits(&node(STRANGERS + 2)));
+        for number in 1..=STRANGERS + 1 {
+            assert!(strangers.admits(&node(number)), "{number} again");
+        }
+        assert_eq!(strangers.all.len(), STRANGERS);
+    }
 }

@@ -12,13 +12,11 @@ use futures::future::BoxFuture;
 use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::ledger::{Round, Said, Seen};
+use super::ledger::{Hint, Round, Said, Seen};
 #[cfg(feature = "cluster")]
-use super::places::Slots;
+use super::places::{Slots, Strangers};
 use super::session::Core;
 use super::wire::Wire;
-#[cfg(feature = "cluster")]
-use crate::store::redis::cluster::STRANGERS;
 use crate::store::redis::endpoint::Endpoint;
 use crate::store::redis::fault::Fault;
 use crate::store::redis::keys::Names;
@@ -45,35 +43,26 @@ enum Guide {
     Cluster(Box<Slots>),
 }
 
-/// The nodes that the map does not name, and redirects have.
-#[cfg(feature = "cluster")]
-struct Strangers {
-    known: Vec<Arc<str>>,
-    all: Vec<Arc<str>>,
+/// Where locks are to be asked for in one turn.
+enum Places<'a> {
+    One(&'a Arc<str>),
+    #[cfg(feature = "cluster")]
+    Many(&'a Slots, Strangers),
 }
 
-#[cfg(feature = "cluster")]
-impl Strangers {
-    fn new(guide: &Guide, lanes: &[Lane]) -> Self {
-        let known = match guide {
-            Guide::Server(_) => Vec::new(),
-            Guide::Cluster(slots) => slots.primaries(),
-        };
-        let asked = lanes.iter().map(|lane| &lane.address);
-        let all = asked.filter(|it| !known.contains(it)).cloned().collect();
-        Self { known, all }
-    }
-
-    /// Whether it may be asked; one too many is not, and who has the slot by the map says it again.
-    fn admits(&mut self, address: &Arc<str>) -> bool {
-        if self.known.contains(address) || self.all.contains(address) {
-            return true;
+impl Places<'_> {
+    /// Whom to ask for it, and its slot; `None` while nobody is known.
+    #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
+    fn find(&mut self, names: &Names, key: &str, hint: &Hint) -> Option<(Arc<str>, u16)> {
+        match self {
+            Self::One(address) => Some((address.clone(), 0)),
+            #[cfg(feature = "cluster")]
+            Self::Many(slots, strangers) => {
+                let slot = names.slot(key);
+                let to = hint.to.clone().filter(|to| strangers.admits(to));
+                Some((to.or_else(|| slots.owner(slot))?, slot))
+            }
         }
-        let has_room = self.all.len() < STRANGERS;
-        if has_room {
-            self.all.push(address.clone());
-        }
-        has_room
     }
 }
 
@@ -205,25 +194,9 @@ impl Task {
                 }
             }
         }
-        let (guide, names, lanes) = (&self.guide, &self.names, &self.lanes);
-        #[cfg(feature = "cluster")]
-        let mut strangers = None;
+        let (mut places, names, lanes) = (self.places(), &self.names, &self.lanes);
         let rounds = self.core.begin(now, |key, hint| {
-            let (address, slot) = match guide {
-                Guide::Server(endpoint) => (endpoint.address().clone(), 0),
-                #[cfg(feature = "cluster")]
-                Guide::Cluster(slots) => {
-                    let slot = names.slot(key);
-                    let mut admits = |to: &Arc<str>| {
-                        let strangers =
-                            strangers.get_or_insert_with(|| Strangers::new(guide, lanes));
-                        strangers.admits(to)
-                    };
-                    let to = hint.to.clone().filter(&mut admits);
-                    (to.or_else(|| slots.owner(slot))?, slot)
-                }
-            };
-            let _ = (names, key, hint);
+            let (address, slot) = places.find(names, key, hint)?;
             let is_free =
                 |lane: &Lane| lane.asking.is_none() && lane.not_before.is_none_or(|due| due <= now);
             let mut lanes = lanes.iter();
@@ -315,16 +288,28 @@ impl Task {
         }
     }
 
+    fn places(&self) -> Places<'_> {
+        match &self.guide {
+            Guide::Server(endpoint) => Places::One(endpoint.address()),
+            #[cfg(feature = "cluster")]
+            Guide::Cluster(slots) => {
+                let asked = self.lanes.iter().map(|lane| &lane.address);
+                Places::Many(slots, Strangers::new(slots, asked))
+            }
+        }
+    }
+
     /// The map may be out of date.
+    #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
     fn doubt(&mut self, now: Instant) {
         match &mut self.guide {
             Guide::Server(_) => {}
             #[cfg(feature = "cluster")]
             Guide::Cluster(slots) => slots.search(now),
         }
-        let _ = now;
     }
 
+    #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
     fn search(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
         #[cfg(feature = "cluster")]
         if let Guide::Cluster(slots) = &mut self.guide {
@@ -347,7 +332,6 @@ impl Task {
             }
             return true;
         }
-        let _ = (cx, now);
         false
     }
 
@@ -378,29 +362,5 @@ impl Drop for Task {
             let error = Fault::Abandoned { address }.into();
             self.core.act(|ledger| ledger.give_up(&error));
         }
-    }
-}
-
-#[cfg(all(test, feature = "cluster"))]
-mod tests {
-    use super::*;
-
-    /// A node that lies names another with each answer: no more of them are connected to than a few, and who is known, or
-    /// was named before, is asked as ever.
-    #[test]
-    fn no_more_strangers_are_asked_than_there_is_room_for() {
-        let node = |number: usize| Arc::<str>::from(format!("10.0.0.1:{number}"));
-        let mut strangers = Strangers {
-            known: vec![node(1)],
-            all: vec![node(2)],
-        };
-        for number in 3..=STRANGERS + 1 {
-            assert!(strangers.admits(&node(number)), "{number}");
-        }
-        assert!(!strangers.admits(&node(STRANGERS + 2)));
-        for number in 1..=STRANGERS + 1 {
-            assert!(strangers.admits(&node(number)), "{number} again");
-        }
-        assert_eq!(strangers.all.len(), STRANGERS);
     }
 }

@@ -55,6 +55,8 @@ impl Fake {
                 if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
                     continue;
                 }
+                // Else what is pushed could wait for what was said before it to be acknowledged.
+                let _ = stream.set_nodelay(true);
                 // Ends when the client hangs up.
                 std::thread::spawn(move || {
                     let connection = index + 1;

@@ -335,9 +335,9 @@ pub(super) struct Liar {
     pub(super) channel: String,
     /// The last owner that entered for a key.
     pub(super) standing: HashMap<String, String>,
-    /// What each call is about, by its number: ops, and the key of each. Who names an earlier call's answers
-    /// that one, which may still be open.
-    pub(super) asked: HashMap<u64, (String, Vec<String>)>,
+    /// What each call is about, by its connection and number: ops, and the key of each. Who names an earlier call's
+    /// answers that one, which may still be open.
+    pub(super) asked: HashMap<(usize, u64), (String, Vec<String>)>,
     pub(super) forced: Forced,
 }
 
@@ -349,6 +349,21 @@ fn name_of(lock: &str) -> &str {
 }
 
 impl Liar {
+    pub(super) fn new(calls: Vec<Said>, steps: Vec<Option<Lie>>, forced: Forced) -> Self {
+        Self {
+            calls,
+            steps,
+            called: 0,
+            stepped: 0,
+            next: NOW,
+            later: Vec::new(),
+            channel: String::new(),
+            standing: HashMap::new(),
+            asked: HashMap::new(),
+            forced,
+        }
+    }
+
     fn draw(&mut self, number: Number) -> i64 {
         match number {
             Number::Next => {
@@ -359,13 +374,12 @@ impl Liar {
         }
     }
 
-    fn force(&self, key: &str, draw: i64) {
-        if let Ok(draw) = u64::try_from(draw) {
-            self.forced
-                .lock()
-                .unwrap()
-                .insert((name_of(key).to_owned(), draw));
-        }
+    fn force(&self, keys: &[String], draw: i64) {
+        let Ok(draw) = u64::try_from(draw) else {
+            return;
+        };
+        let named = keys.iter().map(|key| (name_of(key).to_owned(), draw));
+        self.forced.lock().unwrap().extend(named);
     }
 
     pub(super) fn answer(&mut self, request: &Request) -> Option<Vec<u8>> {
@@ -396,7 +410,8 @@ impl Liar {
             }
         }
         let keys = request.keys().iter().skip(1).cloned().collect();
-        self.asked.insert(request.number(), (ops.clone(), keys));
+        let call = (request.connection, request.number());
+        self.asked.insert(call, (ops.clone(), keys));
         let mut bytes = self.pushes("message", &before);
         let mut hangs_up = false;
         let told = match lie {
@@ -457,22 +472,27 @@ impl Liar {
         };
         let echo = request.number().wrapping_add(number);
         let mut bytes = format!("*{}\r\n:{echo}\r\n:{at}\r\n", 2 + count + more).into_bytes();
-        let (asked, keys) = self.asked.get(&echo).cloned().unwrap_or_default();
+        let asked = self.asked.get(&(request.connection, echo)).cloned();
         for index in 0..count + more {
-            let op = asked.chars().nth(index).unwrap_or(' ');
-            let key = keys.get(index).cloned().unwrap_or_default();
+            // A call that is on its way, perhaps, and was not read yet: it may be about anything.
+            let about = |(ops, keys): (String, Vec<String>)| {
+                let op = ops.chars().nth(index).unwrap_or(' ');
+                (op, keys.into_iter().skip(index).take(1).collect())
+            };
+            let anything = || ('A', KEYS.map(str::to_owned).to_vec());
+            let (op, keys) = asked.clone().map_or_else(anything, about);
             match answers[index % answers.len()].clone() {
                 Answer::Won(draw) => {
                     let draw = self.draw(draw);
                     if "AEYD".contains(op) {
-                        self.force(&key, draw);
+                        self.force(&keys, draw);
                     }
                     bytes.extend(format!("*2\r\n$3\r\nwon\r\n:{draw}\r\n").bytes());
                 }
                 Answer::Short(draw) => {
                     let draw = self.draw(draw);
                     if "AE".contains(op) {
-                        self.force(&key, draw);
+                        self.force(&keys, draw);
                     }
                     bytes.extend(format!(":{draw}\r\n").bytes());
                 }
@@ -503,7 +523,8 @@ impl Liar {
             text.push_str(&format!(" {at}"));
         }
         for (place, index) in wins.into_iter().enumerate() {
-            self.force(&request.keys()[1 + index], at.saturating_add(place as i64));
+            let key = &request.keys()[1 + index..][..1];
+            self.force(key, at.saturating_add(place as i64));
         }
         text.push_str(more);
         format!("${}\r\n{text}\r\n", text.len()).into_bytes()
@@ -533,7 +554,7 @@ impl Liar {
                         Whose::Foreign => "ffff:1".to_owned(),
                     };
                     if self.standing.get(*key) == Some(&owner) {
-                        self.force(key, draw);
+                        self.force(&[(*key).to_owned()], draw);
                     }
                     let message = format!("{format} {owner} {ttl} {draw} {at} {key}");
                     bytes.extend(push(&[kind, &self.channel, &message], ""));
@@ -606,18 +627,7 @@ pub(super) async fn asks(
 fn lies_to_everybody(calls: Vec<Said>, steps: Vec<Option<Lie>>) -> Result<(), TestCaseError> {
     count_panics();
     let forced = Forced::default();
-    let mut liar = Liar {
-        calls,
-        steps,
-        called: 0,
-        stepped: 0,
-        next: NOW,
-        later: Vec::new(),
-        channel: String::new(),
-        standing: HashMap::new(),
-        asked: HashMap::new(),
-        forced: forced.clone(),
-    };
+    let mut liar = Liar::new(calls, steps, forced.clone());
     let fake = Fake::start(move |request| liar.answer(request));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
