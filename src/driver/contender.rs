@@ -8,7 +8,8 @@ use tokio::runtime::Id;
 
 use super::aftermath::Aftermath;
 use super::journal::Journal;
-use crate::StoreError;
+use super::progress::{End, Parting, Progress};
+use super::watchers::Watchers;
 use crate::events::LockEvent;
 use crate::key::Key;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
@@ -43,63 +44,6 @@ struct State {
     deadline: Moment,
     /// Where it arrived; once it has a lease, where it took that.
     runtime: Option<Id>,
-}
-
-/// First come first: few, as a rule one.
-#[derive(Default)]
-struct Watchers {
-    watching: Vec<Watcher>,
-    /// How many have watched so far.
-    watched: u64,
-}
-
-struct Watcher {
-    number: u64,
-    /// Whether it is told of a new deadline, too.
-    of_deadlines: bool,
-    waker: Waker,
-}
-
-/// How far a caller has come.
-#[derive(Clone, Debug)]
-pub(crate) enum Progress {
-    /// In line.
-    Waiting,
-    /// The key is its, once it looks.
-    Seated { token: u64 },
-    /// It did not look in time; it may arrive again.
-    TurnLost,
-    /// It does not get the key: busy, queue full, failed, or closed.
-    Refused(Verdict),
-    /// It gave up, whatever the turnstile still says.
-    Left,
-    /// It holds a lease.
-    Held { token: u64 },
-    /// Its lease ended under it: lost, or closed.
-    Ended { token: u64, end: End },
-    /// It gave the lease back, and waits for the store's word.
-    Finishing { token: u64 },
-    /// The store's word on that.
-    Finished { token: u64, end: End },
-}
-
-/// What its holder does with a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Parting {
-    Release,
-    /// The key stays until its ttl is over.
-    Keep,
-    /// So that another may adopt it.
-    Detach,
-}
-
-/// How a lease ended.
-#[derive(Clone, Debug)]
-pub(crate) enum End {
-    Released,
-    Lost,
-    Closed,
-    Failed(StoreError),
 }
 
 impl Contender {
@@ -213,37 +157,17 @@ impl Contender {
     pub(crate) fn watch(&self, watch: &mut Option<u64>, of_deadlines: bool, waker: &Waker) {
         let mut state = self.lock();
         let watchers = state.watchers.get_or_insert_default();
-        let watch = *watch.get_or_insert_with(|| {
-            watchers.watched += 1;
-            watchers.watched
-        });
-        let place = watchers.place_of(watch);
-        let watching = &mut watchers.watching;
-        let before = match place {
-            Ok(at) if watching[at].waker.will_wake(waker) => None,
-            Ok(at) => Some(std::mem::replace(&mut watching[at].waker, waker.clone())),
-            Err(at) => {
-                let watcher = Watcher {
-                    number: watch,
-                    of_deadlines,
-                    waker: waker.clone(),
-                };
-                watching.insert(at, watcher);
-                None
-            }
-        };
+        let before = watchers.add(watch, of_deadlines, waker);
         drop(state);
         drop(before);
     }
 
     pub(crate) fn unwatch(&self, watch: u64) {
         let mut state = self.lock();
-        let watcher = state.watchers.as_mut().and_then(|watchers| {
-            let place = watchers.place_of(watch).ok();
-            place.map(|at| watchers.watching.remove(at))
-        });
+        let watchers = state.watchers.as_mut();
+        let waker = watchers.and_then(|watchers| watchers.remove(watch));
         drop(state);
-        drop(watcher);
+        drop(waker);
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
@@ -539,47 +463,13 @@ impl State {
     /// All who watch are told, and watch no more.
     fn take_watchers(&mut self, aftermath: &mut Aftermath) {
         if let Some(watchers) = &mut self.watchers {
-            let watching = std::mem::take(&mut watchers.watching);
-            let wakers = watching.into_iter().map(|watcher| watcher.waker);
-            aftermath.wakers.extend(wakers);
+            aftermath.wakers.extend(watchers.take());
         }
     }
 
     fn watchers_of_deadlines(&self) -> impl Iterator<Item = Waker> {
         let watchers = self.watchers.iter();
-        watchers
-            .flat_map(|watchers| &watchers.watching)
-            .filter(|watcher| watcher.of_deadlines)
-            .map(|watcher| watcher.waker.clone())
-    }
-}
-
-impl Watchers {
-    fn place_of(&self, watch: u64) -> Result<usize, usize> {
-        self.watching
-            .binary_search_by_key(&watch, |watcher| watcher.number)
-    }
-}
-
-impl End {
-    fn event(&self, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
-        match self {
-            Self::Released => LockEvent::Released { key, token, held },
-            Self::Lost => LockEvent::Lost { key, token, held },
-            Self::Closed => LockEvent::Closed { key, token, held },
-            Self::Failed(_) => LockEvent::Unreleased { key, token, held },
-        }
-    }
-}
-
-impl From<Verdict> for End {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Released => Self::Released,
-            Verdict::Closed => Self::Closed,
-            Verdict::Failed(error) => Self::Failed(error),
-            _ => Self::Lost,
-        }
+        watchers.flat_map(|watchers| watchers.of_deadlines())
     }
 }
 

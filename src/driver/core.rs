@@ -7,17 +7,18 @@ use event_listener::EventListener;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::contender::{Contender, Parting};
+use super::contender::Contender;
 use super::journal::Journal;
+use super::progress::Parting;
 use super::state::{Now, Outbox, State};
 use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
-use crate::events::{Events, LockEvent};
+use crate::events::Events;
 use crate::key::{Key, KeyMap};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Opening, Owner, Session};
+use crate::store::contract::{Opening, Owner, Session};
 use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId};
 
 /// One registry at work.
@@ -25,15 +26,15 @@ pub(crate) struct Driver {
     outlook: Arc<Outlook>,
     /// The registry's random id, with which its owners begin.
     instance: Arc<str>,
-    settings: Settings,
+    pub(super) settings: Settings,
     /// What is wrong with them, if anything.
     fault: Option<(&'static str, &'static str)>,
     /// What every ttl has to be longer than.
     overhead: Duration,
     state: Mutex<State>,
     /// What happens, told under the state's lock.
-    journal: Arc<Journal>,
-    timer: Timer,
+    pub(super) journal: Arc<Journal>,
+    pub(super) timer: Timer,
     /// Told when nothing is in use any more.
     idle: event_listener::Event,
 }
@@ -353,30 +354,8 @@ impl Driver {
         self.at_once(|state, at| state.feed(at, key, None, event))
     }
 
-    /// Tells the turnstile of a key what the store said of it.
-    fn feed_news(&self, state: &mut State, at: &mut Now<'_>, news: News) {
-        match news {
-            News::Replied { key, op, result } => {
-                state.feed(at, &key.into(), None, |turnstile, cx| {
-                    turnstile.replied(cx, &op, result);
-                });
-            }
-            News::Granted { key, grant } => {
-                state.feed_grant(at, &key.into(), self.settings.rules(), grant, None);
-            }
-            News::Unconfirmed { key, grant, error } => {
-                let rules = self.settings.rules();
-                state.feed_grant(at, &key.into(), rules, grant, Some(error));
-            }
-            News::Freed { key } => {
-                state.feed(at, &key.into(), None, Turnstile::freed);
-            }
-            News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
-        }
-    }
-
     /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
-    fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
+    pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
         self.at_once(|state, at| {
             change(state);
             let keys: Vec<_> = state.entries.keys().cloned().collect();
@@ -389,7 +368,7 @@ impl Driver {
     }
 
     /// Does something with the state locked, and then what must follow it.
-    fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
+    pub(super) fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
         let mut outbox = Outbox::default();
         // Read before the lock, which others wait for: what happens then is no earlier.
         let now = self.clock().now();
@@ -495,75 +474,6 @@ impl Due for Driver {
             session.revive();
         }
         next.map(|moment| self.clock().instant(moment))
-    }
-}
-
-impl Listener for Driver {
-    fn all_news(&self, news: Vec<News>) {
-        let mut news = news.into_iter().peekable();
-        while news.peek().is_some() {
-            // One lock for all of them: a call has up to some dozens of answers.
-            self.at_once(|state, at| {
-                while let Some(news) = news.next_if(News::is_of_a_key) {
-                    self.feed_news(state, at, news);
-                }
-            });
-            if let Some(other) = news.next() {
-                self.news(other);
-            }
-        }
-    }
-
-    fn news(&self, news: News) {
-        match news {
-            News::Replied { .. }
-            | News::Granted { .. }
-            | News::Unconfirmed { .. }
-            | News::Freed { .. } => {
-                self.at_once(|state, at| self.feed_news(state, at, news));
-            }
-            News::Up { queue } => {
-                let mut was_down = false;
-                let told = |state: &mut State| {
-                    state.queue = queue;
-                    let before = state.up.replace(true);
-                    was_down = before == Some(false);
-                    if before != Some(true) {
-                        self.journal.tell(|| LockEvent::StoreUp {});
-                    }
-                };
-                self.feed_all(
-                    told,
-                    &[&Turnstile::up_renew, &|turnstile, cx| {
-                        turnstile.up(cx, queue)
-                    }],
-                );
-                if was_down {
-                    tracing::info!("the store is back");
-                }
-            }
-            News::Down(error) => {
-                let mut is_new = false;
-                let told = |state: &mut State| {
-                    // Once an outage, however often it is tried again.
-                    is_new = state.up.replace(false) != Some(false);
-                    if is_new {
-                        self.journal.tell(|| LockEvent::StoreDown {
-                            error: error.clone(),
-                        });
-                    }
-                };
-                self.feed_all(told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
-                // The losses that come of it are told by the log, so it tells of their cause as well.
-                if is_new {
-                    tracing::warn!(%error, "the store is away: no lease is renewed until it is back");
-                } else {
-                    tracing::debug!(%error, "the store is still away");
-                }
-                // It may have gone with its runtime: the timer's may be alive, and looks.
-                self.timer.ring();
-            }
-        }
     }
 }
 

@@ -10,11 +10,15 @@ mod contender;
 mod core;
 mod few;
 mod journal;
+mod news;
+mod progress;
 mod state;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod watchers;
 
-pub(crate) use self::contender::{Contender, End, Progress};
+pub(crate) use self::contender::Contender;
 pub(crate) use self::core::{Arrival, Driver, Outlook};
 pub(crate) use self::journal::Journal;
+pub(crate) use self::progress::{End, Progress};

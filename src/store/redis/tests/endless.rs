@@ -23,6 +23,21 @@ struct Talk {
     channel: String,
 }
 
+impl Talk {
+    fn hear(&mut self, request: &Request) {
+        self.connections = request.connection;
+        if request.is("SUBSCRIBE") {
+            self.channel.clone_from(&request.words[1]);
+        }
+    }
+
+    /// A grant of no lock, and of no owner of ours: nothing comes of it.
+    fn push(&self) -> Vec<u8> {
+        let message = format!("1 ffff:1 1000 7 {NOW} {}", "k".repeat(400));
+        push(&["message", &self.channel, &message], "")
+    }
+}
+
 /// Answers the first call, and then says no end of something that nobody asked for.
 fn talks(seen: Seen) -> impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static {
     move |request| {
@@ -82,16 +97,11 @@ async fn what_is_heard_has_no_end() {
     let talk = seen.clone();
     let fake = Fake::start(move |request| {
         let mut talk = talk.lock().unwrap();
-        talk.connections = request.connection;
-        if request.is("SUBSCRIBE") {
-            talk.channel.clone_from(&request.words[1]);
-        }
+        talk.hear(request);
         if !request.is_call() || request.letters() != "A" {
             return None;
         }
-        // Of no lock, and of no owner of ours: nothing comes of it.
-        let message = format!("1 ffff:1 1000 7 {NOW} {}", "k".repeat(400));
-        let one = push(&["message", &talk.channel, &message], "");
+        let one = talk.push();
         assert!(one.len() * MANY > MORE, "too few");
         let mut bytes = one.repeat(MANY);
         bytes.extend(request.usual());
@@ -114,15 +124,11 @@ async fn a_flood_while_connecting_ends_the_connection() {
     let talk = seen.clone();
     let fake = Fake::start(move |request| {
         let mut talk = talk.lock().unwrap();
-        talk.connections = request.connection;
-        if request.is("SUBSCRIBE") {
-            talk.channel.clone_from(&request.words[1]);
-        }
+        talk.hear(request);
         if !request.is_probe() || request.connection > 1 {
             return None;
         }
-        let message = format!("1 ffff:1 1000 7 {NOW} {}", "k".repeat(400));
-        let mut bytes = push(&["message", &talk.channel, &message], "").repeat(MANY);
+        let mut bytes = talk.push().repeat(MANY);
         bytes.extend(request.usual());
         bytes.extend(HANG_UP);
         Some(bytes)

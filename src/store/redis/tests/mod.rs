@@ -17,6 +17,7 @@ mod full_server;
 mod handover;
 #[path = "../../../../tests/support/hearing.rs"]
 mod hearing;
+mod liar;
 mod lies;
 mod links;
 mod listening;
@@ -25,6 +26,8 @@ mod plain;
 mod queue;
 mod registry;
 mod rights;
+#[cfg(feature = "cluster")]
+mod ring;
 mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
