@@ -258,7 +258,8 @@ impl LeaseView {
         self.outlook.clock.instant(self.contender.deadline())
     }
 
-    /// Whether the lease is held, and its deadline still to come. False once it is being released.
+    /// Whether the lease is held, and its deadline still to come. False once it is being released, or
+    /// its registry shut down.
     pub fn is_valid(&self) -> bool {
         self.contender.is_held(self.outlook.clock.now())
     }
@@ -286,7 +287,8 @@ impl LeaseView {
     pub(crate) fn loss(&self) -> Option<LockError> {
         let key = self.contender.key().clone();
         match self.contender.progress() {
-            Progress::Ended {
+            Progress::Closing { .. }
+            | Progress::Ended {
                 end: End::Closed, ..
             } => Some(LockError::Closed { key }),
             Progress::Ended { token, .. }

@@ -231,8 +231,14 @@ impl LockRegistry {
 
     /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
     /// a lock ends with [`LockError::Closed`](crate::LockError::Closed), every lease is released
-    /// (unless it is to [run out](crate::OnFinish::LetExpire)) and every place in a queue given up. Resolves when the store has confirmed that, after
-    /// three response time-outs at the latest; what is left then runs out by itself.
+    /// (unless it is to [run out](crate::OnFinish::LetExpire)) and every place in a queue given up. Resolves
+    /// when the store has confirmed that, after three response time-outs at the latest; what is left then
+    /// runs out by itself.
+    ///
+    /// Work that hears of it, a combinator's or whoever awaits [`Lease::lost`](crate::Lease::lost), is
+    /// dropped before its lease is given back, so that nobody else begins before it has ended: it has
+    /// 100 ms for that (one response time-out, where that is less). A guard whose end nobody watches for
+    /// is given back at once: release it before.
     ///
     /// It begins at the first poll. A second shutdown is a no-op.
     ///

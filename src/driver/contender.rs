@@ -39,6 +39,8 @@ struct State {
     since: Moment,
     /// What becomes of the lease that it holds no more.
     parting: Parting,
+    /// Whether that was because of a shutdown.
+    closing: bool,
     /// Whether it is to look once more before it takes the key.
     leads: bool,
     deadline: Moment,
@@ -59,6 +61,7 @@ impl Contender {
                 waiter: 0,
                 since: Moment::ZERO,
                 parting: Parting::Release,
+                closing: false,
                 leads: false,
                 deadline: Moment::ZERO,
                 runtime: None,
@@ -162,6 +165,13 @@ impl Contender {
         drop(before);
     }
 
+    /// Whether anybody would hear that the lease ends.
+    pub(super) fn is_watched(&self) -> bool {
+        let state = self.lock();
+        let watchers = state.watchers.as_ref();
+        watchers.is_some_and(|watchers| !watchers.is_empty())
+    }
+
     pub(crate) fn unwatch(&self, watch: u64) {
         let mut state = self.lock();
         let watchers = state.watchers.as_mut();
@@ -259,7 +269,7 @@ impl Contender {
     /// The lease is given back; false if it is not held any more.
     pub(super) fn finishes(&self, now: Moment, parting: Parting) -> bool {
         let mut state = self.lock();
-        let Progress::Held { token } = state.progress else {
+        let (Progress::Held { token } | Progress::Closing { token }) = state.progress else {
             return false;
         };
         state.progress = Progress::Finishing { token };
@@ -299,7 +309,7 @@ impl Contender {
     /// The lease that it holds.
     pub(super) fn lease(&self, journal: &Journal) -> Option<LeaseSnapshot> {
         let state = self.lock();
-        let Progress::Held { token } = state.progress else {
+        let (Progress::Held { token } | Progress::Closing { token }) = state.progress else {
             return None;
         };
         Some(LeaseSnapshot {
@@ -352,13 +362,14 @@ impl Contender {
             (_, Verdict::Unrenewed(_)) => return,
             (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
             (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
-            (Progress::Held { token }, verdict) => Progress::Ended {
+            (Progress::Held { token }, Verdict::Closing) => Progress::Closing { token: *token },
+            (Progress::Held { token } | Progress::Closing { token }, verdict) => Progress::Ended {
                 token: *token,
                 end: End::from(verdict),
             },
             (Progress::Finishing { token }, verdict) => Progress::Finished {
                 token: *token,
-                end: End::from(verdict),
+                end: state.end(verdict),
             },
             (Progress::Left, _) => return,
             // It had its last word; the turnstile gives none after that.
@@ -378,7 +389,8 @@ impl Contender {
             let is_over = now >= state.deadline;
             aftermath.lost.push((self.key().clone(), token, is_over));
         }
-        if lost.is_some() || matches!(progress, Progress::Ended { .. }) {
+        state.closing |= matches!(progress, Progress::Closing { .. });
+        if lost.is_some() || matches!(progress, Progress::Ended { .. } | Progress::Closing { .. }) {
             state.take_watchers(aftermath);
         } else if let Progress::Finished { .. } = &progress {
             aftermath.wakers.extend(state.watchers_of_deadlines());
@@ -412,7 +424,11 @@ impl State {
             (Progress::Waiting, Verdict::Seated { .. })
             | (Progress::Seated { .. }, Verdict::TurnLost | Verdict::Prolonged { .. }) => return,
             (Progress::Waiting | Progress::Seated { .. }, _) => self.gave_up(&key, now),
-            (Progress::Held { token }, Verdict::Prolonged { deadline, last }) => {
+            (Progress::Held { .. }, Verdict::Closing) => return,
+            (
+                Progress::Held { token } | Progress::Closing { token },
+                Verdict::Prolonged { deadline, last },
+            ) => {
                 let (token, deadline) = (*token, journal.instant(*deadline));
                 let renewed = LockEvent::Renewed {
                     key: key.clone(),
@@ -430,18 +446,20 @@ impl State {
                     renewed
                 }
             }
-            (Progress::Held { token }, Verdict::Unrenewed(error)) => LockEvent::RenewalUnknown {
-                key,
-                token: *token,
-                error: error.clone(),
-            },
-            (Progress::Held { token }, verdict) => {
+            (Progress::Held { token } | Progress::Closing { token }, Verdict::Unrenewed(error)) => {
+                LockEvent::RenewalUnknown {
+                    key,
+                    token: *token,
+                    error: error.clone(),
+                }
+            }
+            (Progress::Held { token } | Progress::Closing { token }, verdict) => {
                 let held = now.saturating_sub(self.since);
                 End::from(verdict.clone()).event(key, *token, held)
             }
             (Progress::Finishing { token }, verdict) => {
                 let (token, held) = (*token, self.since);
-                match (End::from(verdict.clone()), self.parting) {
+                match (self.end(verdict.clone()), self.parting) {
                     (End::Released, Parting::Keep) => LockEvent::LeftToExpire { key, token, held },
                     (End::Released, Parting::Detach) => LockEvent::Detached { key, token, held },
                     (end, _) => end.event(key, token, held),
@@ -457,6 +475,14 @@ impl State {
             key: key.clone(),
             waiter: self.waiter,
             waited: now.saturating_sub(self.since),
+        }
+    }
+
+    /// How a lease has ended that its holder gave back.
+    fn end(&self, verdict: Verdict) -> End {
+        match End::from(verdict) {
+            End::Released if self.closing && self.parting == Parting::Release => End::Closed,
+            end => end,
         }
     }
 

@@ -21,6 +21,10 @@ use crate::store::LockStore;
 use crate::store::contract::{Opening, Owner, Session};
 use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId};
 
+/// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
+/// at all needs less.
+const GRACE: Duration = Duration::from_millis(100);
+
 /// One registry at work.
 pub(crate) struct Driver {
     outlook: Arc<Outlook>,
@@ -318,10 +322,14 @@ impl Driver {
     /// Shuts down: everybody is told, everything is given back. Returns until when it is worth
     /// waiting for the store's answers (O6).
     pub(crate) fn close(&self) -> Instant {
-        self.feed_all(|state| state.closed = true, &[&Turnstile::close]);
-        let patience = self.settings.response_timeout.saturating_mul(3);
-        let clock = self.clock();
-        clock.instant(Clock::after(clock.now(), patience))
+        let (clock, timeout) = (self.clock(), self.settings.response_timeout);
+        let now = clock.now();
+        let until = Clock::after(now, GRACE.min(timeout));
+        let close = |turnstile: &mut Turnstile<Arc<Contender>>, cx: &mut Cx<'_>| {
+            turnstile.close(cx, |holder| holder.is_watched().then_some(until));
+        };
+        self.feed_all(|state| state.closed = true, &[&close]);
+        clock.instant(Clock::after(now, timeout.saturating_mul(3)))
     }
 
     /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.

@@ -20,6 +20,8 @@ pub(crate) enum Progress {
     Left,
     /// It holds a lease.
     Held { token: u64 },
+    /// It holds a lease of a registry that is being shut down, and is to end its work.
+    Closing { token: u64 },
     /// Its lease ended under it: lost, or closed.
     Ended { token: u64, end: End },
     /// It gave the lease back, and waits for the store's word.

@@ -96,7 +96,7 @@ impl State {
             None => {
                 let mut turnstile = Turnstile::new(rules?, self.queue);
                 if self.closed {
-                    turnstile.close(&mut Cx { now, supply });
+                    turnstile.close(&mut Cx { now, supply }, |_| None);
                 }
                 let entry = Box::new(Entry {
                     turnstile,

@@ -51,6 +51,10 @@ impl Watchers {
         Some(self.watching.remove(place).waker)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.watching.is_empty()
+    }
+
     /// All of them, who watch no more.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waker> + use<> {
         let watching = std::mem::take(&mut self.watching);

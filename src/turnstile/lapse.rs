@@ -4,6 +4,7 @@ use super::errand::{Ending, Errand};
 use super::line::Patience;
 use super::machine::{Standing, Turnstile, Verdict, no_answer};
 use super::supply::Cx;
+use super::tenure::Hold;
 use super::time::Point;
 use crate::StoreError;
 use crate::store::contract::Op;
@@ -52,14 +53,11 @@ impl<C: Clone> Turnstile<C> {
         } else if let Some(seat) = tenure.seat.take_if(|seat| seat.is_over(now)) {
             let verdict = seat.loss();
             self.wake(seat.who, verdict);
-        }
-    }
-
-    /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
-    /// for that is told.
-    pub(crate) fn hang_up(&mut self) {
-        for ending in self.take_endings(|_| true) {
-            self.wake(ending.who, Verdict::Closed);
+        } else if let Some(seat) = &tenure.seat
+            && seat.hold == Hold::Closing
+            && now >= seat.end_by
+        {
+            self.close_seat(cx);
         }
     }
 
@@ -73,7 +71,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// Takes out the finished leases whose end the store has not confirmed, as far as they are
     /// `over`.
-    fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
+    pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
         let mut ended = Vec::new();
         if let Some(errand) = self.errand_in_flight() {
             ended.extend(errand.ending.take_if(&over));

@@ -45,6 +45,9 @@ pub(crate) enum Verdict {
     /// A lease, also a finished one: it was over before its end. To one who adopts: what it wanted
     /// is over, or another's.
     Lost,
+    /// The registry is being shut down: the lease is held until its work has ended, but for no longer than
+    /// a while, and then `Closed`.
+    Closing,
     /// The registry was shut down.
     Closed,
 }
@@ -84,7 +87,7 @@ pub(crate) struct Turnstile<C> {
     pub(super) trouble: Option<Box<StoreError>>,
     /// Refusals in a row.
     pub(super) failures: u32,
-    closed: bool,
+    pub(super) closed: bool,
     effects: Room<C>,
 }
 
@@ -209,7 +212,7 @@ impl<C: Clone> Turnstile<C> {
             return None;
         };
         let seat = tenure.seat.as_ref();
-        seat.filter(|seat| seat.taken == taken)
+        seat.filter(|seat| seat.is_taken() == taken)
             .map(|seat| &seat.who)
     }
 
@@ -333,6 +336,7 @@ impl<C: Clone> Turnstile<C> {
         let mut held = false;
         if let Standing::Inside(tenure) = &mut self.standing
             && tenure.is_held_by(id)
+            && !tenure.is_closing()
         {
             held = true;
             if let Some((who, verdict)) = tenure.wish(cx.at(), ttl, until) {
@@ -370,7 +374,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Our tenure ends here, the key stays in the store.
-    fn keep(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn keep(&mut self, cx: &mut Cx<'_>) {
         let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
             unreachable!("only a tenure is kept")
         };
@@ -456,29 +460,6 @@ impl<C: Clone> Turnstile<C> {
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {
             claim.forget_proof();
             *ask_at = cx.at();
-        }
-        self.advance(cx);
-    }
-
-    /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
-    /// back.
-    pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
-        self.lapse(cx);
-        self.closed = true;
-        while let Some((_, waiter)) = self.line.pop_first() {
-            self.wake(waiter.who, Verdict::Closed);
-        }
-        while let Some(adopter) = self.adopters.pop_front() {
-            self.wake(adopter.waiter.who, Verdict::Closed);
-        }
-        if let Standing::Inside(tenure) = &mut self.standing
-            && let Some(seat) = tenure.seat.take()
-        {
-            let keeps = seat.taken && seat.keeps;
-            self.wake(seat.who, Verdict::Closed);
-            if keeps {
-                self.keep(cx);
-            }
         }
         self.advance(cx);
     }

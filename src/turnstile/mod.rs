@@ -17,6 +17,7 @@
 
 mod advance;
 mod claim;
+mod closing;
 mod crowd;
 mod errand;
 mod few;

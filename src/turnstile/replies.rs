@@ -412,7 +412,7 @@ impl<C: Clone> Turnstile<C> {
                     tenure.renew_after(again);
                 }
                 tenure.wish_after(again);
-                if let Some(seat) = tenure.seat.as_ref().filter(|seat| seat.taken) {
+                if let Some(seat) = tenure.seat.as_ref().filter(|seat| seat.is_taken()) {
                     let who = seat.who.clone();
                     self.wake(who, Verdict::Unrenewed(error.store_error().clone()));
                 }

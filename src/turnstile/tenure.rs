@@ -61,10 +61,9 @@ pub(super) struct Seat<C> {
     pub(super) id: WaiterId,
     pub(super) who: C,
     pub(super) deadline: Point,
-    /// Whether the waiter has seen it.
-    pub(super) taken: bool,
-    /// W4: when it is taken from one who does not look.
-    pub(super) take_by: Point,
+    pub(super) hold: Hold,
+    /// W4: when it is taken from one who does not look. O6: from one who is to end its work, and has not.
+    pub(super) end_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) keeps: bool,
     ttl: Span,
@@ -93,15 +92,29 @@ struct Wish {
     ask_at: Point,
 }
 
+/// How far a waiter has come with its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// It has not seen it.
+    Offered,
+    Taken,
+    /// The registry is being shut down, and it has been told to end its work.
+    Closing,
+}
+
 impl<C> Seat<C> {
+    pub(super) fn is_taken(&self) -> bool {
+        self.hold != Hold::Offered
+    }
+
     /// Whether its time is over, or its waiter has not looked in time.
     pub(super) fn is_over(&self, now: Point) -> bool {
-        now >= self.deadline || (!self.taken && now >= self.take_by)
+        now >= self.deadline || (self.hold == Hold::Offered && now >= self.end_by)
     }
 
     /// What its waiter is told when it is taken away.
     pub(super) fn loss(&self) -> Verdict {
-        if self.taken {
+        if self.is_taken() {
             Verdict::Lost
         } else {
             Verdict::TurnLost
@@ -193,8 +206,8 @@ impl<C: Clone> Tenure<C> {
             id,
             who: waiter.who,
             deadline: own_end.unwrap_or(self.deadline).min(self.deadline),
-            taken: false,
-            take_by: now + self.ttl / 3,
+            hold: Hold::Offered,
+            end_by: now + self.ttl / 3,
             keeps: waiter.keeps,
             ttl,
             own_end,
@@ -230,7 +243,13 @@ impl<C: Clone> Tenure<C> {
     /// Whether that waiter holds the lease.
     pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
         let seat = self.seat.as_ref();
-        seat.is_some_and(|seat| seat.id == id && seat.taken)
+        seat.is_some_and(|seat| seat.id == id && seat.is_taken())
+    }
+
+    /// Whether its holder is to end its work.
+    pub(super) fn is_closing(&self) -> bool {
+        let seat = self.seat.as_ref();
+        seat.is_some_and(|seat| seat.hold == Hold::Closing)
     }
 
     /// The holder wants its lease to last `until` at least, for which the store is to be asked for
@@ -303,7 +322,7 @@ impl<C: Clone> Tenure<C> {
         let Some(seat) = seat else {
             return false;
         };
-        seat.taken = true;
+        seat.hold = Hold::Taken;
         seat.meant = deadline(now, seat.ttl);
         seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
         true
@@ -343,7 +362,7 @@ impl<C: Clone> Tenure<C> {
     /// fixed lease that has less than it was promised (W3).
     pub(super) fn renew_after(&mut self, again: Point) {
         let tenure_ends = self.deadline;
-        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.taken) {
+        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.is_taken()) {
             if std::mem::take(&mut seat.counted) {
                 seat.renewals = seat.renewals.saturating_add(1);
             }
@@ -387,8 +406,8 @@ impl<C: Clone> Tenure<C> {
         let mut next = self.deadline;
         if let Some(seat) = &self.seat {
             next = next.min(seat.deadline);
-            if !seat.taken {
-                next = next.min(seat.take_by);
+            if seat.hold != Hold::Taken {
+                next = next.min(seat.end_by);
             }
             if self.renewing.is_none() && !down {
                 next = next.min(seat.renew_at.unwrap_or(next));

@@ -5,6 +5,7 @@
 //! | `futures.rs` | does a lock work in `select!`, `join!`, `timeout`, boxed, spawned, borrowed, not `Send`? |
 //! | `nesting.rs` | do locks work inside locks? whose error is whose? |
 //! | `endings.rs` | what if the work panics, errs, outlives its lease, or the store is away at the end? |
+//! | `closing.rs` | does work end before the lock that a shutdown takes from it is another's? |
 //! | `looking.rs` | what if nobody polls the one whose turn it is? |
 //! | `moving.rs` | is a future woken where it is polled, and not where it was? |
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
@@ -12,6 +13,7 @@
 //! | `into_lock.rs` | what can be locked? |
 #![cfg(feature = "test-util")]
 
+mod closing;
 mod endings;
 mod futures;
 #[path = "../support/hearing.rs"]

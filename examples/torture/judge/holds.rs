@@ -6,8 +6,8 @@
 //! little shorter than the truth, and what is reported here is certain.
 //!
 //! - Two holds of one key that have a moment in common **overlap**.
-//!   A shutdown gives back at once what is held, and the work learns of it when it is polled next; what came in between is
-//!   counted by itself.
+//!   A shutdown gives back what is held when its work has ended, but does not wait for long, and not for work that hears
+//!   of nothing; what came before such work was told is counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken.
 //! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
 //!   is of a lease that ended before one was taken whose write was let through earlier.

@@ -239,6 +239,13 @@ impl World {
                 self.check_length(id);
                 self.depart(id);
             }
+            (Verdict::Closing, Stage::Holding(_)) => {
+                // Its work stops, sooner or later: it holds until then.
+                let visit = caller.visit;
+                let most = 2 * self.profile.response_timeout;
+                let delay = self.rng.between(0, most);
+                self.plan(delay, Event::Finish(id, visit));
+            }
             (Verdict::Closed, Stage::Seated(_) | Stage::Holding(_)) => {
                 if matches!(stage, Stage::Holding(_)) && self.callers[id].keeps {
                     self.lease_kept(key, id);

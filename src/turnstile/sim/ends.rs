@@ -193,7 +193,8 @@ impl World {
             turnstile.extend(cx, waiter, Duration::from_micros(ttl))
         });
         let stage = self.callers[id].stage;
-        if until.is_some() != (stage == Stage::Holding(waiter)) {
+        let may = stage == Stage::Holding(waiter) && !self.processes[process].closed;
+        if until.is_some() != may {
             self.breach(format!("c{id} is extended to {until:?}, but is {stage:?}"));
         }
         if let Some(until) = until {

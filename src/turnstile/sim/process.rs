@@ -243,8 +243,13 @@ impl World {
         self.note(|_| format!("r{id} is shut down"));
         self.processes[id].closed = true;
         let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
+        let grace = self.profile.response_timeout;
+        let until = self.processes[id].clock.moment(self.now + grace);
         for key in keys {
-            self.feed(id, key, |turnstile, cx| turnstile.close(cx));
+            let hears = self.rng.chance(600);
+            self.feed(id, key, |turnstile, cx| {
+                turnstile.close(cx, |_| hears.then_some(until))
+            });
         }
         self.read_inbox(id);
         self.plan(3 * self.profile.response_timeout, Event::Exit(id));

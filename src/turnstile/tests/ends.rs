@@ -35,7 +35,7 @@ fn a_watchdog_that_is_due_at_the_end_does_not_prolong_what_is_kept() {
     let mut desk = Desk::new();
     desk.hold("a", fixed(900).renewed().kept(), 5);
     desk.stop_until(1500);
-    desk.feed(|turnstile, cx| turnstile.close(cx));
+    desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     desk.silent();
 }
 
@@ -78,7 +78,7 @@ fn w6_one_whose_key_is_kept_is_given_no_pass() {
 fn o6_a_shutdown_leaves_what_is_to_be_kept() {
     let mut desk = Desk::new();
     desk.hold("a", fixed(900).kept(), 5);
-    desk.feed(|turnstile, cx| turnstile.close(cx));
+    desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(desk.told("a"), Verdict::Closed));
     desk.silent();
     assert!(desk.turnstile.is_idle());
@@ -88,7 +88,7 @@ fn o6_a_shutdown_leaves_what_is_to_be_kept() {
     desk.arrive("b", fixed(900).kept());
     let enter = desk.sent();
     desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.feed(|turnstile, cx| turnstile.close(cx));
+    desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
 
@@ -630,7 +630,7 @@ fn o6_a_shutdown_settles_an_adoption() {
     let mut desk = Desk::new();
     desk.adopt("a", "other:9", fixed(900));
     let adopt = desk.sent();
-    desk.feed(|turnstile, cx| turnstile.close(cx));
+    desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(desk.told("a"), Verdict::Closed));
     desk.reply(&adopt, Outcome::Won { draw: 9 });
     let release = desk.sent();

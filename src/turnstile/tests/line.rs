@@ -29,7 +29,7 @@ fn room_that_was_lent_comes_back_empty_and_small() {
         let mut room = Some(Box::default());
         desk.turnstile.lend(&mut room);
         assert!(room.is_none(), "it was lent");
-        desk.feed(|turnstile, cx| turnstile.close(cx));
+        desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
         let back = desk.turnstile.take_back();
         assert_eq!(back.is_some(), is_kept, "after {waiting} verdicts");
         assert!(back.is_none_or(|room| room.is_empty()));

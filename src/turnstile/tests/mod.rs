@@ -1,5 +1,6 @@
 //! The rules, one by one: each test tells the interleaving that breaks the lock without its rule.
 
+mod closing;
 mod deadlines;
 mod desk;
 mod ends;

@@ -401,7 +401,7 @@ fn o6_a_closed_turnstile_gives_everything_back() {
     let mut desk = Desk::new();
     let (_, owner) = desk.hold("a", fixed(1000), 5);
     desk.arrive("b", fixed(1000));
-    desk.feed(|turnstile, cx| turnstile.close(cx));
+    desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(desk.told("a"), Verdict::Closed));
     assert!(matches!(desk.told("b"), Verdict::Closed));
     let release = desk.sent();

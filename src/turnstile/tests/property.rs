@@ -56,7 +56,10 @@ enum Step {
     Up {
         queue: bool,
     },
-    Close,
+    /// Whoever holds has so long to end its work.
+    Close {
+        grace: Option<u64>,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -85,8 +88,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (time, any::<bool>()).prop_map(|(time, ticks)| Step::Wait { time, ticks }),
         1 => Just(Step::Down),
         2 => proptest::bool::weighted(0.8).prop_map(|queue| Step::Up { queue }),
-        1 => proptest::bool::weighted(0.05)
-            .prop_map(|close| if close { Step::Close } else { Step::Up { queue: true } }),
+        1 => (proptest::bool::weighted(0.05), proptest::option::of(0_u64..2000))
+            .prop_map(|(close, grace)| if close { Step::Close { grace } } else { Step::Up { queue: true } }),
     ];
     proptest::collection::vec(step, 1..120)
 }
@@ -248,7 +251,7 @@ impl Bench {
                 self.check_deadline(*deadline);
                 stage
             }
-            (Verdict::Unrenewed(_), Stage::Holding) => stage,
+            (Verdict::Unrenewed(_) | Verdict::Closing, Stage::Holding) => stage,
             (Verdict::TurnLost, Stage::Seated)
             | (Verdict::Lost, Stage::Holding | Stage::Finishing)
             | (Verdict::Closed, Stage::Waiting | Stage::Seated | Stage::Holding)
@@ -526,7 +529,10 @@ impl Bench {
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),
             Step::Down => self.break_off(),
             Step::Up { queue } => self.up(queue),
-            Step::Close => self.feed(|turnstile, cx| turnstile.close(cx)),
+            Step::Close { grace } => {
+                let until = grace.map(|grace| self.now + ms(grace));
+                self.feed(|turnstile, cx| turnstile.close(cx, |_| until));
+            }
         }
         if self.down {
             while let Some((_, op)) = self.flying.pop() {

@@ -261,7 +261,7 @@ fn what_is_given_back_when_its_renewal_is_due_is_not_renewed() {
         let (a, _) = desk.hold("a", fixed(900).renewed(), 5);
         desk.stop_until(1310);
         if shut_down {
-            desk.feed(|turnstile, cx| turnstile.close(cx));
+            desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
         } else {
             desk.finish(a);
         }

@@ -1,0 +1,114 @@
+//! O6: a shutdown gives nothing back that somebody still works under who has been told to end.
+
+use super::desk::{Desk, asker, deadline, fixed, ms};
+use crate::store::contract::{Op, Outcome};
+use crate::turnstile::{Moment, Verdict};
+
+/// Until when work may end.
+const GRACE: u64 = 2000;
+
+impl Desk {
+    fn close(&mut self, grace: impl FnOnce(&&'static str) -> Option<Moment>) {
+        self.feed(|turnstile, cx| turnstile.close(cx, grace));
+    }
+}
+
+#[test]
+fn o6_who_hears_of_a_shutdown_holds_until_its_work_has_ended() {
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(9000), 5);
+    desk.arrive("b", fixed(9000));
+    desk.close(|_| Some(ms(GRACE)));
+    assert!(matches!(desk.told("a"), Verdict::Closing));
+    assert!(matches!(desk.told("b"), Verdict::Closed));
+    desk.wait_until(GRACE - 1);
+    desk.untold("a");
+    desk.silent();
+    desk.finish(a);
+    let release = desk.sent();
+    assert!(matches!(release, Op::Release { owner: of } if of == owner));
+    desk.reply(&release, Outcome::Gone { held: true });
+    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(desk.turnstile.is_idle());
+}
+
+/// A task that nobody polls must not keep a registry from ending.
+#[test]
+fn o6_who_does_not_end_its_work_in_time_holds_no_more() {
+    for kept in [false, true] {
+        let mut desk = Desk::new();
+        let wish = if kept {
+            fixed(9000).kept()
+        } else {
+            fixed(9000)
+        };
+        let (a, owner) = desk.hold("a", wish, 5);
+        desk.close(|_| Some(ms(GRACE)));
+        desk.told("a");
+        desk.wait_until(1500);
+        // A second shutdown gives nobody more time, nor less.
+        desk.close(|_| Some(ms(2 * GRACE)));
+        desk.close(|_| None);
+        desk.wait_until(GRACE - 1);
+        desk.untold("a");
+        desk.silent();
+        desk.wait_until(GRACE);
+        assert!(matches!(desk.told("a"), Verdict::Closed));
+        if !kept {
+            let release = desk.sent();
+            assert!(matches!(release, Op::Release { owner: of } if of == owner));
+            desk.reply(&release, Outcome::Gone { held: true });
+        }
+        desk.silent();
+        assert!(desk.turnstile.is_idle());
+        desk.finish(a);
+        desk.untold("a");
+    }
+}
+
+#[test]
+fn o6_who_does_not_hear_of_a_shutdown_or_has_not_looked_has_no_time() {
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(9000), 5);
+    desk.close(|_| None);
+    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.sent(), Op::Release { .. }));
+
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(9000));
+    let enter = desk.sent();
+    desk.reply(&enter, Outcome::Won { draw: 5 });
+    desk.seated("a");
+    desk.close(|_| panic!("it does not hold"));
+    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.sent(), Op::Release { owner } if owner == asker(&enter)));
+}
+
+/// What it has to end is still to be proved: a short lease is prolonged meanwhile. It asks for no more.
+#[test]
+fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(900).renewed(), 5);
+    desk.close(|_| Some(ms(GRACE)));
+    desk.told("a");
+    assert_eq!(desk.extend(a, 60_000), None);
+    desk.silent();
+    desk.wait_until(1300);
+    let renew = desk.sent();
+    assert!(matches!(renew, Op::Renew { .. }));
+    desk.reply(&renew, Outcome::Renewed);
+    match desk.told("a") {
+        Verdict::Prolonged {
+            deadline: until, ..
+        } => {
+            assert_eq!(until.as_micros() as u64, deadline(1300, 900));
+        }
+        other => panic!("{other:?}"),
+    }
+    // Lost is lost.
+    desk.wait_until(1600);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Lost);
+    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(desk.turnstile.is_idle());
+}

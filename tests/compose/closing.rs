@@ -1,0 +1,134 @@
+use std::future::pending;
+
+use futures::{StreamExt, future, poll, stream};
+use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry, OnLost, StreamLockExt};
+use tokio::time::{Instant, sleep};
+
+use crate::{ms, two};
+
+/// Work that has not been polled since it was told to end runs on, for all that anybody knows.
+const GRACE: u64 = 100;
+
+async fn is_free(there: &LockRegistry, key: &str) -> bool {
+    there.obtain(key).lease_once().await.unwrap().is_some()
+}
+
+fn is_closed<T>(told: Result<T, LockError>) -> bool {
+    matches!(told, Err(LockError::Closed { .. }))
+}
+
+/// Of all work that hears of a shutdown, none is still there when the next begins.
+#[tokio::test(start_paused = true)]
+async fn work_is_dropped_before_its_key_is_free() {
+    let (store, here, there) = two();
+    let mut future = Box::pin(pending::<()>().with_lock((&here, "future")));
+    let lock = here.obtain("stubborn").on_lost(OnLost::RunOn);
+    let mut stubborn = Box::pin(pending::<()>().with_lock(lock));
+    let rows = stream::iter([1]).chain(stream::pending());
+    let mut rows = Box::pin(StreamLockExt::with_lock(rows, (&here, "rows")));
+    let leads = here.obtain("leads");
+    let mut leads = Box::pin(leads.lead(|_| pending::<()>()));
+    let lease = here.obtain("lease").lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll!(&mut future).is_pending() && poll!(&mut stubborn).is_pending());
+    assert!(rows.next().await.unwrap().is_ok() && poll!(rows.next()).is_pending());
+    assert!(poll!(&mut leads).is_pending() && poll!(&mut lost).is_pending());
+    assert_eq!(store.keys(), 5);
+
+    let mut shutdown = here.shutdown();
+    assert!(poll!(&mut shutdown).is_pending());
+    let keys = ["future", "stubborn", "rows", "leads", "lease"];
+    for key in keys {
+        assert!(!is_free(&there, key).await, "{key}");
+    }
+    assert!(!lease.is_valid(), "it is to end");
+    assert!(is_closed(lease.extend(ms(60_000)).await));
+    assert!(is_closed(future.await) && is_free(&there, "future").await);
+    assert!(is_closed(stubborn.await) && is_free(&there, "stubborn").await);
+    assert!(is_closed(rows.next().await.unwrap()) && is_free(&there, "rows").await);
+    assert!(is_closed(leads.await) && is_free(&there, "leads").await);
+    assert!(matches!(lost.await, LockError::Closed { .. }));
+    assert!(!is_free(&there, "lease").await, "its work may clean up");
+    assert!(is_closed(lease.release().await) && is_free(&there, "lease").await);
+    let begin = Instant::now();
+    shutdown.await;
+    assert_eq!((begin.elapsed(), here.in_use()), (ms(0), 0));
+}
+
+/// A task that is stuck must not keep a registry from ending, nor one that nobody polls.
+#[tokio::test(start_paused = true)]
+async fn work_that_does_not_end_is_not_waited_for() {
+    for (response_timeout, grace) in [(1000, GRACE), (30, 30)] {
+        let (store, ..) = two();
+        let registry = || LockRegistry::builder(store.clone());
+        let here = registry().response_timeout(ms(response_timeout)).build();
+        let there = registry().build();
+        // Renewed meanwhile.
+        let lock = here
+            .obtain("k")
+            .ttl(ms(20))
+            .renewal(lockstream::Renewal::watchdog());
+        let mut stuck = Box::pin(pending::<()>().with_lock(lock));
+        assert!(poll!(&mut stuck).is_pending());
+        let mut events = here.events();
+        sleep(ms(500)).await;
+        let begin = Instant::now();
+        // Whoever asks twice waits no longer.
+        let twice = async {
+            sleep(ms(grace / 2)).await;
+            here.shutdown().await;
+        };
+        let freed = async {
+            assert!(there.obtain("k").acquire().await.unwrap());
+            begin.elapsed()
+        };
+        let ((), (), freed) = future::join3(here.shutdown(), twice, freed).await;
+        assert_eq!(begin.elapsed(), ms(grace));
+        assert!(freed >= ms(grace) && freed <= ms(grace + 2), "{freed:?}");
+        assert!(is_closed(stuck.await));
+        let mut ends = Vec::new();
+        while let Some(event) = events.next().await {
+            if let LockEvent::Closed { held, .. } = event {
+                ends.push(held);
+            } else {
+                assert!(matches!(event, LockEvent::Renewed { .. }), "{event:?}");
+            }
+        }
+        assert_eq!(ends, [ms(500 + grace)], "told once, at its end");
+    }
+}
+
+/// A guard that nobody watches has nobody to wait for.
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_nobody_watches_is_given_back_at_once() {
+    let (_, here, there) = two();
+    let lease = here.obtain("lease").lease().await.unwrap();
+    let handle = here.obtain("handle");
+    assert!(handle.acquire().await.unwrap());
+    drop(lease.lost());
+    let mut looked = lease.lost();
+    assert!(poll!(&mut looked).is_pending());
+    drop(looked);
+    let begin = Instant::now();
+    here.shutdown().await;
+    assert_eq!(begin.elapsed(), ms(0));
+    for key in ["lease", "handle"] {
+        assert!(is_free(&there, key).await, "{key}");
+    }
+    assert!(is_closed(lease.release().await) && is_closed(handle.release().await));
+}
+
+/// Its end is for its holder to choose until then.
+#[tokio::test(start_paused = true)]
+async fn a_lease_may_be_left_behind_at_a_shutdown() {
+    let (_, here, there) = two();
+    let lease = here.obtain("k").lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll!(&mut lost).is_pending());
+    let shutdown = tokio::spawn(here.shutdown());
+    assert!(matches!(lost.await, LockError::Closed { .. }));
+    let left = lease.detach();
+    shutdown.await.unwrap();
+    assert!(!is_free(&there, "k").await, "it was left to another");
+    assert!(there.adopt(left).await.unwrap().is_valid());
+}
