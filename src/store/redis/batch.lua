@@ -63,7 +63,8 @@ if count == 1 then
       if found == 0 then
         old = try('SET', KEYS[1], clock, 'KEEPTTL', 'GET')
         takes, wins = true, 1
-        if tonumber(old or 0) and (not old or #old == #clock and old < clock) then
+        -- Digits alone: a number that is spelt otherwise may be greater, and yet the lesser text.
+        if not old or #old == #clock and old < clock and not string.find(old, '%D') then
           local set = try('SET', lock, owner, 'NX', 'PX', ARGV[4])
           if set and set.ok then
             return word .. ' ' .. clock
@@ -147,7 +148,7 @@ if count == 1 then
       -- A full server refuses this, and what is done in full begins with what frees memory (S1).
       old = try('SET', KEYS[1], clock, 'KEEPTTL', 'GET')
       wins = 1
-      if not tonumber(old or 0) or old and (#old ~= #clock or old >= clock) then
+      if old and (#old ~= #clock or old >= clock or string.find(old, '%D')) then
         break
       end
       if not member then

@@ -307,6 +307,9 @@ impl Sentinels {
             None => (sentinel.connect_resp2(within).await?, OFTEN),
         };
         loop {
+            // One answer is newer than all that has been told: a question for each would leave what comes faster than
+            // answers do to pile up.
+            while pushes.try_recv().is_ok() {}
             let (host, port) = self.question(sentinel, &mut socket, within).await?;
             let there = self.at(host, port, sentinel);
             let mut now = pause;

@@ -4,6 +4,10 @@ use std::sync::Weak;
 
 use crate::store::contract::{Listener, News};
 
+/// More than are answered in one turn: what has piled up beyond that are grants, and they may come faster than they are
+/// told in bursts.
+const PILE: usize = 1024;
+
 /// Gathers news, and tells it together: the registry is locked once for all of it.
 pub(super) struct Teller {
     listener: Weak<dyn Listener>,
@@ -33,9 +37,10 @@ impl Teller {
         !self.news.is_empty()
     }
 
-    /// Tells the first of what has come, so many at most; returns how many there were.
+    /// Tells the first of what has come, so many at most, or all of it if it piles up; returns how many there were.
     pub(super) fn tell_some(&mut self, most: usize) -> usize {
-        let count = self.news.len().min(most);
+        let all = self.news.len();
+        let count = if all > PILE { all } else { all.min(most) };
         let rest = self.news.split_off(count);
         self.tell_all();
         self.news = rest;
@@ -59,5 +64,46 @@ impl Teller {
         if let Some(listener) = self.listener.upgrade() {
             listener.news(news);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<usize>>);
+
+    impl Listener for Heard {
+        fn news(&self, _: News) {
+            unreachable!("what is gathered is told together")
+        }
+
+        fn all_news(&self, news: Vec<News>) {
+            self.0.lock().unwrap().push(news.len());
+        }
+    }
+
+    /// A server may push as much between two turns as a socket takes. Told in bursts, all that has come would be moved for
+    /// each of them, and there would be ever more of it.
+    #[test]
+    fn what_piles_up_is_told_at_once() {
+        let heard = Arc::new(Heard::default());
+        let listener: Arc<dyn Listener> = heard.clone();
+        let mut teller = Teller::new(Arc::downgrade(&listener));
+        let mut tell = |count, most| {
+            for _ in 0..count {
+                teller.tell(News::Freed { key: "k".into() });
+            }
+            let told = teller.tell_some(most);
+            (told, teller.has_news())
+        };
+        assert_eq!(tell(20, 16), (16, true));
+        assert_eq!(tell(0, 16), (4, false));
+        assert_eq!(tell(PILE, 16), (16, true));
+        assert_eq!(tell(17, 16), (PILE + 1, false));
+        assert_eq!(*heard.0.lock().unwrap(), [16, 4, 16, PILE + 1]);
     }
 }

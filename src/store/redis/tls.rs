@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
@@ -152,13 +152,28 @@ impl Pem {
 fn certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, Fault> {
     let found = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| wrong(format_args!("the {whose} certificate: {error}")))?;
+        .map_err(|error| wrong(format_args!("the {whose} certificate: {}", unread(&error))))?;
     if found.is_empty() {
         return Err(wrong(format_args!(
             "there is no {whose} certificate in PEM"
         )));
     }
     Ok(found)
+}
+
+/// What is wrong with a text in PEM. The error itself shows the line that it stopped at, which is all of the text where
+/// line breaks were lost on the way; and who keeps certificate and key in one file shows the key with it.
+fn unread(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::IllegalSectionStart { .. } => {
+            "a line of its PEM begins a section and says more than that; are line breaks missing?"
+        }
+        pem::Error::MissingSectionEnd { .. } => {
+            "a section of its PEM has no end; are line breaks missing?"
+        }
+        pem::Error::Base64Decode(_) => "its PEM is no base64",
+        _ => "its PEM cannot be read",
+    }
 }
 
 fn wrong(reason: impl fmt::Display) -> Fault {
@@ -229,4 +244,32 @@ pub(super) fn disbelief(error: &RedisError) -> Option<&'static str> {
         rustls::Error::InvalidMessage(_) => "what answers there speaks no TLS",
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a variable of the environment has them that lost its line breaks, or has them escaped.
+    #[test]
+    fn what_is_wrong_with_a_text_shows_nothing_of_a_key() {
+        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        let secret = key.lines().nth(1).unwrap();
+        for broken in [
+            key.replace('\n', " "),
+            key.replace('\n', "\\n"),
+            key.replace("-----END", ""),
+            key.replace("PRIVATE KEY", "CERTIFICATE").replace('M', "M!"),
+        ] {
+            let error = certificates(broken.as_bytes(), "client").unwrap_err();
+            let told = format!("{error} {error:?}");
+            assert!(told.contains("the client certificate: "), "{told}");
+            // In text, or as numbers.
+            let numbers = format!("{:?}", &secret.as_bytes()[..8]);
+            let numbers = numbers.trim_matches(['[', ']']);
+            for part in [&secret[..8], numbers] {
+                assert!(!told.contains(part), "{told}");
+            }
+        }
+    }
 }

@@ -26,6 +26,9 @@ const NUMBER: u64 = 7;
 const MILLION: u64 = 1_000_000;
 /// And before every time, as a text.
 const AS_LONG_AS_A_TIME: &str = "0123456789abcdef";
+/// The same, but as numbers they are greater than any time, and than this.
+const FAR: [&str; 2] = ["0000000008.99e15", "0x1ff00000000000"];
+const LESS_FAR: u64 = 8_900_000_000_000_000;
 
 /// How a key is found.
 #[derive(Clone, Copy, Debug)]
@@ -87,12 +90,13 @@ fn found() -> impl Strategy<Value = Found> {
 
 fn scene() -> impl Strategy<Value = Scene> {
     let fence = prop_oneof![
-        3 => Just(Fence::Missing),
-        3 => Just(Fence::From(-1_000_000)),
+        6 => Just(Fence::Missing),
+        6 => Just(Fence::From(-1_000_000)),
         1 => (0..4000_i64).prop_map(Fence::From),
         1 => Just(Fence::From(1_000_000_000_007)),
         1 => Just(Fence::Expiring),
         2 => select(vec!["hello", "", AS_LONG_AS_A_TIME, "1e3", "0x11", " 12 "]).prop_map(Fence::Text),
+        1 => select(FAR.to_vec()).prop_map(Fence::Text),
         1 => Just(Fence::List),
     ];
     let ops = select(vec![
@@ -159,6 +163,8 @@ fn scene() -> impl Strategy<Value = Scene> {
         (waited_for, yield_turn(1, 2)),
         (waited_for, release(1)),
         (waited_for_by_one, yield_turn(1, 2)),
+        (waited_for_by_one, yield_turn(1, 2)),
+        (foreign, enter(1)),
         (foreign, enter(1)),
         (for_ever, enter(1)),
     ]);
@@ -275,6 +281,7 @@ impl Scene {
         let before = match self.fence {
             Fence::From(micros) => now.strict_add_signed(micros),
             Fence::Expiring => now - 5,
+            Fence::Text(text) if FAR.contains(&text) => LESS_FAR,
             _ => 0,
         };
         let mut told = Vec::new();
@@ -413,7 +420,7 @@ fn what_is_done_at_once_is_what_is_done_in_full() {
         let live = RefCell::new(live);
         let plain = RefCell::new(BTreeMap::<_, u32>::new());
         let config = Config {
-            cases: 600,
+            cases: 800,
             failure_persistence: None,
             ..Config::default()
         };

@@ -22,6 +22,8 @@ mod lies;
 mod links;
 mod listening;
 mod model;
+#[cfg(feature = "sentinel")]
+mod news;
 mod plain;
 mod queue;
 mod registry;
