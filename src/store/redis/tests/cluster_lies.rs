@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 use super::fake::{Fake, NOW, push};
 use super::liar::{Forced, KEYS, Lie, Said};
+use super::liars::{Called, Heard, Map, NODES, Port, SaidNode, Script, Shard, To, start};
 use super::lies::{PANICS, SLACK, any_push, asks, count_panics, raw, said};
-use super::ring::{Called, Heard, Map, NODES, Port, SaidNode, Script, Shard, To, start};
 use crate::LockRegistry;
 use crate::store::RedisStore;
 

@@ -18,6 +18,8 @@ mod handover;
 #[path = "../../../../tests/support/hearing.rs"]
 mod hearing;
 mod liar;
+#[cfg(feature = "cluster")]
+mod liars;
 mod lies;
 mod links;
 mod listening;
@@ -28,8 +30,6 @@ mod plain;
 mod queue;
 mod registry;
 mod rights;
-#[cfg(feature = "cluster")]
-mod ring;
 mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
