@@ -78,10 +78,7 @@ async fn w7_the_first_that_listens_is_told_and_nobody_gets_the_lock() {
         // Kept for it, as long as it may take to ask: by the time that we look it may have run out.
         let kept = done.find(|line| line.contains("\"SET\" \"lock:k\""));
         let kept = kept.expect("it has no end");
-        assert!(
-            kept.ends_with("\"b1:1\" \"NX\" \"PX\" \"100\""),
-            "{kept}"
-        );
+        assert!(kept.ends_with("\"b1:1\" \"NX\" \"PX\" \"100\""), "{kept}");
         // The next is told by whoever has it next.
         won(&one.outcome("k", listen(1)).await);
         assert_eq!(listeners(&server), ["c2:1 0"]);
