@@ -91,6 +91,8 @@ pub(crate) fn a_registry_outlives_its_runtimes<W: World>(w: &W) {
         runtime.block_on(async {
             let held = other.obtain("k").lease().await.unwrap();
             let lock = registry.obtain("k");
+            // Its connection stands now.
+            assert!(!lock.acquire_once().await.unwrap());
             let begin = Instant::now();
             assert!(!lock.acquire_within(ms(100)).await.unwrap());
             assert_took(begin, ms(100), LATE);

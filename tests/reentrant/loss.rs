@@ -140,18 +140,18 @@ pub(crate) async fn what_is_nested_in_what_was_lost_queues<W: World>(s: &Scene<W
 }
 
 pub(crate) async fn a_shutdown_ends_everything<W: World>(s: &Scene<W>) {
-    let dropped = Cell::new(0);
+    let (inside, dropped) = (Cell::new(false), Cell::new(0));
     let deep = async {
         let _dropped = Dropped(&dropped);
         let guard = s.nested.lease().await.unwrap();
         let run_on = s.nested.clone().on_lost(OnLost::RunOn);
+        inside.set(true);
         guard.lost().with_lock(run_on).await
     };
     let lock = s.lock.clone().on_lost(OnLost::RunOn);
     let outer = deep.with_lock(&s.nested).with_lock(lock);
     let shutdown = async {
-        scene::eventually("it holds", || s.here.in_use() == 1).await;
-        tokio::time::sleep(ms(20)).await;
+        scene::eventually("it holds", || inside.get()).await;
         s.here.shutdown().await;
     };
     let (told, ()) = tokio::join!(outer, shutdown);

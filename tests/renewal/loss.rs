@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures::{FutureExt, StreamExt, poll};
 use lockstream::{FutureLockExt, LockError, LockEvent, OnLost, Renewal};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::hearing::Log;
 use crate::support::{RedisServer, wait_until};
@@ -102,7 +102,9 @@ async fn work_whose_key_is_deleted_is_dropped_within_a_third() {
 #[tokio::test]
 async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
     let mut server = RedisServer::builder().keep_data().start();
-    let ttl = ms(2500);
+    // A third of it, the second that lies between two tries to connect at most, and what a busy machine takes to start
+    // a server.
+    let ttl = ms(4000);
     for killed in [false, true] {
         let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
         let locks = quick.build();
@@ -112,15 +114,18 @@ async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
         } else {
             server.stop();
         }
-        sleep(ms(1100)).await;
-        assert!(lease.is_valid());
+        let before = lease.deadline();
+        sleep(ttl / 3 + ms(100)).await;
+        assert!(lease.is_valid() && lease.deadline() == before);
         if killed {
             server.restart();
         } else {
             server.cont();
         }
-        wait_until("it is renewed", ms(1300), || server.pttl("lock:k") > 2200).await;
-        sleep(ttl).await;
+        for _ in 0..2 {
+            let before = lease.deadline();
+            wait_until("it is renewed", BOUND, || lease.deadline() > before).await;
+        }
         assert!(lease.is_valid(), "killed: {killed}");
         lease.release().await.unwrap();
         nothing_left(&server, &[&locks]).await;
@@ -229,7 +234,7 @@ async fn a_loss_is_told_afterwards_and_a_release_is_none() {
     nothing_left(&server, &[&locks]).await;
 }
 
-/// 50 ms after the deadline at the latest, on a machine that is not too busy to do so.
+/// 50 ms after any timer of the same deadline would have fired, at the latest.
 #[tokio::test]
 async fn a_loss_is_told_soon_after_the_deadline() {
     const LEASES: usize = 20;
@@ -241,11 +246,21 @@ async fn a_loss_is_told_soon_after_the_deadline() {
         let lock = lock.ttl(ms(300 + 10 * at as u64)).renewal(renewal);
         tokio::spawn(async move {
             let lease = lock.lease().await.unwrap();
-            let lost = lease.lost();
-            assert!(lost.await.is_lost());
-            let (now, deadline) = (Instant::now(), lease.deadline());
+            let told = async {
+                assert!(lease.lost().await.is_lost());
+                Instant::now()
+            };
+            let timer = async {
+                // It may be renewed meanwhile.
+                while Instant::now() < lease.deadline() {
+                    sleep_until(lease.deadline()).await;
+                }
+                Instant::now()
+            };
+            let (now, timer) = tokio::join!(told, timer);
+            let deadline = lease.deadline();
             assert!(now >= deadline, "{:?} too early", deadline - now);
-            now - deadline
+            now.saturating_duration_since(timer)
         })
     });
     let mut late = Vec::new();

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 pub(crate) const BOUND: Duration = Duration::from_secs(5);
 
 /// How late something may come that a timer causes, on a machine with other work to do.
-pub(crate) const LATE: Duration = ms(400);
+pub(crate) const LATE: Duration = ms(1000);
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

@@ -131,7 +131,7 @@ async fn a_ticket_that_another_version_wrote_is_served() {
     assert_eq!(words[3], server.get(FENCE).unwrap());
     assert_eq!(words[5..], ["k"]);
     assert_eq!(server.get("lock:k").unwrap(), "zz:77");
-    assert!((4_000..=5_000).contains(&server.pttl("lock:k")));
+    assert!((1..=5_000).contains(&server.pttl("lock:k")));
 
     // And it is another version that gives the lock to ours.
     let place = place(&one.outcome("k", enter(2)).await);
@@ -236,7 +236,8 @@ async fn a_grant_of_another_format_is_made_good_by_looking() {
     one.has_not_heard(|news| !matches!(news, News::Up { .. }))
         .await;
     won(&one.outcome("k", enter(1)).await);
-    assert!((29_000..=30_000).contains(&server.pttl("lock:k")));
+    // It had ten seconds.
+    assert!((10_001..=30_000).contains(&server.pttl("lock:k")));
     assert_eq!(one.outcome("k", release(1)).await, HELD);
     assert!(!server.exists("lock:k"));
 }
@@ -248,16 +249,19 @@ async fn an_owner_of_another_form_is_a_foreign_lock() {
     let server = RedisServer::start();
     let locks = LockRegistry::connect(server.url()).await.unwrap();
     for value in ["v2/zz/1", "zz", ":", "", "zz:1:2", "\u{1}\u{2}"] {
-        server.cmd(&["SET", "lock:k", value, "PX", "250"]);
-        let begin = Instant::now();
+        server.set("lock:k", value);
         assert!(
             !locks.obtain("k").acquire_once().await.unwrap(),
             "{value:?}"
         );
+        assert_eq!(server.get("lock:k").as_deref(), Some(value));
+        assert_eq!(server.pttl("lock:k"), -1);
+        let begin = Instant::now();
+        server.cmd(&["SET", "lock:k", value, "PX", "250"]);
         let lease = locks.obtain("k").lease().await.unwrap();
         let took = begin.elapsed();
-        // It was set a moment before.
-        let least = Duration::from_millis(200);
+        // The server reckons in whole milliseconds.
+        let least = Duration::from_millis(240);
         assert!(took > least && took < Duration::from_secs(5), "{took:?}");
         lease.release().await.unwrap();
         assert!(!server.exists("lock:k"));
