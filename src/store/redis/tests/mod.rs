@@ -22,6 +22,8 @@ mod links;
 mod listening;
 mod model;
 mod plain;
+#[cfg(feature = "cluster")]
+mod proofs;
 mod queue;
 mod registry;
 mod rights;
