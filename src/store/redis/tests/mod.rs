@@ -27,6 +27,8 @@ mod proofs;
 mod queue;
 mod registry;
 mod rights;
+#[cfg(feature = "cluster")]
+mod ring;
 mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]

@@ -1,375 +1,24 @@
 //! A cluster whose nodes send on whoever asks what replicas have: in turns, for ever, and to somebody else each time.
 //! Whoever waits for that is told in time, what is not proved is given back, and nothing is asked for after that.
 
-use std::collections::{HashMap, HashSet};
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpStream};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::fake::{Fake, NOW, Request, push};
+use super::ring::Proof::{self, Ask, Down, Forgotten, Moved, Silence, Truth, TryAgain};
+use super::ring::To::{Elsewhere, Next, Nobody, Own};
+use super::ring::{BOUND, Cluster, NODES};
 use super::support::wait_until;
-use crate::LockRegistry;
-use crate::store::RedisStore;
-use crate::store::redis::cluster::{STRANGERS, slots};
-
-const NODES: usize = 3;
-const SLOTS: usize = 16_384;
+use crate::store::redis::cluster::{STRANGERS, Seeds};
+use crate::store::redis::endpoint::Endpoint;
+use crate::store::redis::replicas;
+use crate::store::redis::session::Place;
 
 /// How long the replicas of one that lies have.
 const WITHIN: Duration = Duration::from_millis(150);
 /// And where they have it all in the end, for as long as a busy machine may take.
 const LONG: Duration = Duration::from_secs(20);
-/// What is over then is over in time.
-const BOUND: Duration = Duration::from_secs(5);
-/// So much later nothing is asked for any more: what is sent on for ever is asked for every 20 ms.
-const QUIET: Duration = Duration::from_millis(80);
-
-const CONFIRM: &str = include_str!("../replicas/confirm.lua");
-static HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(CONFIRM).get_hash().to_owned());
-
-/// What a node says to whoever asks for a lock that replicas are to have.
-#[derive(Clone, Copy, Debug)]
-enum Proof {
-    Truth,
-    Moved(To),
-    Ask(To),
-    TryAgain,
-    Down,
-    Forgotten,
-    Silence,
-}
-
-use Proof::{Ask, Down, Forgotten, Moved, Silence, Truth, TryAgain};
-
-/// Whom it is sent on to.
-#[derive(Clone, Copy, Debug)]
-enum To {
-    Own,
-    Next,
-    /// Where nobody listens.
-    Nobody,
-    /// Somebody else each time, who is the same node.
-    Elsewhere,
-}
-
-use To::{Elsewhere, Next, Nobody, Own};
-
-/// One end of a connection to a node.
-type Wire = (usize, usize);
-
-/// What all nodes of a cluster know.
-#[derive(Default)]
-struct Ring {
-    ports: Vec<u16>,
-    /// Who has which lock.
-    locks: HashMap<String, String>,
-    given_back: Vec<(String, String)>,
-    /// Who stands for it.
-    standing: HashMap<String, String>,
-    /// What is said of a lock, over and over; nothing: the truth.
-    proofs: HashMap<String, Vec<Proof>>,
-    /// Who was asked for it, by how many nodes it is from the one that has it, and whether that was after ASKING.
-    asked: HashMap<String, Vec<(usize, bool)>>,
-    has_asking: HashSet<Wire>,
-    /// How often somebody was sent elsewhere.
-    elsewhere: u32,
-    draw: u64,
-    wires: HashMap<Wire, TcpStream>,
-    /// Those of whoever was sent elsewhere.
-    strangers: HashSet<Wire>,
-    most_strangers: usize,
-    all_strangers: usize,
-    /// Who listens to a channel.
-    ears: HashMap<String, Wire>,
-    /// Who sends the calls about locks.
-    callers: HashSet<Wire>,
-}
-
-/// A connection that is forgotten when it ends.
-struct Kept {
-    stream: TcpStream,
-    wire: Wire,
-    ring: Arc<Mutex<Ring>>,
-}
-
-impl Read for Kept {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(bytes)
-    }
-}
-
-impl Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.wires.remove(&self.wire);
-        ring.strangers.remove(&self.wire);
-    }
-}
-
-struct Cluster {
-    ring: Arc<Mutex<Ring>>,
-    fakes: Vec<Fake>,
-}
-
-impl Cluster {
-    fn start() -> Self {
-        let ring = Arc::new(Mutex::new(Ring::default()));
-        let node = |node| {
-            let (keeper, answerer) = (ring.clone(), ring.clone());
-            let dress = move |stream: TcpStream, connection| {
-                let wire = (node, connection);
-                let is_stranger = stream.local_addr().ok()?.ip() != Ipv4Addr::LOCALHOST;
-                let mut ring = keeper.lock().unwrap();
-                ring.wires.insert(wire, stream.try_clone().ok()?);
-                if is_stranger {
-                    ring.strangers.insert(wire);
-                    ring.most_strangers = ring.most_strangers.max(ring.strangers.len());
-                    ring.all_strangers += 1;
-                }
-                let ring = keeper.clone();
-                Some(Kept { stream, wire, ring })
-            };
-            Fake::start_over(dress, move |request| {
-                answerer.lock().unwrap().answer(node, request)
-            })
-        };
-        let fakes: Vec<_> = (0..NODES).map(node).collect();
-        ring.lock().unwrap().ports = fakes.iter().map(Fake::port).collect();
-        Self { ring, fakes }
-    }
-
-    fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap()
-    }
-
-    fn locks(&self, within: Duration, response_timeout: Duration) -> LockRegistry {
-        let ports = self.fakes.iter().map(Fake::port);
-        let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
-        let url = format!("redis+cluster://{}/", hosts.join(","));
-        let store = RedisStore::builder(url).min_replicas(1, within);
-        LockRegistry::builder(store.connect_lazy().unwrap())
-            .response_timeout(response_timeout)
-            .build()
-    }
-
-    fn lies(&self, key: &str, proofs: &[Proof]) {
-        let lock = format!("lock:{key}");
-        self.ring().proofs.insert(lock, proofs.to_vec());
-    }
-
-    fn asked(&self, key: &str) -> Vec<(usize, bool)> {
-        let asked = self.ring().asked.get(&format!("lock:{key}")).cloned();
-        asked.unwrap_or_default()
-    }
-
-    fn is_held(&self, key: &str) -> bool {
-        self.ring().locks.contains_key(&format!("lock:{key}"))
-    }
-
-    /// How often it was given back by whoever had it.
-    fn given_back(&self, key: &str) -> usize {
-        let ring = self.ring();
-        let locks = ring.given_back.iter().map(|(lock, _)| lock);
-        locks.filter(|lock| **lock == format!("lock:{key}")).count()
-    }
-
-    /// Nothing is held, or asked for, any more.
-    async fn is_quiet(&self, locks: &LockRegistry) {
-        wait_until("nothing is in use", BOUND, || locks.in_use() == 0).await;
-        assert_eq!(self.ring().locks, HashMap::new());
-        let asked = self.ring().asked.clone();
-        sleep(QUIET).await;
-        assert_eq!(self.ring().asked, asked, "asked for after it was over");
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.fakes.iter().for_each(Fake::stop);
-    }
-}
-
-fn word(text: &str) -> String {
-    format!("${}\r\n{text}\r\n", text.len())
-}
-
-fn owner_of(lock: &str) -> usize {
-    usize::from(slots::slot(lock)) * NODES / SLOTS
-}
-
-impl Ring {
-    fn answer(&mut self, node: usize, request: &Request) -> Option<Vec<u8>> {
-        let wire = (node, request.connection);
-        if request.is("CLUSTER") {
-            return Some(self.shards().into_bytes());
-        }
-        if request.is("ASKING") {
-            self.has_asking.insert(wire);
-            return None;
-        }
-        let asked = self.has_asking.remove(&wire);
-        if (request.is("EVAL") || request.is("EVALSHA"))
-            && (request.words[1] == CONFIRM || request.words[1] == *HASH)
-        {
-            return Some(self.prove(node, asked, request));
-        }
-        if request.is("WAIT") {
-            return Some(b":2\r\n".to_vec());
-        }
-        if request.is("SSUBSCRIBE") || request.is("SUNSUBSCRIBE") {
-            let (kind, channel) = (request.words[0].to_lowercase(), &request.words[1]);
-            self.ears.insert(channel.clone(), wire);
-            return Some(push(&[&kind, channel], ":1\r\n"));
-        }
-        if request.is_probe() {
-            let [_, channel, message] = request.arguments() else {
-                panic!("{:?}", request.words)
-            };
-            self.push(channel, message);
-            return Some(request.reply(NOW, b"*1\r\n$9\r\npublished\r\n"));
-        }
-        if request.is_call() {
-            self.callers.insert(wire);
-            return Some(self.call(request));
-        }
-        None
-    }
-
-    /// It is all there, and each has as much of it.
-    fn shards(&self) -> String {
-        let mut text = format!("*{NODES}\r\n");
-        for (node, port) in self.ports.iter().enumerate() {
-            let first = (SLOTS * node).div_ceil(NODES);
-            let last = (SLOTS * (node + 1)).div_ceil(NODES) - 1;
-            text += &format!(
-                "%2\r\n{}*2\r\n:{first}\r\n:{last}\r\n{}*1\r\n%4\r\n",
-                word("slots"),
-                word("nodes")
-            );
-            text += &format!("{}:{port}\r\n", word("port"));
-            for (name, value) in [
-                ("endpoint", "127.0.0.1"),
-                ("role", "master"),
-                ("health", "online"),
-            ] {
-                text += &(word(name) + &word(value));
-            }
-        }
-        text
-    }
-
-    fn prove(&mut self, node: usize, has_asked: bool, request: &Request) -> Vec<u8> {
-        let first = &request.keys()[0];
-        let from = (node + NODES - owner_of(first)) % NODES;
-        let turn = self.asked.get(first).map_or(0, Vec::len);
-        let proofs = self.proofs.get(first);
-        let proof = proofs.map_or(Truth, |proofs| proofs[turn % proofs.len()]);
-        for lock in request.keys() {
-            let asked = self.asked.entry(lock.clone()).or_default();
-            asked.push((from, has_asked));
-        }
-        let slot = slots::slot(first);
-        let said = match proof {
-            Truth => {
-                let locks = request.keys().iter().zip(request.arguments());
-                let ours = locks.map(|(lock, owner)| self.locks.get(lock) == Some(owner));
-                let ours: Vec<_> = ours.map(|it| format!(":{}\r\n", u8::from(it))).collect();
-                return format!("*{}\r\n{}", ours.len(), ours.concat()).into_bytes();
-            }
-            Moved(to) => format!("MOVED {slot} {}", self.target(node, to)),
-            Ask(to) => format!("ASK {slot} {}", self.target(node, to)),
-            TryAgain => "TRYAGAIN Multiple keys request during rehashing of slot".to_owned(),
-            Down => "CLUSTERDOWN The cluster is down".to_owned(),
-            Forgotten => "NOSCRIPT No matching script".to_owned(),
-            Silence => return Vec::new(),
-        };
-        format!("-{said}\r\n").into_bytes()
-    }
-
-    fn target(&mut self, node: usize, to: To) -> String {
-        match to {
-            Own => format!("127.0.0.1:{}", self.ports[node]),
-            Next => format!("127.0.0.1:{}", self.ports[(node + 1) % NODES]),
-            Nobody => "127.0.0.1:1".to_owned(),
-            Elsewhere => {
-                self.elsewhere += 1;
-                let host = Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + self.elsewhere);
-                format!("{host}:{}", self.ports[node])
-            }
-        }
-    }
-
-    fn call(&mut self, request: &Request) -> Vec<u8> {
-        let letters = request.letters();
-        let mut reply = format!("*{}\r\n:{}\r\n", 2 + letters.len(), request.number());
-        reply += &format!(":{NOW}\r\n");
-        for (index, letter) in letters.chars().enumerate() {
-            let (lock, owner) = (&request.keys()[1 + index], &request.arguments()[1 + index]);
-            let holder = self.locks.get(lock);
-            match letter {
-                'A' | 'E' if holder.is_none_or(|holder| holder == owner) => {
-                    self.locks.insert(lock.clone(), owner.clone());
-                    self.draw += 1;
-                    reply += &format!("*2\r\n{}:{}\r\n", word("won"), self.draw);
-                }
-                'A' | 'E' => {
-                    // Who only looks is told of nothing.
-                    if letter == 'E' {
-                        self.standing.insert(lock.clone(), owner.clone());
-                    }
-                    reply += &format!("*3\r\n{}:20000\r\n:7\r\n", word("busy"));
-                }
-                'R' | 'W' => {
-                    let held = holder == Some(owner);
-                    if held {
-                        self.locks.remove(lock);
-                        self.given_back.push((lock.clone(), owner.clone()));
-                    }
-                    reply += &format!("*2\r\n{}:{}\r\n", word("gone"), u8::from(held));
-                }
-                other => panic!("{other} of {:?}", request.words),
-            }
-        }
-        reply.into_bytes()
-    }
-
-    fn push(&mut self, channel: &str, message: &str) {
-        if let Some(wire) = self.ears.get(channel)
-            && let Some(stream) = self.wires.get_mut(wire)
-        {
-            // Whoever listened may have gone.
-            let _ = stream.write_all(&push(&["smessage", channel, message], ""));
-        }
-    }
-
-    /// Gives it to whoever stands for it, if somebody does.
-    fn grant(&mut self, key: &str) -> bool {
-        let lock = format!("lock:{key}");
-        let Some(owner) = self.standing.remove(&lock) else {
-            return false;
-        };
-        let channel = format!("{{{lock}}}:~grant:");
-        let channel = self.ears.keys().find(|it| it.starts_with(&channel));
-        let channel = channel.expect("it listens before it stands").clone();
-        self.push(&channel, &format!("1 {owner} 30000 77 {} {key}", NOW + 1));
-        self.locks.insert(lock, owner);
-        true
-    }
-}
 
 /// Sent on, put off and sent back it is proved nevertheless, at each place as that place wants to be asked.
 #[tokio::test]
@@ -555,10 +204,7 @@ async fn what_is_sent_on_while_the_connection_breaks_is_proved_by_the_next() {
     {
         let mut ring = cluster.ring();
         ring.proofs.clear();
-        let callers = std::mem::take(&mut ring.callers);
-        for wire in callers {
-            ring.wires[&wire].shutdown(Shutdown::Both).unwrap();
-        }
+        ring.hang_up();
     }
     let lease = timeout(BOUND, asking).await.expect("it ends").unwrap();
     lease.unwrap().release().await.unwrap();
@@ -589,4 +235,66 @@ async fn a_shutdown_ends_what_is_sent_on_for_ever() {
     assert!(asking.await.unwrap().is_err());
     cluster.is_quiet(&locks).await;
     assert_eq!(cluster.given_back("k"), 1);
+}
+
+fn place(cluster: &Cluster) -> Place {
+    let urls = Seeds::split(&cluster.url()).expect("it is a cluster's");
+    let endpoints = urls.iter().map(|url| Endpoint::parse(url).unwrap());
+    Place::Cluster(Seeds::new(endpoints.collect()).unwrap())
+}
+
+/// One primary that lets us wait is enough, whoever is mute, or lets nobody: none is waited for before another.
+#[tokio::test]
+async fn a_primary_that_never_answers_holds_up_no_connect() {
+    for able in 0..NODES {
+        let cluster = Cluster::start();
+        for (index, answer) in [(1, ""), (2, NO_RIGHT)] {
+            let node = (able + index) % NODES;
+            cluster.ring().waits.insert(node, answer);
+        }
+        let place = place(&cluster);
+        let told = timeout(BOUND, replicas::try_out(&place, 10 * BOUND)).await;
+        assert!(matches!(told, Ok(Ok(()))), "{able}: {told:?}");
+    }
+}
+
+const NO_RIGHT: &str = "-NOPERM User x has no permissions to run the 'wait' command\r\n";
+
+/// As long as it was told, and no longer for each of them; who said why is named, before those who said nothing.
+#[tokio::test]
+async fn if_no_primary_lets_us_wait_it_is_told_in_time() {
+    let within = Duration::from_millis(800);
+    let try_out = async |waits: [&'static str; NODES]| {
+        let cluster = Cluster::start();
+        cluster.ring().waits.extend((0..).zip(waits));
+        let begun = Instant::now();
+        let fault = replicas::try_out(&place(&cluster), within).await;
+        let passed = begun.elapsed();
+        let fault = fault.expect_err("nobody lets us");
+        assert_eq!(cluster.ring().told_to_wait.len(), NODES, "all are asked");
+        let ports: Vec<_> = cluster.ports();
+        let node = ports
+            .iter()
+            .position(|port| fault.to_string().contains(&format!(":{port} ")));
+        (fault, node, passed)
+    };
+    let loading = "-LOADING Redis is loading the dataset in memory\r\n";
+    let all = [
+        (["", "", ""], None, "within 800ms"),
+        (["", NO_RIGHT, ""], Some(1), "'wait'"),
+        ([loading, "", NO_RIGHT], Some(2), "'wait'"),
+        (["", "", loading], Some(2), "loading"),
+        ([NO_RIGHT, loading, loading], Some(0), "'wait'"),
+    ];
+    let all = all.map(async |(waits, expected, reason)| {
+        let (fault, node, passed) = try_out(waits).await;
+        assert!(fault.to_string().contains(reason), "{waits:?}: {fault}");
+        assert_eq!(fault.is_lasting(), waits.contains(&NO_RIGHT), "{fault}");
+        assert!(node.is_some(), "{fault}");
+        assert!(expected.is_none() || node == expected, "{node:?}: {fault}");
+        let is_mute = waits.contains(&"");
+        assert!(!is_mute || passed >= within, "{waits:?}: {passed:?}");
+        assert!(passed < 2 * within + within / 2, "{waits:?}: {passed:?}");
+    });
+    join_all(all).await;
 }
