@@ -122,7 +122,7 @@ async fn what_is_sent_on_for_ever_is_given_back_in_time() {
         assert_eq!(cluster.given_back("k"), 1, "{proofs:?}");
         // A few times at once, and then every 20 ms.
         let asked = cluster.asked("k").len();
-        assert!((2..=14).contains(&asked), "{proofs:?}: asked {asked} times");
+        assert!((1..=14).contains(&asked), "{proofs:?}: asked {asked} times");
     });
     join_all(all).await;
 }

@@ -349,6 +349,9 @@ impl Ring {
                     if held {
                         self.locks.remove(lock);
                         self.given_back.push((lock.clone(), owner.clone()));
+                        self.grant(&lock["lock:".len()..]);
+                    } else if self.standing.get(lock) == Some(owner) {
+                        self.standing.remove(lock);
                     }
                     reply += &format!("*2\r\n{}:{}\r\n", word("gone"), u8::from(held));
                 }
