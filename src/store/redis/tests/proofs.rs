@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::ring::Proof::{self, Ask, Down, Forgotten, Moved, Silence, Truth, TryAgain};
 use super::ring::To::{Elsewhere, Next, Nobody, Own};
-use super::ring::{BOUND, Cluster, NODES};
+use super::ring::{Asked, BOUND, Cluster, NODES};
 use super::support::wait_until;
 use crate::store::redis::cluster::{STRANGERS, Seeds};
 use crate::store::redis::endpoint::Endpoint;
@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_secs(20);
 async fn what_is_sent_on_in_turns_is_proved_in_the_end() {
     let cluster = Cluster::start();
     let locks = cluster.locks(LONG, BOUND);
-    let cases: [(&[Proof], &[(usize, bool)]); 7] = [
+    let cases: [(&[Proof], &[Asked]); 7] = [
         (
             &[Ask(Next), TryAgain, Moved(Next), Truth],
             &[(0, false), (1, true), (0, false), (1, false)],

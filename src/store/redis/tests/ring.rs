@@ -55,6 +55,9 @@ use To::{Elsewhere, Next, Nobody, Own};
 /// One end of a connection to a node.
 type Wire = (usize, usize);
 
+/// Who was asked for a lock, by how many nodes it is from the one that has it, and whether that was after ASKING.
+pub(super) type Asked = (usize, bool);
+
 /// What all nodes of a cluster know.
 #[derive(Default)]
 pub(super) struct Ring {
@@ -66,8 +69,7 @@ pub(super) struct Ring {
     standing: HashMap<String, String>,
     /// What is said of a lock, over and over; nothing: the truth.
     pub(super) proofs: HashMap<String, Vec<Proof>>,
-    /// Who was asked for it, by how many nodes it is from the one that has it, and whether that was after ASKING.
-    asked: HashMap<String, Vec<(usize, bool)>>,
+    asked: HashMap<String, Vec<Asked>>,
     has_asking: HashSet<Wire>,
     /// How often somebody was sent elsewhere.
     elsewhere: u32,
@@ -180,7 +182,7 @@ impl Cluster {
         self.ring().proofs.insert(lock, proofs.to_vec());
     }
 
-    pub(super) fn asked(&self, key: &str) -> Vec<(usize, bool)> {
+    pub(super) fn asked(&self, key: &str) -> Vec<Asked> {
         let asked = self.ring().asked.get(&format!("lock:{key}")).cloned();
         asked.unwrap_or_default()
     }
