@@ -337,7 +337,7 @@ impl RedisStoreBuilder {
 
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
     ///
-    /// The text may hold several; so may several calls. Of a client ([`from_client`](Self::from_client)) it
+    /// The text may hold several; so may several calls. Of a client (`from_client`) it
     /// replaces all certificates, its own one too.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
@@ -348,7 +348,7 @@ impl RedisStoreBuilder {
     }
 
     /// Shows this certificate, and whatever stands between it and its authority, to servers that ask for one. Both are
-    /// in PEM, the key without a passphrase. Of a client ([`from_client`](Self::from_client)) it
+    /// in PEM, the key without a passphrase. Of a client (`from_client`) it
     /// replaces all certificates, its authorities too.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
