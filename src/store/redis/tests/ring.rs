@@ -62,6 +62,8 @@ pub(super) type Asked = (usize, bool);
 #[derive(Default)]
 pub(super) struct Ring {
     ports: Vec<u16>,
+    /// From the first call on nobody says where the slots are.
+    pub(super) hides: bool,
     /// Who has which lock.
     pub(super) locks: HashMap<String, String>,
     pub(super) given_back: Vec<(String, String)>,
@@ -226,6 +228,9 @@ impl Ring {
     fn answer(&mut self, node: usize, request: &Request) -> Option<Vec<u8>> {
         let wire = (node, request.connection);
         if request.is("CLUSTER") {
+            if self.hides && !self.callers.is_empty() {
+                return Some(Vec::new());
+            }
             return Some(self.shards().into_bytes());
         }
         if request.is("ASKING") {
