@@ -331,7 +331,21 @@ impl Ring {
         }
     }
 
+    /// Each registry renews what it has, or may have, whenever it has connected.
+    fn renew(&self, request: &Request) -> Vec<u8> {
+        let (locks, words) = (request.keys(), request.arguments());
+        let mut reply = format!("*{}\r\n:{}\r\n:{NOW}\r\n", 2 + locks.len(), words[0]);
+        for (lock, owner_and_ttl) in locks.iter().zip(words[1..].chunks(2)) {
+            let is_ours = self.locks.get(lock) == Some(&owner_and_ttl[0]);
+            reply += &format!("*1\r\n{}", word(if is_ours { "renewed" } else { "lost" }));
+        }
+        reply.into_bytes()
+    }
+
     fn call(&mut self, request: &Request) -> Vec<u8> {
+        if !request.keys()[0].starts_with("lock:~fence") {
+            return self.renew(request);
+        }
         let letters = request.letters();
         let mut reply = format!("*{}\r\n:{}\r\n", 2 + letters.len(), request.number());
         reply += &format!(":{NOW}\r\n");
@@ -341,6 +355,9 @@ impl Ring {
             match letter {
                 'A' | 'E' if holder.is_none_or(|holder| holder == owner) => {
                     self.locks.insert(lock.clone(), owner.clone());
+                    if self.standing.get(lock) == Some(owner) {
+                        self.standing.remove(lock);
+                    }
                     self.draw += 1;
                     reply += &format!("*2\r\n{}:{}\r\n", word("won"), self.draw);
                 }
