@@ -176,6 +176,46 @@ async fn a_client_shows_its_certificate() {
     refused(with(authority.sign_expired(&[])), reason).await;
 }
 
+/// Its authorities, its certificate, and that it checks none: of a client nothing is left beside what the builder was given.
+#[cfg(feature = "redis-1")]
+#[tokio::test]
+async fn what_a_builder_is_given_replaces_what_its_client_has() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    let tls = authority.sign(HERE).serving(Some(&authority));
+    let server = RedisServer::builder().tls(tls).start();
+    let url = server.tls_url("localhost");
+    let having = |authority: &Authority, identity: &Identity| {
+        let certificates = redis::TlsCertificates {
+            client_tls: Some(redis::ClientTlsConfig {
+                client_cert: identity.certificate.clone().into(),
+                client_key: identity.key.clone().into(),
+            }),
+            root_cert: Some(authority.pem.clone().into()),
+        };
+        let client = redis::Client::build_with_tls(&*url, certificates).unwrap();
+        RedisStoreBuilder::from_client(client)
+    };
+    let (ours, theirs) = (authority.sign(&[]), other.sign(&[]));
+    let showing = |store: RedisStoreBuilder, identity: &Identity| {
+        store.client_certificate(&*identity.certificate, &*identity.key)
+    };
+    // With what it has it gets in.
+    takes_turns(having(&authority, &ours)).await;
+    let store = having(&other, &theirs).root_certificate(&authority.pem);
+    takes_turns(showing(store, &ours)).await;
+    let reason = "wants a client certificate";
+    let store = having(&authority, &ours).root_certificate(&authority.pem);
+    refused(store, reason).await;
+    let reason = "comes from nobody that is trusted here";
+    let store = having(&authority, &ours).root_certificate(&other.pem);
+    refused(store, reason).await;
+    // The system trusts neither.
+    refused(showing(having(&authority, &ours), &ours), reason).await;
+    let careless = redis::Client::open(format!("{url}#insecure")).unwrap();
+    let store = RedisStoreBuilder::from_client(careless).root_certificate(&other.pem);
+    refused(showing(store, &ours), reason).await;
+}
+
 /// What can be seen without a server is said without one.
 #[tokio::test]
 async fn what_is_no_certificate_is_said_at_once() {

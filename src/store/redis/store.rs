@@ -145,11 +145,15 @@ impl RedisStore {
     /// crate to ours, hence the feature. [`RedisStoreBuilder::from_client`] does the same and goes on, as with replicas
     /// that must have a lease.
     ///
-    /// The sockets are ours, as with a url: nothing that the server says grows without bounds, and whom the system
-    /// trusts is trusted with `rediss://`. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are as `client` has them;
-    /// `SO_LINGER` cannot be read from it. Nor can certificates: a client that was built with some, or that checks none,
-    /// opens its sockets itself, and then a message of the server's that has no end is kept for as long as it lasts.
-    /// Certificates given to `RedisStore::builder` have no such gap.
+    /// The sockets are ours, as with a url: nothing that the server says grows without bounds. `TCP_NODELAY`, keepalive
+    /// and `TCP_USER_TIMEOUT` are as `client` has them; `SO_LINGER` cannot be read from it.
+    ///
+    /// With `rediss://` and our feature `tls-rustls` those are trusted whom the system trusts, whatever your `redis` was
+    /// compiled with: its `tls-rustls-webpki-roots` brings nobody in, and its `tls-native-tls` is not asked. Certificates
+    /// cannot be read from a client: one that was built with some, or that checks none, or any with `rediss://` where our
+    /// feature is off, opens its sockets itself, trusts whom it trusts, and then a message of the server's that has no end
+    /// is kept for as long as it lasts. Certificates given to a builder, also to [`RedisStoreBuilder::from_client`], have
+    /// no such gap.
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]
@@ -222,7 +226,12 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
-    /// For a store that opens its connections as `client` would, as [`RedisStore::from_client`] does.
+    /// For a store that opens its connections as `client` would, as [`RedisStore::from_client`] does; that page says whom
+    /// it trusts with `rediss://`.
+    ///
+    /// Certificates that this builder is given (`root_certificate`, `client_certificate`) replace all that `client` has of
+    /// them, whichever of both is given: then the authorities are the builder's, or whom the system trusts if it was given
+    /// none; the client certificate is the builder's or none; and the server's is checked, also if `client` checks none.
     ///
     /// # Examples
     ///
@@ -328,7 +337,8 @@ impl RedisStoreBuilder {
 
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
     ///
-    /// The text may hold several; so may several calls.
+    /// The text may hold several; so may several calls. Of a client (`from_client`) it
+    /// replaces all certificates, its own one too.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
@@ -338,7 +348,8 @@ impl RedisStoreBuilder {
     }
 
     /// Shows this certificate, and whatever stands between it and its authority, to servers that ask for one. Both are
-    /// in PEM, the key without a passphrase.
+    /// in PEM, the key without a passphrase. Of a client (`from_client`) it
+    /// replaces all certificates, its authorities too.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
@@ -356,7 +367,8 @@ impl RedisStoreBuilder {
     /// an unknown authority, and a client's that the server does not believe, are errors that asking again will not mend.
     ///
     /// With [`min_replicas`](Self::min_replicas) also if the server is a replica, or does not let us wait for any. How many
-    /// there are does not matter yet.
+    /// there are does not matter yet. On a cluster all primaries are asked at once, for another 5 seconds in all, and one
+    /// that lets us wait is enough; else the error is of one that said why it does not, if any did.
     pub fn connect(self) -> ConnectStore {
         let store = self.connect_lazy();
         let connecting = async move {

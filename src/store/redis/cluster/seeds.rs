@@ -78,10 +78,18 @@ impl Seeds {
 
     /// Looks whether the cluster is there.
     pub(in crate::store::redis) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
+        self.find_map(within).await.map(drop)
+    }
+
+    /// The map as the first of them that answers has it. `within` is for all of it.
+    pub(in crate::store::redis) async fn find_map(
+        &self,
+        within: Duration,
+    ) -> Result<SlotMap, Fault> {
         let mut asked = Asked::default();
         let asking = asked.until_one_answers(self.endpoints.clone(), within);
         match tokio::time::timeout(within, asking).await {
-            Ok(Some(_)) => Ok(()),
+            Ok(Some(map)) => Ok(map),
             Ok(None) => Err(asked.fault()),
             Err(_) => {
                 asked.give_up(within);

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use rand::seq::SliceRandom;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::wire::Wire;
 use crate::store::redis::cluster::{STRANGERS, Seeds, SlotMap, find_map};
@@ -140,17 +141,32 @@ impl Strangers {
     }
 }
 
-/// Whether a primary of the cluster lets us wait for its replicas.
+/// Whether a primary of the cluster lets us wait for its replicas. `within` is for all of it.
 pub(super) async fn try_out(seeds: &Seeds, within: Duration) -> Result<(), Fault> {
-    let map = find_map(seeds.endpoints().to_vec(), within).await?;
-    let mut fault = None;
-    for (node, _) in map.wanted(None) {
-        match Wire::connect(&seeds.node(&node), false, within).await {
-            Ok(_) => return Ok(()),
-            Err(error) => fault = Some(error),
+    let until = Instant::now() + within;
+    let map = seeds.find_map(within).await?;
+    let mut waiting: Vec<_> = map.wanted(None).into_iter().map(|(node, _)| node).collect();
+    let asking = waiting.iter().map(|node| {
+        let (address, endpoint) = (node.clone(), seeds.node(node));
+        async move { (address, Wire::connect(&endpoint, false, within).await) }
+    });
+    let mut asking: FuturesUnordered<_> = asking.collect();
+    let mut told: Option<Fault> = None;
+    while let Ok(Some((address, answer))) = timeout_at(until, asking.next()).await {
+        let Err(fault) = answer else { return Ok(()) };
+        waiting.retain(|other| *other != address);
+        // What asking again will not mend is said before what may be over in a moment.
+        if told
+            .as_ref()
+            .is_none_or(|told| !told.is_lasting() && fault.is_lasting())
+        {
+            told = Some(fault);
         }
     }
-    Err(fault.expect("a map names somebody"))
+    Err(told.unwrap_or_else(|| {
+        let address = waiting.swap_remove(0);
+        Fault::Silent { address, within }
+    }))
 }
 
 #[cfg(test)]

@@ -27,9 +27,13 @@ mod model;
 #[cfg(feature = "sentinel")]
 mod news;
 mod plain;
+#[cfg(feature = "cluster")]
+mod proofs;
 mod queue;
 mod registry;
 mod rights;
+#[cfg(feature = "cluster")]
+mod ring;
 mod stale;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
