@@ -99,6 +99,8 @@ enum Stage {
     Waiting,
     Seated,
     Holding,
+    /// And is to end its work.
+    Closing,
     Finishing,
     Done,
 }
@@ -178,7 +180,7 @@ impl Bench {
             effects <= 3 * self.callers.len() + 8,
             "{effects} effects of one event"
         );
-        let held = |stage: Stage| matches!(stage, Stage::Seated | Stage::Holding);
+        let held = |stage: Stage| matches!(stage, Stage::Seated | Stage::Holding | Stage::Closing);
         let seats = self
             .callers
             .iter()
@@ -247,14 +249,18 @@ impl Bench {
                 );
                 Stage::Seated
             }
-            (Verdict::Prolonged { deadline, .. }, Stage::Seated | Stage::Holding) => {
+            (
+                Verdict::Prolonged { deadline, .. },
+                Stage::Seated | Stage::Holding | Stage::Closing,
+            ) => {
                 self.check_deadline(*deadline);
                 stage
             }
-            (Verdict::Unrenewed(_) | Verdict::Closing, Stage::Holding) => stage,
+            (Verdict::Unrenewed(_), Stage::Holding | Stage::Closing) => stage,
+            (Verdict::Closing, Stage::Holding) => Stage::Closing,
             (Verdict::TurnLost, Stage::Seated)
-            | (Verdict::Lost, Stage::Holding | Stage::Finishing)
-            | (Verdict::Closed, Stage::Waiting | Stage::Seated | Stage::Holding)
+            | (Verdict::Lost, Stage::Holding | Stage::Closing | Stage::Finishing)
+            | (Verdict::Closed, Stage::Waiting | Stage::Seated | Stage::Holding | Stage::Closing)
             | (Verdict::Released, Stage::Finishing)
             | (Verdict::Failed(_), Stage::Waiting | Stage::Finishing)
             | (Verdict::Busy | Verdict::QueueFull, Stage::Waiting) => Stage::Done,
@@ -485,12 +491,12 @@ impl Bench {
                 }
             }
             Step::Finish { whose, keep } => {
-                if let Some((who, id)) = self.nth(whose, &[Stage::Holding]) {
+                if let Some((who, id)) = self.nth(whose, &[Stage::Holding, Stage::Closing]) {
                     self.finish(who, id, keep);
                 }
             }
             Step::Extend(n, ttl) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Holding]) {
+                if let Some((who, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
                     self.extend(who, id, ttl);
                 }
             }
@@ -549,7 +555,7 @@ impl Bench {
             while let Some((who, id)) = self.nth(0, &[Stage::Waiting, Stage::Seated]) {
                 self.leave(who, id);
             }
-            if let Some((who, id)) = self.nth(0, &[Stage::Holding]) {
+            if let Some((who, id)) = self.nth(0, &[Stage::Holding, Stage::Closing]) {
                 self.finish(who, id, false);
             }
             if self.turnstile.is_idle() && self.flying.is_empty() {
