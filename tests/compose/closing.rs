@@ -2,7 +2,8 @@ use std::future::pending;
 
 use futures::{StreamExt, future, poll, stream};
 use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry, OnLost, StreamLockExt};
-use tokio::time::{Instant, sleep};
+use tokio::runtime::Builder;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{ms, two};
 
@@ -131,4 +132,60 @@ async fn a_lease_may_be_left_behind_at_a_shutdown() {
     shutdown.await.unwrap();
     assert!(!is_free(&there, "k").await, "it was left to another");
     assert!(there.adopt(left).await.unwrap().is_valid());
+}
+
+/// Nor is a shutdown held up by a runtime that nobody drives, on which the lease was acquired and is watched.
+#[test]
+fn work_on_a_runtime_that_stands_still_is_not_waited_for() {
+    let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+    let (still, other) = (runtime(), runtime());
+    let (store, ..) = two();
+    let registry = || LockRegistry::builder(store.clone());
+    let here = registry().response_timeout(ms(10_000)).build();
+    let there = registry().build();
+    let mut events = here.events();
+    let (lease, mut lost) = still.block_on(async {
+        let lease = here.obtain("k").lease().await.unwrap();
+        let mut lost = lease.lost();
+        assert!(poll!(&mut lost).is_pending());
+        (lease, lost)
+    });
+    other.block_on(async {
+        let begin = Instant::now();
+        here.shutdown().await;
+        assert!(begin.elapsed() < ms(5000), "{:?}", begin.elapsed());
+        assert!(is_free(&there, "k").await);
+        assert!(matches!((&mut lost).await, LockError::Closed { .. }));
+        let released = timeout(ms(5000), lease.release()).await;
+        assert!(is_closed(released.expect("it has ended")));
+        let mut ends = 0;
+        while let Some(event) = events.next().await {
+            ends += usize::from(matches!(event, LockEvent::Closed { .. }));
+        }
+        assert_eq!(ends, 1);
+    });
+}
+
+/// The task that awaits a shutdown may be polled before the timer, long after work was to have ended.
+#[tokio::test]
+async fn a_process_that_stands_still_meanwhile_gives_back_all_the_same() {
+    let (store, _, there) = two();
+    let here = LockRegistry::builder(store)
+        .response_timeout(ms(20))
+        .build();
+    let events = here.events();
+    let lease = here.obtain("k").lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll!(&mut lost).is_pending());
+    let mut shutdown = here.shutdown();
+    assert!(poll!(&mut shutdown).is_pending());
+    // The timer sleeps now.
+    tokio::task::yield_now().await;
+    std::thread::sleep(ms(100));
+    shutdown.await;
+    assert!(is_free(&there, "k").await);
+    let released = timeout(ms(5000), lease.release()).await;
+    assert!(is_closed(released.expect("it has ended")));
+    let ends = events.filter(|event| future::ready(matches!(event, LockEvent::Closed { .. })));
+    assert_eq!(ends.count().await, 1);
 }
