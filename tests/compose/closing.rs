@@ -1,5 +1,6 @@
 use std::future::pending;
 
+use futures::channel::oneshot;
 use futures::{StreamExt, future, poll, stream};
 use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry, OnLost, StreamLockExt};
 use tokio::runtime::Builder;
@@ -186,6 +187,55 @@ async fn a_process_that_stands_still_meanwhile_gives_back_all_the_same() {
     assert!(is_free(&there, "k").await);
     let released = timeout(ms(5000), lease.release()).await;
     assert!(is_closed(released.expect("it has ended")));
+    let ends = events.filter(|event| future::ready(matches!(event, LockEvent::Closed { .. })));
+    assert_eq!(ends.count().await, 1);
+}
+
+/// Work that is to run on when its lease is lost ends with its registry all the same.
+#[tokio::test(start_paused = true)]
+async fn who_was_told_to_end_hears_nothing_else_of_a_lease_that_is_lost_meanwhile() {
+    let (_, here, there) = two();
+    let lock = |key| here.obtain(key).ttl(ms(GRACE / 2));
+    let mut work = Box::pin(pending::<()>().with_lock(lock("work").on_lost(OnLost::RunOn)));
+    let lease = lock("lease").lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll!(&mut work).is_pending() && poll!(&mut lost).is_pending());
+    let events = here.events();
+    let shutdown = tokio::spawn(here.shutdown());
+    assert!(matches!(lost.await, LockError::Closed { .. }));
+    sleep(ms(2 * GRACE)).await;
+    shutdown.await.unwrap();
+    let told: Vec<_> = events.collect().await;
+    let is_lost = |event: &LockEvent| matches!(event, LockEvent::Lost { .. });
+    assert!(told.len() == 2 && told.iter().all(is_lost), "{told:?}");
+    assert!(is_free(&there, "work").await && is_free(&there, "lease").await);
+    assert!(matches!(lease.lost().await, LockError::Closed { .. }));
+    assert!(is_closed(lease.release().await));
+    let ended = timeout(ms(1000), work).await;
+    assert!(is_closed(ended.expect("it runs on")));
+}
+
+/// Whoever shares a lease may be inside of it still when another of them has ended.
+#[tokio::test(start_paused = true)]
+async fn a_shared_lease_is_given_back_by_the_last() {
+    let (_, here, there) = two();
+    let lock = here.obtain("k").reentrant();
+    let (events, inner) = (here.events(), lock.clone());
+    let (give, given) = oneshot::channel();
+    let mut outer = Box::pin(lock.with_lease(move |_| async move {
+        give.send(inner.lease().await.unwrap()).unwrap();
+        pending::<()>().await
+    }));
+    assert!(poll!(&mut outer).is_pending());
+    let guard = given.await.unwrap();
+    let mut shutdown = here.shutdown();
+    assert!(poll!(&mut shutdown).is_pending());
+    assert!(is_closed(outer.await));
+    let keys = here.snapshot().keys;
+    assert!(keys.len() == 1 && keys[0].held.is_some(), "{keys:?}");
+    assert!(!is_free(&there, "k").await);
+    assert!(is_closed(guard.release().await) && is_free(&there, "k").await);
+    shutdown.await;
     let ends = events.filter(|event| future::ready(matches!(event, LockEvent::Closed { .. })));
     assert_eq!(ends.count().await, 1);
 }
