@@ -239,3 +239,40 @@ async fn a_shared_lease_is_given_back_by_the_last() {
     let ends = events.filter(|event| future::ready(matches!(event, LockEvent::Closed { .. })));
     assert_eq!(ends.count().await, 1);
 }
+
+/// The store may go in the time that work has, and come back or not: every lease has one end, and nobody waits for ever.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_goes_meanwhile_holds_nobody_up() {
+    for back in [Some(500), None] {
+        let (store, here, there) = two();
+        let events = here.events();
+        let lease = here.obtain("lease").lease().await.unwrap();
+        let mut lost = lease.lost();
+        let mut stuck = Box::pin(pending::<()>().with_lock((&here, "stuck")));
+        assert!(poll!(&mut lost).is_pending() && poll!(&mut stuck).is_pending());
+        let begin = Instant::now();
+        let shutdown = tokio::spawn(here.shutdown());
+        assert!(matches!(lost.await, LockError::Closed { .. }));
+        store.set_offline(true);
+        let released = tokio::spawn(lease.release());
+        if let Some(back) = back {
+            sleep(ms(back)).await;
+            store.set_offline(false);
+        }
+        assert!(is_closed(released.await.unwrap()));
+        shutdown.await.unwrap();
+        assert!(begin.elapsed() <= ms(3000), "{:?}", begin.elapsed());
+        assert!(is_closed(stuck.await));
+        if back.is_some() {
+            assert!(is_free(&there, "lease").await && is_free(&there, "stuck").await);
+        }
+        let told: Vec<_> = events.collect().await;
+        for key in ["lease", "stuck"] {
+            let ends = told
+                .iter()
+                .filter(|event| matches!(event, LockEvent::Closed { key: of, .. } if **of == *key));
+            assert_eq!(ends.count(), 1, "{told:?}");
+        }
+        assert_eq!(here.in_use(), 0);
+    }
+}
