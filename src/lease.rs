@@ -96,7 +96,7 @@ impl Lease {
         self.driver.clock().instant(self.contender.deadline())
     }
 
-    /// Whether the lease is held, and its deadline still to come.
+    /// Whether the lease is held, and its deadline still to come. False once its registry is shut down.
     pub fn is_valid(&self) -> bool {
         self.contender.is_held(self.driver.clock().now())
     }

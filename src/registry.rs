@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use tokio::time::{Instant, timeout_at};
 
 use crate::clock::Clock;
 use crate::detached::{Adopt, DetachedLease};
@@ -248,11 +249,13 @@ impl LockRegistry {
     pub fn shutdown(&self) -> Shutdown {
         let driver = self.driver.clone();
         let down = async move {
-            let until = driver.close();
-            while let Some(idle) = driver.busy() {
-                if tokio::time::timeout_at(until, idle).await.is_err() {
-                    break;
-                }
+            let (grace, answered) = driver.close();
+            if timeout_at(grace, driver.idle()).await.is_err() {
+                // Not left to the timer, whose runtime may stand still. If the whole process did, what is
+                // given back only now is to reach the store.
+                driver.close();
+                let soon = Instant::now() + driver.settings().response_timeout;
+                let _ = timeout_at(answered.max(soon), driver.idle()).await;
             }
             driver.hang_up();
         };

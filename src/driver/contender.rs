@@ -363,7 +363,12 @@ impl Contender {
             (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
             (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
             (Progress::Held { token }, Verdict::Closing) => Progress::Closing { token: *token },
-            (Progress::Held { token } | Progress::Closing { token }, verdict) => Progress::Ended {
+            // It was told so, and work that runs on when its lease is lost is to end all the same.
+            (Progress::Closing { token }, _) => Progress::Ended {
+                token: *token,
+                end: End::Closed,
+            },
+            (Progress::Held { token }, verdict) => Progress::Ended {
                 token: *token,
                 end: End::from(verdict),
             },

@@ -319,9 +319,9 @@ impl Driver {
         self.journal.flush();
     }
 
-    /// Shuts down: everybody is told, everything is given back. Returns until when it is worth
-    /// waiting for the store's answers (O6).
-    pub(crate) fn close(&self) -> Instant {
+    /// Shuts down: everybody is told, everything is given back. Returns until when work may end, and until
+    /// when it is worth waiting for the store's answers (O6). Done again, it sees the first of them pass.
+    pub(crate) fn close(&self) -> (Instant, Instant) {
         let (clock, timeout) = (self.clock(), self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
@@ -329,12 +329,13 @@ impl Driver {
             turnstile.close(cx, |holder| holder.is_watched().then_some(until));
         };
         self.feed_all(|state| state.closed = true, &[&close]);
-        clock.instant(Clock::after(now, timeout.saturating_mul(3)))
+        let answered = Clock::after(now, timeout.saturating_mul(3));
+        (clock.instant(until), clock.instant(answered))
     }
 
     /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
     pub(crate) fn hang_up(&self) {
-        self.feed_all(|_| (), &[&|turnstile, _| turnstile.hang_up()]);
+        self.feed_all(|_| (), &[&Turnstile::hang_up]);
         let mut state = self.lock();
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();
@@ -347,8 +348,15 @@ impl Driver {
         drop((entries, session, kept));
     }
 
+    /// Resolves when nothing is in use.
+    pub(crate) async fn idle(&self) {
+        while let Some(idle) = self.busy() {
+            idle.await;
+        }
+    }
+
     /// Told when nothing is in use; `None` if that is so now.
-    pub(crate) fn busy(&self) -> Option<EventListener> {
+    fn busy(&self) -> Option<EventListener> {
         let state = self.lock();
         (!state.entries.is_empty()).then(|| self.idle.listen())
     }

@@ -61,7 +61,10 @@ impl<C: Clone> Turnstile<C> {
 
     /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
     /// for that is told.
-    pub(crate) fn hang_up(&mut self) {
+    pub(crate) fn hang_up(&mut self, cx: &mut Cx<'_>) {
+        // Where the process stood still, nobody has seen its time pass.
+        self.close_seat(cx);
+        self.advance(cx);
         for ending in self.take_endings(|_| true) {
             self.wake(ending.who, Verdict::Closed);
         }

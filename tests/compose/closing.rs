@@ -1,8 +1,10 @@
 use std::future::pending;
 
+use futures::channel::oneshot;
 use futures::{StreamExt, future, poll, stream};
 use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry, OnLost, StreamLockExt};
-use tokio::time::{Instant, sleep};
+use tokio::runtime::Builder;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{ms, two};
 
@@ -131,4 +133,146 @@ async fn a_lease_may_be_left_behind_at_a_shutdown() {
     shutdown.await.unwrap();
     assert!(!is_free(&there, "k").await, "it was left to another");
     assert!(there.adopt(left).await.unwrap().is_valid());
+}
+
+/// Nor is a shutdown held up by a runtime that nobody drives, on which the lease was acquired and is watched.
+#[test]
+fn work_on_a_runtime_that_stands_still_is_not_waited_for() {
+    let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+    let (still, other) = (runtime(), runtime());
+    let (store, ..) = two();
+    let registry = || LockRegistry::builder(store.clone());
+    let here = registry().response_timeout(ms(10_000)).build();
+    let there = registry().build();
+    let mut events = here.events();
+    let (lease, mut lost) = still.block_on(async {
+        let lease = here.obtain("k").lease().await.unwrap();
+        let mut lost = lease.lost();
+        assert!(poll!(&mut lost).is_pending());
+        (lease, lost)
+    });
+    other.block_on(async {
+        let begin = Instant::now();
+        here.shutdown().await;
+        assert!(begin.elapsed() < ms(5000), "{:?}", begin.elapsed());
+        assert!(is_free(&there, "k").await);
+        assert!(matches!((&mut lost).await, LockError::Closed { .. }));
+        let released = timeout(ms(5000), lease.release()).await;
+        assert!(is_closed(released.expect("it has ended")));
+        let mut ends = 0;
+        while let Some(event) = events.next().await {
+            ends += usize::from(matches!(event, LockEvent::Closed { .. }));
+        }
+        assert_eq!(ends, 1);
+    });
+}
+
+/// The task that awaits a shutdown may be polled before the timer, long after work was to have ended.
+#[tokio::test]
+async fn a_process_that_stands_still_meanwhile_gives_back_all_the_same() {
+    let (store, _, there) = two();
+    let here = LockRegistry::builder(store)
+        .response_timeout(ms(20))
+        .build();
+    let events = here.events();
+    let lease = here.obtain("k").lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll!(&mut lost).is_pending());
+    let mut shutdown = here.shutdown();
+    assert!(poll!(&mut shutdown).is_pending());
+    // The timer sleeps now.
+    tokio::task::yield_now().await;
+    std::thread::sleep(ms(100));
+    shutdown.await;
+    assert!(is_free(&there, "k").await);
+    let released = timeout(ms(5000), lease.release()).await;
+    assert!(is_closed(released.expect("it has ended")));
+    let ends = events.filter(|event| future::ready(matches!(event, LockEvent::Closed { .. })));
+    assert_eq!(ends.count().await, 1);
+}
+
+/// Work that is to run on when its lease is lost ends with its registry all the same.
+#[tokio::test(start_paused = true)]
+async fn who_was_told_to_end_hears_nothing_else_of_a_lease_that_is_lost_meanwhile() {
+    let (_, here, there) = two();
+    let lock = |key| here.obtain(key).ttl(ms(GRACE / 2));
+    let mut work = Box::pin(pending::<()>().with_lock(lock("work").on_lost(OnLost::RunOn)));
+    let lease = lock("lease").lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll!(&mut work).is_pending() && poll!(&mut lost).is_pending());
+    let events = here.events();
+    let shutdown = tokio::spawn(here.shutdown());
+    assert!(matches!(lost.await, LockError::Closed { .. }));
+    sleep(ms(2 * GRACE)).await;
+    shutdown.await.unwrap();
+    let told: Vec<_> = events.collect().await;
+    let is_lost = |event: &LockEvent| matches!(event, LockEvent::Lost { .. });
+    assert!(told.len() == 2 && told.iter().all(is_lost), "{told:?}");
+    assert!(is_free(&there, "work").await && is_free(&there, "lease").await);
+    assert!(matches!(lease.lost().await, LockError::Closed { .. }));
+    assert!(is_closed(lease.release().await));
+    let ended = timeout(ms(1000), work).await;
+    assert!(is_closed(ended.expect("it runs on")));
+}
+
+/// Whoever shares a lease may be inside of it still when another of them has ended.
+#[tokio::test(start_paused = true)]
+async fn a_shared_lease_is_given_back_by_the_last() {
+    let (_, here, there) = two();
+    let lock = here.obtain("k").reentrant();
+    let (events, inner) = (here.events(), lock.clone());
+    let (give, given) = oneshot::channel();
+    let mut outer = Box::pin(lock.with_lease(move |_| async move {
+        give.send(inner.lease().await.unwrap()).unwrap();
+        pending::<()>().await
+    }));
+    assert!(poll!(&mut outer).is_pending());
+    let guard = given.await.unwrap();
+    let mut shutdown = here.shutdown();
+    assert!(poll!(&mut shutdown).is_pending());
+    assert!(is_closed(outer.await));
+    let keys = here.snapshot().keys;
+    assert!(keys.len() == 1 && keys[0].held.is_some(), "{keys:?}");
+    assert!(!is_free(&there, "k").await);
+    assert!(is_closed(guard.release().await) && is_free(&there, "k").await);
+    shutdown.await;
+    let ends = events.filter(|event| future::ready(matches!(event, LockEvent::Closed { .. })));
+    assert_eq!(ends.count().await, 1);
+}
+
+/// The store may go in the time that work has, and come back or not: every lease has one end, and nobody waits for ever.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_goes_meanwhile_holds_nobody_up() {
+    for back in [Some(500), None] {
+        let (store, here, there) = two();
+        let events = here.events();
+        let lease = here.obtain("lease").lease().await.unwrap();
+        let mut lost = lease.lost();
+        let mut stuck = Box::pin(pending::<()>().with_lock((&here, "stuck")));
+        assert!(poll!(&mut lost).is_pending() && poll!(&mut stuck).is_pending());
+        let begin = Instant::now();
+        let shutdown = tokio::spawn(here.shutdown());
+        assert!(matches!(lost.await, LockError::Closed { .. }));
+        store.set_offline(true);
+        let released = tokio::spawn(lease.release());
+        if let Some(back) = back {
+            sleep(ms(back)).await;
+            store.set_offline(false);
+        }
+        assert!(is_closed(released.await.unwrap()));
+        shutdown.await.unwrap();
+        assert!(begin.elapsed() <= ms(3000), "{:?}", begin.elapsed());
+        assert!(is_closed(stuck.await));
+        if back.is_some() {
+            assert!(is_free(&there, "lease").await && is_free(&there, "stuck").await);
+        }
+        let told: Vec<_> = events.collect().await;
+        for key in ["lease", "stuck"] {
+            let ends = told
+                .iter()
+                .filter(|event| matches!(event, LockEvent::Closed { key: of, .. } if **of == *key));
+            assert_eq!(ends.count(), 1, "{told:?}");
+        }
+        assert_eq!(here.in_use(), 0);
+    }
 }

@@ -66,6 +66,21 @@ fn o6_who_does_not_end_its_work_in_time_holds_no_more() {
     }
 }
 
+/// A process that stood still may hang up before anybody has seen the time pass.
+#[test]
+fn o6_nobody_holds_when_the_registry_has_hung_up() {
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(9000), 5);
+    desk.close(|_| Some(ms(GRACE)));
+    desk.told("a");
+    desk.feed(|turnstile, cx| turnstile.hang_up(cx));
+    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.sent(), Op::Release { owner: of } if of == owner));
+    desk.finish(a);
+    desk.untold("a");
+    desk.silent();
+}
+
 #[test]
 fn o6_who_does_not_hear_of_a_shutdown_or_has_not_looked_has_no_time() {
     let mut desk = Desk::new();
