@@ -239,7 +239,8 @@ impl LockRegistry {
     /// Work that hears of it, a combinator's or whoever awaits [`Lease::lost`](crate::Lease::lost), is
     /// dropped before its lease is given back, so that nobody else begins before it has ended: it has
     /// 100 ms for that (one response time-out, where that is less). A guard whose end nobody watches for
-    /// is given back at once: release it before.
+    /// is given back at once: release it before. A program that ends before this resolves leaves to its ttl
+    /// what still had time.
     ///
     /// It begins at the first poll. A second shutdown is a no-op.
     ///
