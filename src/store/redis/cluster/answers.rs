@@ -75,7 +75,7 @@ impl Task {
                 }
             }
             Event::Granted { key, grant } => {
-                self.keys.granted(&key, grant.owner, now);
+                self.keys.granted(&key, &grant, now);
                 self.teller.tell(News::Granted { key, grant });
             }
         }

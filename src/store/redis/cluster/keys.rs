@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::map::Address;
 use super::parcel::Parcel;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, ServerTime};
 
 /// A key whose last ticket is gone is listened for so much longer, since who waited for it will
 /// often do so again; a change of subscription costs as much as a call.
@@ -37,6 +37,9 @@ pub(super) struct Listened {
     ticket: Option<Owner>,
     /// How many are about to.
     entering: usize,
+    /// Whose grant was heard while some were, and when it was given: grants come by another connection than
+    /// answers do, and the answer that is still to come may be the older of the two.
+    granted: Option<(Owner, ServerTime)>,
     /// Since when it has not been needed, as of the last time that it was not.
     needless: Instant,
     /// Whether it is among those that linger.
@@ -51,6 +54,7 @@ impl Listened {
             waiting: Vec::new(),
             ticket: None,
             entering: 0,
+            granted: None,
             needless: now,
             lingers: false,
         }
@@ -112,7 +116,14 @@ impl Keys {
         match op {
             Op::Enter { owner, .. } | Op::Yield { new: owner, .. } => {
                 listened.entering = listened.entering.saturating_sub(1);
+                if let (Op::Yield { old, .. }, Ok(_)) = (op, outcome) {
+                    listened.forget(*old);
+                }
+                let at = result.as_ref().map(|answer| answer.at);
+                let granted = listened.granted.take_if(|(of, _)| of == owner);
+                let is_over = granted.is_some_and(|(_, granted)| at.is_ok_and(|at| at <= granted));
                 match outcome {
+                    Ok(Outcome::Busy { .. }) if is_over => {}
                     Ok(Outcome::Busy { .. }) | Err(OpError::Unknown(_)) => {
                         listened.ticket = Some(*owner);
                     }
@@ -133,9 +144,12 @@ impl Keys {
     }
 
     /// A grant took the owner's ticket out of the queue.
-    pub(super) fn granted(&mut self, key: &Arc<str>, owner: Owner, now: Instant) {
+    pub(super) fn granted(&mut self, key: &Arc<str>, grant: &Grant, now: Instant) {
         if let Some(listened) = self.keys.get_mut(key) {
-            listened.forget(owner);
+            listened.forget(grant.owner);
+            if listened.entering > 0 {
+                listened.granted = Some((grant.owner, grant.at));
+            }
             self.settle(key, now);
         }
     }
@@ -229,6 +243,15 @@ mod tests {
         Ok(Answer { at: 1, outcome })
     }
 
+    fn grant(owner: u64, at: ServerTime) -> Grant {
+        Grant {
+            owner: Owner(owner),
+            ttl: TTL,
+            draw: 1,
+            at,
+        }
+    }
+
     fn busy() -> Result<Answer, OpError> {
         answer(Outcome::Busy {
             left: None,
@@ -254,7 +277,7 @@ mod tests {
             let held = Outcome::Gone { held: false };
             let ended_at = now + LINGER;
             match ended {
-                0 => keys.granted(&key, Owner(1), ended_at),
+                0 => keys.granted(&key, &grant(1, 1), ended_at),
                 1 => {
                     let op = Op::Withdraw { owner: Owner(1) };
                     keys.answered(&key, &op, &answer(held), ended_at);
@@ -272,13 +295,51 @@ mod tests {
         }
     }
 
+    /// The grant came by one connection before the answer by the other, which is told only now, and tells of no ticket
+    /// that still stands. Whoever holds then yields to itself: nobody listens for the old one, for ever.
+    #[test]
+    fn a_grant_that_is_heard_before_its_enters_answer_took_the_ticket() {
+        let now = Instant::now();
+        for again in [false, true] {
+            let (mut keys, key) = entering(now);
+            if again {
+                // One that stands, and asks once more.
+                keys.answered(&key, &enter(1), &busy(), now);
+                assert!(keys.enters(&key, now));
+            }
+            keys.granted(&key, &grant(1, 1), now);
+            assert!(!keys.answered(&key, &enter(1), &busy(), now));
+            assert!(!keys.get(&key).unwrap().is_needed());
+
+            // An answer that is the newer one tells of a ticket that does.
+            assert!(keys.enters(&key, now));
+            keys.granted(&key, &grant(1, 0), now);
+            keys.answered(&key, &enter(1), &busy(), now);
+            assert!(keys.get(&key).unwrap().is_waited_for());
+
+            // Nor is it another's.
+            assert!(keys.enters(&key, now));
+            keys.granted(&key, &grant(7, 1), now);
+            keys.answered(&key, &enter(1), &busy(), now);
+            assert!(keys.get(&key).unwrap().is_waited_for());
+            let yields = Op::Yield {
+                old: Owner(1),
+                new: Owner(2),
+                ttl: TTL,
+            };
+            assert!(keys.enters(&key, now));
+            keys.answered(&key, &yields, &answer(Outcome::Won { draw: 2 }), now);
+            assert!(!keys.get(&key).unwrap().is_needed());
+        }
+    }
+
     #[test]
     fn another_owners_end_and_one_that_is_not_known_leave_the_ticket() {
         let now = Instant::now();
         let (mut keys, key) = entering(now);
         let unknown = Err(OpError::Unknown(StoreError::new("gone")));
         keys.answered(&key, &enter(2), &unknown, now);
-        keys.granted(&key, Owner(1), now);
+        keys.granted(&key, &grant(1, 1), now);
         let op = Op::Withdraw { owner: Owner(2) };
         keys.answered(
             &key,
