@@ -89,6 +89,38 @@ impl Fake {
     }
 }
 
+/// A connection, and what is to be done when it has ended.
+#[cfg(feature = "cluster")]
+pub(super) struct Kept<F: FnMut()> {
+    pub(super) stream: TcpStream,
+    pub(super) ended: F,
+}
+
+#[cfg(feature = "cluster")]
+impl<F: FnMut()> Read for Kept<F> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.read(bytes)
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl<F: FnMut()> Write for Kept<F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl<F: FnMut()> Drop for Kept<F> {
+    fn drop(&mut self) {
+        (self.ended)();
+    }
+}
+
 fn serve(stream: impl Read + Write, connection: usize, answers: &Mutex<Answers>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     loop {

@@ -1,11 +1,11 @@
 //! A cluster of fakes, which says of itself what it was told to say.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::{Arc, Mutex};
 
-use super::fake::{Fake, HANG_UP, NOW, Request, push};
+use super::fake::{Fake, HANG_UP, Kept, NOW, Request, push};
 use super::liar::{Forced, Liar, Lie, Push, Said};
 use super::lies::SLACK;
 
@@ -114,35 +114,6 @@ pub(super) struct Ring {
 
 pub(super) type Shared = Arc<Mutex<Ring>>;
 
-/// A connection that the ring can push on, and that is forgotten when it ends.
-struct Kept {
-    stream: TcpStream,
-    wire: Wire,
-    ring: Shared,
-}
-
-impl Read for Kept {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(bytes)
-    }
-}
-
-impl Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.ring.lock().unwrap().wires.remove(&self.wire);
-    }
-}
-
 pub(super) fn start(script: Script, forced: &Forced) -> (Shared, Vec<Fake>) {
     let calls = script.calls.iter().filter_map(|called| match called {
         Called::Said(said) => Some(said.clone()),
@@ -177,7 +148,10 @@ pub(super) fn start(script: Script, forced: &Forced) -> (Shared, Vec<Fake>) {
             ring.wires.insert(wire, stream.try_clone().ok()?);
             ring.most = ring.most.max(ring.wires.len());
             let ring = keeper.clone();
-            Some(Kept { stream, wire, ring })
+            let ended = move || {
+                ring.lock().unwrap().wires.remove(&wire);
+            };
+            Some(Kept { stream, ended })
         };
         Fake::start_over(dress, move |request| {
             answerer.lock().unwrap().answer(node, request)

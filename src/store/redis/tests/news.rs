@@ -60,27 +60,17 @@ async fn one_question_does_for_all_news_before_it() {
         .clone_into(&mut talk.lock().unwrap().port);
     let url = format!("redis+sentinel://{authority}/service");
     let locks = LockRegistry::builder(RedisStore::connect_lazy(url).unwrap()).build();
+    let turn = async || {
+        let lease = locks.obtain("k").lease().await;
+        lease.unwrap().release().await.unwrap();
+    };
     // A lock costs two answers, and so gives time for as many questions.
     let work = async {
         while talk.lock().unwrap().questions == 0 {
-            locks
-                .obtain("k")
-                .lease()
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
+            turn().await;
         }
         for _ in 0..MANY / 4 {
-            locks
-                .obtain("k")
-                .lease()
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
+            turn().await;
         }
     };
     timeout(Duration::from_secs(20), work)

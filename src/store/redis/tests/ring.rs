@@ -1,14 +1,14 @@
 //! A cluster of fakes that does as one should, but for what its nodes say to whoever asks what replicas have.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Read, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::fake::{Fake, NOW, Request, push};
+use super::fake::{Fake, Kept, NOW, Request, push};
 use super::support::wait_until;
 use crate::LockRegistry;
 use crate::store::RedisStore;
@@ -91,37 +91,6 @@ pub(super) struct Ring {
     callers: HashSet<Wire>,
 }
 
-/// A connection that is forgotten when it ends.
-struct Kept {
-    stream: TcpStream,
-    wire: Wire,
-    ring: Arc<Mutex<Ring>>,
-}
-
-impl Read for Kept {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(bytes)
-    }
-}
-
-impl Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.wires.remove(&self.wire);
-        ring.strangers.remove(&self.wire);
-    }
-}
-
 pub(super) struct Cluster {
     ring: Arc<Mutex<Ring>>,
     fakes: Vec<Fake>,
@@ -143,7 +112,12 @@ impl Cluster {
                     ring.all_strangers += 1;
                 }
                 let ring = keeper.clone();
-                Some(Kept { stream, wire, ring })
+                let ended = move || {
+                    let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+                    ring.wires.remove(&wire);
+                    ring.strangers.remove(&wire);
+                };
+                Some(Kept { stream, ended })
             };
             Fake::start_over(dress, move |request| {
                 answerer.lock().unwrap().answer(node, request)
