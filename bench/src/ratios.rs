@@ -84,7 +84,7 @@ fn one(report: &Report, scenario: Scenario, figure: &str, basis: Basis) -> Optio
         entry.scenario == scenario
             && match basis {
                 Bare => entry.lib == Lib::Bare,
-                BestOther => entry.lib != Lib::Lockstream,
+                BestOther => !entry.lib.is_ours(),
                 Itself => false,
             }
     };

@@ -235,6 +235,12 @@ impl<J: Cargo, M: Copy> Traffic<J, M> {
         self.flying.front().map(|flight| flight.sent_at)
     }
 
+    /// How many jobs of a lane are under way.
+    pub(crate) fn under_way(&self, lane: Lane) -> usize {
+        let flights = self.flying.iter().filter(|flight| flight.lane == lane);
+        flights.map(|flight| flight.jobs.len()).sum()
+    }
+
     /// Whether nothing is under way.
     #[cfg(feature = "cluster")]
     pub(crate) fn is_landed(&self) -> bool {

@@ -11,7 +11,9 @@ mod waiting;
 use serde::{Deserialize, Serialize};
 
 use crate::figures::Figure;
-use crate::libs::{AsyncRedisLock, Bare, Lib, Library, Lockstream, Outcome, Passes, Rslock};
+use crate::libs::{
+    Asleep, AsyncRedisLock, Bare, Lib, Library, Lockstream, Outcome, Passes, Rslock,
+};
 use crate::server::Server;
 use crate::worker::{Boss, Job, Worker};
 
@@ -132,6 +134,7 @@ pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
         (Scenario::ManyKeys, _) => many_keys::work(&job, boss).await,
         (Scenario::Waiters10k, _) => waiters::work(&job, boss).await,
         (_, Lib::Lockstream) => work_with::<Lockstream>(job, boss).await,
+        (_, Lib::LockstreamAsleep) => work_with::<Asleep>(job, boss).await,
         (_, Lib::Bare) => work_with::<Bare>(job, boss).await,
         (_, Lib::Rslock) => work_with::<Rslock>(job, boss).await,
         (_, Lib::AsyncRedisLock) => work_with::<AsyncRedisLock>(job, boss).await,

@@ -15,6 +15,7 @@ use redis::{
     RedisError, Value,
 };
 
+use super::busy_poll::BusyPoll;
 use super::fault::{Fault, Refusal};
 #[cfg(feature = "sentinel")]
 use super::sentinel::{self, Sentinels};
@@ -35,6 +36,7 @@ pub(super) struct Endpoint {
     resp2: Client,
     address: Arc<str>,
     opener: Opener,
+    busy_poll: Duration,
     /// Who is asked before each connection where the server is.
     #[cfg(feature = "sentinel")]
     sentinels: Option<Arc<Sentinels>>,
@@ -173,6 +175,7 @@ impl Endpoint {
             resp2: with(ProtocolVersion::RESP2),
             address: address.into(),
             opener,
+            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "sentinel")]
             sentinels: None,
         }
@@ -253,6 +256,15 @@ impl Endpoint {
         if let Some(sentinels) = &self.sentinels {
             sentinels.doubt();
         }
+    }
+
+    /// How long to look for replies before the task that awaits them sleeps.
+    pub(super) fn busy_poll(&self) -> Duration {
+        self.busy_poll
+    }
+
+    pub(super) fn with_busy_poll(self, busy_poll: Duration) -> Self {
+        Self { busy_poll, ..self }
     }
 
     /// Host and port, or the socket's path.

@@ -71,6 +71,8 @@ pub(super) enum Fault {
     /// What [`RedisStoreBuilder::min_replicas`](super::RedisStoreBuilder::min_replicas) was given.
     #[error("min_replicas cannot be as it is: {reason}")]
     Replicas { reason: String },
+    #[error("busy_poll cannot be {within:?}: it is 1 ms at most")]
+    BusyPoll { within: Duration },
     #[error(
         "the lock was given back: {had} of the {least} replicas of Redis at {address} that are to have it \
          had it within {within:?}"
@@ -118,7 +120,8 @@ impl Fault {
 
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Url { .. } | Self::Replicas { .. } | Self::Clustered { .. } => true,
+            Self::Url { .. } | Self::Replicas { .. } | Self::BusyPoll { .. } => true,
+            Self::Clustered { .. } => true,
             Self::Unasked { source } => source.is_lasting(),
             #[cfg(feature = "sentinel")]
             Self::Sentinels { is_lasting, .. } => *is_lasting,

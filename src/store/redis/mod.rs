@@ -8,7 +8,7 @@
 //! | `teller` | how does what that task learns reach the registry? |
 //! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
 //! | `replicas/` | what if replicas must have what is acquired? |
-//! | `bell` | when does that task run? |
+//! | `bell`, `busy_poll` | when does that task run? |
 //! | `../traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
 //! | `call`, `reply`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
 //! | `*.lua` | what happens on the server? |
@@ -21,6 +21,7 @@ mod bell;
 #[cfg(feature = "test-util")]
 mod bench;
 mod bounded;
+mod busy_poll;
 mod call;
 mod clock;
 #[cfg(feature = "cluster")]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use super::busy_poll::BusyPoll;
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
 use super::endpoint::Endpoint;
@@ -84,7 +85,7 @@ impl RedisStore {
         Self::builder(url).connect_lazy()
     }
 
-    /// For what a url cannot say: certificates, and how many replicas must have a lease.
+    /// For what a url cannot say: certificates, how many replicas must have a lease, and how the store waits for replies.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         let url = url.into();
         #[cfg(feature = "cluster")]
@@ -98,6 +99,7 @@ impl RedisStore {
             #[cfg(feature = "cluster")]
             is_cluster: false,
             replicas: None,
+            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
@@ -221,6 +223,7 @@ pub struct RedisStoreBuilder {
     is_cluster: bool,
     /// How many, and within which time.
     replicas: Option<(u32, Duration)>,
+    busy_poll: Duration,
     #[cfg(feature = "tls-rustls")]
     certificates: Option<Certificates>,
 }
@@ -255,6 +258,7 @@ impl RedisStoreBuilder {
             #[cfg(feature = "cluster")]
             is_cluster: false,
             replicas: None,
+            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
@@ -322,6 +326,40 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// How long a registry's task looks for a reply again and again before it lets its thread sleep: 50 µs since the last
+    /// call or reply, unless this says otherwise, a fifth more for each op under way, and never more than four times as
+    /// long nor 1 ms. Zero, and it sleeps at once.
+    ///
+    /// To put a thread to sleep and to wake it takes as long as a server on the same machine takes to answer, and part of
+    /// it is the server's time. A lone caller that acquires and releases again and again is served a quarter faster, for
+    /// hardly more of this process's processor and less of the server's; `docs/operations.md` has figures. Between two
+    /// looks the runtime's other tasks have their turn.
+    ///
+    /// Replies are not looked for on the first call in a millisecond, nor for renewals, nor on a cluster. Where they take
+    /// longer than this, as over most networks, that is noticed, and tried again once in about a thousand calls and replies. So it
+    /// is of use only to those for whom the server is near; turn it off where the processor's time is short.
+    ///
+    /// # Errors
+    ///
+    /// None here: [`connect`](Self::connect) and [`connect_lazy`](Self::connect_lazy) refuse more than 1 ms.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use lockstream::store::RedisStore;
+    ///
+    /// # fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::builder("unix:///run/redis.sock")
+    ///     .busy_poll(Duration::ZERO)
+    ///     .connect_lazy()?;
+    /// # let _ = store; Ok(()) }
+    /// ```
+    pub fn busy_poll(mut self, within: Duration) -> Self {
+        self.busy_poll = within;
+        self
+    }
+
     #[cfg(feature = "cluster")]
     fn cluster(urls: Vec<String>) -> Self {
         Self {
@@ -330,6 +368,7 @@ impl RedisStoreBuilder {
             client: None,
             is_cluster: true,
             replicas: None,
+            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
@@ -388,9 +427,10 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none, or if
-    /// replicas are given no time, or a day and more.
+    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none, if
+    /// replicas are given no time, or a day and more, or if replies are to be looked for for more than 1 ms.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
+        BusyPoll::check(self.busy_poll)?;
         let replicas = match self.replicas {
             Some((n, within)) => Replicas::new(n, within)?,
             None => None,
@@ -414,7 +454,7 @@ impl RedisStoreBuilder {
             _ => unreachable!("several urls are a cluster's"),
         };
         Ok(RedisStore {
-            place: Place::Server(endpoint.into()),
+            place: Place::Server(endpoint.with_busy_poll(self.busy_poll).into()),
             replicas,
         })
     }

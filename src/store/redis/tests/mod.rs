@@ -27,6 +27,7 @@ mod model;
 #[cfg(feature = "sentinel")]
 mod news;
 mod plain;
+mod polling;
 #[cfg(feature = "cluster")]
 mod proofs;
 mod queue;
