@@ -211,6 +211,7 @@ impl Endpoint {
         #[cfg(feature = "sentinel")]
         if let Some(sentinels) = &self.sentinels {
             let primary = sentinels.primary(within).await?;
+            let primary = primary.with_busy_poll(self.busy_poll);
             return Ok(Some(Self {
                 sentinels: Some(sentinels.clone()),
                 ..primary

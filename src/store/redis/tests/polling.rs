@@ -4,10 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "sentinel")]
+use super::fake::Fake;
 use super::registry::BOUND;
 use super::support::RedisServer;
 use crate::LockRegistry;
 use crate::store::RedisStore;
+#[cfg(feature = "sentinel")]
+use crate::store::redis::endpoint::Endpoint;
 
 const PAIRS: u64 = 100;
 
@@ -87,4 +91,22 @@ fn no_thread_is_kept_awake_for_longer_than_a_millisecond() {
         error.to_string(),
         "busy_poll cannot be 1.001ms: it is 1 ms at most"
     );
+}
+
+/// Where the sentinels say that the server is, it is waited for as the store was told to.
+#[cfg(feature = "sentinel")]
+#[tokio::test]
+async fn the_sentinels_primary_is_waited_for_as_was_asked() {
+    let fake = Fake::start(|request| {
+        let address = b"*2\r\n$9\r\n127.0.0.1\r\n$4\r\n6379\r\n";
+        request.is("SENTINEL").then(|| address.to_vec())
+    });
+    let url = fake.url();
+    let authority = url.trim_start_matches("redis://").trim_end_matches('/');
+    let url = format!("redis+sentinel://{authority}/mine");
+    for within in [Duration::ZERO, Duration::from_millis(1)] {
+        let sentinels = Endpoint::parse(&url).unwrap().with_busy_poll(within);
+        let primary = sentinels.resolve(BOUND).await.unwrap();
+        assert_eq!(primary.expect("they say where it is").busy_poll(), within);
+    }
 }
