@@ -138,9 +138,14 @@ impl Link {
     fn look_again(&self, wire: &mut Wire, task: &Waker) {
         // Renewals and looks have time.
         let awaited = self.traffic.under_way(Lane::Batch);
+        let age = |sent_at| wire.now().saturating_duration_since(sent_at);
+        let oldest = self.traffic.oldest().map(age).unwrap_or_default();
         let (sent, heard) = (self.number, wire.heard);
         let clock = std::time::Instant::now;
-        if wire.busy_poll.looks_again(sent, heard, awaited, clock) {
+        if wire
+            .busy_poll
+            .looks_again(sent, heard, awaited, oldest, clock)
+        {
             // The runtime has the waker now, for when it has nothing better to do.
             let _ = pin!(yield_now()).poll(&mut Context::from_waker(task));
         }
