@@ -28,6 +28,10 @@ const HITS_A_MISS: u32 = 2;
 /// Only in a run of calls: one that is made now and then finds the server asleep as well, and then
 /// the processor is better left to it, and to whomever it wakes. With 60 µs for the release of a lock
 /// that somebody waits for, the other had it 20 µs later (`handover`).
+///
+/// A runtime of several threads takes a thread that looks for one that searches for work, and wakes
+/// another each time that it finds the task: with one caller 2.3 to 2.9 wake-ups a pair where sleeping
+/// takes 2, and with 100 µs nearly 5. On a runtime of one thread there are next to none.
 #[derive(Debug)]
 pub(super) struct BusyPoll {
     within: Duration,
@@ -262,7 +266,7 @@ mod tests {
             let share = share(calls, answer);
             assert!(share < 0.01, "{calls} calls of {answer} us: {share}");
         }
-        for (calls, answer) in [(2, 50), (4, 100), (8, 100), (8, 200)] {
+        for (calls, answer) in [(2, 50), (4, 100), (8, 100), (8, 200), (64, 400)] {
             let share = share(calls, answer);
             assert!(share > 0.9, "{calls} calls of {answer} us: {share}");
         }
