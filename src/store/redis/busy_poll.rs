@@ -115,6 +115,11 @@ impl BusyPoll {
         self.since.is_some()
     }
 
+    /// Whether replies have been found, by looking for them, of late.
+    pub(super) fn pays(&self) -> bool {
+        !self.within.is_zero() && self.skip == 0
+    }
+
     /// The server takes its time for each op: a fifth more for each, up to four times as long.
     fn patience(&self, awaited: usize) -> Duration {
         let ops = u32::try_from(awaited).unwrap_or(u32::MAX).clamp(1, 16);
@@ -270,6 +275,16 @@ mod tests {
             let share = share(calls, answer);
             assert!(share > 0.9, "{calls} calls of {answer} us: {share}");
         }
+    }
+
+    #[test]
+    fn it_pays_where_replies_are_found() {
+        let mut caller = Caller::new();
+        caller.run(100, AT_ONCE, 2 * LOOK);
+        assert!(caller.polls.pays());
+        caller.run(100, AT_ONCE, 10 * WITHIN);
+        assert!(!caller.polls.pays());
+        assert!(!BusyPoll::new(Duration::ZERO).pays());
     }
 
     #[test]
