@@ -28,14 +28,20 @@ pub(super) enum Message<'a> {
     },
     /// The nonce of a probe.
     Probe(&'a str),
+    /// Of no content: with it our own call has put us into the line of those that the server writes to
+    /// (`batch.lua`).
+    Nothing,
 }
 
 /// What a notice begins with; no number, so no format of a grant.
 const FREED: &str = "freed";
 
-/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, `freed <key>`, or `probe
-/// <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
+/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, `freed <key>`, `probe <nonce>`,
+/// or nothing. `None` if it is in another format, for another instance, or no message of ours at all.
 pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> {
+    if payload.is_empty() {
+        return Some(Message::Nothing);
+    }
     let text = std::str::from_utf8(payload).ok()?;
     let (format, rest) = text.split_once(' ')?;
     if format == PROBE {
@@ -108,6 +114,7 @@ mod tests {
         assert_eq!(read(&names(), b"2 ab12:7 30000 1 1 k"), None);
         assert_eq!(read(&names(), b"1 ab13:7 30000 1 1 k"), None);
         assert_eq!(read(&names(), b"1 ab12:7 30000 1 1"), None);
+        assert_eq!(read(&names(), b""), Some(Message::Nothing));
     }
 
     #[test]

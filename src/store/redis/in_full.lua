@@ -62,7 +62,14 @@ local function in_full()
     keep(queue, left)
   end
 
+  -- First to ourselves, of no content: batch.lua says why.
+  local own = not sharded and channels .. ARGV[2]:match('^[^:]*')
+
   local function publish(channel, message)
+    if own and own ~= channel then
+      try('PUBLISH', own, '')
+      own = nil
+    end
     call('PUBLISH', channel, message)
   end
 

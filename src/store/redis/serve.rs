@@ -307,7 +307,7 @@ impl Link {
             Some(Message::Granted { key, grant }) => self.teller.tell(News::Granted { key, grant }),
             Some(Message::Freed { key }) => self.teller.tell(News::Freed { key }),
             // A probe's, late.
-            Some(Message::Probe(_)) => {}
+            Some(Message::Probe(_) | Message::Nothing) => {}
             None => {
                 tracing::debug!(kind = ?push.kind, "passed over a push that is no grant for us")
             }

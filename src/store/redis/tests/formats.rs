@@ -109,6 +109,8 @@ async fn grants_and_notices_are_as_other_versions_know_them() {
     assert_eq!(server.get("lock:a key: 1").unwrap(), "b2:2");
     assert!((29_000..=30_000).contains(&server.pttl("lock:a key: 1")));
     assert_eq!(two.outcome(key, release(2)).await, HELD);
+    // Who releases is told nothing, before another is told something.
+    assert_eq!(heard(&mut pubsub), "");
     assert_eq!(heard(&mut pubsub), "freed a key: 1");
     assert_eq!(server.get("lock:a key: 1").unwrap(), "c3:3");
     assert!((0..=100).contains(&server.pttl("lock:a key: 1")));

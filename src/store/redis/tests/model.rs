@@ -198,6 +198,8 @@ impl Both {
             let (_, instance) = message.get_channel_name().rsplit_once(':').unwrap();
             let words: Vec<&str> = text.split(' ').collect();
             match words[..] {
+                // To whoever called: the model has no line of those that are written to.
+                [""] => {}
                 ["freed", key] => heard.push((instance.into(), key.into(), None)),
                 ["1", owner, _, draw, _, key] => {
                     let owner = owner.strip_prefix(&format!("{instance}:")).unwrap();

@@ -62,7 +62,7 @@ async fn a_hand_over_takes_few_commands() {
             ("get", 1),
             ("pexpire", sets),
             ("pttl", 1),
-            ("publish", 1),
+            ("publish", 2),
             ("pubsub|numsub", 1),
             ("set", 2),
             ("time", 1),
@@ -111,7 +111,7 @@ async fn a_hand_over_takes_few_commands() {
     inside(&[
         ("exists", 1),
         ("get", 1),
-        ("publish", 1),
+        ("publish", 2),
         ("pubsub|numsub", 1),
         ("set", 2),
         ("time", 1),
