@@ -59,10 +59,8 @@ impl Task {
                     }
                 }
             }
-            Event::Unsubscribed { key, asked } => {
-                if !asked {
-                    self.search.want(now);
-                }
+            Event::Unsubscribed(key) => {
+                self.search.want(now);
                 let node = &self.nodes[index];
                 if let Some(listened) = self.keys.get(&key)
                     && listened.node == node.address
@@ -138,12 +136,7 @@ impl Task {
         self.owes_up = true;
         self.search.want(now);
         let mut waiting = unsent;
-        for (_, listened) in self.keys.iter_mut() {
-            if listened.node == address {
-                listened.hearing = Hearing::Not;
-                waiting.append(&mut listened.waiting);
-            }
-        }
+        waiting.append(&mut self.keys.deafen(&address));
         for parcel in sent {
             self.answer(parcel, Err(OpError::Unknown(error.clone())));
         }

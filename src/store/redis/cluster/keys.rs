@@ -21,8 +21,6 @@ pub(super) enum Hearing {
     /// Asked for.
     Soon,
     Yes,
-    /// Asked not to.
-    Leaving,
 }
 
 /// A key with a subscription, or with wishes for one.
@@ -75,6 +73,9 @@ impl Listened {
 pub(super) struct Keys {
     keys: HashMap<Arc<str>, Listened>,
     lingering: VecDeque<(Instant, Arc<str>)>,
+    /// Keys that were listened for at a node that had their slot. Mostly it ends that by itself when it has it no more,
+    /// but not if it was slow to hear of it and the slot is back by then, nor if it was only said to have lost it.
+    strays: VecDeque<(Instant, Arc<str>, Address)>,
 }
 
 impl Keys {
@@ -90,8 +91,49 @@ impl Keys {
         self.keys.get_mut(key)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&Arc<str>, &mut Listened)> {
-        self.keys.iter_mut()
+    /// A key whose slot that node has.
+    pub(super) fn listened_at(
+        &mut self,
+        key: &Arc<str>,
+        node: &Address,
+        now: Instant,
+    ) -> Option<&mut Listened> {
+        let listened = self.keys.get_mut(key)?;
+        if listened.node != *node {
+            self.strays.extend(listened.stray(key, now));
+            listened.node = node.clone();
+        }
+        Some(listened)
+    }
+
+    /// Not listened for any more is what is at another node now. Tells what has waited for that, and whether some of
+    /// it is needed.
+    pub(super) fn move_to<'a>(
+        &mut self,
+        home: impl Fn(&str) -> Option<&'a Address>,
+        now: Instant,
+    ) -> (Vec<Parcel>, bool) {
+        let (mut waiting, mut are_needed) = (Vec::new(), false);
+        for (key, listened) in &mut self.keys {
+            if home(key) != Some(&listened.node) {
+                self.strays.extend(listened.stray(key, now));
+                waiting.append(&mut listened.waiting);
+                are_needed |= listened.is_needed();
+            }
+        }
+        (waiting, are_needed)
+    }
+
+    /// Nothing is heard from a node any more. Tells what has waited for that.
+    pub(super) fn deafen(&mut self, node: &Address) -> Vec<Parcel> {
+        let mut waiting = Vec::new();
+        for listened in self.keys.values_mut() {
+            if listened.node == *node {
+                listened.hearing = Hearing::Not;
+                waiting.append(&mut listened.waiting);
+            }
+        }
+        waiting
     }
 
     /// All that waits for a confirmation.
@@ -186,12 +228,22 @@ impl Keys {
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.lingering.front().map(|(due, _)| *due)
+        let lingering = self.lingering.front().map(|(due, _)| *due);
+        let stray = self.strays.front().map(|(due, ..)| *due);
+        lingering.into_iter().chain(stray).min()
     }
 
-    /// The next key that has not been needed for long enough; it is to be left.
+    /// The next key that has not been needed for long enough at a node; it is to be left.
     pub(super) fn next_to_leave(&mut self, now: Instant) -> Option<(Arc<str>, Address)> {
-        while self.deadline().is_some_and(|due| due <= now) {
+        while self.strays.front().is_some_and(|(due, ..)| *due <= now) {
+            let (_, key, node) = self.strays.pop_front()?;
+            // Wanted there again.
+            let listened = self.keys.get(&key);
+            if !listened.is_some_and(|it| it.node == node && it.hearing != Hearing::Not) {
+                return Some((key, node));
+            }
+        }
+        while self.lingering.front().is_some_and(|(due, _)| *due <= now) {
             let (_, key) = self.lingering.pop_front()?;
             let Some(listened) = self.keys.get_mut(&key) else {
                 continue;
@@ -200,23 +252,35 @@ impl Keys {
             if listened.is_needed() {
                 continue;
             }
-            // Needed and left again meanwhile, or its confirmation is still to come.
-            if listened.needless + LINGER > now || listened.hearing != Hearing::Yes {
-                if listened.hearing != Hearing::Leaving {
-                    listened.lingers = true;
-                    self.lingering.push_back((now + LINGER, key));
-                }
+            let is_early = match listened.hearing {
+                // There is nothing to leave.
+                Hearing::Not => false,
+                // Its confirmation is still to come.
+                Hearing::Soon => true,
+                // Needed and left again meanwhile.
+                Hearing::Yes => listened.needless + LINGER > now,
+            };
+            if is_early {
+                listened.lingers = true;
+                self.lingering.push_back((now + LINGER, key));
                 continue;
             }
-            listened.hearing = Hearing::Leaving;
-            let node = listened.node.clone();
-            return Some((key, node));
+            let listened = self.keys.remove(&key).expect("it was just looked at");
+            if listened.hearing == Hearing::Yes {
+                return Some((key, listened.node));
+            }
         }
         None
     }
 }
 
 impl Listened {
+    /// It is not listened for there any more; where it was, that is to be ended if nobody else does.
+    fn stray(&mut self, key: &Arc<str>, now: Instant) -> Option<(Instant, Arc<str>, Address)> {
+        let was = std::mem::replace(&mut self.hearing, Hearing::Not);
+        (was != Hearing::Not).then(|| (now + LINGER, key.clone(), self.node.clone()))
+    }
+
     fn forget(&mut self, owner: Owner) {
         if self.ticket == Some(owner) {
             self.ticket = None;
@@ -290,8 +354,8 @@ mod tests {
             assert!(keys.next_to_leave(ended_at + LINGER / 2).is_none());
             assert!(keys.next_to_leave(ended_at + LINGER).is_some());
             assert!(keys.next_to_leave(ended_at + LINGER).is_none(), "once");
-            assert!(!keys.ended(&key));
             assert!(keys.get(&key).is_none(), "nothing is kept of it");
+            assert_eq!(keys.deadline(), None);
         }
     }
 
@@ -360,6 +424,69 @@ mod tests {
         assert!(keys.answered(&key, &enter(1), &busy(), now));
         keys.get(&key).unwrap().hearing = Hearing::Yes;
         assert!(keys.ended(&key));
+    }
+
+    fn node(name: &str) -> Address {
+        name.into()
+    }
+
+    /// A key that is listened for at `a`, and was needed until now.
+    fn listened(now: Instant) -> (Keys, Arc<str>) {
+        let (mut keys, key) = (Keys::default(), Arc::from("k"));
+        keys.enters(&key, now);
+        keys.listened_at(&key, &node("a"), now).unwrap().hearing = Hearing::Yes;
+        keys.answered(&key, &enter(1), &answer(Outcome::Won { draw: 1 }), now);
+        (keys, key)
+    }
+
+    /// It was kept for ever, and looked at once a second.
+    #[test]
+    fn a_key_that_nobody_needs_goes_with_its_connection() {
+        let now = Instant::now();
+        let (mut keys, key) = listened(now);
+        assert!(keys.deafen(&node("a")).is_empty());
+        assert_eq!(keys.next_to_leave(now + LINGER), None);
+        assert!(keys.get(&key).is_none());
+        assert_eq!(keys.deadline(), None);
+    }
+
+    /// It may have lost the slot, and will say so; or not.
+    #[test]
+    fn the_node_that_a_key_is_not_listened_for_at_any_more_is_left_after_a_while() {
+        let now = Instant::now();
+        let (a, b) = (node("a"), node("b"));
+        let left_at_a = || Some((Arc::from("k"), node("a")));
+        for home in [None, Some(&b)] {
+            let (mut keys, _) = listened(now);
+            let (waiting, are_needed) = keys.move_to(|_| home, now);
+            assert!(waiting.is_empty() && !are_needed);
+            assert_eq!(keys.next_to_leave(now + LINGER / 2), None);
+            assert_eq!(keys.next_to_leave(now + LINGER), left_at_a());
+            assert_eq!(keys.next_to_leave(now + LINGER), None);
+            assert_eq!(keys.deadline(), None);
+        }
+
+        // Who goes on at another.
+        let (mut keys, key) = listened(now);
+        keys.enters(&key, now);
+        let listened_at_b = keys.listened_at(&key, &b, now).unwrap();
+        assert_eq!(listened_at_b.hearing, Hearing::Not);
+        listened_at_b.hearing = Hearing::Yes;
+        assert_eq!(keys.next_to_leave(now + LINGER), left_at_a());
+        assert_eq!(keys.next_to_leave(now + LINGER), None, "it is needed there");
+
+        // Who is back by then does not leave.
+        let (mut keys, key) = listened(now);
+        keys.move_to(|_| None, now);
+        keys.enters(&key, now);
+        let again = keys.listened_at(&key, &a, now).unwrap();
+        assert_eq!(again.hearing, Hearing::Not, "it asks once more");
+        again.hearing = Hearing::Soon;
+        assert_eq!(keys.next_to_leave(now + LINGER), None);
+        // But once its wish is over as well it does.
+        keys.answered(&key, &enter(1), &busy(), now);
+        keys.move_to(|_| Some(&b), now + LINGER);
+        assert_eq!(keys.next_to_leave(now + 2 * LINGER), left_at_a());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One primary: its two connections, from first to last, and what is under way on them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use redis::cmd;
 use tokio::time::Instant;
 
+use super::channels::Channels;
 use super::map::Address;
 use super::parcel::Parcel;
 use super::setup::{Connected, Setup};
@@ -56,11 +57,8 @@ pub(super) enum Event {
     },
     Subscribed(Arc<str>),
     NotSubscribed(Arc<str>, Refusal),
-    /// `asked`: by us.
-    Unsubscribed {
-        key: Arc<str>,
-        asked: bool,
-    },
+    /// Nobody had asked for it.
+    Unsubscribed(Arc<str>),
     Granted {
         key: Arc<str>,
         grant: Grant,
@@ -166,20 +164,25 @@ impl Node {
         }
     }
 
-    /// Asks for the grants of a key, which are confirmed by an event; or not for them any more.
-    pub(super) fn subscribe(&mut self, names: &Names, key: &Arc<str>, enter: bool, now: Instant) {
-        let State::Standing(wires) = &mut self.state else {
-            return;
-        };
-        let channel = names.channel_of(key);
-        wires.channels.insert(channel.clone(), key.clone());
-        let word = if enter { "SSUBSCRIBE" } else { "SUNSUBSCRIBE" };
-        let command = cmd(word).arg(&channel).take();
-        let what = match enter {
-            true => Question::Enter(channel),
-            false => Question::Leave(channel),
-        };
-        wires.ask(what, command, now);
+    /// Asks for the grants of a key, which is confirmed by an event; only of a node that hears.
+    pub(super) fn listen(&mut self, names: &Names, key: &Arc<str>, now: Instant) {
+        if let State::Standing(wires) = &mut self.state {
+            let channel = names.channel_of(key);
+            wires.channels.ask_to_listen(&channel, key);
+            let command = cmd("SSUBSCRIBE").arg(&channel).take();
+            wires.ask(Question::Enter(channel), command, now);
+        }
+    }
+
+    /// Asks not for them any more, if it was asked for them.
+    pub(super) fn leave(&mut self, names: &Names, key: &str, now: Instant) {
+        if let State::Standing(wires) = &mut self.state {
+            let channel = names.channel_of(key);
+            if wires.channels.ask_to_leave(&channel) {
+                let command = cmd("SUNSUBSCRIBE").arg(&channel).take();
+                wires.ask(Question::Leave(channel), command, now);
+            }
+        }
     }
 
     /// Asks the second connection whether it is there, if it has said nothing for a while. One that
@@ -233,7 +236,7 @@ impl Node {
                             calls: VecDeque::new(),
                             asked: VecDeque::new(),
                             heard: now,
-                            channels: HashMap::new(),
+                            channels: Channels::default(),
                         }));
                         events.push(Event::Up { deaf });
                         cx.waker().wake_by_ref();

@@ -36,6 +36,8 @@ mod rights;
 mod ring;
 mod stale;
 mod stores;
+#[cfg(feature = "cluster")]
+mod strays;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 mod tasks;
