@@ -84,8 +84,9 @@ impl Task {
         let address = node.address.clone();
         tracing::debug!(address = &*address, ?deaf, "connected");
         let parked = std::mem::take(&mut node.parked);
-        self.has_up |= node.is_wanted;
-        if let Some(reason) = deaf.filter(|_| node.is_wanted && !self.was_warned) {
+        let is_up = node.is_wanted && node.stands();
+        self.has_up |= is_up;
+        if let Some(reason) = deaf.filter(|_| is_up && !self.was_warned) {
             self.was_warned = true;
             tracing::warn!(
                 address = &*address,

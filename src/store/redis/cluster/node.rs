@@ -86,6 +86,7 @@ pub(super) struct Node {
     pauses: Pauses,
     /// The map names it.
     pub(super) is_wanted: bool,
+    /// Its connections were made for a slot, so that they have ears.
     made_for_slot: bool,
 }
 
@@ -111,8 +112,9 @@ impl Node {
         }
     }
 
+    /// It can be used, by all who come.
     pub(super) fn stands(&self) -> bool {
-        matches!(self.state, State::Standing(_))
+        matches!(self.state, State::Standing(_)) && !self.is_outgrown()
     }
 
     /// Whether it stands and grants reach us from there.
@@ -120,19 +122,13 @@ impl Node {
         matches!(&self.state, State::Standing(wires) if wires.standing.ears.is_ok())
     }
 
-    /// Whether its connections were made for a slot, so that it has ears.
-    pub(super) fn had_slot(&self) -> bool {
-        self.made_for_slot
+    /// Its connections were made when no slot of it was known, so they have no ears. They are made anew when nothing is
+    /// under way on them.
+    fn is_outgrown(&self) -> bool {
+        self.is_wanted && self.slot.is_some() && !self.made_for_slot
     }
 
-    /// Ends connections that nothing is under way on, to make them anew.
-    pub(super) fn renew_wires(&mut self) {
-        if self.is_idle() {
-            self.state = State::Pausing(Instant::now());
-        }
-    }
-
-    /// Is not connected to again: the map does not name it.
+    /// Is not connected to again, unless a map names it.
     pub(super) fn forsake(&mut self) {
         if let State::Pausing(until) = &mut self.state {
             *until += Duration::from_secs(3600);
@@ -141,7 +137,7 @@ impl Node {
 
     /// Ends the connections.
     pub(super) fn give_up(&mut self, fault: Fault, now: Instant, events: &mut Vec<Event>) {
-        if self.stands() {
+        if matches!(self.state, State::Standing(_)) {
             self.end(fault, now, events);
         }
     }
@@ -248,6 +244,12 @@ impl Node {
                 if let Err(fault) = self.serve(cx, common, now, events) {
                     self.end(fault, now, events);
                     cx.waker().wake_by_ref();
+                } else if self.is_outgrown()
+                    && self.traffic.is_landed()
+                    && !self.traffic.is_waiting()
+                {
+                    self.state = State::Pausing(now);
+                    self.poll(cx, common, now, events);
                 }
             }
         }

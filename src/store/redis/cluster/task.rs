@@ -1,6 +1,6 @@
 //! The one task of a session on a cluster: takes wishes to the primaries that have their slots.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -376,18 +376,18 @@ impl Task {
     fn on_map(&mut self, map: SlotMap, now: Instant) {
         let wanted = map.wanted(self.names.only_slot());
         self.map = Some(map);
+        let named: HashSet<&Address> = wanted.iter().map(|(address, _)| address).collect();
         for node in &mut self.nodes {
-            node.is_wanted = false;
+            node.is_wanted &= named.contains(&node.address);
         }
         for (address, slot) in wanted {
             let index = self.node(&address, now);
             let node = &mut self.nodes[index];
-            node.is_wanted = true;
-            node.slot = Some(slot);
-            // Served asking until now, without ears.
-            if node.stands() && !node.had_slot() {
-                node.renew_wires();
+            // It may have been forsaken.
+            if !std::mem::replace(&mut node.is_wanted, true) {
+                node.hurry(now);
             }
+            node.slot = Some(slot);
         }
         let mut homeless = std::mem::take(&mut self.homeless);
         for node in &mut self.nodes {

@@ -24,6 +24,8 @@ mod lies;
 mod links;
 mod listening;
 mod model;
+#[cfg(feature = "cluster")]
+mod newcomers;
 #[cfg(feature = "sentinel")]
 mod news;
 mod plain;

@@ -91,6 +91,16 @@ pub(super) struct Ring {
     shift: usize,
     /// How many more they are said to be.
     pub(super) lie: usize,
+    /// The last node has no slot.
+    pub(super) has_spare: bool,
+    /// Who lets nobody connect.
+    pub(super) refuses: Option<usize>,
+    /// Who was asked whether what is published there arrives.
+    pub(super) probed: HashSet<usize>,
+    /// Who is slow to tell its time, which is the last that is asked of a node without slots before it is used.
+    pub(super) ponders: Option<usize>,
+    /// What is to be answered later.
+    unanswered: Vec<(Wire, Request)>,
     /// How many calls came to a node that does not have the slot.
     pub(super) astray: usize,
     /// Who is slow to hear who wants to be told of grants, and what it has yet to hear.
@@ -116,6 +126,9 @@ impl Cluster {
                 let wire = (node, connection);
                 let is_stranger = stream.local_addr().ok()?.ip() != Ipv4Addr::LOCALHOST;
                 let mut ring = keeper.lock().unwrap();
+                if ring.refuses == Some(node) {
+                    return None;
+                }
                 ring.wires.insert(wire, stream.try_clone().ok()?);
                 if is_stranger {
                     ring.strangers.insert(wire);
@@ -163,9 +176,13 @@ impl Cluster {
 
     /// One that wants no replicas.
     pub(super) fn registry(&self) -> LockRegistry {
+        self.registry_within(4 * BOUND)
+    }
+
+    pub(super) fn registry_within(&self, response_timeout: Duration) -> LockRegistry {
         let store = RedisStore::connect_lazy(self.url()).unwrap();
         LockRegistry::builder(store)
-            .response_timeout(4 * BOUND)
+            .response_timeout(response_timeout)
             .build()
     }
 
@@ -214,18 +231,24 @@ fn word(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-fn owner_of(lock: &str) -> usize {
-    usize::from(slots::slot(lock)) * NODES / SLOTS
-}
-
 impl Ring {
     fn answer(&mut self, node: usize, request: &Request) -> Option<Vec<u8>> {
         let wire = (node, request.connection);
         if request.is("CLUSTER") {
             if self.hides && !self.callers.is_empty() {
+                self.unanswered.push((wire, request.clone()));
                 return Some(Vec::new());
             }
             return Some(self.shards().into_bytes());
+        }
+        if request.is("TIME") {
+            if self.ponders == Some(node) {
+                self.unanswered.push((wire, request.clone()));
+                return Some(Vec::new());
+            }
+            let (seconds, micros) = (NOW / 1_000_000, NOW % 1_000_000);
+            let time = [seconds, micros].map(|part| word(&part.to_string()));
+            return Some(format!("*2\r\n{}", time.concat()).into_bytes());
         }
         if request.is("ASKING") {
             self.has_asking.insert(wire);
@@ -257,6 +280,7 @@ impl Ring {
                 panic!("{:?}", request.words)
             };
             self.push(node, channel, message);
+            self.probed.insert(node);
             return Some(request.reply(NOW, b"*1\r\n$9\r\npublished\r\n"));
         }
         if request.is_call() {
@@ -275,11 +299,12 @@ impl Ring {
 
     /// It is all there, and each has as much of it.
     fn shards(&self) -> String {
-        let mut text = format!("*{NODES}\r\n");
-        for node in 0..NODES {
+        let sharers = self.sharers();
+        let mut text = format!("*{sharers}\r\n");
+        for node in 0..sharers {
             let port = self.ports[(node + self.shift + self.lie) % NODES];
-            let first = (SLOTS * node).div_ceil(NODES);
-            let last = (SLOTS * (node + 1)).div_ceil(NODES) - 1;
+            let first = (SLOTS * node).div_ceil(sharers);
+            let last = (SLOTS * (node + 1)).div_ceil(sharers) - 1;
             text += &format!(
                 "%2\r\n{}*2\r\n:{first}\r\n:{last}\r\n{}*1\r\n%4\r\n",
                 word("slots"),
@@ -299,7 +324,13 @@ impl Ring {
 
     /// Who has the slot of a lock.
     fn home(&self, lock: &str) -> usize {
-        (owner_of(lock) + self.shift) % NODES
+        let owner = usize::from(slots::slot(lock)) * self.sharers() / SLOTS;
+        (owner + self.shift) % NODES
+    }
+
+    /// How many nodes have slots.
+    fn sharers(&self) -> usize {
+        NODES - usize::from(self.has_spare)
     }
 
     pub(super) fn home_of(&self, key: &str) -> usize {
@@ -328,6 +359,38 @@ impl Ring {
         for (wire, bytes) in answers {
             (&self.wires[&wire]).write_all(&bytes).unwrap();
         }
+    }
+
+    /// All say where the slots are, also to those who have asked.
+    pub(super) fn shows(&mut self) {
+        self.hides = false;
+        self.answer_all(true);
+    }
+
+    /// Whoever pondered answers.
+    pub(super) fn ponders_no_more(&mut self) {
+        self.ponders = None;
+        self.answer_all(false);
+    }
+
+    fn answer_all(&mut self, maps: bool) {
+        let asked = self
+            .unanswered
+            .extract_if(.., |(_, request)| request.is("CLUSTER") == maps);
+        for (wire, request) in asked.collect::<Vec<_>>() {
+            let answer = self.answer(wire.0, &request).expect("it was asked for");
+            // Whoever asked may have gone.
+            if let Some(mut stream) = self.wires.get(&wire) {
+                let _ = stream.write_all(&answer);
+            }
+        }
+    }
+
+    /// Somebody waits for who ponders, and for who hides.
+    pub(super) fn keeps_waiting(&self) -> bool {
+        let asked = &self.unanswered;
+        let waits_for = |word| asked.iter().any(|(_, request)| request.is(word));
+        ["TIME", "CLUSTER"].into_iter().all(waits_for)
     }
 
     /// What a slow node was told, and has yet to hear.
