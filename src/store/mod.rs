@@ -11,6 +11,7 @@ pub(crate) mod memory;
 mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
+mod relay;
 #[cfg(any(feature = "redis", test))]
 pub(crate) mod traffic;
 

@@ -224,6 +224,7 @@ pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
 
 /// A lease that is valid stays so without its store.
 pub(crate) async fn an_outage_is_no_loss<W: World>(w: &W) {
+    w.leases_are_brief();
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(1000));
     let begin = Instant::now();

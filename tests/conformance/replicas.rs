@@ -1,5 +1,6 @@
 //! A server of the case's own with a replica that must have what is acquired.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lockstream::store::{RedisStore, RedisStoreBuilder};
@@ -13,12 +14,17 @@ use crate::world::{BOUND, World, ms};
 pub(crate) struct OnReplicas {
     inner: Redis,
     _replica: RedisServer,
+    leases_are_brief: AtomicBool,
 }
 
 impl OnReplicas {
     fn store(&self) -> RedisStoreBuilder {
-        // Less than any lease of the core lasts.
-        RedisStore::builder(self.inner.url()).min_replicas(1, ms(250))
+        // Less than a lease lasts, and else so long that the replica comes to its turn on a busy machine as well.
+        let within = match self.leases_are_brief.load(Ordering::Relaxed) {
+            true => ms(250),
+            false => ms(1_200),
+        };
+        RedisStore::builder(self.inner.url()).min_replicas(1, within)
     }
 }
 
@@ -44,7 +50,12 @@ impl World for OnReplicas {
         Self {
             inner,
             _replica: replica,
+            leases_are_brief: AtomicBool::new(false),
         }
+    }
+
+    fn leases_are_brief(&self) {
+        self.leases_are_brief.store(true, Ordering::Relaxed);
     }
 
     fn watch(&self) -> &Watch {

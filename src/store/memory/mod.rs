@@ -3,6 +3,7 @@
 mod keyspace;
 mod session;
 mod shared;
+mod slot;
 mod store;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! One registry's line to a quorum: a session a node, and the state that their answers change.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,6 +19,7 @@ use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
+use crate::store::relay::Relay;
 
 /// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -35,6 +36,7 @@ struct Core {
     /// What the nodes tell; they know them weakly.
     _ears: Vec<Arc<dyn Listener>>,
     shared: Mutex<Shared>,
+    relay: Relay,
     /// Whether no majority is there, as far as is known: seen at every arrival.
     is_down: AtomicBool,
     /// Told when nothing is under way any more.
@@ -43,10 +45,6 @@ struct Core {
 
 struct Shared {
     state: State,
-    /// What the registry is to be told, in this order.
-    news: VecDeque<News>,
-    /// Whether somebody tells it: others leave it to them, or the order would be lost.
-    telling: bool,
     /// When the alarm rings that was set last.
     alarm: Option<Instant>,
 }
@@ -83,11 +81,10 @@ impl QuorumSession {
                 quorum: Quorum { size },
                 nodes: stores.iter().zip(&ears).map(open).collect(),
                 _ears: ears,
+                relay: Relay::new(opening.listener.clone()),
                 opening,
                 shared: Mutex::new(Shared {
                     state: State::new(size, quarantine),
-                    news: VecDeque::new(),
-                    telling: false,
                     alarm: None,
                 }),
                 is_down: AtomicBool::new(false),
@@ -118,7 +115,7 @@ impl Core {
             let now = Instant::now();
             shared.alarm.take_if(|alarm| *alarm <= now);
             event(&mut shared.state, now, &mut outbox);
-            shared.news.extend(outbox.news.drain(..));
+            self.relay.put(outbox.news.drain(..));
             self.is_down
                 .store(shared.state.is_down(), Ordering::Relaxed);
             let next = shared.state.next_timeout().map(|it| it.min(now + LONGEST));
@@ -138,7 +135,7 @@ impl Core {
         if let Some(alarm) = alarm {
             self.ring_at(alarm);
         }
-        self.tell();
+        self.relay.tell();
     }
 
     fn ring_at(&self, alarm: Instant) {
@@ -151,33 +148,6 @@ impl Core {
                 }
             });
         }
-    }
-
-    /// Tells the registry what is to be told, unless somebody does.
-    fn tell(&self) {
-        loop {
-            let news = {
-                let mut shared = self.lock();
-                if shared.telling || shared.news.is_empty() {
-                    return;
-                }
-                shared.telling = true;
-                std::mem::take(&mut shared.news)
-            };
-            // Also if the listener panics.
-            let _told = Told(self);
-            if let Some(listener) = self.opening.listener.upgrade() {
-                listener.all_news(news.into());
-            }
-        }
-    }
-}
-
-struct Told<'a>(&'a Core);
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        self.0.lock().telling = false;
     }
 }
 

@@ -59,10 +59,8 @@ impl Task {
                     }
                 }
             }
-            Event::Unsubscribed { key, asked } => {
-                if !asked {
-                    self.search.want(now);
-                }
+            Event::Unsubscribed(key) => {
+                self.search.want(now);
                 let node = &self.nodes[index];
                 if let Some(listened) = self.keys.get(&key)
                     && listened.node == node.address
@@ -86,8 +84,9 @@ impl Task {
         let address = node.address.clone();
         tracing::debug!(address = &*address, ?deaf, "connected");
         let parked = std::mem::take(&mut node.parked);
-        self.has_up |= node.is_wanted;
-        if let Some(reason) = deaf.filter(|_| node.is_wanted && !self.was_warned) {
+        let is_up = node.is_wanted && node.stands();
+        self.has_up |= is_up;
+        if let Some(reason) = deaf.filter(|_| is_up && !self.was_warned) {
             self.was_warned = true;
             tracing::warn!(
                 address = &*address,
@@ -138,12 +137,7 @@ impl Task {
         self.owes_up = true;
         self.search.want(now);
         let mut waiting = unsent;
-        for (_, listened) in self.keys.iter_mut() {
-            if listened.node == address {
-                listened.hearing = Hearing::Not;
-                waiting.append(&mut listened.waiting);
-            }
-        }
+        waiting.append(&mut self.keys.deafen(&address));
         for parcel in sent {
             self.answer(parcel, Err(OpError::Unknown(error.clone())));
         }

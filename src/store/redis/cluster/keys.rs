@@ -21,8 +21,6 @@ pub(super) enum Hearing {
     /// Asked for.
     Soon,
     Yes,
-    /// Asked not to.
-    Leaving,
 }
 
 /// A key with a subscription, or with wishes for one.
@@ -75,6 +73,9 @@ impl Listened {
 pub(super) struct Keys {
     keys: HashMap<Arc<str>, Listened>,
     lingering: VecDeque<(Instant, Arc<str>)>,
+    /// Keys that were listened for at a node that had their slot. Mostly it ends that by itself when it has it no more,
+    /// but not if it was slow to hear of it and the slot is back by then, nor if it was only said to have lost it.
+    strays: VecDeque<(Instant, Arc<str>, Address)>,
 }
 
 impl Keys {
@@ -90,8 +91,49 @@ impl Keys {
         self.keys.get_mut(key)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&Arc<str>, &mut Listened)> {
-        self.keys.iter_mut()
+    /// A key whose slot that node has.
+    pub(super) fn listened_at(
+        &mut self,
+        key: &Arc<str>,
+        node: &Address,
+        now: Instant,
+    ) -> Option<&mut Listened> {
+        let listened = self.keys.get_mut(key)?;
+        if listened.node != *node {
+            self.strays.extend(listened.stray(key, now));
+            listened.node = node.clone();
+        }
+        Some(listened)
+    }
+
+    /// Not listened for any more is what is at another node now. Tells what has waited for that, and whether some of
+    /// it is needed.
+    pub(super) fn move_to<'a>(
+        &mut self,
+        home: impl Fn(&str) -> Option<&'a Address>,
+        now: Instant,
+    ) -> (Vec<Parcel>, bool) {
+        let (mut waiting, mut are_needed) = (Vec::new(), false);
+        for (key, listened) in &mut self.keys {
+            if home(key) != Some(&listened.node) {
+                self.strays.extend(listened.stray(key, now));
+                waiting.append(&mut listened.waiting);
+                are_needed |= listened.is_needed();
+            }
+        }
+        (waiting, are_needed)
+    }
+
+    /// Nothing is heard from a node any more. Tells what has waited for that.
+    pub(super) fn deafen(&mut self, node: &Address) -> Vec<Parcel> {
+        let mut waiting = Vec::new();
+        for listened in self.keys.values_mut() {
+            if listened.node == *node {
+                listened.hearing = Hearing::Not;
+                waiting.append(&mut listened.waiting);
+            }
+        }
+        waiting
     }
 
     /// All that waits for a confirmation.
@@ -186,12 +228,22 @@ impl Keys {
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.lingering.front().map(|(due, _)| *due)
+        let lingering = self.lingering.front().map(|(due, _)| *due);
+        let stray = self.strays.front().map(|(due, ..)| *due);
+        lingering.into_iter().chain(stray).min()
     }
 
-    /// The next key that has not been needed for long enough; it is to be left.
+    /// The next key that has not been needed for long enough at a node; it is to be left.
     pub(super) fn next_to_leave(&mut self, now: Instant) -> Option<(Arc<str>, Address)> {
-        while self.deadline().is_some_and(|due| due <= now) {
+        while self.strays.front().is_some_and(|(due, ..)| *due <= now) {
+            let (_, key, node) = self.strays.pop_front()?;
+            // Wanted there again.
+            let listened = self.keys.get(&key);
+            if !listened.is_some_and(|it| it.node == node && it.hearing != Hearing::Not) {
+                return Some((key, node));
+            }
+        }
+        while self.lingering.front().is_some_and(|(due, _)| *due <= now) {
             let (_, key) = self.lingering.pop_front()?;
             let Some(listened) = self.keys.get_mut(&key) else {
                 continue;
@@ -200,23 +252,35 @@ impl Keys {
             if listened.is_needed() {
                 continue;
             }
-            // Needed and left again meanwhile, or its confirmation is still to come.
-            if listened.needless + LINGER > now || listened.hearing != Hearing::Yes {
-                if listened.hearing != Hearing::Leaving {
-                    listened.lingers = true;
-                    self.lingering.push_back((now + LINGER, key));
-                }
+            let is_early = match listened.hearing {
+                // There is nothing to leave.
+                Hearing::Not => false,
+                // Its confirmation is still to come.
+                Hearing::Soon => true,
+                // Needed and left again meanwhile.
+                Hearing::Yes => listened.needless + LINGER > now,
+            };
+            if is_early {
+                listened.lingers = true;
+                self.lingering.push_back((now + LINGER, key));
                 continue;
             }
-            listened.hearing = Hearing::Leaving;
-            let node = listened.node.clone();
-            return Some((key, node));
+            let listened = self.keys.remove(&key).expect("it was just looked at");
+            if listened.hearing == Hearing::Yes {
+                return Some((key, listened.node));
+            }
         }
         None
     }
 }
 
 impl Listened {
+    /// It is not listened for there any more; where it was, that is to be ended if nobody else does.
+    fn stray(&mut self, key: &Arc<str>, now: Instant) -> Option<(Instant, Arc<str>, Address)> {
+        let was = std::mem::replace(&mut self.hearing, Hearing::Not);
+        (was != Hearing::Not).then(|| (now + LINGER, key.clone(), self.node.clone()))
+    }
+
     fn forget(&mut self, owner: Owner) {
         if self.ticket == Some(owner) {
             self.ticket = None;
@@ -225,154 +289,4 @@ impl Listened {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::StoreError;
-
-    const TTL: Duration = Duration::from_secs(30);
-
-    fn enter(owner: u64) -> Op {
-        Op::Enter {
-            owner: Owner(owner),
-            ttl: TTL,
-            score: None,
-        }
-    }
-
-    fn answer(outcome: Outcome) -> Result<Answer, OpError> {
-        Ok(Answer { at: 1, outcome })
-    }
-
-    fn grant(owner: u64, at: ServerTime) -> Grant {
-        Grant {
-            owner: Owner(owner),
-            ttl: TTL,
-            draw: 1,
-            at,
-        }
-    }
-
-    fn busy() -> Result<Answer, OpError> {
-        answer(Outcome::Busy {
-            left: None,
-            score: Some(1),
-        })
-    }
-
-    /// A key whose grants are heard, with an enter under way.
-    fn entering(now: Instant) -> (Keys, Arc<str>) {
-        let (mut keys, key) = (Keys::default(), Arc::from("k"));
-        assert!(!keys.enters(&key, now), "nobody listens yet");
-        keys.get(&key).unwrap().hearing = Hearing::Yes;
-        (keys, key)
-    }
-
-    #[test]
-    fn a_key_is_left_when_its_last_ticket_has_been_gone_for_a_while() {
-        let now = Instant::now();
-        for ended in 0..3 {
-            let (mut keys, key) = entering(now);
-            assert!(!keys.answered(&key, &enter(1), &busy(), now));
-            assert_eq!(keys.deadline(), None, "a ticket stands");
-            let held = Outcome::Gone { held: false };
-            let ended_at = now + LINGER;
-            match ended {
-                0 => keys.granted(&key, &grant(1, 1), ended_at),
-                1 => {
-                    let op = Op::Withdraw { owner: Owner(1) };
-                    keys.answered(&key, &op, &answer(held), ended_at);
-                }
-                _ => {
-                    assert!(keys.enters(&key, ended_at));
-                    keys.answered(&key, &enter(1), &answer(Outcome::Won { draw: 1 }), ended_at);
-                }
-            }
-            assert!(keys.next_to_leave(ended_at + LINGER / 2).is_none());
-            assert!(keys.next_to_leave(ended_at + LINGER).is_some());
-            assert!(keys.next_to_leave(ended_at + LINGER).is_none(), "once");
-            assert!(!keys.ended(&key));
-            assert!(keys.get(&key).is_none(), "nothing is kept of it");
-        }
-    }
-
-    /// The grant came by one connection before the answer by the other, which is told only now, and tells of no ticket
-    /// that still stands. Whoever holds then yields to itself: nobody listens for the old one, for ever.
-    #[test]
-    fn a_grant_that_is_heard_before_its_enters_answer_took_the_ticket() {
-        let now = Instant::now();
-        for again in [false, true] {
-            let (mut keys, key) = entering(now);
-            if again {
-                // One that stands, and asks once more.
-                keys.answered(&key, &enter(1), &busy(), now);
-                assert!(keys.enters(&key, now));
-            }
-            keys.granted(&key, &grant(1, 1), now);
-            assert!(!keys.answered(&key, &enter(1), &busy(), now));
-            assert!(!keys.get(&key).unwrap().is_needed());
-
-            // An answer that is the newer one tells of a ticket that does.
-            assert!(keys.enters(&key, now));
-            keys.granted(&key, &grant(1, 0), now);
-            keys.answered(&key, &enter(1), &busy(), now);
-            assert!(keys.get(&key).unwrap().is_waited_for());
-
-            // Nor is it another's.
-            assert!(keys.enters(&key, now));
-            keys.granted(&key, &grant(7, 1), now);
-            keys.answered(&key, &enter(1), &busy(), now);
-            assert!(keys.get(&key).unwrap().is_waited_for());
-            let yields = Op::Yield {
-                old: Owner(1),
-                new: Owner(2),
-                ttl: TTL,
-            };
-            assert!(keys.enters(&key, now));
-            keys.answered(&key, &yields, &answer(Outcome::Won { draw: 2 }), now);
-            assert!(!keys.get(&key).unwrap().is_needed());
-        }
-    }
-
-    #[test]
-    fn another_owners_end_and_one_that_is_not_known_leave_the_ticket() {
-        let now = Instant::now();
-        let (mut keys, key) = entering(now);
-        let unknown = Err(OpError::Unknown(StoreError::new("gone")));
-        keys.answered(&key, &enter(2), &unknown, now);
-        keys.granted(&key, &grant(1, 1), now);
-        let op = Op::Withdraw { owner: Owner(2) };
-        keys.answered(
-            &key,
-            &op,
-            &Err(OpError::Unknown(StoreError::new("gone"))),
-            now,
-        );
-        assert_eq!(keys.deadline(), None);
-        assert!(keys.get(&key).unwrap().is_needed());
-    }
-
-    #[test]
-    fn a_ticket_that_nobody_hears_for_is_told_of() {
-        let now = Instant::now();
-        let (mut keys, key) = entering(now);
-        // Taken away while the enter was under way.
-        assert!(!keys.ended(&key), "no ticket yet");
-        assert!(keys.answered(&key, &enter(1), &busy(), now));
-        keys.get(&key).unwrap().hearing = Hearing::Yes;
-        assert!(keys.ended(&key));
-    }
-
-    #[test]
-    fn a_key_that_is_needed_again_lingers_anew() {
-        let now = Instant::now();
-        let (mut keys, key) = entering(now);
-        let won = || answer(Outcome::Won { draw: 1 });
-        keys.answered(&key, &enter(1), &won(), now);
-        let later = now + LINGER * 3 / 4;
-        assert!(keys.enters(&key, later));
-        assert!(keys.next_to_leave(now + LINGER).is_none(), "it is needed");
-        keys.answered(&key, &enter(1), &won(), later);
-        assert!(keys.next_to_leave(later + LINGER / 2).is_none());
-        assert!(keys.next_to_leave(later + 2 * LINGER).is_some());
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! One primary: its two connections, from first to last, and what is under way on them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use redis::cmd;
 use tokio::time::Instant;
 
+use super::channels::Channels;
 use super::map::Address;
 use super::parcel::Parcel;
 use super::setup::{Connected, Setup};
@@ -56,11 +57,8 @@ pub(super) enum Event {
     },
     Subscribed(Arc<str>),
     NotSubscribed(Arc<str>, Refusal),
-    /// `asked`: by us.
-    Unsubscribed {
-        key: Arc<str>,
-        asked: bool,
-    },
+    /// Nobody had asked for it.
+    Unsubscribed(Arc<str>),
     Granted {
         key: Arc<str>,
         grant: Grant,
@@ -88,6 +86,7 @@ pub(super) struct Node {
     pauses: Pauses,
     /// The map names it.
     pub(super) is_wanted: bool,
+    /// Its connections were made for a slot, so that they have ears.
     made_for_slot: bool,
 }
 
@@ -113,8 +112,9 @@ impl Node {
         }
     }
 
+    /// It can be used, by all who come.
     pub(super) fn stands(&self) -> bool {
-        matches!(self.state, State::Standing(_))
+        matches!(self.state, State::Standing(_)) && !self.is_outgrown()
     }
 
     /// Whether it stands and grants reach us from there.
@@ -122,19 +122,13 @@ impl Node {
         matches!(&self.state, State::Standing(wires) if wires.standing.ears.is_ok())
     }
 
-    /// Whether its connections were made for a slot, so that it has ears.
-    pub(super) fn had_slot(&self) -> bool {
-        self.made_for_slot
+    /// Its connections were made when no slot of it was known, so they have no ears. They are made anew when nothing is
+    /// under way on them.
+    fn is_outgrown(&self) -> bool {
+        self.is_wanted && self.slot.is_some() && !self.made_for_slot
     }
 
-    /// Ends connections that nothing is under way on, to make them anew.
-    pub(super) fn renew_wires(&mut self) {
-        if self.is_idle() {
-            self.state = State::Pausing(Instant::now());
-        }
-    }
-
-    /// Is not connected to again: the map does not name it.
+    /// Is not connected to again, unless a map names it.
     pub(super) fn forsake(&mut self) {
         if let State::Pausing(until) = &mut self.state {
             *until += Duration::from_secs(3600);
@@ -143,7 +137,7 @@ impl Node {
 
     /// Ends the connections.
     pub(super) fn give_up(&mut self, fault: Fault, now: Instant, events: &mut Vec<Event>) {
-        if self.stands() {
+        if matches!(self.state, State::Standing(_)) {
             self.end(fault, now, events);
         }
     }
@@ -166,20 +160,25 @@ impl Node {
         }
     }
 
-    /// Asks for the grants of a key, which are confirmed by an event; or not for them any more.
-    pub(super) fn subscribe(&mut self, names: &Names, key: &Arc<str>, enter: bool, now: Instant) {
-        let State::Standing(wires) = &mut self.state else {
-            return;
-        };
-        let channel = names.channel_of(key);
-        wires.channels.insert(channel.clone(), key.clone());
-        let word = if enter { "SSUBSCRIBE" } else { "SUNSUBSCRIBE" };
-        let command = cmd(word).arg(&channel).take();
-        let what = match enter {
-            true => Question::Enter(channel),
-            false => Question::Leave(channel),
-        };
-        wires.ask(what, command, now);
+    /// Asks for the grants of a key, which is confirmed by an event; only of a node that hears.
+    pub(super) fn listen(&mut self, names: &Names, key: &Arc<str>, now: Instant) {
+        if let State::Standing(wires) = &mut self.state {
+            let channel = names.channel_of(key);
+            wires.channels.ask_to_listen(&channel, key);
+            let command = cmd("SSUBSCRIBE").arg(&channel).take();
+            wires.ask(Question::Enter(channel), command, now);
+        }
+    }
+
+    /// Asks not for them any more, if it was asked for them.
+    pub(super) fn leave(&mut self, names: &Names, key: &str, now: Instant) {
+        if let State::Standing(wires) = &mut self.state {
+            let channel = names.channel_of(key);
+            if wires.channels.ask_to_leave(&channel) {
+                let command = cmd("SUNSUBSCRIBE").arg(&channel).take();
+                wires.ask(Question::Leave(channel), command, now);
+            }
+        }
     }
 
     /// Asks the second connection whether it is there, if it has said nothing for a while. One that
@@ -233,7 +232,7 @@ impl Node {
                             calls: VecDeque::new(),
                             asked: VecDeque::new(),
                             heard: now,
-                            channels: HashMap::new(),
+                            channels: Channels::default(),
                         }));
                         events.push(Event::Up { deaf });
                         cx.waker().wake_by_ref();
@@ -245,6 +244,12 @@ impl Node {
                 if let Err(fault) = self.serve(cx, common, now, events) {
                     self.end(fault, now, events);
                     cx.waker().wake_by_ref();
+                } else if self.is_outgrown()
+                    && self.traffic.is_landed()
+                    && !self.traffic.is_waiting()
+                {
+                    self.state = State::Pausing(now);
+                    self.poll(cx, common, now, events);
                 }
             }
         }

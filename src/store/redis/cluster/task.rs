@@ -1,6 +1,6 @@
 //! The one task of a session on a cluster: takes wishes to the primaries that have their slots.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -164,7 +164,7 @@ impl Task {
         while let Some((key, address)) = self.keys.next_to_leave(now) {
             had_work = true;
             if let Some(index) = self.find(&address) {
-                self.nodes[index].subscribe(&self.names, &key, false, now);
+                self.nodes[index].leave(&self.names, &key, now);
             }
         }
         had_work |= self.search(cx, now);
@@ -266,16 +266,10 @@ impl Task {
             self.refuse(index, parcel, &Refusal::parse(reason));
             return;
         }
-        let Some(listened) = self.keys.get(&parcel.job.key) else {
+        let Some(listened) = self.keys.listened_at(&parcel.job.key, &node.address, now) else {
             node.traffic.add([parcel]);
             return;
         };
-        let is_elsewhere = listened.node != node.address;
-        if is_elsewhere {
-            // The node that had the slot has ended that subscription, or will.
-            listened.node = node.address.clone();
-            listened.hearing = Hearing::Not;
-        }
         match listened.hearing {
             Hearing::Yes => {
                 if listened.is_waited_for() {
@@ -283,10 +277,10 @@ impl Task {
                 }
                 node.traffic.add([parcel]);
             }
-            Hearing::Soon | Hearing::Leaving => listened.waiting.push(parcel),
+            Hearing::Soon => listened.waiting.push(parcel),
             Hearing::Not => {
                 listened.hearing = Hearing::Soon;
-                node.subscribe(&self.names, &parcel.job.key, true, now);
+                node.listen(&self.names, &parcel.job.key, now);
                 listened.waiting.push(parcel);
             }
         }
@@ -382,18 +376,18 @@ impl Task {
     fn on_map(&mut self, map: SlotMap, now: Instant) {
         let wanted = map.wanted(self.names.only_slot());
         self.map = Some(map);
+        let named: HashSet<&Address> = wanted.iter().map(|(address, _)| address).collect();
         for node in &mut self.nodes {
-            node.is_wanted = false;
+            node.is_wanted &= named.contains(&node.address);
         }
         for (address, slot) in wanted {
             let index = self.node(&address, now);
             let node = &mut self.nodes[index];
-            node.is_wanted = true;
-            node.slot = Some(slot);
-            // Served asking until now, without ears.
-            if node.stands() && !node.had_slot() {
-                node.renew_wires();
+            // It may have been forsaken.
+            if !std::mem::replace(&mut node.is_wanted, true) {
+                node.hurry(now);
             }
+            node.slot = Some(slot);
         }
         let mut homeless = std::mem::take(&mut self.homeless);
         for node in &mut self.nodes {
@@ -404,14 +398,10 @@ impl Task {
         }
         self.nodes.retain(|node| node.is_wanted || !node.is_idle());
         let map = self.map.as_ref().expect("it was just put there");
-        for (key, listened) in self.keys.iter_mut() {
-            let owner = map.owner(self.names.slot(key));
-            if owner.is_none_or(|owner| *owner != listened.node) {
-                listened.hearing = Hearing::Not;
-                homeless.append(&mut listened.waiting);
-                self.owes_up |= listened.is_needed();
-            }
-        }
+        let homes = |key: &str| map.owner(self.names.slot(key));
+        let (mut moved, are_needed) = self.keys.move_to(homes, now);
+        homeless.append(&mut moved);
+        self.owes_up |= are_needed;
         for parcel in homeless {
             self.route(parcel, now);
         }

@@ -1,6 +1,6 @@
 //! The two connections to a primary while they stand: what goes out on them, and what comes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
 use tokio::task::coop;
 use tokio::time::Instant;
 
+use super::channels::{Channels, Told, Wish};
 use super::node::{Common, Event};
 use super::parcel::Parcel;
 use super::setup::Connected;
@@ -35,8 +36,8 @@ pub(super) struct Wires {
     pub(super) asked: VecDeque<Asked>,
     /// When the second connection last said something.
     pub(super) heard: Instant,
-    /// The channels that we are or may be subscribed to, and their keys.
-    pub(super) channels: HashMap<String, Arc<str>>,
+    /// What came of it so far.
+    pub(super) channels: Channels,
 }
 
 pub(super) struct Call {
@@ -154,27 +155,13 @@ impl Wires {
             match push.kind {
                 PushKind::Disconnection => return Err(closed()),
                 ref kind if is_subscription(kind) => {
-                    let channel = named(&push).unwrap_or_default();
-                    let is_enter = matches!(kind, PushKind::SSubscribe);
-                    let Some(key) = self.channels.get(channel).cloned() else {
-                        return Err(shifted(address));
-                    };
-                    let is_asked = self.asked.iter().any(|asked| match &asked.what {
-                        Question::Enter(of) => is_enter && of == channel,
-                        Question::Leave(of) => !is_enter && of == channel,
-                        Question::Ping => false,
-                    });
-                    if is_enter && is_asked {
-                        events.push(Event::Subscribed(key));
-                    } else if is_enter || !is_asked && !self.asked.is_empty() {
-                        // From now on the answers would be each other's.
-                        return Err(shifted(address));
-                    } else {
-                        self.channels.remove(channel);
-                        events.push(Event::Unsubscribed {
-                            key,
-                            asked: is_asked,
-                        });
+                    let said = named(kind, &push.data);
+                    let told = said.and_then(|(said, channel)| self.channels.told(channel, said));
+                    match told {
+                        Some(Told::Heard(key)) => events.push(Event::Subscribed(key)),
+                        Some(Told::Taken(key)) => events.push(Event::Unsubscribed(key)),
+                        Some(Told::Unheard(_) | Told::Passed) => {}
+                        None => return Err(shifted(address)),
                     }
                 }
                 _ => match message(names, &self.channels, &push) {
@@ -196,16 +183,35 @@ impl Wires {
                 address: address.clone(),
                 source,
             })?;
-            match (&reply, asked.what) {
-                (Value::ServerError(error), Question::Enter(channel)) => {
-                    if let Some(key) = self.channels.remove(&channel) {
-                        let refusal = Refusal::from(error).naming(names);
-                        events.push(Event::NotSubscribed(key, refusal));
-                    }
-                }
-                (Value::ServerError(_), Question::Leave(_)) => return Err(shifted(address)),
+            // One that is not its own was taken for it by the client, and its own would be taken for the next one's.
+            let is_its_own = match (&reply, &asked.what) {
                 // Whatever it says, it is there.
-                _ => {}
+                (_, Question::Ping) => !matches!(reply, Value::Push { .. }),
+                (
+                    Value::ServerError(error),
+                    Question::Enter(channel) | Question::Leave(channel),
+                ) => {
+                    let told = self.channels.refused(channel);
+                    match &told {
+                        Some(Told::Heard(key)) => events.push(Event::Subscribed(key.clone())),
+                        Some(Told::Unheard(key)) => {
+                            let refusal = Refusal::from(error).naming(names);
+                            events.push(Event::NotSubscribed(key.clone(), refusal));
+                        }
+                        _ => {}
+                    }
+                    told.is_some()
+                }
+                (Value::Push { kind, data }, Question::Enter(channel)) => {
+                    named(kind, data) == Some((Wish::Listen, channel))
+                }
+                (Value::Push { kind, data }, Question::Leave(channel)) => {
+                    named(kind, data) == Some((Wish::Leave, channel))
+                }
+                _ => false,
+            };
+            if !is_its_own {
+                return Err(shifted(address));
             }
         }
         Ok(())
@@ -274,24 +280,29 @@ fn shifted(address: &Arc<str>) -> Fault {
     }
 }
 
-/// The channel that a push is about.
-fn named(push: &PushInfo) -> Option<&str> {
-    match push.data.first()? {
+/// The channel that is said to be listened to, or to be left.
+fn named<'a>(kind: &PushKind, data: &'a [Value]) -> Option<(Wish, &'a str)> {
+    let said = match kind {
+        PushKind::SSubscribe => Wish::Listen,
+        PushKind::SUnsubscribe => Wish::Leave,
+        _ => return None,
+    };
+    Some((said, first(data)?))
+}
+
+fn first(data: &[Value]) -> Option<&str> {
+    match data.first()? {
         Value::BulkString(channel) => std::str::from_utf8(channel).ok(),
         _ => None,
     }
 }
 
 /// The grant in a push to the channel of its key.
-fn message(
-    names: &Names,
-    channels: &HashMap<String, Arc<str>>,
-    push: &PushInfo,
-) -> Option<(Arc<str>, Grant)> {
+fn message(names: &Names, channels: &Channels, push: &PushInfo) -> Option<(Arc<str>, Grant)> {
     let (PushKind::SMessage, [_, Value::BulkString(payload)]) = (&push.kind, &push.data[..]) else {
         return None;
     };
-    let of = channels.get(named(push)?)?;
+    let of = channels.key(first(&push.data)?)?;
     match grant::read(names, payload)? {
         Message::Granted { key, grant } if key == *of => Some((key, grant)),
         _ => None,

@@ -15,6 +15,7 @@ use super::task::Task;
 use crate::StoreError;
 use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
 use crate::store::redis::session::{Place, RedisSession};
+use crate::store::relay::Relay;
 
 pub(in crate::store::redis) struct ReplicasSession {
     inner: RedisSession,
@@ -27,19 +28,14 @@ pub(super) struct Core {
     pub(super) place: Place,
     pub(super) rule: Replicas,
     pub(super) opening: Opening,
-    shared: Mutex<Shared>,
+    ledger: Mutex<Ledger>,
+    relay: Relay,
     /// Whether there is a task.
     pub(super) runs: AtomicBool,
     /// The session was dropped.
     pub(super) closed: AtomicBool,
     /// The task's; woken when there is something new for it to see.
     pub(super) bell: AtomicWaker,
-}
-
-struct Shared {
-    ledger: Ledger,
-    /// Whether somebody tells the registry: others leave it to them, or the order would be lost.
-    telling: bool,
 }
 
 impl ReplicasSession {
@@ -49,10 +45,8 @@ impl ReplicasSession {
             place: place.clone(),
             rule,
             opening: opening.clone(),
-            shared: Mutex::new(Shared {
-                ledger: Ledger::new(rule),
-                telling: false,
-            }),
+            ledger: Mutex::new(Ledger::new(rule)),
+            relay: Relay::new(opening.listener.clone()),
             runs: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             bell: AtomicWaker::new(),
@@ -70,16 +64,20 @@ impl ReplicasSession {
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
         // Every change leaves the ledger whole, so a panic elsewhere is no reason to stop.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the ledger, and does what follows once it is unlocked.
     pub(super) fn act(&self, event: impl FnOnce(&mut Ledger)) {
-        event(&mut self.lock().ledger);
+        {
+            let mut ledger = self.lock();
+            event(&mut ledger);
+            self.relay.put(ledger.told.drain(..));
+        }
         self.ensure();
-        self.tell();
+        self.relay.tell();
     }
 
     pub(super) fn begin(
@@ -87,25 +85,25 @@ impl Core {
         now: Instant,
         place: impl FnMut(&str, &Hint) -> Option<(Arc<str>, u16)>,
     ) -> Vec<(Arc<str>, Round)> {
-        self.lock().ledger.begin(now, place)
+        self.lock().begin(now, place)
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        self.lock().ledger.due()
+        self.lock().due()
     }
 
     /// How much has been held back until now.
     pub(super) fn arrivals(&self) -> u64 {
-        self.lock().ledger.arrivals
+        self.lock().arrivals
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        self.lock().ledger.is_waiting()
+        self.lock().is_waiting()
     }
 
     /// Whether the answer to a round is still waited for.
     pub(super) fn is_wanted(&self, number: u64) -> bool {
-        self.lock().ledger.is_wanted(number)
+        self.lock().is_wanted(number)
     }
 
     /// Starts the task if somebody waits for it, and it can be.
@@ -120,33 +118,6 @@ impl Core {
             // Made here and not by itself: if the runtime never runs it, its drop says so.
             runtime.spawn(Task::new(core).run());
         }
-    }
-
-    /// Tells the registry what is to be told, unless somebody does.
-    fn tell(&self) {
-        loop {
-            let news = {
-                let mut shared = self.lock();
-                if shared.telling || shared.ledger.told.is_empty() {
-                    return;
-                }
-                shared.telling = true;
-                std::mem::take(&mut shared.ledger.told)
-            };
-            // Also if the listener panics.
-            let _told = Told(self);
-            if let Some(listener) = self.opening.listener.upgrade() {
-                listener.all_news(news.into());
-            }
-        }
-    }
-}
-
-struct Told<'a>(&'a Core);
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        self.0.lock().telling = false;
     }
 }
 

@@ -289,6 +289,12 @@ impl Liar {
             self.force(key, at.saturating_add(place as i64));
         }
         text.push_str(more);
+        // A yield's own win is not in short; what is too much here says that it is, and when.
+        if ops == "Y"
+            && let Ok(draw) = more.trim().parse()
+        {
+            self.force(&request.keys()[1..2], draw);
+        }
         format!("${}\r\n{text}\r\n", text.len()).into_bytes()
     }
 

@@ -24,6 +24,8 @@ mod lies;
 mod links;
 mod listening;
 mod model;
+#[cfg(feature = "cluster")]
+mod newcomers;
 #[cfg(feature = "sentinel")]
 mod news;
 mod plain;
@@ -37,6 +39,8 @@ mod rights;
 mod ring;
 mod stale;
 mod stores;
+#[cfg(feature = "cluster")]
+mod strays;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 mod tasks;

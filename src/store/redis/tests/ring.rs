@@ -85,8 +85,29 @@ pub(super) struct Ring {
     strangers: HashSet<Wire>,
     pub(super) most_strangers: usize,
     pub(super) all_strangers: usize,
-    /// Who listens to a channel.
-    ears: HashMap<String, Wire>,
+    /// Who listens at which node to which channel.
+    ears: HashMap<(usize, String), Wire>,
+    /// How many nodes further each slot is than where it began.
+    shift: usize,
+    /// How many more they are said to be.
+    pub(super) lie: usize,
+    /// The last node has no slot.
+    pub(super) has_spare: bool,
+    /// Who lets nobody connect.
+    pub(super) refuses: Option<usize>,
+    /// Who was asked whether what is published there arrives.
+    pub(super) probed: HashSet<usize>,
+    /// Who is slow to tell its time, which is the last that is asked of a node without slots before it is used.
+    pub(super) ponders: Option<usize>,
+    /// What is to be answered later.
+    unanswered: Vec<(Wire, Request)>,
+    /// How many calls came to a node that does not have the slot.
+    pub(super) astray: usize,
+    /// Who is slow to hear who wants to be told of grants, and what it has yet to hear.
+    pub(super) slow: Option<usize>,
+    unheard: Vec<(Wire, Vec<String>)>,
+    /// Says that all is well to whoever wants to be told of grants, and does nothing; once.
+    pub(super) shrugs: bool,
     /// Who sends the calls about locks.
     callers: HashSet<Wire>,
 }
@@ -105,6 +126,9 @@ impl Cluster {
                 let wire = (node, connection);
                 let is_stranger = stream.local_addr().ok()?.ip() != Ipv4Addr::LOCALHOST;
                 let mut ring = keeper.lock().unwrap();
+                if ring.refuses == Some(node) {
+                    return None;
+                }
                 ring.wires.insert(wire, stream.try_clone().ok()?);
                 if is_stranger {
                     ring.strangers.insert(wire);
@@ -116,6 +140,7 @@ impl Cluster {
                     let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
                     ring.wires.remove(&wire);
                     ring.strangers.remove(&wire);
+                    ring.ears.retain(|_, ear| *ear != wire);
                 };
                 Some(Kept { stream, ended })
             };
@@ -145,6 +170,18 @@ impl Cluster {
     pub(super) fn locks(&self, within: Duration, response_timeout: Duration) -> LockRegistry {
         let store = RedisStore::builder(self.url()).min_replicas(1, within);
         LockRegistry::builder(store.connect_lazy().unwrap())
+            .response_timeout(response_timeout)
+            .build()
+    }
+
+    /// One that wants no replicas.
+    pub(super) fn registry(&self) -> LockRegistry {
+        self.registry_within(4 * BOUND)
+    }
+
+    pub(super) fn registry_within(&self, response_timeout: Duration) -> LockRegistry {
+        let store = RedisStore::connect_lazy(self.url()).unwrap();
+        LockRegistry::builder(store)
             .response_timeout(response_timeout)
             .build()
     }
@@ -194,18 +231,24 @@ fn word(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-fn owner_of(lock: &str) -> usize {
-    usize::from(slots::slot(lock)) * NODES / SLOTS
-}
-
 impl Ring {
     fn answer(&mut self, node: usize, request: &Request) -> Option<Vec<u8>> {
         let wire = (node, request.connection);
         if request.is("CLUSTER") {
             if self.hides && !self.callers.is_empty() {
+                self.unanswered.push((wire, request.clone()));
                 return Some(Vec::new());
             }
             return Some(self.shards().into_bytes());
+        }
+        if request.is("TIME") {
+            if self.ponders == Some(node) {
+                self.unanswered.push((wire, request.clone()));
+                return Some(Vec::new());
+            }
+            let (seconds, micros) = (NOW / 1_000_000, NOW % 1_000_000);
+            let time = [seconds, micros].map(|part| word(&part.to_string()));
+            return Some(format!("*2\r\n{}", time.concat()).into_bytes());
         }
         if request.is("ASKING") {
             self.has_asking.insert(wire);
@@ -223,19 +266,32 @@ impl Ring {
             return Some(answer.unwrap_or(":2\r\n").into());
         }
         if request.is("SSUBSCRIBE") || request.is("SUNSUBSCRIBE") {
-            let (kind, channel) = (request.words[0].to_lowercase(), &request.words[1]);
-            self.ears.insert(channel.clone(), wire);
-            return Some(push(&[&kind, channel], ":1\r\n"));
+            if std::mem::take(&mut self.shrugs) {
+                return None;
+            }
+            if self.slow == Some(node) {
+                self.unheard.push((wire, request.words.clone()));
+                return Some(Vec::new());
+            }
+            return Some(self.listen(wire, &request.words));
         }
         if request.is_probe() {
             let [_, channel, message] = request.arguments() else {
                 panic!("{:?}", request.words)
             };
-            self.push(channel, message);
+            self.push(node, channel, message);
+            self.probed.insert(node);
             return Some(request.reply(NOW, b"*1\r\n$9\r\npublished\r\n"));
         }
         if request.is_call() {
             self.callers.insert(wire);
+            let lock = request.keys().last().expect("a call is about a lock");
+            let home = self.home(lock);
+            if home != node {
+                self.astray += 1;
+                let (slot, port) = (slots::slot(lock), self.ports[home]);
+                return Some(format!("-MOVED {slot} 127.0.0.1:{port}\r\n").into_bytes());
+            }
             return Some(self.call(request));
         }
         None
@@ -243,10 +299,12 @@ impl Ring {
 
     /// It is all there, and each has as much of it.
     fn shards(&self) -> String {
-        let mut text = format!("*{NODES}\r\n");
-        for (node, port) in self.ports.iter().enumerate() {
-            let first = (SLOTS * node).div_ceil(NODES);
-            let last = (SLOTS * (node + 1)).div_ceil(NODES) - 1;
+        let sharers = self.sharers();
+        let mut text = format!("*{sharers}\r\n");
+        for node in 0..sharers {
+            let port = self.ports[(node + self.shift + self.lie) % NODES];
+            let first = (SLOTS * node).div_ceil(sharers);
+            let last = (SLOTS * (node + 1)).div_ceil(sharers) - 1;
             text += &format!(
                 "%2\r\n{}*2\r\n:{first}\r\n:{last}\r\n{}*1\r\n%4\r\n",
                 word("slots"),
@@ -264,9 +322,109 @@ impl Ring {
         text
     }
 
+    /// Who has the slot of a lock.
+    fn home(&self, lock: &str) -> usize {
+        let owner = usize::from(slots::slot(lock)) * self.sharers() / SLOTS;
+        (owner + self.shift) % NODES
+    }
+
+    /// How many nodes have slots.
+    fn sharers(&self) -> usize {
+        NODES - usize::from(self.has_spare)
+    }
+
+    pub(super) fn home_of(&self, key: &str) -> usize {
+        self.home(&format!("lock:{key}"))
+    }
+
+    fn listen(&mut self, wire: Wire, words: &[String]) -> Vec<u8> {
+        let (kind, channel) = (words[0].to_lowercase(), &words[1]);
+        let ear = (wire.0, channel.clone());
+        if kind == "ssubscribe" {
+            self.ears.insert(ear, wire);
+        } else {
+            self.ears.remove(&ear);
+        }
+        push(&[&kind, channel], ":1\r\n")
+    }
+
+    /// Whoever was slow is so no more.
+    pub(super) fn catch_up(&mut self) {
+        self.slow = None;
+        let mut answers: HashMap<Wire, Vec<u8>> = HashMap::new();
+        for (wire, words) in std::mem::take(&mut self.unheard) {
+            let answer = self.listen(wire, &words);
+            answers.entry(wire).or_default().extend(answer);
+        }
+        for (wire, bytes) in answers {
+            (&self.wires[&wire]).write_all(&bytes).unwrap();
+        }
+    }
+
+    /// All say where the slots are, also to those who have asked.
+    pub(super) fn shows(&mut self) {
+        self.hides = false;
+        self.answer_all(true);
+    }
+
+    /// Whoever pondered answers.
+    pub(super) fn ponders_no_more(&mut self) {
+        self.ponders = None;
+        self.answer_all(false);
+    }
+
+    fn answer_all(&mut self, maps: bool) {
+        let asked = self
+            .unanswered
+            .extract_if(.., |(_, request)| request.is("CLUSTER") == maps);
+        for (wire, request) in asked.collect::<Vec<_>>() {
+            let answer = self.answer(wire.0, &request).expect("it was asked for");
+            // Whoever asked may have gone.
+            if let Some(mut stream) = self.wires.get(&wire) {
+                let _ = stream.write_all(&answer);
+            }
+        }
+    }
+
+    /// Somebody waits for who ponders, and for who hides.
+    pub(super) fn keeps_waiting(&self) -> bool {
+        let asked = &self.unanswered;
+        let waits_for = |word| asked.iter().any(|(_, request)| request.is(word));
+        ["TIME", "CLUSTER"].into_iter().all(waits_for)
+    }
+
+    /// What a slow node was told, and has yet to hear.
+    pub(super) fn unheard(&self) -> Vec<&str> {
+        let all = self.unheard.iter();
+        all.map(|(_, words)| &*words[0]).collect()
+    }
+
+    /// Every slot goes to another node, and who listened at the one that had it is told so.
+    pub(super) fn move_slots(&mut self, shift: usize) {
+        self.shift = shift;
+        for ((_, channel), wire) in std::mem::take(&mut self.ears) {
+            let bytes = push(&["sunsubscribe", &channel], ":0\r\n");
+            (&self.wires[&wire]).write_all(&bytes).unwrap();
+        }
+    }
+
+    /// All nodes at which somebody listens for a key.
+    pub(super) fn ears(&self, key: &str) -> Vec<usize> {
+        let channel = format!("{{lock:{key}}}:~grant:");
+        let ears = self.ears.keys();
+        let ears = ears.filter(|(_, of)| of.starts_with(&channel));
+        let mut ears: Vec<_> = ears.map(|(node, _)| *node).collect();
+        ears.sort_unstable();
+        ears
+    }
+
+    pub(super) fn is_waited_for(&self, key: &str) -> bool {
+        self.standing.contains_key(&format!("lock:{key}"))
+    }
+
     fn prove(&mut self, node: usize, has_asked: bool, request: &Request) -> Vec<u8> {
         let first = &request.keys()[0];
-        let from = (node + NODES - owner_of(first)) % NODES;
+        let from = (node + NODES - self.home(first)) % NODES;
         let turn = self.asked.get(first).map_or(0, Vec::len);
         let proofs = self.proofs.get(first);
         let proof = proofs.map_or(Truth, |proofs| proofs[turn % proofs.len()]);
@@ -359,13 +517,28 @@ impl Ring {
         reply.into_bytes()
     }
 
-    fn push(&mut self, channel: &str, message: &str) {
-        if let Some(wire) = self.ears.get(channel)
+    fn push(&mut self, node: usize, channel: &str, message: &str) {
+        if let Some(wire) = self.ears.get(&(node, channel.to_owned()))
             && let Some(stream) = self.wires.get_mut(wire)
         {
             // Whoever listened may have gone.
             let _ = stream.write_all(&push(&["smessage", channel, message], ""));
         }
+    }
+
+    /// Ends the connections to a node on which locks are asked for, or grants heard.
+    pub(super) fn hang_up_at(&mut self, node: usize) {
+        for ((of, _), stream) in &self.wires {
+            if *of == node {
+                stream.shutdown(Shutdown::Both).unwrap();
+            }
+        }
+    }
+
+    /// The connections on which a node was ever called.
+    pub(super) fn callers_of(&self, node: usize) -> usize {
+        let callers = self.callers.iter();
+        callers.filter(|(of, _)| *of == node).count()
     }
 
     /// Ends the connections on which locks are asked for.
@@ -381,10 +554,15 @@ impl Ring {
         let Some(owner) = self.standing.remove(&lock) else {
             return false;
         };
-        let channel = format!("{{{lock}}}:~grant:");
-        let channel = self.ears.keys().find(|it| it.starts_with(&channel));
-        let channel = channel.expect("it listens before it stands").clone();
-        self.push(&channel, &format!("1 {owner} 30000 77 {} {key}", NOW + 1));
+        let (home, channel) = (self.home(&lock), format!("{{{lock}}}:~grant:"));
+        let mut ears = self.ears.keys();
+        let ear = ears.find(|(node, it)| *node == home && it.starts_with(&channel));
+        let channel = ear.expect("it listens before it stands").1.clone();
+        self.push(
+            home,
+            &channel,
+            &format!("1 {owner} 30000 77 {} {key}", NOW + 1),
+        );
         self.locks.insert(lock, owner);
         true
     }

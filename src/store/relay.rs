@@ -1,0 +1,134 @@
+//! What a session that is made of other sessions tells its registry.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+
+use super::contract::{Listener, News};
+
+/// Tells news in the order in which it was put in, whoever brings it, and with no lock held.
+pub(super) struct Relay {
+    listener: Weak<dyn Listener>,
+    shared: Mutex<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    news: Vec<News>,
+    /// Whether somebody tells it: others leave it to them, or the order would be lost.
+    is_told: bool,
+}
+
+impl Relay {
+    pub(super) fn new(listener: Weak<dyn Listener>) -> Self {
+        Self {
+            listener,
+            shared: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Every change leaves it whole.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts in what follows from a change, while the lock is held under which that was made: so it is told in the order
+    /// of the changes.
+    pub(super) fn put(&self, news: impl IntoIterator<Item = News>) {
+        self.lock().news.extend(news);
+    }
+
+    /// Tells the registry what is to be told, unless somebody does.
+    pub(super) fn tell(&self) {
+        loop {
+            let news = {
+                let mut shared = self.lock();
+                if shared.is_told || shared.news.is_empty() {
+                    return;
+                }
+                shared.is_told = true;
+                std::mem::take(&mut shared.news)
+            };
+            // Also if the listener panics.
+            let _told = Told(self);
+            if let Some(listener) = self.listener.upgrade() {
+                listener.all_news(news);
+            }
+        }
+    }
+}
+
+struct Told<'a>(&'a Relay);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_told = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::{Arc, OnceLock};
+
+    use super::*;
+
+    /// Puts more in while it hears some, as a registry does that sends an op at once.
+    #[derive(Default)]
+    struct Ear {
+        relay: OnceLock<Relay>,
+        heard: Mutex<Vec<String>>,
+    }
+
+    impl Listener for Ear {
+        fn news(&self, _: News) {
+            unreachable!("all is told together")
+        }
+
+        fn all_news(&self, news: Vec<News>) {
+            for news in news {
+                let News::Freed { key } = news else {
+                    unreachable!("nothing else was put in")
+                };
+                assert!(&*key != "panic", "as it was told to");
+                if &*key == "more" {
+                    self.tells(&["then"]);
+                }
+                self.heard.lock().unwrap().push(key.to_string());
+            }
+        }
+    }
+
+    impl Ear {
+        fn new() -> Arc<Self> {
+            let ear = Arc::new(Self::default());
+            let listener: Arc<dyn Listener> = ear.clone();
+            assert!(ear.relay.set(Relay::new(Arc::downgrade(&listener))).is_ok());
+            ear
+        }
+
+        fn tells(&self, keys: &[&str]) {
+            let relay = self.relay.get().unwrap();
+            relay.put(keys.iter().map(|&key| News::Freed { key: key.into() }));
+            relay.tell();
+        }
+
+        fn heard(&self) -> Vec<String> {
+            std::mem::take(&mut *self.heard.lock().unwrap())
+        }
+    }
+
+    #[test]
+    fn what_comes_while_it_tells_is_told_after_it() {
+        let ear = Ear::new();
+        ear.tells(&["more", "a", "b"]);
+        assert_eq!(ear.heard(), ["more", "a", "b", "then"]);
+    }
+
+    #[test]
+    fn a_listener_that_panics_is_told_the_next_all_the_same() {
+        let ear = Ear::new();
+        let told = catch_unwind(AssertUnwindSafe(|| ear.tells(&["a", "panic"])));
+        assert!(told.is_err());
+        ear.tells(&["b"]);
+        assert_eq!(ear.heard(), ["a", "b"]);
+    }
+}
