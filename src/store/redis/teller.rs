@@ -32,6 +32,11 @@ impl Teller {
         self.news.push(news);
     }
 
+    /// How much has come that was not told yet.
+    pub(super) fn count(&self) -> usize {
+        self.news.len()
+    }
+
     /// Whether something has come that was not told yet.
     pub(super) fn has_news(&self) -> bool {
         !self.news.is_empty()
