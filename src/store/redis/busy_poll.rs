@@ -20,9 +20,9 @@ const HITS_A_MISS: u32 = 2;
 ///
 /// A reply from a server on the same machine comes within some 50 µs, and to put a thread to sleep and
 /// to wake it again takes as long, of the server's time too: a write to a socket for which somebody
-/// sleeps wakes them. Looking again made 26, 14, 27 and 11 % more pairs a second with 1, 8, 64 and 256
-/// tasks; a pair took 5 and 9 % more of the client's processor with 1 and 8 tasks and less with more,
-/// and 4 to 10 % less of the server's (`scenarios free-1 free-8 free-64 free-256 --libs
+/// sleeps wakes them. Looking again made 23, 23, 13 and 16 % more pairs a second with 1, 8, 64 and 256
+/// tasks; a pair took 8 % more of the client's processor with one task and hardly more or less with
+/// several, and 16, 28, 5 and 5 % less of the server's (`scenarios free-1 free-8 free-64 free-256 --libs
 /// lockstream,lockstream-asleep,bare --secs 1 --rounds 5`, on 2 virtual cores).
 ///
 /// Only in a run of calls: one that is made now and then finds the server asleep as well, and then

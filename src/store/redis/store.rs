@@ -332,7 +332,7 @@ impl RedisStoreBuilder {
     ///
     /// To put a thread to sleep and to wake it takes as long as a server on the same machine takes to answer, and part of
     /// it is the server's time. A lone caller that acquires and releases again and again is served a quarter faster, for
-    /// hardly more of this process's processor and less of the server's; `docs/operations.md` has figures. Between two
+    /// a little more of this process's processor and less of the server's; `docs/operations.md` has figures. Between two
     /// looks the runtime's other tasks have their turn.
     ///
     /// Replies are not looked for on the first call in a millisecond, nor for renewals, nor on a cluster. Where they take
