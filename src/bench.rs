@@ -105,7 +105,9 @@ impl Turns {
         while let Some(effect) = self.turnstile.next_effect() {
             let Effect::Send(op) = effect else { continue };
             let outcome = match op {
-                Op::Release { .. } | Op::Withdraw { .. } => Outcome::Gone { held: true },
+                Op::Release { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => {
+                    Outcome::Gone { held: true }
+                }
                 Op::Renew { .. } => Outcome::Renewed,
                 _ => {
                     self.draws += 1;

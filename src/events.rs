@@ -64,8 +64,8 @@ pub enum LockEvent {
         /// Its new deadline.
         deadline: Instant,
     },
-    /// A renewal got no answer, or a refusal. It changes nothing, and is tried again until the
-    /// deadline.
+    /// A renewal got no answer, or a refusal, or was not sent since its answer could not have come in
+    /// time. It changes nothing, and is tried again until the deadline.
     #[non_exhaustive]
     RenewalUnknown {
         /// The name of what is locked.
@@ -74,6 +74,19 @@ pub enum LockEvent {
         token: u64,
         /// What the store said.
         error: StoreError,
+    },
+    /// A renewal that was due is not confirmed yet, and of the time that the lease had left when it was due only
+    /// a third remains (two ninths of the ttl, if the renewal was due at its usual time). Without a
+    /// [`Renewed`](Self::Renewed) the lease is lost at its deadline. Told once, until the lease is renewed, whatever
+    /// the cause: a slow store, more leases than can be renewed, or a store that is away.
+    #[non_exhaustive]
+    RenewalLate {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The fencing token of the lease.
+        token: u64,
+        /// Until when it lasts.
+        deadline: Instant,
     },
     /// The [`Renewed`](Self::Renewed) before this was the last that
     /// [`max_renewals`](crate::Renewal::max_renewals) allows: the lease ends at its deadline.
@@ -206,6 +219,7 @@ impl LockEvent {
             | Self::Passed { key, .. }
             | Self::Renewed { key, .. }
             | Self::RenewalUnknown { key, .. }
+            | Self::RenewalLate { key, .. }
             | Self::LastRenewal { key, .. }
             | Self::Lost { key, .. }
             | Self::Released { key, .. }
@@ -227,6 +241,7 @@ impl LockEvent {
             | Self::Passed { token, .. }
             | Self::Renewed { token, .. }
             | Self::RenewalUnknown { token, .. }
+            | Self::RenewalLate { token, .. }
             | Self::LastRenewal { token, .. }
             | Self::Lost { token, .. }
             | Self::Released { token, .. }
@@ -257,6 +272,9 @@ impl fmt::Display for LockEvent {
             Self::Passed { .. } => f.write_str("passed on in this registry"),
             Self::Renewed { deadline, .. } => write!(f, "renewed, {}", left(*deadline)),
             Self::RenewalUnknown { error, .. } => write!(f, "not known to be renewed ({error})"),
+            Self::RenewalLate { deadline, .. } => {
+                write!(f, "renewal is late, {}", left(*deadline))
+            }
             Self::LastRenewal { deadline, .. } => {
                 write!(f, "renewed for the last time, {}", left(*deadline))
             }
@@ -370,6 +388,11 @@ mod tests {
                 token,
                 deadline,
             },
+            LockEvent::RenewalLate {
+                key: key.clone(),
+                token,
+                deadline,
+            },
             LockEvent::GaveUp {
                 key,
                 waiter,
@@ -382,6 +405,7 @@ mod tests {
             [
                 "order:42: acquired after 3.0ms, token 7",
                 "order:42: renewed, 30.0s left, token 7",
+                "order:42: renewal is late, 30.0s left, token 7",
                 "order:42: 1 gave up after 3.0ms",
                 "5 events were missed",
             ]

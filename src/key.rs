@@ -115,8 +115,10 @@ pub(crate) fn fault_of_text(key: &str) -> Option<&'static str> {
     if key.starts_with('~') {
         return Some("it begins with '~', as the names of the crate's own keys do");
     }
-    if ends_like_a_queue(key) {
-        return Some("it ends in ':~queue' and a number, as the names of queues do");
+    if ends_like_a_set(key) {
+        return Some(
+            "it ends in ':~queue' or ':~listen' and a number, as the names of the crate's own keys do",
+        );
     }
     None
 }
@@ -146,9 +148,9 @@ pub(crate) fn has_hash_tag(name: &str) -> bool {
         .is_some_and(|(tag, _)| !tag.is_empty())
 }
 
-fn ends_like_a_queue(key: &str) -> bool {
+fn ends_like_a_set(key: &str) -> bool {
     let stem = key.trim_end_matches(|c: char| c.is_ascii_digit());
-    stem.len() < key.len() && stem.ends_with(":~queue")
+    stem.len() < key.len() && (stem.ends_with(":~queue") || stem.ends_with(":~listen"))
 }
 
 #[cfg(test)]
@@ -200,6 +202,7 @@ mod tests {
             "~fence",
             "a:~queue1",
             "a:~queue42",
+            "a:~listen1",
             "a}",
             "{}a",
             "{}{a}",

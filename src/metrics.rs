@@ -18,6 +18,7 @@ const ACQUIRED: &str = "lockstream_acquired_total";
 const PASSED: &str = "lockstream_passed_total";
 const RENEWED: &str = "lockstream_renewed_total";
 const RENEWAL_UNKNOWN: &str = "lockstream_renewal_unknown_total";
+const RENEWAL_LATE: &str = "lockstream_renewal_late_total";
 const LOST: &str = "lockstream_lost_total";
 const GIVEN_UP: &str = "lockstream_given_up_total";
 const QUEUE_FULL: &str = "lockstream_queue_full_total";
@@ -39,7 +40,12 @@ pub(crate) fn describe() {
     describe_counter!(
         RENEWAL_UNKNOWN,
         Unit::Count,
-        "Renewals that got no answer, or a refusal."
+        "Renewals that got no answer, or a refusal, or were not sent."
+    );
+    describe_counter!(
+        RENEWAL_LATE,
+        Unit::Count,
+        "Renewals that were not confirmed although most of the time left was over."
     );
     describe_counter!(
         LOST,
@@ -84,6 +90,7 @@ pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
         LockEvent::Passed { .. } => count(PASSED),
         LockEvent::Renewed { .. } => count(RENEWED),
         LockEvent::RenewalUnknown { .. } => count(RENEWAL_UNKNOWN),
+        LockEvent::RenewalLate { .. } => count(RENEWAL_LATE),
         LockEvent::Lost { held, .. } => {
             ended(*held);
             count(LOST);

@@ -163,8 +163,8 @@ impl LockRegistry {
     /// prefix and not by key, since there may be any number of keys: the gauges
     /// `lockstream_waiting` and `lockstream_held`; the counters `lockstream_acquired_total`,
     /// `lockstream_passed_total`, `lockstream_renewed_total`,
-    /// `lockstream_renewal_unknown_total`, `lockstream_lost_total`, `lockstream_given_up_total`,
-    /// `lockstream_queue_full_total` and `lockstream_store_down_total`; the histograms
+    /// `lockstream_renewal_unknown_total`, `lockstream_renewal_late_total`, `lockstream_lost_total`,
+    /// `lockstream_given_up_total`, `lockstream_queue_full_total` and `lockstream_store_down_total`; the histograms
     /// `lockstream_wait_seconds` and `lockstream_hold_seconds`. Install the recorder before the first
     /// registry is made, or it does not get their descriptions.
     ///

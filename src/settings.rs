@@ -47,7 +47,7 @@ pub enum OnFinish {
     /// The ttl counts from the winning of the lock, or from the last renewal: one that is under
     /// way at the end may lengthen the key once more. A fixed lease (a [`ttl`](crate::Lock::ttl) and
     /// no [`renewal`](crate::Lock::renewal)) keeps time to the millisecond. Whoever waits for the
-    /// key, here or elsewhere, gets it when it has run out, or 10 s later at most: nobody tells of
+    /// key, here or elsewhere, gets it when it has run out, or 12 s later at most: nobody tells of
     /// that end, and who queued behind a longer lease counts with that one's.
     LetExpire,
 }

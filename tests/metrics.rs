@@ -145,6 +145,24 @@ fn renewals_and_outages_are_counted() {
     });
 }
 
+/// A renewal takes half of its lease's time.
+#[test]
+fn late_renewals_are_counted() {
+    recorded(async |store, snapshotter| {
+        let locks = registry(store, "shop");
+        let lock = locks.obtain("a").ttl(ms(3000));
+        let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+        store.set_latency(ms(1500));
+        tokio::time::sleep(ms(2700)).await;
+        store.set_latency(ms(0));
+        lease.release().await.unwrap();
+        let seen = look(snapshotter, "shop");
+        assert_eq!(seen["renewed_total"], [1], "{seen:?}");
+        assert_eq!(seen["renewal_late_total"], [1], "{seen:?}");
+        assert!(!seen.contains_key("lost_total"), "{seen:?}");
+    });
+}
+
 /// However a registry ends, its gauges end at nothing; also with a reader of events beside.
 #[test]
 fn nothing_is_held_or_waited_for_in_the_end() {

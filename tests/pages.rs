@@ -157,6 +157,7 @@ fn errors_are_quoted_as_they_are() {
     // A sentence may go over several lines of the source.
     let told: String = [
         "src/store",
+        "tests/access",
         "tests/faults",
         "tests/replicas",
         "tests/sentinel",

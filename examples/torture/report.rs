@@ -12,7 +12,8 @@ use crate::judge::{holds, linear};
 use crate::plan::Kind;
 
 /// After a fault the child that was hit may take so long to its next lease.
-const LONGEST_RECOVERY: Duration = Duration::from_secs(10);
+// The pauses between the first attempts to connect are 3.2 s at most together (G1).
+const LONGEST_RECOVERY: Duration = Duration::from_secs(14);
 
 /// So many breaches of one sort are told in full.
 const TOLD: usize = 5;
@@ -115,6 +116,11 @@ impl fmt::Display for Report {
             self.late_writes, self.late_refused
         );
         row(f, "writes made late on purpose", &late)?;
+        let misplaced = &self.leftovers.misplaced;
+        row(f, "keys that a slot left behind", &misplaced.len())?;
+        for text in misplaced.iter().take(TOLD) {
+            writeln!(f, "    {text}")?;
+        }
         let linear = &self.linear;
         let checked = format!(
             "{} in {} windows, {} of them concurrent",

@@ -215,9 +215,11 @@ fn fault(parts: &[Part]) -> Option<&'static str> {
         }
     }
     if let Some(Part::Text(last)) = parts.last()
-        && ends_like_a_queue(last)
+        && ends_like_a_set(last)
     {
-        return Some("it ends in ':~queue' and a number, as the names of queues do");
+        return Some(
+            "it ends in ':~queue' or ':~listen' and a number, as the names of the crate's own keys do",
+        );
     }
     None
 }
@@ -232,9 +234,9 @@ fn may_have_hash_tag(text: &str, more: bool) -> bool {
     }
 }
 
-fn ends_like_a_queue(text: &str) -> bool {
+fn ends_like_a_set(text: &str) -> bool {
     let stem = text.trim_end_matches(|c: char| c.is_ascii_digit());
-    stem.len() < text.len() && stem.ends_with(":~queue")
+    stem.len() < text.len() && (stem.ends_with(":~queue") || stem.ends_with(":~listen"))
 }
 
 fn error(literal: &LitStr, reason: &str) -> syn::Error {
@@ -270,6 +272,7 @@ mod tests {
             "a:~queue",
             "a:~queue1",
             "a:~queue42",
+            "a:~listen1",
             "a}",
             "{}a",
             "{}{a}",
@@ -288,7 +291,7 @@ mod tests {
             assert_eq!(fault(&[Part::Text(key.to_owned())]), expected, "{key}");
             refused += usize::from(expected.is_some());
         }
-        assert_eq!(refused, 10);
+        assert_eq!(refused, 11);
     }
 
     /// What a hole may bring is not known.

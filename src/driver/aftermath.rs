@@ -1,6 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use super::few::Few;
 
@@ -10,10 +11,21 @@ pub(super) struct Aftermath {
     pub(super) wakers: Few<Waker>,
     /// Keys and tokens of lost leases, and whether their time was over.
     pub(super) lost: Few<(Arc<str>, u64, bool)>,
+    /// Keys and tokens of leases whose renewal is late, and how long they last without it.
+    pub(super) late: Few<(Arc<str>, u64, Duration)>,
 }
 
 impl Aftermath {
     pub(super) fn come(&mut self) {
+        self.late.drain(|(key, token, left)| {
+            let key = &*key;
+            tracing::warn!(
+                key,
+                token,
+                ?left,
+                "renewal is late: not confirmed yet, retrying until the deadline"
+            );
+        });
         self.lost.drain(|(key, token, is_over)| {
             let key = &*key;
             if is_over {

@@ -360,6 +360,13 @@ impl Contender {
                 return;
             }
             (_, Verdict::Unrenewed(_)) => return,
+            (_, Verdict::RenewalLate) => {
+                if let Progress::Held { token } | Progress::Closing { token } = state.progress {
+                    let left = state.deadline.saturating_sub(now);
+                    aftermath.late.push((self.key().clone(), token, left));
+                }
+                return;
+            }
             (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
             (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
             (Progress::Held { token }, Verdict::Closing) => Progress::Closing { token: *token },
@@ -456,6 +463,13 @@ impl State {
                     key,
                     token: *token,
                     error: error.clone(),
+                }
+            }
+            (Progress::Held { token } | Progress::Closing { token }, Verdict::RenewalLate) => {
+                LockEvent::RenewalLate {
+                    key,
+                    token: *token,
+                    deadline: journal.instant(self.deadline),
                 }
             }
             (Progress::Held { token } | Progress::Closing { token }, verdict) => {

@@ -18,7 +18,7 @@ use crate::key::{Key, KeyMap};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Opening, Owner, Session};
+use crate::store::contract::{Opening, Owner, Scope, Session};
 use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId};
 
 /// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
@@ -72,6 +72,7 @@ impl Driver {
             let session = store.open(Opening {
                 prefix: settings.prefix.clone(),
                 instance: instance.clone(),
+                ttl: settings.ttl,
                 response_timeout: settings.response_timeout,
                 listener: me.clone(),
             });
@@ -94,6 +95,7 @@ impl Driver {
                     supply: Supply::new(rand::random()),
                     room: None,
                     queue: true,
+                    away: None,
                     up: None,
                     closed: false,
                     strange: 0,
@@ -361,6 +363,19 @@ impl Driver {
         (!state.entries.is_empty()).then(|| self.idle.listen())
     }
 
+    /// Whether any key in `scope` is in use.
+    pub(super) fn is_used(&self, scope: &Scope) -> bool {
+        let state = self.lock();
+        state.entries.keys().any(|key| scope.contains(key.name()))
+    }
+
+    /// Whether a ticket for the key may stand in its queue, or be entered soon.
+    pub(super) fn is_waited_for(&self, key: &str) -> bool {
+        let state = self.lock();
+        let entry = state.entries.get(&Arc::<str>::from(key).into());
+        entry.is_some_and(|entry| entry.turnstile.may_have_ticket())
+    }
+
     /// Feeds the turnstile of a key; `None` if there is none.
     fn feed<R>(
         &self,
@@ -372,9 +387,23 @@ impl Driver {
 
     /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
     pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
+        self.feed_scope(&Scope::All, change, events);
+    }
+
+    /// The same for the turnstiles of the keys in `scope`.
+    pub(super) fn feed_scope(
+        &self,
+        scope: &Scope,
+        change: impl FnOnce(&mut State),
+        events: &[Event<'_>],
+    ) {
         self.at_once(|state, at| {
             change(state);
-            let keys: Vec<_> = state.entries.keys().cloned().collect();
+            let keys = state.entries.keys();
+            let keys: Vec<_> = keys
+                .filter(|key| scope.contains(key.name()))
+                .cloned()
+                .collect();
             for event in events {
                 for key in &keys {
                     state.feed(at, key, None, event);
@@ -487,7 +516,7 @@ impl Due for Driver {
         };
         self.deliver(&mut outbox);
         if let Some(session) = session {
-            session.revive();
+            session.start();
         }
         next.map(|moment| self.clock().instant(moment))
     }

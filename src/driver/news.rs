@@ -3,7 +3,7 @@
 use super::core::Driver;
 use super::state::{Now, State};
 use crate::events::LockEvent;
-use crate::store::contract::{Listener, News};
+use crate::store::contract::{Listener, News, Scope};
 use crate::turnstile::Turnstile;
 
 impl Listener for Driver {
@@ -30,17 +30,27 @@ impl Listener for Driver {
             | News::Freed { .. } => {
                 self.at_once(|state, at| self.feed_news(state, at, news));
             }
-            News::Up { queue } => {
+            News::Up {
+                scope,
+                queue,
+                complete,
+            } => {
                 let mut was_down = false;
                 let told = |state: &mut State| {
-                    state.queue = queue;
-                    let before = state.up.replace(true);
-                    was_down = before == Some(false);
-                    if before != Some(true) {
-                        self.journal.tell(|| LockEvent::StoreUp {});
+                    if matches!(scope, Scope::All) {
+                        state.queue = queue;
+                    }
+                    if complete {
+                        state.away = None;
+                        let before = state.up.replace(true);
+                        was_down = before == Some(false);
+                        if before != Some(true) {
+                            self.journal.tell(|| LockEvent::StoreUp {});
+                        }
                     }
                 };
-                self.feed_all(
+                self.feed_scope(
+                    &scope,
                     told,
                     &[&Turnstile::up_renew, &|turnstile, cx| {
                         turnstile.up(cx, queue)
@@ -50,9 +60,10 @@ impl Listener for Driver {
                     tracing::info!("the store is back");
                 }
             }
-            News::Down(error) => {
+            News::Down { scope, error } => {
                 let mut is_new = false;
                 let told = |state: &mut State| {
+                    state.away = Some((scope.clone(), error.clone()));
                     // Once an outage, however often it is tried again.
                     is_new = state.up.replace(false) != Some(false);
                     if is_new {
@@ -61,7 +72,7 @@ impl Listener for Driver {
                         });
                     }
                 };
-                self.feed_all(told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                self.feed_scope(&scope, told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
                 // The losses that come of it are told by the log, so it tells of their cause as well.
                 if is_new {
                     tracing::warn!(%error, "the store is away: no lease is renewed until it is back");
@@ -72,6 +83,14 @@ impl Listener for Driver {
                 self.timer.ring();
             }
         }
+    }
+
+    fn uses(&self, scope: &Scope) -> bool {
+        self.is_used(scope)
+    }
+
+    fn waits(&self, key: &str) -> bool {
+        self.is_waited_for(key)
     }
 }
 
@@ -94,7 +113,7 @@ impl Driver {
             News::Freed { key } => {
                 state.feed(at, &key.into(), None, Turnstile::freed);
             }
-            News::Up { .. } | News::Down(_) => unreachable!("those are for all keys"),
+            News::Up { .. } | News::Down { .. } => unreachable!("those are for all keys"),
         }
     }
 }

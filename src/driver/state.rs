@@ -8,7 +8,7 @@ use super::few::Few;
 use super::journal::Journal;
 use crate::StoreError;
 use crate::key::{Key, KeyMap};
-use crate::store::contract::{Grant, Op, Session};
+use crate::store::contract::{Grant, Op, Scope, Session};
 use crate::turnstile::{Cx, Effect, Moment, Room, Rules, Supply, Turnstile};
 
 /// What a registry knows, under its one lock.
@@ -28,6 +28,8 @@ pub(super) struct State {
     pub(super) room: Room<Arc<Contender>>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
+    /// What part of the store was away when it was last heard of, and why.
+    pub(super) away: Option<(Scope, StoreError)>,
     /// Whether the store was up when it was last heard of.
     pub(super) up: Option<bool>,
     pub(super) closed: bool,
@@ -95,6 +97,11 @@ impl State {
             Some(entry) => entry,
             None => {
                 let mut turnstile = Turnstile::new(rules?, self.queue);
+                if let Some((scope, error)) = &self.away
+                    && scope.contains(key.name())
+                {
+                    turnstile.suspect(error.clone());
+                }
                 if self.closed {
                     turnstile.close(&mut Cx { now, supply }, |_| None);
                 }

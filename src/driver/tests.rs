@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{
-    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Session, Sight,
+    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session, Sight,
 };
 use crate::{FutureLockExt, LockError, LockRegistry, Renewal, StoreError};
 #[cfg(feature = "test-util")]
@@ -327,19 +327,167 @@ impl crate::store::LockStore for Silent {
 }
 
 impl Silent {
+    /// What was asked.
+    fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut *self.asked.lock().unwrap())
+    }
+
     /// Answers whatever was asked.
     fn answers(&self) -> Vec<News> {
-        let asked = std::mem::take(&mut *self.asked.lock().unwrap());
         let answer = |(key, op): Asked| {
             let outcome = match op {
-                Op::Release { .. } => Outcome::Gone { held: true },
+                Op::Release { .. } | Op::Withdraw { .. } => Outcome::Gone { held: true },
+                Op::Renew { .. } => Outcome::Renewed,
+                _ if key.ends_with("busy") => Outcome::Busy {
+                    left: None,
+                    score: Some(1),
+                },
                 _ => Outcome::Won { draw: 1 },
             };
             let result = Ok(Answer { at: 1, outcome });
             News::Replied { key, op, result }
         };
-        asked.into_iter().map(answer).collect()
+        self.asked().into_iter().map(answer).collect()
     }
+
+    /// The keys that something was asked for, in order, and whether that was a renewal or a ticket.
+    fn renewed_and_entered(&self) -> Vec<(String, &'static str)> {
+        let word = |op: &Op| match op {
+            Op::Renew { .. } => "renew",
+            Op::Enter { .. } => "enter",
+            _ => "other",
+        };
+        let asked = self.asked.lock().unwrap();
+        let mut words: Vec<_> = asked
+            .iter()
+            .map(|(key, op)| (key.to_string(), word(op)))
+            .collect();
+        words.sort_unstable();
+        words
+    }
+}
+
+/// The keys that begin with this letter.
+fn keys(letter: char) -> Scope {
+    Scope::Keys(Arc::new(move |key| key.starts_with(letter)))
+}
+
+/// A connection to a part of the store is lost, and another made: that renews and enters what lies there, and meanwhile
+/// nothing is asked of it. The others' leases and tickets are left alone. (When they were not, each part that was lost
+/// cost all other parts thousands of calls.)
+#[tokio::test(start_paused = true)]
+async fn o4_an_event_of_some_keys_is_about_no_others() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let driver = locks.driver().clone();
+    let mut leases = Vec::new();
+    let mut waiters = Vec::new();
+    for key in ["a held", "b held", "a busy", "b busy"] {
+        let mut lease = Box::pin(locks.obtain(key).lease());
+        assert!(futures::poll!(&mut lease).is_pending());
+        driver.all_news(store.answers());
+        match futures::poll!(&mut lease) {
+            Poll::Ready(lease) => leases.push(lease.unwrap()),
+            Poll::Pending => waiters.push(lease),
+        }
+    }
+    assert_eq!((leases.len(), waiters.len()), (2, 2));
+    let error = StoreError::new("it broke");
+    let scope = keys('a');
+    driver.news(News::Down { scope, error });
+    // Each third of the ttl, and each 8 to 12 s (W2).
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    let of = |letter: &str| {
+        [
+            (format!("{letter} busy"), "enter"),
+            (format!("{letter} held"), "renew"),
+        ]
+    };
+    assert_eq!(store.renewed_and_entered(), of("b"));
+    driver.all_news(store.answers());
+    driver.news(News::Up {
+        scope: keys('a'),
+        queue: true,
+        complete: true,
+    });
+    assert_eq!(store.renewed_and_entered(), of("a"));
+    driver.all_news(store.answers());
+    assert!(leases.iter().all(crate::Lease::is_valid));
+}
+
+/// An outage is told once, however many parts of the store it comes to, and its end when all are back.
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn an_outage_lasts_until_the_whole_store_is_back() {
+    let locks = LockRegistry::builder(Silent::default()).build();
+    let driver = locks.driver().clone();
+    let mut events = locks.events();
+    let mut told = |news: News| {
+        driver.news(news);
+        let mut told = Vec::new();
+        while let Some(Some(event)) = events.next().now_or_never() {
+            told.push(event);
+        }
+        let is_up = |event: &LockEvent| match event {
+            LockEvent::StoreUp { .. } => true,
+            LockEvent::StoreDown { .. } => false,
+            other => panic!("{other:?}"),
+        };
+        told.iter().map(is_up).collect::<Vec<_>>()
+    };
+    let down = |letter| News::Down {
+        scope: keys(letter),
+        error: StoreError::new("it broke"),
+    };
+    let up = |letter, complete| News::Up {
+        scope: keys(letter),
+        queue: true,
+        complete,
+    };
+    assert_eq!(told(up('a', true)), [true]);
+    for _ in 0..2 {
+        assert_eq!(told(down('a')), [false]);
+        assert!(told(down('b')).is_empty());
+        assert!(told(up('a', false)).is_empty());
+        assert!(told(down('a')).is_empty());
+        assert!(told(up('a', false)).is_empty());
+        assert_eq!(told(up('b', true)), [true]);
+        assert!(told(up('a', true)).is_empty());
+    }
+}
+
+/// A store may close the connection to a part of it that nobody needs: not while a caller waits or holds there, or
+/// anything is to be given back.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let driver = locks.driver().clone();
+    let uses = || ['a', 'b'].map(|letter| driver.uses(&keys(letter)));
+    assert_eq!(uses(), [false, false]);
+    let mut lease = Box::pin(locks.obtain("a held").lease());
+    assert!(futures::poll!(&mut lease).is_pending());
+    assert_eq!(uses(), [true, false], "it waits");
+    driver.all_news(store.answers());
+    let lease = lease.await.expect("it was free");
+    assert_eq!(uses(), [true, false], "it holds");
+    drop(lease);
+    assert_eq!(uses(), [true, false], "its release is not answered");
+    driver.all_news(store.answers());
+    assert_eq!(uses(), [false, false]);
+
+    // G3: somebody gives up, and the ticket is to be withdrawn.
+    let mut waiter = Box::pin(locks.obtain("b busy").lease());
+    assert!(futures::poll!(&mut waiter).is_pending());
+    driver.all_news(store.answers());
+    drop(waiter);
+    assert_eq!(store.asked(), [], "not at once");
+    assert!(locks.snapshot().keys.is_empty(), "nobody waits");
+    assert_eq!(uses(), [false, true]);
+    tokio::time::sleep(Duration::from_millis(501)).await;
+    assert_eq!(uses(), [false, true]);
+    driver.all_news(store.answers());
+    assert_eq!(uses(), [false, false]);
 }
 
 /// The answers of one call are fed at once, and what else came with them in its place: the connection broke in the midst
@@ -370,8 +518,8 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
             *result = Err(OpError::Unknown(broke.clone()));
         }
     }
-    news.push(News::Down(broke));
-    news.push(News::Up { queue: true });
+    news.push(News::down(broke));
+    news.push(News::up(true));
     driver.all_news(news);
     let again = store.answers();
     assert_eq!(

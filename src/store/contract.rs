@@ -4,7 +4,7 @@
 //! and answers each op exactly once by [`Listener::news`]. It decides nothing: who waits, when to
 //! ask again and what an answer is worth is the turnstile's business.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -36,8 +36,11 @@ pub enum Op {
     /// gives no turn: of those that listen the first is told, and asks like anybody else. A store
     /// that cannot tell takes it for an attempt.
     Listen { owner: Owner, ttl: Duration },
-    /// Leave the queue, or listen no more, and leave the lock too if a grant is on its way.
-    Withdraw { owner: Owner },
+    /// Leave the queue, and release the lock if it was granted meanwhile. `ttl` is the ticket's: with it
+    /// the op names the whole ticket (G3).
+    Withdraw { owner: Owner, ttl: Duration },
+    /// Stop listening, and release the lock if the last [`Op::Listen`] took it.
+    Unlisten { owner: Owner },
     /// Give the lock to the first live ticket, else free it.
     Release { owner: Owner },
     /// Release, and stand at the end of the queue again under a new owner.
@@ -46,8 +49,14 @@ pub enum Op {
         new: Owner,
         ttl: Duration,
     },
-    /// Make the lock last `ttl` from now, if that is longer than what it has.
-    Renew { owner: Owner, ttl: Duration },
+    /// Make the lock last `ttl` from now, if that is longer than what it has. `within`, counted from
+    /// when the session takes the op, is how long the lease still lasts: a renewal that cannot be
+    /// answered by then is not sent (G4).
+    Renew {
+        owner: Owner,
+        ttl: Duration,
+        within: Duration,
+    },
     /// Take the lock over from the owner that left it: `from` is the whole value of its key,
     /// perhaps another registry's. Whoever stands in the queue stays there.
     Adopt {
@@ -104,6 +113,8 @@ pub enum OpError {
     Unsent(StoreError),
     /// The store answered that it would not do it: it was not done.
     Refused(StoreError),
+    /// A renewal was not sent, since its answer could not have come in time. The connection is well.
+    TooLate(StoreError),
     /// It gave us the lock, which does not count, since too few of those who have to know of it do. The
     /// lock is, or was, the owner's: it is to be given back, and the owner retired.
     Unconfirmed(StoreError),
@@ -115,6 +126,7 @@ impl OpError {
             Self::Unknown(error)
             | Self::Unsent(error)
             | Self::Refused(error)
+            | Self::TooLate(error)
             | Self::Unconfirmed(error) => error,
         }
     }
@@ -148,16 +160,63 @@ pub enum News {
     },
     /// A lock was freed that one of our owners listened for. It may be another's again.
     Freed { key: Arc<str> },
-    /// A (new) connection stands, and what the store knew of our tickets may be gone: held leases
-    /// are renewed and tickets entered again (O4). `queue`: whether grants can reach us on it;
-    /// without that nobody must stand in the queue (W5).
-    Up { queue: bool },
-    /// The connection is gone, or could not be made. Told after the ops that it took along, as
-    /// all of them are before the `Up` that follows.
-    Down(StoreError),
+    /// A new connection stands, and what the store knew of our tickets for the keys in `scope` may be
+    /// gone: their leases are renewed and their tickets entered again (O4).
+    Up {
+        scope: Scope,
+        /// Whether grants for these keys can reach us; else nobody must stand in their queues (W5).
+        queue: bool,
+        /// Whether no part of the store is known to be away any more.
+        complete: bool,
+    },
+    /// A connection is gone, or could not be made. Told after the ops that it took along. An `Up`
+    /// follows for each key in `scope` that was in use.
+    Down { scope: Scope, error: StoreError },
+}
+
+/// The keys that an event is about.
+#[derive(Clone)]
+pub enum Scope {
+    /// All keys.
+    All,
+    /// The keys for which this is true.
+    Keys(Arc<dyn Fn(&str) -> bool + Send + Sync>),
+}
+
+impl Scope {
+    pub fn contains(&self, key: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Keys(contains) => contains(key),
+        }
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("All"),
+            Self::Keys(_) => f.debug_tuple("Keys").finish_non_exhaustive(),
+        }
+    }
 }
 
 impl News {
+    /// The whole store is there.
+    pub(crate) fn up(queue: bool) -> Self {
+        Self::Up {
+            scope: Scope::All,
+            queue,
+            complete: true,
+        }
+    }
+
+    /// The whole store is away.
+    pub(crate) fn down(error: StoreError) -> Self {
+        let scope = Scope::All;
+        Self::Down { scope, error }
+    }
+
     /// Whether it speaks of one key alone.
     pub(crate) fn is_of_a_key(&self) -> bool {
         matches!(
@@ -182,6 +241,14 @@ pub trait Listener: Send + Sync {
             self.news(news);
         }
     }
+
+    /// Whether a lease is held, or a caller waits, for any key in `scope`: then the store keeps its
+    /// connections for these keys open. May be slow: called about once a minute.
+    fn uses(&self, scope: &Scope) -> bool;
+
+    /// Whether a ticket for the key may stand in its queue, or be entered soon: then its grants must
+    /// reach us.
+    fn waits(&self, key: &str) -> bool;
 }
 
 /// Who opens a session.
@@ -195,6 +262,8 @@ pub struct Opening {
     pub prefix: Arc<str>,
     /// The registry's random id.
     pub instance: Arc<str>,
+    /// How long the registry's locks last unless they say otherwise.
+    pub ttl: Duration,
     /// How long the oldest unanswered op may take before the connection is given up.
     pub response_timeout: Duration,
     /// Whom to tell; gone when the registry is.
@@ -214,20 +283,22 @@ pub struct Sight {
 
 /// One registry's line to a store. Dropping it ends its connection and its tasks.
 pub trait Session: Debug + Send + Sync {
-    /// Sees to it that the session's tasks run: on the runtime of the caller, if they do not run
-    /// yet or the runtime that they ran on has gone. A session that waits before it connects
-    /// again does so at once. Called at every arrival, so it must cost next to nothing. Does
-    /// nothing on a thread without a runtime.
+    /// Starts the session's tasks on the caller's runtime if they are needed and do not run, perhaps
+    /// because the runtime that they ran on has gone. Called at every arrival, and now and then while
+    /// anything is waited for, so it must cost next to nothing. Does nothing on a thread without a
+    /// runtime, and shortens no pause between two attempts to connect (G1).
     fn start(&self);
-
-    /// Starts the session's tasks on the runtime of the caller if they do not run, and hurries
-    /// nobody. Called now and then while anything is waited for, since the runtime that they ran on
-    /// may end when nobody arrives any more.
-    fn revive(&self) {}
 
     /// Takes an op. Its answer comes as [`News::Replied`], also when the connection breaks; it may
     /// come before this returns. Ops of one key are done in the order in which they were taken.
     fn submit(&self, key: Arc<str>, op: Op);
+
+    /// Which server the connection that stands leads to, or the last that did: two sessions that say
+    /// the same are at the same server, by whatever name it is called. Known before [`News::Up`] is
+    /// told; `None` if it cannot be known, or is not one server.
+    fn identity(&self) -> Option<Arc<str>> {
+        None
+    }
 
     /// Looks at a lock without touching it.
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>>;

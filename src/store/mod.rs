@@ -13,7 +13,7 @@ mod quorum;
 mod redis;
 mod relay;
 #[cfg(any(feature = "redis", test))]
-pub(crate) mod traffic;
+pub(crate) mod send_window;
 
 use std::fmt::Debug;
 use std::sync::Arc;

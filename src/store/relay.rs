@@ -70,6 +70,7 @@ mod tests {
     use std::sync::{Arc, OnceLock};
 
     use super::*;
+    use crate::store::contract::Scope;
 
     /// Puts more in while it hears some, as a registry does that sends an op at once.
     #[derive(Default)]
@@ -81,6 +82,14 @@ mod tests {
     impl Listener for Ear {
         fn news(&self, _: News) {
             unreachable!("all is told together")
+        }
+
+        fn uses(&self, _: &Scope) -> bool {
+            true
+        }
+
+        fn waits(&self, _: &str) -> bool {
+            true
         }
 
         fn all_news(&self, news: Vec<News>) {

@@ -8,6 +8,9 @@ use super::supply::Cx;
 use super::time::{Point, Span};
 use crate::store::contract::Op;
 
+/// G3: within so many milliseconds a ticket is withdrawn that nobody waits for any more.
+const WITHDRAW_WITHIN: u64 = 500;
+
 impl<C: Clone> Turnstile<C> {
     /// Does whatever the state now asks for.
     pub(super) fn advance(&mut self, cx: &mut Cx<'_>) {
@@ -108,11 +111,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// Sends an errand that is due.
     fn run_errand(&mut self, cx: &mut Cx<'_>, mut errand: Errand<C>) {
-        if let Op::Yield { old, new, .. } = errand.op {
+        if let Op::Yield { old, new, ttl } = errand.op {
             if self.line.is_empty() || !self.queue {
                 // Nobody is left to yield for: give back instead, the old one first (O6).
                 if errand.resent {
-                    let withdraw = Op::Withdraw { owner: new };
+                    let withdraw = Op::Withdraw { owner: new, ttl };
                     let until = errand.until + QUEUE_MARGIN;
                     let settle = Errand::new(withdraw, None, until);
                     self.owed.push_front(settle);
@@ -172,10 +175,20 @@ impl<C: Clone> Turnstile<C> {
                     Exposure::Ear => stands,
                     _ => false,
                 };
-                if self.line.is_empty() || misplaced {
+                let is_unwanted = self.line.is_empty();
+                if is_unwanted && self.queue && !self.closed && claim.is_queued() {
+                    // G3: the waits of a thousand registries may end at the same moment. Whoever comes
+                    // before the withdrawal takes the ticket over, and its place in the queue.
+                    let jitter = || now + cx.supply.jitter(0, WITHDRAW_WITHIN);
+                    if *claim.withdraw_at.get_or_insert_with(jitter) > now {
+                        return false;
+                    }
+                }
+                if is_unwanted || misplaced {
                     self.abandon(now);
                     return true;
                 }
+                claim.withdraw_at = None;
                 if *ask_at > now {
                     return false;
                 }

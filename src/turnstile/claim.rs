@@ -31,6 +31,8 @@ pub(super) struct Claim {
     pub(super) notices: Notices,
     /// What its tenure will know of others if it comes by a yield to itself.
     pub(super) company: Company,
+    /// G3: when its ticket is withdrawn, while nobody here waits for the key.
+    pub(super) withdraw_at: Option<Point>,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
@@ -93,6 +95,7 @@ impl Claim {
             adopter: None,
             notices: Notices::default(),
             company: Company::default(),
+            withdraw_at: None,
             first_sent: None,
             proof: None,
         }
@@ -119,12 +122,22 @@ impl Claim {
         self.proof = None;
     }
 
+    /// Whether its ticket stands in the queue, as this connection has said. Without that it may hold
+    /// the lock.
+    pub(super) fn is_queued(&self) -> bool {
+        self.exposure == Exposure::Ticket && self.proof.is_some()
+    }
+
     /// The op that leaves nothing of this claim behind (O6).
     pub(super) fn settlement(&self) -> Option<Op> {
         match self.exposure {
             Exposure::Nothing => None,
             Exposure::Lock => Some(Op::Release { owner: self.owner }),
-            Exposure::Ear | Exposure::Ticket => Some(Op::Withdraw { owner: self.owner }),
+            Exposure::Ear => Some(Op::Unlisten { owner: self.owner }),
+            Exposure::Ticket => Some(Op::Withdraw {
+                owner: self.owner,
+                ttl: self.ttl.duration(),
+            }),
         }
     }
 

@@ -62,6 +62,7 @@ impl<C: Clone> Turnstile<C> {
     /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
     /// for that is told.
     pub(crate) fn hang_up(&mut self, cx: &mut Cx<'_>) {
+        self.closed = true;
         // Where the process stood still, nobody has seen its time pass.
         self.close_seat(cx);
         self.advance(cx);

@@ -39,7 +39,9 @@ impl<C> Errand<C> {
     /// Whether it will see to it that nothing is left of this owner.
     pub(super) fn settles(&self, owner: Owner) -> bool {
         match self.op {
-            Op::Release { owner: settled } | Op::Withdraw { owner: settled } => settled == owner,
+            Op::Release { owner: settled }
+            | Op::Withdraw { owner: settled, .. }
+            | Op::Unlisten { owner: settled } => settled == owner,
             Op::Yield { old, .. } => old == owner,
             _ => false,
         }

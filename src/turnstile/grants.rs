@@ -64,7 +64,12 @@ impl<C: Clone> Turnstile<C> {
                         let ttl = Span::from(grant.ttl).min(claim.ttl);
                         self.enter_tenure(cx, grant.draw, start, ttl, Company::Perhaps);
                     }
-                    (Belief::Stepped, None) => *ask_at = cx.at(),
+                    (Belief::Stepped, None) => {
+                        // The pair of times is worth nothing; and where nobody waits, the lock that
+                        // was granted goes back at once.
+                        claim.forget_proof();
+                        *ask_at = cx.at();
+                    }
                 }
             }
             Standing::Inside(tenure) if tenure.owner == grant.owner => {}

@@ -14,11 +14,17 @@ impl<C: Clone> Turnstile<C> {
     /// handled late does not see a lease that is over.
     pub(super) fn pass_time(&mut self, cx: &mut Cx<'_>) {
         self.lapse(cx);
-        if !self.down
-            && let Standing::Inside(tenure) = &mut self.standing
-            && tenure.is_renewal_due(cx.at())
-        {
-            self.renew(cx.at());
+        let now = cx.at();
+        let Standing::Inside(tenure) = &mut self.standing else {
+            return;
+        };
+        let late = tenure.is_renewal_late(now);
+        let renews = !self.down && tenure.is_renewal_due(now);
+        if let Some(who) = late {
+            self.wake(who, Verdict::RenewalLate);
+        }
+        if renews {
+            self.renew(now);
         }
     }
 

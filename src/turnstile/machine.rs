@@ -29,9 +29,12 @@ pub(crate) enum Verdict {
     /// A renewal was confirmed. `last`: the watchdog will not come again, which is told also if the
     /// deadline is what it was.
     Prolonged { deadline: Moment, last: bool },
-    /// A renewal got no answer, or a refusal: it changes nothing, and is tried again until the
-    /// deadline.
+    /// A renewal got no answer, or a refusal, or was not sent: it changes nothing, and is tried again
+    /// until the deadline.
     Unrenewed(StoreError),
+    /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Told
+    /// once, until one is confirmed.
+    RenewalLate,
     /// Seated, but it did not look: the turn is another's (W4). It may arrive again.
     TurnLost,
     /// Others have the key.
@@ -161,6 +164,11 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
+    /// The store is away, as far as is known: whoever gives up before it answers is told so.
+    pub(crate) fn suspect(&mut self, error: StoreError) {
+        self.trouble = Some(Box::new(error));
+    }
+
     /// Lends it room for the effects of the next event.
     pub(crate) fn lend(&mut self, room: &mut Room<C>) {
         if self.effects.is_none() {
@@ -192,6 +200,14 @@ impl<C: Clone> Turnstile<C> {
             && matches!(self.standing, Standing::Out)
             && self.flight.is_none()
             && self.owed.is_empty()
+    }
+
+    /// Whether a ticket of ours may stand in the store's queue, or be entered soon.
+    pub(crate) fn may_have_ticket(&self) -> bool {
+        matches!(self.standing, Standing::Seeking { .. })
+            || !self.line.is_empty()
+            || self.flight.is_some()
+            || !self.owed.is_empty()
     }
 
     /// Who holds a lease.
@@ -243,9 +259,9 @@ impl<C: Clone> Turnstile<C> {
         }
         match &self.standing {
             Standing::Out => {}
-            Standing::Seeking { ask_at, .. } => {
+            Standing::Seeking { claim, ask_at } => {
                 if may_send && self.owed.is_empty() {
-                    consider(Some(*ask_at));
+                    consider(claim.withdraw_at.or(Some(*ask_at)));
                 }
             }
             Standing::Inside(tenure) => consider(Some(tenure.next_timeout(self.down))),
@@ -267,7 +283,7 @@ impl<C: Clone> Turnstile<C> {
                 _ => Verdict::Busy,
             };
             self.wake(waiter.who, verdict);
-        } else if self.line.len() >= self.rules.waiters {
+        } else if self.line.len() >= self.rules.waiters as usize {
             self.wake(waiter.who, Verdict::QueueFull);
         } else {
             self.line.push(id, waiter);
@@ -314,6 +330,9 @@ impl<C: Clone> Turnstile<C> {
         {
             taken = true;
             wants_more = tenure.wants_more(cx.at());
+            if wants_more {
+                tenure.is_to_be_renewed(cx.at());
+            }
         }
         if wants_more {
             self.renew(cx.at());
@@ -500,7 +519,8 @@ impl<C: Clone> Turnstile<C> {
             tenure.asked(now, ttl);
             let owner = tenure.owner;
             let ttl = ttl.duration();
-            let op = Op::Renew { owner, ttl };
+            let within = tenure.deadline.since(now).duration();
+            let op = Op::Renew { owner, ttl, within };
             self.effect(Effect::Send(op));
         }
     }

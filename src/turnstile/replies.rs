@@ -10,14 +10,15 @@ use super::time::{Point, Span, deadline};
 use crate::StoreError;
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 
-/// How long a ticket stands at most before it is entered again (W2).
-const RECHECK: Span = Span::secs(10);
+/// W2: how long a ticket stands at most before it is entered again, in milliseconds: 10 s, a fifth more
+/// or less, so that registries that began to wait together do not ask together for ever.
+const RECHECK: (u64, u64) = (8_000, 12_000);
 
 impl<C: Clone> Turnstile<C> {
     /// The one answer to an op that was sent.
     pub(crate) fn replied(&mut self, cx: &mut Cx<'_>, op: &Op, result: Result<Answer, OpError>) {
         self.pass_time(cx);
-        if let Op::Renew { owner, ttl } = *op {
+        if let Op::Renew { owner, ttl, .. } = *op {
             if matches!(&self.standing, Standing::Inside(tenure) if tenure.owner == owner) {
                 self.on_renewal(cx, ttl.into(), result);
             }
@@ -107,7 +108,7 @@ impl<C: Clone> Turnstile<C> {
                 self.on_down(&error);
             }
             Err(OpError::Unsent(error)) => self.on_down(&error),
-            Err(OpError::Refused(error)) => {
+            Err(OpError::Refused(error) | OpError::TooLate(error)) => {
                 if claim.adopter.is_some() {
                     // Some nodes of a quorum may have done it.
                     claim.exposure = Exposure::Lock;
@@ -184,7 +185,8 @@ impl<C: Clone> Turnstile<C> {
             // W2: the holder may have changed, crashed, or be a foreign lock with no ttl at all;
             // the connection may be dead without saying so.
             let jitter = cx.supply.jitter(1, 50);
-            left.map_or(RECHECK, |left| (left + jitter).min(RECHECK))
+            let recheck = cx.supply.jitter(RECHECK.0, RECHECK.1);
+            left.map_or(recheck, |left| (left + jitter).min(recheck))
         } else {
             match self.rest_of_pause(cx.at()) {
                 Some(rest) => rest,
@@ -347,7 +349,7 @@ impl<C: Clone> Turnstile<C> {
                     self.on_unconfirmed(cx, &error);
                 }
             }
-            OpError::Refused(error) => {
+            OpError::Refused(error) | OpError::TooLate(error) => {
                 let pause = self.pause(cx);
                 self.on_refused(&error);
                 if let Op::Yield { old, new, .. } = errand.op {
@@ -408,7 +410,12 @@ impl<C: Clone> Turnstile<C> {
             // Unknown changes nothing: it is tried again until the deadline, which decides. A new
             // connection renews at once (O4).
             Err(error) => {
-                if let OpError::Refused(_) = error {
+                let again = match error {
+                    // Each time half of what is left later: the store has more to do than it can.
+                    OpError::TooLate(_) => again.max(now + tenure.deadline.since(now) / 2),
+                    _ => again,
+                };
+                if let OpError::Refused(_) | OpError::TooLate(_) = error {
                     tenure.renew_after(again);
                 }
                 tenure.wish_after(again);

@@ -16,21 +16,24 @@ pub(crate) struct Rules {
 /// The rules as a turnstile keeps them.
 #[derive(Debug)]
 pub(super) struct Limits {
-    pub(super) passes: u32,
+    pub(super) passes: u8,
     /// Of a tenure before which none but this registry wanted the key for a while.
-    pub(super) passes_alone: u32,
+    pub(super) passes_alone: u8,
+    pub(super) waiters: u32,
     pub(super) span: Span,
-    pub(super) waiters: usize,
 }
 
 impl From<Rules> for Limits {
     fn from(rules: Rules) -> Self {
-        let passes = rules.local_passes.min(MOST_PASSES);
+        let passes = |times: u32| {
+            let passes = rules.local_passes.saturating_mul(times).min(MOST_PASSES);
+            u8::try_from(passes).expect("63 at most")
+        };
         Self {
-            passes,
-            passes_alone: (passes * 4).min(MOST_PASSES),
+            passes: passes(1),
+            passes_alone: passes(4),
+            waiters: u32::try_from(rules.max_waiters).unwrap_or(u32::MAX),
             span: rules.local_span.into(),
-            waiters: rules.max_waiters,
         }
     }
 }

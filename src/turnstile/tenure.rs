@@ -78,6 +78,8 @@ pub(super) struct Seat<C> {
     meant: Point,
     /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Point>,
+    /// When the renewal that was due is late; `FOREVER` once that was told. None if all is confirmed.
+    late_at: Option<Point>,
     /// What its holder asked for, and the store has not confirmed.
     wish: Option<Box<Wish>>,
 }
@@ -110,6 +112,12 @@ impl<C> Seat<C> {
     /// Whether its time is over, or its waiter has not looked in time.
     pub(super) fn is_over(&self, now: Point) -> bool {
         now >= self.deadline || (self.hold == Hold::Offered && now >= self.end_by)
+    }
+
+    /// When the store is asked to prolong it, if it is.
+    fn due(&self) -> Option<Point> {
+        let wish = self.wish.as_ref().map(|wish| wish.ask_at);
+        self.renew_at.into_iter().chain(wish).min()
     }
 
     /// What its waiter is told when it is taken away.
@@ -179,7 +187,7 @@ impl<C: Clone> Tenure<C> {
             Company::NoneForLong => rules.passes_alone,
             Company::NoneNow | Company::Perhaps => rules.passes,
         };
-        self.turns <= passes
+        self.turns <= u32::from(passes)
             && now.since(self.began) < rules.span
             && self.deadline.since(now) >= needed
     }
@@ -216,6 +224,7 @@ impl<C: Clone> Tenure<C> {
             counted: false,
             meant,
             renew_at: None,
+            late_at: None,
             wish: None,
         };
         let until = seat.deadline;
@@ -331,14 +340,19 @@ impl<C: Clone> Tenure<C> {
     /// Whether the watchdog is due, or a wish is not met; the watchdog comes again after another
     /// third of the ttl.
     pub(super) fn is_renewal_due(&mut self, now: Point) -> bool {
-        let Some(seat) = &mut self.seat else {
-            return false;
-        };
         if self.renewing.is_some() {
             return false;
         }
+        let late_at = self.late_at();
+        let Some(seat) = &mut self.seat else {
+            return false;
+        };
+        if seat.due().is_none_or(|due| now < due) {
+            return false;
+        }
+        seat.late_at = late_at;
         if seat.renew_at.is_none_or(|at| now < at) {
-            return seat.wish.as_ref().is_some_and(|wish| wish.ask_at <= now);
+            return true;
         }
         // A fixed lease has none to count, and comes here to be given what it was promised (W3).
         seat.counted = seat.renewals > 0;
@@ -350,15 +364,45 @@ impl<C: Clone> Tenure<C> {
         true
     }
 
+    /// The lease just taken is to be renewed at once.
+    pub(super) fn is_to_be_renewed(&mut self, now: Point) {
+        let late_at = self.late_after(now);
+        if let Some(seat) = &mut self.seat {
+            seat.late_at = Some(late_at);
+        }
+    }
+
+    /// When a renewal is late that is due at `due`: when a third is left of the time that the lease has
+    /// left then. Of a watchdog's that is two ninths of the ttl.
+    fn late_after(&self, due: Point) -> Point {
+        due + self.deadline.since(due) / 3 * 2
+    }
+
+    /// When the renewal that is due is late, or else the next.
+    fn late_at(&self) -> Option<Point> {
+        let seat = self.seat.as_ref()?;
+        seat.late_at.or_else(|| Some(self.late_after(seat.due()?)))
+    }
+
+    /// Who is to be told, once, that a renewal is late, whatever keeps it from being confirmed: that
+    /// no connection stands, too.
+    pub(super) fn is_renewal_late(&mut self, now: Point) -> Option<C> {
+        let late = self.late_at()? <= now;
+        let seat = self.seat.as_mut().filter(|_| late)?;
+        seat.late_at = Some(Point::FOREVER);
+        Some(seat.who.clone())
+    }
+
     pub(super) fn unwatch(&mut self, has_gone: impl FnOnce(&C) -> bool) {
         if let Some(seat) = self.seat.as_mut().filter(|seat| has_gone(&seat.who)) {
             seat.renewals = 0;
             seat.counted = false;
             seat.renew_at = None;
+            seat.late_at = None;
         }
     }
 
-    /// The store refused a renewal: the watchdog tries again, on the same count. So it does for a
+    /// The store refused a renewal, or it was not sent: the watchdog tries again, on the same count. So it does for a
     /// fixed lease that has less than it was promised (W3).
     pub(super) fn renew_after(&mut self, again: Point) {
         let tenure_ends = self.deadline;
@@ -387,6 +431,7 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn prolong(&mut self, sent: Point, until: Point) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
         let seat = self.seat.as_mut()?;
+        seat.late_at = None;
         let was_last = std::mem::take(&mut seat.counted) && seat.renewals == 0;
         if seat.own_end.is_some() {
             seat.renew_at = None;
@@ -410,10 +455,9 @@ impl<C: Clone> Tenure<C> {
                 next = next.min(seat.end_by);
             }
             if self.renewing.is_none() && !down {
-                next = next.min(seat.renew_at.unwrap_or(next));
-                let wish = seat.wish.as_ref();
-                next = wish.map_or(next, |wish| next.min(wish.ask_at));
+                next = next.min(seat.due().unwrap_or(next));
             }
+            next = next.min(self.late_at().unwrap_or(next));
         }
         next
     }

@@ -80,6 +80,19 @@ async fn a_trusted_authority_s_certificate_is_believed() {
     takes_turns(each).await;
 }
 
+/// Runs one of these tests again, in a process of its own that has these variables.
+fn run_alone(test: &str, variables: &[(&str, &std::ffi::OsStr)]) {
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", &format!("tls::{test}")])
+        .envs(variables.iter().copied())
+        .env_remove("SSL_CERT_DIR")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("1 passed"), "{told}");
+}
+
 /// Whom the system trusts is for a variable to say, and so for a process of its own.
 #[tokio::test]
 async fn whom_the_system_trusts_is_trusted() {
@@ -99,25 +112,116 @@ async fn whom_the_system_trusts_is_trusted() {
     let server = start(&authority.sign(HERE));
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(authority.pem.as_bytes()).unwrap();
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "tls::whom_the_system_trusts_is_trusted"])
-        .env(URL, server.tls_url("localhost"))
-        .env("SSL_CERT_FILE", file.path())
-        .env_remove("SSL_CERT_DIR")
-        .output()
+    let url = server.tls_url("localhost");
+    let variables = [
+        (URL, url.as_ref()),
+        ("SSL_CERT_FILE", file.path().as_os_str()),
+    ];
+    run_alone("whom_the_system_trusts_is_trusted", &variables);
+}
+
+/// Neither does the store install a crypto provider for the whole process, nor does it use one that
+/// the program installed: here one that can do nothing.
+#[tokio::test]
+async fn no_provider_of_the_process_is_installed_or_used() {
+    use rustls::crypto::{CryptoProvider, ring};
+
+    const URL: &str = "LOCKSTREAM_TEST_PROVIDER_URL";
+    const ROOT: &str = "LOCKSTREAM_TEST_PROVIDER_ROOT";
+    if let (Ok(url), Ok(root)) = (env::var(URL), env::var(ROOT)) {
+        let authority = Authority::new("ours");
+        let identity = authority.sign(&[]);
+        let store = RedisStore::builder(url)
+            .root_certificate(root)
+            .client_certificate(identity.certificate, identity.key);
+        takes_turns(store.clone()).await;
+        assert!(CryptoProvider::get_default().is_none());
+        let useless = CryptoProvider {
+            cipher_suites: Vec::new(),
+            ..ring::default_provider()
+        };
+        useless.install_default().unwrap();
+        takes_turns(store).await;
+        return;
+    }
+    let authority = Authority::new("ours");
+    let server = start(&authority.sign(HERE));
+    let url = server.tls_url("localhost");
+    let variables = [(URL, url.as_ref()), (ROOT, authority.pem.as_ref())];
+    run_alone(
+        "no_provider_of_the_process_is_installed_or_used",
+        &variables,
+    );
+}
+
+/// Takes TLS off in front of a server, and tells how each handshake went.
+async fn terminate_tls(
+    identity: &Identity,
+    server: u16,
+) -> (u16, std::sync::mpsc::Receiver<rustls::HandshakeKind>) {
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use tokio::net::{TcpListener, TcpStream};
+
+    let chain = vec![CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
+    let provider = rustls::crypto::ring::default_provider();
+    let config = rustls::ServerConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{told}");
-    assert!(told.contains("1 passed"), "{told}");
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (sender, kinds) = std::sync::mpsc::channel();
+    // Ends with the test's runtime.
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (acceptor, sender) = (acceptor.clone(), sender.clone());
+            tokio::spawn(async move {
+                let mut client = acceptor.accept(client).await.unwrap();
+                let kind = client.get_ref().1.handshake_kind().unwrap();
+                sender.send(kind).unwrap();
+                let mut server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    (port, kinds)
+}
+
+/// A server that comes back is met by all its clients at once: a resumed session costs it a fraction
+/// of a whole handshake.
+#[tokio::test]
+async fn a_store_resumes_its_tls_sessions() {
+    use rustls::HandshakeKind::{Full, Resumed};
+
+    let authority = Authority::new("ours");
+    let server = RedisServer::start();
+    let (port, kinds) = terminate_tls(&authority.sign(HERE), server.port()).await;
+    let url = format!("rediss://localhost:{port}/");
+    for _ in 0..2 {
+        // Each store has sessions of its own.
+        let store = RedisStore::builder(&url).root_certificate(&authority.pem);
+        let store = store.connect().await.unwrap();
+        for _ in 0..2 {
+            let registry = locks(store.clone());
+            let lease = registry.obtain("k").lease().await.unwrap();
+            lease.release().await.unwrap();
+        }
+        let kinds: Vec<_> = kinds.try_iter().collect();
+        assert_eq!(kinds, [Full, Resumed, Resumed]);
+    }
 }
 
 #[tokio::test]
 async fn a_certificate_of_an_unknown_authority_is_not_believed() {
     let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
     let server = start(&authority.sign(HERE));
-    let reason = "comes from nobody that is trusted here";
-    let error = refused(trusting(&server, &other), reason).await;
-    assert!(error.to_string().contains("root_certificate"), "{error}");
+    let reason = "is from an unknown authority";
+    refused(trusting(&server, &other), reason).await;
     // The system knows neither.
     refused(RedisStore::builder(server.tls_url("localhost")), reason).await;
 }
@@ -134,7 +238,7 @@ async fn a_certificate_of_an_authority_of_the_same_name_is_not_believed() {
 async fn a_certificate_for_another_host_is_not_believed() {
     let authority = Authority::new("ours");
     let server = start(&authority.sign(&["elsewhere.example"]));
-    let reason = "is for another host name";
+    let reason = "certificate not valid for name";
     refused(trusting(&server, &authority), reason).await;
     let by_number = RedisStore::builder(server.tls_url("127.0.0.1"));
     refused(by_number.root_certificate(&authority.pem), reason).await;
@@ -144,9 +248,9 @@ async fn a_certificate_for_another_host_is_not_believed() {
 async fn a_certificate_out_of_its_time_is_not_believed() {
     let authority = Authority::new("ours");
     let expired = start(&authority.sign_expired(HERE));
-    refused(trusting(&expired, &authority), "has expired").await;
+    refused(trusting(&expired, &authority), "certificate expired").await;
     let early = start(&authority.sign_early(HERE));
-    refused(trusting(&early, &authority), "is not valid yet").await;
+    refused(trusting(&early, &authority), "certificate not valid yet").await;
 }
 
 /// What one line of openssl makes is both, and no server's.
@@ -155,7 +259,7 @@ async fn the_certificate_of_an_authority_is_not_believed() {
     let both = Authority::for_itself(HERE);
     let server = start(&both);
     let store = RedisStore::builder(server.tls_url("localhost"));
-    let reason = "sign one for the server with it";
+    let reason = "is that of an authority";
     refused(store.root_certificate(&both.certificate), reason).await;
 }
 
@@ -170,8 +274,8 @@ async fn a_client_shows_its_certificate() {
         store.client_certificate(identity.certificate, identity.key)
     };
     takes_turns(with(authority.sign(&[]))).await;
-    refused(store.clone(), "wants a client certificate").await;
-    let reason = "does not believe our client certificate";
+    refused(store.clone(), "requires a client certificate").await;
+    let reason = "rejected the client certificate";
     refused(with(other.sign(&[])), reason).await;
     refused(with(authority.sign_expired(&[])), reason).await;
 }
@@ -203,10 +307,10 @@ async fn what_a_builder_is_given_replaces_what_its_client_has() {
     takes_turns(having(&authority, &ours)).await;
     let store = having(&other, &theirs).root_certificate(&authority.pem);
     takes_turns(showing(store, &ours)).await;
-    let reason = "wants a client certificate";
+    let reason = "requires a client certificate";
     let store = having(&authority, &ours).root_certificate(&authority.pem);
     refused(store, reason).await;
-    let reason = "comes from nobody that is trusted here";
+    let reason = "is from an unknown authority";
     let store = having(&authority, &ours).root_certificate(&other.pem);
     refused(store, reason).await;
     // The system trusts neither.
@@ -240,7 +344,7 @@ async fn what_is_no_certificate_is_said_at_once() {
         ),
         (
             store().client_certificate(&*one.certificate, &*two.key),
-            "the client certificate and its key",
+            "client certificate and key",
         ),
         (
             RedisStore::builder("redis://:secret@localhost:1/").root_certificate(&authority.pem),
@@ -286,10 +390,13 @@ async fn a_certificate_runs_out_and_is_renewed() {
     } else {
         error
     };
-    assert!(error.to_string().contains("has expired"), "{error}");
+    assert!(error.to_string().contains("certificate expired"), "{error}");
     assert!(!error.is_retryable());
     let waiter = told(registry.obtain("other").lease().await);
-    assert!(waiter.to_string().contains("has expired"), "{waiter}");
+    assert!(
+        waiter.to_string().contains("certificate expired"),
+        "{waiter}"
+    );
     assert!(lease.is_valid());
 
     server.show(&good.certificate, &good.key);
@@ -308,10 +415,10 @@ async fn what_does_not_speak_the_same_is_no_server() {
     let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
     let begin = Instant::now();
     for (url, supposed) in [
-        (plain.tls_url("localhost"), "speaks no TLS"),
+        (plain.tls_url("localhost"), "may not speak TLS"),
         (
             tls.tls_url("localhost").replace("rediss", "redis"),
-            "wants TLS, rediss://",
+            "may require TLS",
         ),
     ] {
         let store = RedisStore::connect_lazy(&url).unwrap();

@@ -83,8 +83,8 @@ proptest! {
             Err(error) => {
                 prop_assert!(!error.is_retryable());
                 let said = error.to_string();
-                prop_assert!(said.starts_with("not a Redis url: "), "{}", said);
-                prop_assert!(said.len() > "not a Redis url: ".len() + 10, "{}", said);
+                prop_assert!(said.starts_with("invalid Redis url: "), "{}", said);
+                prop_assert!(said.len() > "invalid Redis url: ".len() + 10, "{}", said);
             }
         }
     }
@@ -106,12 +106,12 @@ fn slips_in_urls_are_told() {
         ("redis://user:a#b@localhost", "percent-encoded"),
         ("redis://a?b@localhost", "percent-encoded"),
         #[cfg(feature = "tls-rustls")]
-        ("rediss://localhost/#insecure", "is not offered"),
+        ("rediss://localhost/#insecure", "is not supported"),
         // The client reads both as the one above.
         #[cfg(feature = "tls-rustls")]
-        ("REDISS://localhost/#insecure", "is not offered"),
+        ("REDISS://localhost/#insecure", "is not supported"),
         #[cfg(feature = "tls-rustls")]
-        ("rediss://localhost/#insecure ", "is not offered"),
+        ("rediss://localhost/#insecure ", "is not supported"),
         #[cfg(not(feature = "tls-rustls"))]
         ("rediss://localhost/", "tls-rustls"),
         ("redis://one,two/", "redis+cluster://"),

@@ -33,7 +33,7 @@ use tokio::time::sleep;
 /// For what takes a reconnect or the promotion of a replica; no more than the usual ttl.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
-/// What comes sooner has come by a grant: whoever waits asks by itself every 10 s, at most.
+/// What comes sooner has come by a grant: whoever waits asks by itself every 8 to 12 s.
 pub(crate) const BY_GRANT: Duration = Duration::from_secs(5);
 
 pub(crate) const fn ms(millis: u64) -> Duration {

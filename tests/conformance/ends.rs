@@ -355,7 +355,7 @@ pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
     let here = w.registry().await;
     let there = w.builder().await.response_timeout(ms(300)).build();
     there.obtain("anything").inspect().await.unwrap();
-    let lease = here.obtain("k").ttl(ms(4000)).lease().await.unwrap();
+    let lease = here.obtain("k").ttl(ms(9000)).lease().await.unwrap();
     let detached = lease.detach();
     w.set_offline(true);
     let begin = Instant::now();

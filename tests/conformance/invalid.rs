@@ -43,6 +43,7 @@ pub(crate) async fn bad_keys<W: World>(w: &W) {
         "~fence",
         "a:~queue1",
         "a:~queue77",
+        "a:~listen1",
         "a}",
         "{}a",
     ];

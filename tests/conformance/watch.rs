@@ -226,7 +226,8 @@ impl Grammar {
                 }
             }
             LockEvent::LastRenewal { key, token, .. } => self.held(key, *token)?.last = true,
-            LockEvent::RenewalUnknown { key, token, .. } => {
+            LockEvent::RenewalUnknown { key, token, .. }
+            | LockEvent::RenewalLate { key, token, .. } => {
                 self.held(key, *token)?;
             }
             LockEvent::DroppedWhileHeld { key, token, .. } => {
@@ -296,6 +297,7 @@ pub(crate) fn name(event: &LockEvent) -> &'static str {
         LockEvent::Passed { .. } => "passed",
         LockEvent::Renewed { .. } => "renewed",
         LockEvent::RenewalUnknown { .. } => "renewal unknown",
+        LockEvent::RenewalLate { .. } => "renewal late",
         LockEvent::LastRenewal { .. } => "last renewal",
         LockEvent::Lost { .. } => "lost",
         LockEvent::Released { .. } => "released",

@@ -83,6 +83,10 @@ pub(crate) const BOUND: Duration = Duration::from_secs(10);
 /// Ends before [`World::builder`]'s leases do, so what comes within it did not come by their end.
 pub(crate) const SOON: Duration = ms(1500);
 
+/// A store that was away is connected to again by then: the pauses between the first attempts are at
+/// most 0.2, 1 and 2 s (G1).
+pub(crate) const BACK: Duration = ms(5000);
+
 /// Waits until `condition` holds, on tokio's clock.
 #[track_caller]
 pub(crate) fn eventually(
@@ -114,8 +118,9 @@ pub(crate) fn waiting(lock: &Lock, n: u64) -> impl Future<Output = ()> {
 /// Waits until the store says that nobody has the lock.
 #[track_caller]
 pub(crate) fn free(lock: &Lock) -> impl Future<Output = ()> {
+    // An attempt to connect that fails tells whoever waits for it.
     eventually(format!("{} is free", lock.key()), async move || {
-        lock.inspect().await.unwrap().owner.is_none()
+        lock.inspect().await.is_ok_and(|seen| seen.owner.is_none())
     })
 }
 

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Over so much time a waiter must not ask again, by design: a ttl of 30 s is far from over, and so are the 10 s of W2.
+/// Over so much time a waiter must not ask again, by design: a ttl of 30 s is far from over, and so are the 8 to 12 s of W2.
 const SILENCE: Duration = Duration::from_secs(3);
 
 async fn builder(server: &RedisServer) -> LockRegistryBuilder {

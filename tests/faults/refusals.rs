@@ -242,7 +242,7 @@ async fn noauth() {
     server.cmd(&["CONFIG", "SET", "requirepass", "new"]);
     server.client_kill_all();
     let error = RedisStore::connect(server.url()).await.unwrap_err();
-    assert!(error.to_string().contains("wants a password"), "{error}");
+    assert!(error.to_string().contains("requires a password"), "{error}");
     lasts(&server, scene, "NOAUTH", || {
         server.cmd(&["CONFIG", "SET", "requirepass", ""]);
     })

@@ -15,7 +15,7 @@ fn wired(servers: &[RedisServer]) -> (Vec<Proxy>, LockRegistry) {
     let nodes = wires
         .iter()
         .map(|wire| RedisStore::connect_lazy(wire.url()).unwrap());
-    let store = QuorumStore::new(nodes).unwrap();
+    let store = QuorumStore::new(nodes).unwrap().quarantine(None);
     let registry = LockRegistry::builder(store).response_timeout(ms(300));
     (wires, registry.build())
 }

@@ -2,7 +2,10 @@
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod faults;
+#[path = "../support/hearing.rs"]
+mod hearing;
 mod notices;
+mod same_server;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -26,11 +29,12 @@ fn servers(count: usize) -> Vec<RedisServer> {
         .collect()
 }
 
+/// Servers of a test have just been started, and forget nothing.
 fn store(servers: &[RedisServer]) -> QuorumStore {
     let nodes = servers
         .iter()
         .map(|server| RedisStore::connect_lazy(server.url()).unwrap());
-    QuorumStore::new(nodes).unwrap()
+    QuorumStore::new(nodes).unwrap().quarantine(None)
 }
 
 fn builder(servers: &[RedisServer]) -> LockRegistryBuilder {
@@ -219,6 +223,37 @@ async fn started_again_without_data_and_kept_out() {
     servers[2].cont();
     next.release().await.unwrap();
     nothing_left(&servers, &[&here, &there]).await;
+}
+
+/// Servers that were just started may have been started again; unless it is told otherwise they have no vote for the
+/// registry's ttl.
+#[tokio::test]
+async fn kept_out_for_the_registrys_ttl_unless_told_otherwise() {
+    let servers = servers(3);
+    let nodes = || {
+        servers
+            .iter()
+            .map(|it| RedisStore::connect_lazy(it.url()).unwrap())
+    };
+    let ttl = ms(2000);
+    let by_default = QuorumStore::new(nodes()).unwrap();
+    let here = LockRegistry::builder(by_default).ttl(ttl).build();
+    let young = here.obtain("k").acquire_once().await.unwrap_err();
+    let text = young.to_string();
+    assert!(matches!(young, LockError::Store { .. }), "{text}");
+    assert!(
+        text.contains("no vote for 2s (`QuorumStore::quarantine`)"),
+        "{text}"
+    );
+    let at_once = builder(&servers).build();
+    let lease = at_once.obtain("other").lease().await.unwrap();
+    lease.release().await.unwrap();
+    let lease = timeout(BOUND, here.obtain("k").lease())
+        .await
+        .unwrap()
+        .unwrap();
+    lease.release().await.unwrap();
+    nothing_left(&servers, &[&here, &at_once]).await;
 }
 
 /// A minority that forgets is given the lock again; a majority that does ends the lease.

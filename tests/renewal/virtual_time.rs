@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use futures::{StreamExt, poll, stream};
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, LockRegistry, OnFinish, OnLost, Renewal, StreamLockExt};
+use lockstream::{
+    FutureLockExt, LockEvent, LockRegistry, OnFinish, OnLost, Renewal, StreamLockExt,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::{ms, usable};
@@ -300,4 +302,30 @@ async fn run_on_delivers_its_value() {
     };
     assert_eq!(slow.with_lock(locks.obtain("k")).await.unwrap(), 8);
     assert_eq!(locks.in_use(), 0);
+}
+
+/// The store is away, and the holder hears in time that its lease is about to be lost: once a renewal.
+#[tokio::test(start_paused = true)]
+async fn a_late_renewal_is_told_before_the_lease_is_lost() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let mut events = locks.events();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    let begin = Instant::now();
+    sleep(ms(1000)).await;
+    store.set_offline(true);
+    let mut late = Vec::new();
+    let lost = loop {
+        match events.next().await.unwrap() {
+            LockEvent::RenewalLate { deadline, .. } => late.push((begin.elapsed(), deadline)),
+            LockEvent::Lost { token, .. } => break token,
+            _ => {}
+        }
+    };
+    // It was due after 10 s, for a lease until 29.7 s.
+    let due = TTL / 3;
+    let left = usable(TTL) - due;
+    assert_eq!(late, [(due + left / 3 * 2, begin + usable(TTL))]);
+    assert_eq!(lost, lease.token());
+    assert_eq!(begin.elapsed(), usable(TTL));
 }

@@ -120,7 +120,7 @@ async fn what_a_stopped_replica_has_not_is_refused_in_time_and_others_are_not_he
     assert!(passed >= ms(3_000) && passed < ms(12_000), "{passed:?}");
     assert!(error.is_retryable(), "{error}");
     let said = error.to_string();
-    assert!(said.contains(": 0 of the 1 replicas"), "{error}");
+    assert!(said.contains(": 0 of 1 replicas"), "{error}");
     let address = format!("127.0.0.1:{}", cluster.server(0).port());
     assert!(said.contains(&address), "{error}");
     nothing_left(&cluster).await;
@@ -262,7 +262,7 @@ async fn what_counted_on_a_cluster_is_there_when_its_primary_is_killed_at_once()
     let begun = Instant::now();
     loop {
         let error = told(lock.acquire_once().await).to_string();
-        if error.contains(": 0 of the 1 replicas") {
+        if error.contains(": 0 of 1 replicas") {
             let address = format!("127.0.0.1:{}", cluster.server(3).port());
             assert!(error.contains(&address), "{error}");
             break;

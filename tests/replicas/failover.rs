@@ -14,9 +14,10 @@ async fn what_counted_is_there_when_the_primary_is_killed_at_once() {
         registry(&url, 2, ms(5_000)).await,
         registry(&url, 1, ms(5_000)).await,
     );
-    // Both its connections stand.
+    // Both its connections stand, and are needed.
     let lease = other.obtain("other").lease().await.unwrap();
     lease.release().await.unwrap();
+    let kept = other.obtain("kept").lease().await.unwrap();
     let lease = holding.obtain("k").lease().await.unwrap();
     let old = watched.kill_primary();
     watched.wait_until_promoted(old);
@@ -34,6 +35,7 @@ async fn what_counted_is_there_when_the_primary_is_killed_at_once() {
     let next = next.expect("it is confirmed by the new primary").unwrap();
     assert!(primary.exists("lock:other") && primary.calls("wait") > 0);
     next.release().await.unwrap();
+    kept.release().await.unwrap();
     assert!(lease.is_valid());
     let released = timeout(BOUND, lease.release()).await;
     released

@@ -62,10 +62,7 @@ async fn a_server_without_replicas_and_one_that_is_a_replica() {
     let store = RedisStore::builder(alone.url()).min_replicas(1, ms(50));
     let locks = LockRegistry::builder(store.connect().await.unwrap()).build();
     let error = told(locks.obtain("k").acquire_once().await);
-    assert!(
-        error.to_string().contains(": 0 of the 1 replicas"),
-        "{error}"
-    );
+    assert!(error.to_string().contains(": 0 of 1 replicas"), "{error}");
 
     let replica = flock.replicas[0].url();
     let store = RedisStore::builder(replica).min_replicas(1, ms(50));

@@ -268,10 +268,20 @@ impl Cluster {
 
     /// Sends a command to the node that has the key.
     pub fn cmd(&self, key: &str, args: &[&str]) -> Value {
+        self.served(key, args).1
+    }
+
+    /// The same, and says which server that is.
+    pub fn served(&self, key: &str, args: &[&str]) -> (usize, Value) {
         let mut index = self.home(key);
+        let mut is_asked = false;
         for _ in 0..5 {
+            if is_asked {
+                self.servers[index].cmd(&["ASKING"]);
+            }
             match self.servers[index].try_cmd(args) {
-                Err(error) if error.code() == Some("MOVED") => {
+                Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => {
+                    is_asked = error.code() == Some("ASK");
                     let to = error.redirect_node().expect("it says where").0.to_owned();
                     let port = to.rsplit(':').next().and_then(|port| port.parse().ok());
                     index = (0..self.servers.len())
@@ -279,7 +289,7 @@ impl Cluster {
                         .expect("it is one of ours");
                 }
                 Err(error) => panic!("{args:?}: {error}"),
-                Ok(value) => return value,
+                Ok(value) => return (index, value),
             }
         }
         panic!("{args:?}: sent round in circles")

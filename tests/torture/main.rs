@@ -12,14 +12,22 @@ mod support;
 )]
 #[path = "../../examples/torture"]
 mod torture {
+    pub(crate) mod callers;
+    pub(crate) mod deployments;
     pub(crate) mod dice;
     pub(crate) mod judge;
     pub(crate) mod log;
     pub(crate) mod plan;
     pub(crate) mod resource;
 }
-use torture::{dice, judge, plan};
+#[allow(
+    unused_imports,
+    reason = "the example's files name each other from the root"
+)]
+use torture::{callers, deployments, dice, judge, log, plan, resource};
 
 mod judges;
+#[cfg(feature = "cluster")]
+mod leftovers;
 mod plans;
 mod runs;

@@ -6,7 +6,9 @@
 
 use super::watch::Watch;
 use super::wires::Wires;
-use super::{Deployment, Leftovers, PREFIX, Servers, StoredLock, leftovers, servers, stored_locks};
+use super::{
+    Deployment, Leftovers, PREFIX, Servers, StoredLock, connections, servers, stored_locks,
+};
 use crate::callers::KEYS;
 use crate::judge::Span;
 use crate::judge::reigns::Reigns;
@@ -93,6 +95,32 @@ fn is_a_caller(client: &ClientRow) -> bool {
     !client.field("flags").contains(['M', 'S'])
 }
 
+/// What lies on its primaries. Replicas have the same, and delete a key when their primary does; they are not asked, since
+/// they would send us on to it.
+pub(crate) fn leftovers_in(cluster: &Cluster) -> Leftovers {
+    let mut all = Leftovers {
+        subscriptions: cluster.channels(),
+        ..Leftovers::default()
+    };
+    for index in 0..NODES {
+        let server = cluster.server(index);
+        all.subscriptions.extend(server.channels());
+        all.connections.extend(connections(server, is_a_caller));
+    }
+    for index in (0..SHARDS).map(|shard| cluster.primary_of(shard)) {
+        for key in cluster.server(index).keys("*") {
+            let (serves, _) = cluster.served(&key, &["PTTL", &key]);
+            if serves == index {
+                all.add(key.clone(), |command| cluster.cmd(&key, command));
+            } else {
+                let text = format!("{key}: lies on server {index}, and server {serves} serves it");
+                all.misplaced.push(text);
+            }
+        }
+    }
+    all
+}
+
 impl Servers for OfShards {
     fn begin(&mut self, stroke: &Stroke) {
         self.cluster.wait_until_whole();
@@ -167,20 +195,7 @@ impl Servers for OfShards {
 
     fn leftovers(&mut self) -> Leftovers {
         self.cluster.wait_until_whole();
-        let mut all = Leftovers::default();
-        for primary in self.primaries() {
-            // Replicas delete a key when their primary does.
-            let here = leftovers(self.cluster.server(primary), is_a_caller);
-            all.keys.extend(here.keys);
-            all.queue_entries.extend(here.queue_entries);
-            for index in [primary, Cluster::other_of(primary)] {
-                let there = leftovers(self.cluster.server(index), is_a_caller);
-                all.subscriptions.extend(there.subscriptions);
-                all.connections.extend(there.connections);
-            }
-        }
-        all.subscriptions.extend(self.cluster.channels());
-        all
+        leftovers_in(&self.cluster)
     }
 
     fn reigns(&self) -> Reigns {

@@ -11,7 +11,7 @@
 //! | `single.rs`, `sentinel.rs`, `cluster.rs`, `quorum.rs` | what is of one deployment's own? |
 
 #[cfg(feature = "cluster")]
-mod cluster;
+pub(crate) mod cluster;
 mod quorum;
 #[cfg(feature = "sentinel")]
 mod sentinel;
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
-use redis::from_redis_value;
+use redis::{Value, from_redis_value};
 
 use self::wires::Wires;
 use crate::judge::reigns::Reigns;
@@ -86,6 +86,9 @@ pub(crate) struct Leftovers {
     pub(crate) queue_entries: Vec<String>,
     pub(crate) subscriptions: Vec<String>,
     pub(crate) connections: Vec<String>,
+    /// Keys on a node that does not serve their slot. Nobody is shown them or may write them there, so they are what
+    /// the moving of a slot has left behind, and no breach by themselves.
+    pub(crate) misplaced: Vec<String>,
 }
 
 /// Starts one by its name, with wires of its own for each child.
@@ -112,12 +115,17 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
 
 /// A fence, which stays, or a queue.
 fn is_side_key(key: &str) -> bool {
-    is_fence(key) || key.contains(":~queue")
+    is_fence(key) || is_waiting_set(key)
 }
 
 fn is_fence(key: &str) -> bool {
     key.strip_prefix(PREFIX)
         .is_some_and(|rest| rest.starts_with(":~fence"))
+}
+
+/// Whether a key holds those who wait, or listen.
+fn is_waiting_set(key: &str) -> bool {
+    key.contains(":~queue") || key.contains(":~listen")
 }
 
 /// The locks in a server; `None`: it has no answer just now, or answers for others.
@@ -126,7 +134,11 @@ fn stored_locks(server: &RedisServer) -> Option<Vec<StoredLock>> {
     let mut locks = Vec::new();
     // A queue is no lock, and what has gone meanwhile is none.
     for key in keys.into_iter().filter(|key| !is_side_key(key)) {
-        let owner = server.try_cmd(&["GET", &key]).ok()?;
+        let owner = match server.try_cmd(&["GET", &key]) {
+            // One that is on its way to another node, or was left behind.
+            Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => continue,
+            owner => owner.ok()?,
+        };
         let left = server.try_cmd(&["PTTL", &key]).ok()?;
         let (owner, left): (Option<String>, i64) =
             (from_redis_value(owner).ok()?, from_redis_value(left).ok()?);
@@ -144,23 +156,37 @@ fn stored_locks(server: &RedisServer) -> Option<Vec<StoredLock>> {
 
 /// What is in a server, and connected to it if it counts.
 fn leftovers(server: &RedisServer, counts: impl Fn(&ClientRow) -> bool) -> Leftovers {
-    let mut leftovers = Leftovers::default();
-    for key in server.keys("*").into_iter().filter(|key| !is_fence(key)) {
-        match key.contains(":~queue") {
-            true => {
-                let entries: Vec<String> = server.ask(&["ZRANGE", &key, "0", "-1"]);
-                let entries = entries.into_iter().map(|entry| format!("{key}: {entry}"));
-                leftovers.queue_entries.extend(entries);
-            }
-            false => leftovers.keys.push(key),
-        }
+    let mut leftovers = Leftovers {
+        subscriptions: server.channels(),
+        connections: connections(server, counts),
+        ..Leftovers::default()
+    };
+    for key in server.keys("*") {
+        leftovers.add(key, |command| server.cmd(command));
     }
-    leftovers.subscriptions = server.channels();
-    let clients = server.clients();
-    leftovers.connections = clients
-        .iter()
-        .filter(|client| counts(client))
-        .map(|client| format!("{} {}", client.id(), client.last_command()))
-        .collect();
     leftovers
+}
+
+/// Who is connected, if it counts.
+fn connections(server: &RedisServer, counts: impl Fn(&ClientRow) -> bool) -> Vec<String> {
+    let clients = server.clients();
+    let counting = clients.iter().filter(|client| counts(client));
+    let told = counting.map(|client| format!("{} {}", client.id(), client.last_command()));
+    told.collect()
+}
+
+impl Leftovers {
+    /// A key that was found, and is asked about by `ask`.
+    fn add(&mut self, key: String, ask: impl Fn(&[&str]) -> Value) {
+        if is_fence(&key) {
+            return;
+        }
+        if !is_waiting_set(&key) {
+            return self.keys.push(key);
+        }
+        let entries: Vec<String> =
+            from_redis_value(ask(&["ZRANGE", &key, "0", "-1"])).expect("a queue is a sorted set");
+        let entries = entries.into_iter().map(|entry| format!("{key}: {entry}"));
+        self.queue_entries.extend(entries);
+    }
 }

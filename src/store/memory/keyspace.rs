@@ -90,9 +90,13 @@ impl Keyspace {
                 let place = Some(score);
                 slot.claim(now, fence, live, &ours(owner), ttl, place, &mut granted)
             }
-            Op::Withdraw { owner } => {
+            Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
                 let owner = ours(owner);
-                slot.take_out(&owner);
+                if matches!(op, Op::Withdraw { .. }) {
+                    slot.take_out(&owner);
+                } else {
+                    slot.unlisten(&owner);
+                }
                 let held = slot.is_held_by(&owner);
                 if held || slot.lock.is_none() {
                     granted = slot.let_go(now, fence, live);
@@ -125,7 +129,7 @@ impl Keyspace {
                     Outcome::NotOld
                 }
             }
-            Op::Renew { owner, ttl } => {
+            Op::Renew { owner, ttl, .. } => {
                 if slot.is_held_by(&ours(owner)) {
                     slot.hold(now, ours(owner), ttl);
                     Outcome::Renewed

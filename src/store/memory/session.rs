@@ -49,7 +49,7 @@ impl Line {
         // The store may have come back, and said so, between the op's failure and the telling of
         // it: said once more, or the registry would take it for gone for ever.
         if failed && !self.is_offline() {
-            self.tell(News::Up { queue: true });
+            self.tell(News::up(true));
         }
     }
 
@@ -147,6 +147,10 @@ impl Session for MemorySession {
             call.run();
             tokio::time::sleep(latency - latency / 2).await;
         });
+    }
+
+    fn identity(&self) -> Option<Arc<str>> {
+        Some(format!("memory {:p}", self.line.shared).into())
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {

@@ -32,12 +32,12 @@ pub(super) struct Slot {
     pub(super) lock: Option<Held>,
     /// By score.
     pub(super) queue: BTreeMap<u64, Ticket>,
-    /// Who is told when the lock is freed, by score. (On Redis they stand in the queue itself, with
-    /// tickets that say so.)
-    pub(super) ears: BTreeMap<u64, FullOwner>,
     /// When the queue runs out. It goes with the last ticket, and whoever enters the next one has
     /// to set it anew (K3).
     queue_ends: Option<ServerTime>,
+    /// Who is told when the lock is freed, by score: a set beside the queue, with the same expiry.
+    pub(super) ears: BTreeMap<u64, FullOwner>,
+    ears_end: Option<ServerTime>,
 }
 
 #[derive(Debug)]
@@ -89,8 +89,11 @@ impl Slot {
         self.lock.take_if(|held| held.until <= now);
         if self.queue_ends.is_some_and(|end| end <= now) {
             self.queue.clear();
-            self.ears.clear();
             self.queue_ends = None;
+        }
+        if self.ears_end.is_some_and(|end| end <= now) {
+            self.ears.clear();
+            self.ears_end = None;
         }
     }
 
@@ -127,6 +130,7 @@ impl Slot {
         }
         if won {
             self.take_out(owner);
+            self.unlisten(owner);
             self.hold(now, owner.clone(), ttl);
             let draw = draw(fence, now);
             return Outcome::Won { draw };
@@ -159,14 +163,13 @@ impl Slot {
                 score
             }
         };
-        self.keep_queue(now);
+        self.queue_ends = self.queue_ends.max(Some(self.kept_until(now)));
         score
     }
 
-    /// K3: after every entry, never shorter; an emptied queue had none.
-    fn keep_queue(&mut self, now: ServerTime) {
-        let end = now + self.left(now).map_or(0, micros) + QUEUE_MARGIN;
-        self.queue_ends = self.queue_ends.max(Some(end));
+    /// K3: set after every entry, never shorter; an emptied queue had none.
+    fn kept_until(&self, now: ServerTime) -> ServerTime {
+        now + self.left(now).map_or(0, micros) + QUEUE_MARGIN
     }
 
     /// W7: its owner is told when the lock is freed, in its turn; returns its place.
@@ -181,7 +184,7 @@ impl Slot {
                 place
             }
         };
-        self.keep_queue(now);
+        self.ears_end = self.ears_end.max(Some(self.kept_until(now)));
         place
     }
 
@@ -192,23 +195,28 @@ impl Slot {
         {
             first.remove();
         }
-        // Of those that listen, who is passed by on the way.
-        let first = self.queue.first_key_value().map(|(place, _)| *place);
-        self.ears
-            .retain(|place, ear| first.is_some_and(|first| *place > first) || live(&ear.instance));
-        self.forget_empty_queue();
+        self.forget_empty();
     }
 
+    /// Takes the owner's ticket out of the queue.
     pub(super) fn take_out(&mut self, owner: &FullOwner) {
         self.queue.retain(|_, ticket| ticket.owner != *owner);
+        self.forget_empty();
+    }
+
+    /// The owner listens no more.
+    pub(super) fn unlisten(&mut self, owner: &FullOwner) {
         self.ears.retain(|_, ear| ear != owner);
-        self.forget_empty_queue();
+        self.forget_empty();
     }
 
     /// As the server deletes a sorted set with its last member, and its expiry with it.
-    fn forget_empty_queue(&mut self) {
-        if self.queue.is_empty() && self.ears.is_empty() {
+    fn forget_empty(&mut self) {
+        if self.queue.is_empty() {
             self.queue_ends = None;
+        }
+        if self.ears.is_empty() {
+            self.ears_end = None;
         }
     }
 
@@ -235,7 +243,7 @@ impl Slot {
                 self.hold(now, ear, RESERVED);
             }
         }
-        self.forget_empty_queue();
+        self.forget_empty();
         told
     }
 
@@ -249,7 +257,7 @@ impl Slot {
         self.lock = None;
         self.drop_dead(live);
         let (_, ticket) = self.queue.pop_first()?;
-        self.forget_empty_queue();
+        self.forget_empty();
         let instance = ticket.owner.instance.clone();
         let grant = Grant {
             owner: ticket.owner.owner,

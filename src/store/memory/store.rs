@@ -67,9 +67,9 @@ impl MemoryStore {
         };
         for listener in listeners {
             listener.news(if offline {
-                News::Down(offline_error())
+                News::down(offline_error())
             } else {
-                News::Up { queue: true }
+                News::up(true)
             });
         }
     }
@@ -93,10 +93,10 @@ impl MemoryStore {
         };
         if !offline {
             for listener in listeners {
-                listener.news(News::Down(StoreError::new(
+                listener.news(News::down(StoreError::new(
                     "the memory store was started again",
                 )));
-                listener.news(News::Up { queue: true });
+                listener.news(News::up(true));
             }
         }
     }

@@ -24,8 +24,8 @@ impl Quorum {
 #[derive(Debug)]
 pub(super) struct Election {
     quorum: Quorum,
-    /// Whether each node must tell its age before its vote counts.
-    asks_age: bool,
+    /// So old must each node be for its vote to count.
+    quarantine: Option<Duration>,
     /// Whether only a majority against it is a refusal, however many nodes are absent.
     strict: bool,
     /// The highest draw of the majority that was reached first.
@@ -60,18 +60,18 @@ pub(super) enum Elected {
 }
 
 impl Election {
-    pub(super) fn new(quorum: Quorum, asks_age: bool, strict: bool) -> Self {
+    pub(super) fn new(quorum: Quorum, quarantine: Option<Duration>, strict: bool) -> Self {
         Self {
             quorum,
-            asks_age,
+            quarantine,
             strict,
             draw: None,
             votes: vec![Vote::Asked; quorum.size],
         }
     }
 
-    pub(super) fn asks_age(&self) -> bool {
-        self.asks_age
+    pub(super) fn quarantine(&self) -> Option<Duration> {
+        self.quarantine
     }
 
     pub(super) fn won(&mut self, node: usize, draw: u64) {
@@ -106,7 +106,7 @@ impl Election {
         let mut behind = Vec::new();
         for (node, vote) in self.votes.iter_mut().enumerate() {
             if let Vote::Won(drawn) = *vote {
-                if drawn < draw || self.asks_age {
+                if drawn < draw || self.quarantine.is_some() {
                     *vote = Vote::Raising;
                     behind.push(node);
                 } else {
@@ -299,7 +299,7 @@ mod tests {
                 for first in 0..size {
                     let votes: Vec<_> =
                         (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
-                    let mut election = Election::new(quorum(size), false, false);
+                    let mut election = Election::new(quorum(size), None, false);
                     let mut verdict = None;
                     let (mut given, mut counts) = (0, [0; 3]);
                     for node in (0..size).map(|i| (i + first) % size) {
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_win_is_told_when_a_majority_cannot_draw_below_it() {
-        let mut election = Election::new(quorum(5), false, false);
+        let mut election = Election::new(quorum(5), None, false);
         election.won(0, 5);
         election.won(1, 9);
         assert_eq!(election.raises(), None, "no majority yet");
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_node_that_cannot_be_raised_does_not_count() {
-        let mut election = Election::new(quorum(3), false, false);
+        let mut election = Election::new(quorum(3), None, false);
         election.won(0, 5);
         election.won(1, 9);
         assert_eq!(election.raises(), Some((9, vec![0])));
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn with_ages_every_vote_is_asked_for_its_own() {
-        let mut election = Election::new(quorum(1), true, false);
+        let mut election = Election::new(quorum(1), Some(S), false);
         election.won(0, 5);
         assert_eq!(election.raises(), Some((5, vec![0])));
         assert_eq!(election.verdict(), None);
@@ -385,14 +385,14 @@ mod tests {
 
     #[test]
     fn what_an_absent_node_may_have_is_not_given_up_for_good() {
-        let mut adoption = Election::new(quorum(3), false, true);
+        let mut adoption = Election::new(quorum(3), None, true);
         adoption.absent(0);
         adoption.against(1, None);
         assert_eq!(adoption.verdict(), None);
         adoption.won(2, 5);
         assert_eq!(adoption.raises(), None);
         assert_eq!(adoption.verdict(), Some(Elected::Failed), "not now");
-        let mut adoption = Election::new(quorum(3), false, true);
+        let mut adoption = Election::new(quorum(3), None, true);
         adoption.against(0, Some(S));
         adoption.against(1, None);
         let refused = Elected::Refused { left: None };

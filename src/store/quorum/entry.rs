@@ -22,6 +22,8 @@ pub(super) struct Entry {
     /// The nodes that have said that the key is free, and when the registry is told whatever the
     /// others say.
     freed: Option<(Vec<usize>, Instant)>,
+    /// When it is looked at again, whatever happens until then.
+    pub(super) alarm: Option<Instant>,
 }
 
 /// How long one node's notice waits for those of a majority: whoever asks when the first node is free
@@ -56,6 +58,7 @@ impl Entry {
             lanes: std::iter::repeat_with(Lane::default).take(size).collect(),
             open: Vec::new(),
             freed: None,
+            alarm: None,
         }
     }
 
@@ -78,10 +81,22 @@ impl Entry {
         self.freed.take_if(|(_, due)| *due <= now).is_some()
     }
 
-    /// When there is something to do without an event.
+    /// When there is something to do without an event; the last is to forget what has run out.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let lanes = self.lanes.iter().filter_map(|lane| lane.due(now));
-        lanes.chain(self.freed.as_ref().map(|(_, due)| *due)).min()
+        let due = lanes.chain(self.freed.as_ref().map(|(_, due)| *due)).min();
+        let over = || self.lanes.iter().filter_map(Lane::over).max();
+        due.or_else(|| over().filter(|_| !self.is_busy()))
+    }
+
+    /// Whether anything is under way, or to be sent again.
+    pub(super) fn is_busy(&self) -> bool {
+        self.lanes.iter().any(Lane::is_busy)
+    }
+
+    /// Whether a node is listened to.
+    pub(super) fn listens(&self) -> bool {
+        self.lanes.iter().any(Lane::has_ears)
     }
 
     /// Whether it may be forgotten.
@@ -112,6 +127,15 @@ impl Entry {
     pub(super) fn heard_at(&mut self, ballot: u64, at: ServerTime) {
         if let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) {
             open.at = open.at.max(at);
+        }
+    }
+
+    /// How old a node must be for its vote to count in a ballot.
+    pub(super) fn quarantine(&self, ballot: u64) -> Option<Duration> {
+        let open = self.open.iter().find(|open| open.id == ballot)?;
+        match &open.ballot {
+            Ballot::Election(election) => election.quarantine(),
+            Ballot::Roll(..) | Ballot::Return(_) => None,
         }
     }
 
@@ -170,7 +194,8 @@ impl Entry {
         outbox: &mut Outbox,
     ) {
         for (node, it) in nodes.iter().enumerate() {
-            while let Some(step) = self.lanes[node].step(now, it.away()) {
+            let gives_back = it.same.is_some();
+            while let Some(step) = self.lanes[node].step(now, it.away(), gives_back) {
                 match step {
                     Step::Send(op) => outbox.sends.push((node, key.clone(), op)),
                     Step::Cast(cast) => self.cast(node, cast),
@@ -194,7 +219,7 @@ impl Entry {
                 && let Some((draw, nodes)) = election.raises()
             {
                 raised = true;
-                let age = election.asks_age();
+                let age = election.quarantine().is_some();
                 for node in nodes {
                     self.lanes[node].ask(Op::Raise { owner, draw, age }, Some(open.id));
                 }
@@ -266,7 +291,7 @@ impl Entry {
             }
             // A node that was away, or has lost the lock, is given it again if it is free: not to
             // make up this majority, but so that the next can do without another node.
-            (&Op::Renew { owner, ttl }, Some(Outcome::Renewed)) if !open.ended => {
+            (&Op::Renew { owner, ttl, .. }, Some(Outcome::Renewed)) if !open.ended => {
                 for lane in &mut self.lanes {
                     if !lane.is_stained(owner) && !lane.is_busy() {
                         lane.ask(Op::Attempt { owner, ttl }, None);

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::ballot::Quorum;
 use crate::StoreError;
@@ -28,8 +29,14 @@ pub(super) enum Fault {
     },
     #[error("a node of the quorum is away")]
     Away,
-    #[error("a node of the quorum was started again {age}, and has no vote yet")]
-    TooYoung { age: String },
+    #[error(
+        "a node of the quorum was started again {age}, and has no vote for {quarantine:?} (`QuorumStore::quarantine`)"
+    )]
+    TooYoung { age: String, quarantine: Duration },
+    #[error(
+        "two nodes of the quorum are the same server: {second} is {first}; name each server once, and no database of another's"
+    )]
+    SameServer { first: String, second: String },
     #[error("a node of the quorum lost the lock before it was ours")]
     Forgot,
     #[error("a quorum has no queue")]
@@ -41,7 +48,7 @@ pub(super) enum Fault {
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         let lasting = match &fault {
-            Fault::NoNodes | Fault::Twice { .. } => true,
+            Fault::NoNodes | Fault::Twice { .. } | Fault::SameServer { .. } => true,
             Fault::TooFew { source, .. } => !source.is_retryable(),
             _ => false,
         };

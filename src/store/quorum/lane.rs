@@ -21,6 +21,12 @@ const LISTENS: Duration = Duration::from_secs(60);
 /// So long at most, and longer, it keeps a key for the one that it tells of it.
 const RESERVED: Duration = Duration::from_secs(1);
 
+#[cfg(test)]
+thread_local! {
+    /// How often any was looked at, on this thread.
+    pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// One op, and the ballot that its answer is a vote in.
 #[derive(Debug)]
 struct Job {
@@ -145,7 +151,7 @@ impl Lane {
 
     fn parting(&self, owner: Owner) -> Op {
         if self.listens(owner) {
-            Op::Withdraw { owner }
+            Op::Unlisten { owner }
         } else {
             Op::Release { owner }
         }
@@ -174,15 +180,25 @@ impl Lane {
         casts
     }
 
-    /// What to do next, until there is nothing.
-    pub(super) fn step(&mut self, now: Instant, away: Option<&StoreError>) -> Option<Step> {
+    /// What to do next, until there is nothing. `away`: why the node is not asked; `gives_back`: but for
+    /// releases.
+    pub(super) fn step(
+        &mut self,
+        now: Instant,
+        away: Option<&StoreError>,
+        gives_back: bool,
+    ) -> Option<Step> {
+        #[cfg(test)]
+        LOOKS.set(LOOKS.get() + 1);
         if self.flight.is_some() {
             return None;
         }
         loop {
             let mut job = self.queue.pop_front()?;
+            let is_release = matches!(job.op, Op::Release { .. } | Op::Unlisten { .. });
+            let away = away.filter(|_| !(gives_back && is_release));
             if let Some(error) = away {
-                if let Op::Release { owner } | Op::Withdraw { owner } = job.op
+                if let Op::Release { owner } | Op::Unlisten { owner } = job.op
                     && (self.is_stained(owner) || self.listens(owner))
                 {
                     let vote = self.owe(owner, job.ballot, None, error);
@@ -208,7 +224,7 @@ impl Lane {
             if away.is_some() {
                 continue;
             }
-            if let Op::Renew { owner, ttl } = job.op
+            if let Op::Renew { owner, ttl, .. } = job.op
                 && let Some((_, error)) = self.unsure.iter().find(|(of, _)| *of == owner)
             {
                 // It would make up a majority of votes one of which a fail-over may forget. Instead it is asked
@@ -228,7 +244,7 @@ impl Lane {
             if let Some((owner, ttl)) = taking(&job.op) {
                 job.first = !self.is_stained(owner);
                 self.stain(owner, outlasted(now, ttl));
-            } else if let Op::Renew { owner, ttl } = job.op {
+            } else if let Op::Renew { owner, ttl, .. } = job.op {
                 self.stain(owner, outlasted(now, ttl));
             }
             if let Op::Listen { owner, ttl } = job.op {
@@ -244,8 +260,8 @@ impl Lane {
     /// What the node would say to one of whom it has nothing.
     fn known(&self, op: &Op) -> Option<Outcome> {
         let (owner, outcome) = match *op {
-            Op::Withdraw { owner } if self.listens(owner) => return None,
-            Op::Release { owner } | Op::Withdraw { owner } => {
+            Op::Unlisten { owner } if self.listens(owner) => return None,
+            Op::Release { owner } | Op::Unlisten { owner } => {
                 (owner, Outcome::Gone { held: false })
             }
             Op::Renew { owner, .. } | Op::Raise { owner, .. } => (owner, Outcome::Lost),
@@ -254,12 +270,12 @@ impl Lane {
         (!self.is_stained(owner)).then_some(outcome)
     }
 
-    /// The node answered what is in flight; `None` if nothing is.
+    /// The node answered what is in flight.
     pub(super) fn answered(
         &mut self,
         now: Instant,
         result: Result<Answer, OpError>,
-    ) -> Option<(Op, Option<Cast>)> {
+    ) -> Option<Cast> {
         let job = self.flight.take()?;
         let vote = match result {
             Ok(answer) => {
@@ -276,7 +292,7 @@ impl Lane {
                         *owner,
                         unheard(now, left.unwrap_or_default()),
                     ),
-                    (Op::Listen { owner, .. } | Op::Withdraw { owner }, _) => {
+                    (Op::Listen { owner, .. } | Op::Unlisten { owner }, _) => {
                         self.ears.retain(|ear| ear.owner != *owner);
                     }
                     _ => {}
@@ -298,7 +314,7 @@ impl Lane {
                         | Op::Adopt { owner, .. }
                         | Op::Renew { owner, .. }
                         | Op::Raise { owner, .. }
-                        | Op::Withdraw { owner }
+                        | Op::Unlisten { owner }
                         | Op::Release { owner },
                         _,
                     ) => self.clean(*owner),
@@ -308,16 +324,18 @@ impl Lane {
             }
             Err(error) => self.failed(now, &job, error),
         };
-        let cast = job.ballot.map(|ballot| Cast { ballot, vote });
-        Some((job.op, cast))
+        let ballot = job.ballot?;
+        Some(Cast { ballot, vote })
     }
 
     fn failed(&mut self, now: Instant, job: &Job, error: OpError) -> Vote {
-        if let Op::Release { owner } | Op::Withdraw { owner } = job.op {
+        if let Op::Release { owner } | Op::Unlisten { owner } = job.op {
             let due = match &error {
                 OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
-                OpError::Refused(error) if error.is_retryable() => Some(now + RETRY),
-                OpError::Refused(error) => {
+                OpError::Refused(error) | OpError::TooLate(error) if error.is_retryable() => {
+                    Some(now + RETRY)
+                }
+                OpError::Refused(error) | OpError::TooLate(error) => {
                     // It runs out by itself.
                     self.clean(owner);
                     return Vote::Never(error.clone());
@@ -339,7 +357,7 @@ impl Lane {
                 }
             }
             // It was not done.
-            OpError::Unsent(_) | OpError::Refused(_) => {
+            OpError::Unsent(_) | OpError::Refused(_) | OpError::TooLate(_) => {
                 if job.first
                     && let Some((owner, _)) = taking(&job.op)
                 {
@@ -380,6 +398,8 @@ impl Lane {
 
     /// Releases that are due again are sent again; those that are not worth it any more are not.
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Cast> {
+        #[cfg(test)]
+        LOOKS.set(LOOKS.get() + 1);
         self.stains.retain(|stain| now < stain.until);
         let stains = &self.stains;
         let is_stained = |owner: Owner| stains.iter().any(|stain| stain.owner == owner);
@@ -406,6 +426,12 @@ impl Lane {
         self.owed.iter().map(due).min()
     }
 
+    /// When all that the node may have of ours has run out by itself.
+    pub(super) fn over(&self) -> Option<Instant> {
+        let marks = self.stains.iter().chain(&self.ears);
+        marks.map(|mark| mark.until).max()
+    }
+
     /// Whether the node may have something of the owner's.
     pub(super) fn is_stained(&self, owner: Owner) -> bool {
         self.stains.iter().any(|stain| stain.owner == owner)
@@ -420,6 +446,8 @@ impl Lane {
 
     /// Whether anything is under way, or owed.
     pub(super) fn is_busy(&self) -> bool {
+        #[cfg(test)]
+        LOOKS.set(LOOKS.get() + 1);
         self.flight.is_some() || !self.queue.is_empty() || !self.owed.is_empty()
     }
 
@@ -443,7 +471,7 @@ impl Lane {
     fn renew_stain(&mut self, now: Instant, op: &Op) {
         if let Some((owner, ttl)) = taking(op) {
             self.stain(owner, outlasted(now, ttl));
-        } else if let Op::Renew { owner, ttl } = *op {
+        } else if let Op::Renew { owner, ttl, .. } = *op {
             self.stain(owner, outlasted(now, ttl));
         }
     }

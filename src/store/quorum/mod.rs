@@ -8,6 +8,7 @@
 //! | `entry.rs` | which node is asked what about one key, and what follows from its answer? |
 //! | `lane.rs` | what is one node asked about one key, in which order, and what may it still have of ours? |
 //! | `node.rs` | what is known of a node, and what is sent to it? |
+//! | `quarantine.rs` | for how long has a node that was started again no vote? |
 //! | `ballot.rs` | how are votes counted? (No node, no time.) |
 //!
 //! All but `session.rs` is data in, data out.
@@ -17,6 +18,7 @@ mod entry;
 mod fault;
 mod lane;
 mod node;
+mod quarantine;
 mod session;
 mod state;
 mod store;

@@ -8,18 +8,35 @@ use crate::StoreError;
 use crate::store::contract::{News, Op};
 
 /// One node, as far as it was heard of.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Node {
+    /// For errors.
+    pub(super) name: String,
     /// Whether its connection stands; `None`: nothing was heard of that.
     pub(super) up: Option<bool>,
     /// Why not.
     pub(super) away: Option<StoreError>,
-    /// Its connection broke, and it may have been started again: if it does not tell, its votes do
-    /// not count until then.
-    pub(super) out_until: Option<Instant>,
+    /// When its connection was made again: it may have been started again shortly before.
+    pub(super) back_at: Option<Instant>,
+    /// Which server it is, by its connection that stands, or the last that did.
+    pub(super) identity: Option<Arc<str>>,
+    /// It is the server of another node, and nothing that it says counts. It is asked only to take back
+    /// what it may have been asked for before that was known.
+    pub(super) same: Option<StoreError>,
 }
 
 impl Node {
+    pub(super) fn new(name: String) -> Self {
+        Self {
+            name,
+            up: None,
+            away: None,
+            back_at: None,
+            identity: None,
+            same: None,
+        }
+    }
+
     pub(super) fn away(&self) -> Option<&StoreError> {
         self.away.as_ref()
     }

@@ -15,10 +15,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::node::Outbox;
+use super::quarantine::Quarantine;
 use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Op, Opening, Session, Sight};
+use crate::store::contract::{Listener, News, Op, Opening, Scope, Session, Sight};
 use crate::store::relay::Relay;
 
 /// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
@@ -49,6 +50,14 @@ struct Shared {
     alarm: Option<Instant>,
 }
 
+impl Shared {
+    /// Whether something is to be done in time, and no timer will see to it: the runtime that it was
+    /// on may have gone.
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.state.next_timeout().is_some() && self.alarm.is_none_or(|alarm| alarm <= now)
+    }
+}
+
 /// What one node tells.
 struct Ear {
     core: Weak<Core>,
@@ -58,10 +67,15 @@ struct Ear {
 impl QuorumSession {
     pub(super) fn new(
         stores: &[Arc<dyn LockStore>],
-        quarantine: Option<Duration>,
+        quarantine: Quarantine,
         opening: Opening,
     ) -> Self {
         let size = stores.len();
+        let name = |(number, store): (usize, &Arc<dyn LockStore>)| {
+            let place = store.place();
+            place.unwrap_or_else(|| format!("node {}", number + 1))
+        };
+        let names = stores.iter().enumerate().map(name).collect();
         let core = Arc::new_cyclic(|me: &Weak<Core>| {
             let ears: Vec<Arc<dyn Listener>> = (0..size)
                 .map(|node| -> Arc<dyn Listener> {
@@ -84,7 +98,7 @@ impl QuorumSession {
                 relay: Relay::new(opening.listener.clone()),
                 opening,
                 shared: Mutex::new(Shared {
-                    state: State::new(size, quarantine),
+                    state: State::new(names, quarantine),
                     alarm: None,
                 }),
                 is_down: AtomicBool::new(false),
@@ -167,8 +181,11 @@ impl Listener for Ear {
                     News::Replied { key, result, .. } => {
                         state.replied(now, node, &key, result, outbox);
                     }
-                    News::Up { .. } => state.came_up(now, node, outbox),
-                    News::Down(error) => state.went_down(now, node, error, outbox),
+                    News::Up { .. } => {
+                        let identity = core.nodes[node].identity();
+                        state.came_up(now, node, identity, outbox);
+                    }
+                    News::Down { error, .. } => state.went_down(node, error, outbox),
                     News::Freed { key } => state.freed(now, node, key, outbox),
                     // Nobody of ours stands in a node's queue.
                     News::Granted { .. } | News::Unconfirmed { .. } => {}
@@ -176,22 +193,28 @@ impl Listener for Ear {
             }
         });
     }
+
+    fn uses(&self, scope: &Scope) -> bool {
+        let listener = self
+            .core
+            .upgrade()
+            .and_then(|core| core.opening.listener.upgrade());
+        listener.is_some_and(|listener| listener.uses(scope))
+    }
+
+    /// Nobody of ours stands in a node's queue.
+    fn waits(&self, _: &str) -> bool {
+        false
+    }
 }
 
 impl Session for QuorumSession {
     fn start(&self) {
-        let core = &self.core;
-        // A node that is away is not asked to hurry at every arrival while a majority is there.
-        if core.is_down.load(Ordering::Relaxed) {
-            core.nodes.iter().for_each(|node| node.start());
-        } else {
-            core.nodes.iter().for_each(|node| node.revive());
+        self.core.nodes.iter().for_each(|node| node.start());
+        let is_overdue = self.core.lock().is_overdue(Instant::now());
+        if is_overdue {
+            self.core.act(State::tick);
         }
-    }
-
-    fn revive(&self) {
-        self.core.nodes.iter().for_each(|node| node.revive());
-        self.core.act(State::tick);
     }
 
     fn submit(&self, key: Arc<str>, op: Op) {

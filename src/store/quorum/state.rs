@@ -1,6 +1,6 @@
 //! Which node is asked what, and what follows from its answer. Time comes in with every event.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,40 +9,47 @@ use tokio::time::Instant;
 use super::ballot::{Election, Quorum, Return, Roll};
 use super::entry::{Ballot, Entry, Open};
 use super::fault::{Fault, too_few};
-use super::lane::{Cast, Lane, Vote};
+use super::lane::{Cast, Vote};
 use super::node::{Node, Outbox};
+use super::quarantine::Quarantine;
 use crate::StoreError;
 use crate::store::contract::{Answer, News, Op, OpError, Outcome};
-
-/// After so many ops, what has run out untouched is swept up.
-const SWEEP_EVERY: u32 = 1024;
 
 /// One registry's view of all nodes and of the keys that it uses.
 #[derive(Debug)]
 pub(super) struct State {
     quorum: Quorum,
-    quarantine: Option<Duration>,
+    quarantine: Quarantine,
     nodes: Vec<Node>,
     keys: HashMap<Arc<str>, Entry>,
-    /// Keys with a release that is to be sent again, or has run out by itself, and when.
+    /// Keys with an op under way, or a release to send again. An event about one key must not look
+    /// at all the others.
+    busy: HashSet<Arc<str>>,
+    /// Keys for whose release a node is listened to.
+    listening: HashSet<Arc<str>>,
+    /// Keys with something to do at a point in time: each once.
     alarms: BTreeSet<(Instant, Arc<str>)>,
     last_ballot: u64,
     /// Whether the registry was told last that the store is up.
     told: Option<bool>,
-    ops: u32,
+    /// Whether the log says that two nodes are one server.
+    said_same: bool,
 }
 
 impl State {
-    pub(super) fn new(size: usize, quarantine: Option<Duration>) -> Self {
+    /// Of nodes with these names.
+    pub(super) fn new(names: Vec<String>, quarantine: Quarantine) -> Self {
         Self {
-            quorum: Quorum { size },
+            quorum: Quorum { size: names.len() },
             quarantine,
-            nodes: std::iter::repeat_with(Node::default).take(size).collect(),
+            nodes: names.into_iter().map(Node::new).collect(),
             keys: HashMap::new(),
+            busy: HashSet::new(),
+            listening: HashSet::new(),
             alarms: BTreeSet::new(),
             last_ballot: 0,
             told: None,
-            ops: 0,
+            said_same: false,
         }
     }
 
@@ -53,8 +60,7 @@ impl State {
 
     /// Whether anything is under way, or owed.
     pub(super) fn is_busy(&self) -> bool {
-        let mut lanes = self.keys.values().flat_map(|entry| &entry.lanes);
-        lanes.any(Lane::is_busy)
+        !self.busy.is_empty()
     }
 
     /// When to call [`tick`](Self::tick).
@@ -69,7 +75,6 @@ impl State {
 
     /// The registry wishes for something.
     pub(super) fn submit(&mut self, now: Instant, key: Arc<str>, op: Op, outbox: &mut Outbox) {
-        self.sweep_now_and_then(now, outbox);
         if let Op::Yield { .. } = op {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
@@ -77,13 +82,13 @@ impl State {
         }
         self.last_ballot += 1;
         let id = self.last_ballot;
-        let (quorum, asks_age) = (self.quorum, self.quarantine.is_some());
+        let (quorum, quarantine) = (self.quorum, self.quarantine);
         let entry = self.entry(&key);
         let (ballot, asked) = match op {
             Op::Attempt { owner, ttl }
             | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. } => {
-                let election = Election::new(quorum, asks_age, false);
+                let election = Election::new(quorum, quarantine.time(ttl), false);
                 let asked = match op {
                     Op::Listen { .. } => op.clone(),
                     _ => Op::Attempt { owner, ttl },
@@ -92,13 +97,13 @@ impl State {
             }
             // Who has it already has a vote that no restart has taken away.
             Op::Adopt { .. } => {
-                let election = Election::new(quorum, false, true);
+                let election = Election::new(quorum, None, true);
                 (Ballot::Election(election), op.clone())
             }
             Op::Renew { .. } | Op::Raise { .. } => {
                 (Ballot::Roll(Roll::new(quorum), None), op.clone())
             }
-            Op::Release { owner } | Op::Withdraw { owner } => {
+            Op::Release { owner } | Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
                 let ballot = Ballot::Return(Return::new(quorum));
                 (ballot, Op::Release { owner })
             }
@@ -135,32 +140,26 @@ impl State {
         result: Result<Answer, OpError>,
         outbox: &mut Outbox,
     ) {
-        let mut is_new = false;
         if let Err(OpError::Unknown(error) | OpError::Unsent(error)) = &result {
-            is_new = self.mark_down(node, error.clone());
+            self.mark_down(node, error.clone());
         } else {
             self.nodes[node].up.get_or_insert(true);
         }
         self.tell_up(outbox);
         let at = result.as_ref().map_or(0, |answer| answer.at);
-        let entry = self.keys.get_mut(key);
-        let answered = entry.and_then(|entry| {
-            let (op, cast) = entry.lanes[node].answered(now, result)?;
-            Some((entry, op, cast))
-        });
-        if let Some((entry, op, cast)) = answered {
-            if let Some(mut cast) = cast {
-                if let Some(quarantine) = self.quarantine {
-                    let out_until = self.nodes[node].out_until;
-                    check_age(now, &mut cast, &op, quarantine, out_until);
+        if let Some(entry) = self.keys.get_mut(key) {
+            if let Some(mut cast) = entry.lanes[node].answered(now, result) {
+                if let Some(quarantine) = entry.quarantine(cast.ballot) {
+                    check_age(now, &mut cast, quarantine, self.nodes[node].back_at);
+                }
+                // What a server says counts once, whatever it is called.
+                if let Some(error) = &self.nodes[node].same {
+                    cast.vote = Vote::Never(error.clone());
                 }
                 entry.heard_at(cast.ballot, at);
                 entry.cast(node, cast);
             }
             self.settle(now, key, outbox);
-        }
-        if is_new {
-            self.settle_all(now, outbox);
         }
         self.tell_down(outbox);
     }
@@ -173,45 +172,48 @@ impl State {
             return;
         };
         if entry.freed(now, node, quorum) {
+            let key = key.clone();
             outbox.news.push(News::Freed { key });
-        } else {
-            self.settle(now, &key, outbox);
         }
+        self.settle(now, &key, outbox);
     }
 
-    /// A node's connection is gone, or could not be made.
-    pub(super) fn went_down(
-        &mut self,
-        now: Instant,
-        node: usize,
-        error: StoreError,
-        outbox: &mut Outbox,
-    ) {
-        if self.mark_down(node, error) {
-            self.settle_all(now, outbox);
-        }
+    /// A node's connection is gone, or could not be made. Each op that it took along is answered by
+    /// itself.
+    pub(super) fn went_down(&mut self, node: usize, error: StoreError, outbox: &mut Outbox) {
+        self.nodes[node].same = None;
+        self.mark_down(node, error);
         self.tell_down(outbox);
     }
 
-    /// A node's connection stands.
-    pub(super) fn came_up(&mut self, now: Instant, node: usize, outbox: &mut Outbox) {
-        let quarantine = self.quarantine;
+    /// A node's connection stands, to the server of this identity, if that is known.
+    pub(super) fn came_up(
+        &mut self,
+        now: Instant,
+        node: usize,
+        identity: Option<Arc<str>>,
+        outbox: &mut Outbox,
+    ) {
         let quorum = self.quorum;
+        let same = self.same_server(node, identity.as_ref());
         let it = &mut self.nodes[node];
-        if it.up.replace(true).is_some() {
-            it.out_until = quarantine.map(|quarantine| now + quarantine);
+        if it.up.replace(same.is_none()).is_some() {
+            it.back_at = Some(now);
         }
-        it.away = None;
-        for (key, entry) in &mut self.keys {
+        (it.away, it.same, it.identity) = (same.clone(), same, identity);
+        let waiting: Vec<_> = self.busy.union(&self.listening).cloned().collect();
+        for key in waiting {
+            let entry = self.keys.get_mut(&key).expect("it is in use");
             entry.lanes[node].node_is_back();
             // It may have told us while we were deaf, and then has no ear of ours any more: whoever waits
             // asks, and so listens there again.
             if entry.lanes[node].has_ears() && entry.hear(now, node, quorum) {
                 outbox.news.push(News::Freed { key: key.clone() });
             }
+            self.settle(now, &key, outbox);
         }
-        self.settle_all(now, outbox);
         self.tell_up(outbox);
+        self.tell_down(outbox);
     }
 
     /// Time went by.
@@ -220,18 +222,33 @@ impl State {
             && at <= now
         {
             self.alarms.pop_first();
-            if let Some(entry) = self.keys.get_mut(&key) {
-                entry.tick(now);
-                self.settle(now, &key, outbox);
-            }
+            let entry = self.keys.get_mut(&key).expect("it is in use");
+            entry.alarm = None;
+            entry.tick(now);
+            self.settle(now, &key, outbox);
         }
     }
 
-    /// True if it was not known to be.
-    fn mark_down(&mut self, node: usize, error: StoreError) -> bool {
+    /// What is wrong if a node that is up is the same server: two votes of one server make no
+    /// majority. It is not told by the places of nodes, since a server may have several names.
+    fn same_server(&mut self, node: usize, identity: Option<&Arc<str>>) -> Option<StoreError> {
+        let is_same = |(other, it): &(usize, &Node)| {
+            *other != node && it.up == Some(true) && it.identity.as_ref() == identity
+        };
+        identity?;
+        let (_, first) = self.nodes.iter().enumerate().find(is_same)?;
+        let (first, second) = (first.name.clone(), self.nodes[node].name.clone());
+        let error = StoreError::from(Fault::SameServer { first, second });
+        if !std::mem::replace(&mut self.said_same, true) {
+            tracing::error!(%error, "a node of the quorum has no vote");
+        }
+        Some(error)
+    }
+
+    fn mark_down(&mut self, node: usize, error: StoreError) {
         let node = &mut self.nodes[node];
         node.away = Some(error);
-        node.up.replace(false) != Some(false)
+        node.up = Some(false);
     }
 
     fn entry(&mut self, key: &Arc<str>) -> &mut Entry {
@@ -242,24 +259,6 @@ impl State {
 
     fn count(&self, up: Option<bool>) -> usize {
         self.nodes.iter().filter(|node| node.up == up).count()
-    }
-
-    fn sweep_now_and_then(&mut self, now: Instant, outbox: &mut Outbox) {
-        self.ops += 1;
-        if self.ops >= SWEEP_EVERY {
-            self.ops = 0;
-            for entry in self.keys.values_mut() {
-                entry.tick(now);
-            }
-            self.settle_all(now, outbox);
-        }
-    }
-
-    fn settle_all(&mut self, now: Instant, outbox: &mut Outbox) {
-        let keys: Vec<_> = self.keys.keys().cloned().collect();
-        for key in keys {
-            self.settle(now, &key, outbox);
-        }
     }
 
     /// Does what the votes on a key now ask for.
@@ -280,10 +279,21 @@ impl State {
             let key = key.clone();
             outbox.news.push(News::Freed { key });
         }
-        if let Some(due) = entry.due(now) {
-            self.alarms.insert((due, key.clone()));
+        note(&mut self.busy, key, entry.is_busy());
+        note(&mut self.listening, key, entry.listens());
+        // An alarm that is too early stays, and is set anew when it rings: each renewal would move it.
+        let due = entry.due(now);
+        let sooner = due.filter(|due| entry.alarm.is_none_or(|alarm| *due < alarm));
+        let is_idle = entry.is_idle();
+        if (sooner.is_some() || is_idle)
+            && let Some(alarm) = std::mem::replace(&mut entry.alarm, sooner)
+        {
+            self.alarms.remove(&(alarm, key.clone()));
         }
-        if entry.is_idle() {
+        if let Some(sooner) = sooner {
+            self.alarms.insert((sooner, key.clone()));
+        }
+        if is_idle {
             self.keys.remove(key);
         }
     }
@@ -298,7 +308,7 @@ impl State {
         };
         if is_up {
             self.told = Some(true);
-            outbox.news.push(News::Up { queue: false });
+            outbox.news.push(News::up(false));
         }
     }
 
@@ -311,36 +321,40 @@ impl State {
         self.told = Some(false);
         let away: Vec<_> = self.nodes.iter().filter_map(Node::away).cloned().collect();
         let error = too_few(self.quorum, &away);
-        for (key, entry) in &mut self.keys {
+        for key in &self.busy {
+            let entry = self.keys.get_mut(key).expect("it is in use");
             let returns = |open: &mut Open| matches!(open.ballot, Ballot::Return(_));
             for Open { op, .. } in entry.open.extract_if(.., returns) {
                 let (key, result) = (key.clone(), Err(OpError::Unknown(error.clone())));
                 outbox.news.push(News::Replied { key, op, result });
             }
         }
-        outbox.news.push(News::Down(error));
+        outbox.news.push(News::down(error));
+    }
+}
+
+/// Puts a key into a set, or takes it out.
+fn note(keys: &mut HashSet<Arc<str>>, key: &Arc<str>, belongs: bool) {
+    if !belongs {
+        keys.remove(key);
+    } else if !keys.contains(key) {
+        keys.insert(key.clone());
     }
 }
 
 /// A node that was started again lately may have forgotten for whom it voted: its vote for somebody
-/// else does not count before every lease that it may have been part of is over.
-fn check_age(
-    now: Instant,
-    cast: &mut Cast,
-    op: &Op,
-    quarantine: Duration,
-    out_until: Option<Instant>,
-) {
-    let (Vote::Said(Outcome::Raised { age }), Op::Raise { age: true, .. }) = (&cast.vote, op)
-    else {
+/// else does not count before every lease that it may have been part of is over. One that does not
+/// tell its age may have been started again when it came back.
+fn check_age(now: Instant, cast: &mut Cast, quarantine: Duration, back_at: Option<Instant>) {
+    let Vote::Said(Outcome::Raised { age }) = cast.vote else {
         return;
     };
     let is_old = match age {
-        Some(age) => *age >= quarantine,
-        None => out_until.is_none_or(|until| until <= now),
+        Some(age) => age >= quarantine,
+        None => back_at.is_none_or(|back_at| back_at + quarantine <= now),
     };
     if !is_old {
         let age = age.map_or("lately, perhaps".to_owned(), |age| format!("{age:?} ago"));
-        cast.vote = Vote::Never(Fault::TooYoung { age }.into());
+        cast.vote = Vote::Never(Fault::TooYoung { age, quarantine }.into());
     }
 }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fault::Fault;
+use super::quarantine::Quarantine;
 use super::session::QuorumSession;
 use crate::StoreError;
 use crate::store::contract::{Opening, Session};
@@ -42,9 +43,9 @@ use crate::store::{LockStore, sealed};
 /// What it does not:
 ///
 /// - **Restarts.** With two of three nodes for a lease, one of them started again without its data
-///   and the third can elect another holder. Either have nodes keep their data (`appendfsync
-///   always`), or set a [`quarantine`](Self::quarantine), or start them again no sooner than the
-///   longest ttl after they ended.
+///   and the third could elect another holder. So one that was started lately has no vote for anybody new
+///   for as long as the registry's [ttl](crate::LockRegistryBuilder::ttl): see [`quarantine`](Self::quarantine)
+///   for longer leases, and for how to turn it off.
 /// - **Tokens after a restart without data** grow as long as the nodes' clocks agree within the time
 ///   for which the node was not asked: draws begin with a server's clock.
 /// - **Fairness.** There is no queue that all nodes share. Where nodes can push, each tells the registry that
@@ -90,13 +91,15 @@ use crate::store::{LockStore, sealed};
 ///
 /// let urls = ["redis://10.0.0.1/", "redis://10.0.0.2/", "redis://10.0.0.3/"];
 /// let nodes: Result<Vec<_>, _> = urls.into_iter().map(RedisStore::connect_lazy).collect();
-/// let store = QuorumStore::new(nodes?)?.quarantine(Duration::from_secs(30));
+/// // Some leases last longer than their registry's ttl.
+/// let store = QuorumStore::new(nodes?)?.quarantine(Duration::from_secs(300));
 /// # let _ = store; Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
 pub struct QuorumStore {
     nodes: Arc<[Arc<dyn LockStore>]>,
-    quarantine: Option<Duration>,
+    /// `None`: the registry's ttl.
+    quarantine: Option<Quarantine>,
 }
 
 impl QuorumStore {
@@ -106,7 +109,8 @@ impl QuorumStore {
     ///
     /// If there is none, or two are one: clones of a [`MemoryStore`](crate::store::MemoryStore), or
     /// [`RedisStore`](crate::store::RedisStore)s with the same host and port, as they are written, whatever the
-    /// database. Names of one server that differ are not noticed: each release there is told as a lease lost.
+    /// database. Two names of one server are noticed when it is connected to, if it lets us ask (`INFO server`): the
+    /// second has no vote, which is logged as an error, and told when no majority is left.
     pub fn new<I>(nodes: I) -> Result<Self, StoreError>
     where
         I: IntoIterator,
@@ -129,17 +133,24 @@ impl QuorumStore {
         Ok(Self { nodes, quarantine })
     }
 
-    /// Does not count the votes of a node for anybody new for this long after it was started.
+    /// Does not count the votes of a node for anybody new for this long after it was started. `None`
+    /// turns it off. By default it is the registry's [ttl](crate::LockRegistryBuilder::ttl), or the
+    /// lock's where that is longer.
     ///
-    /// Set it to the longest ttl in use, and to the same in all processes: by then every lease that a
-    /// node may have voted for and forgotten is over. Leases that it has not forgotten are renewed
-    /// meanwhile. Servers tell how long they have been up (`INFO server`, whole seconds); after one
+    /// By then every lease that a node may have voted for and forgotten is over, if none lasts longer.
+    /// Set it where leases do ([`extend`](crate::Lease::extend), other processes with other ttls): to the
+    /// longest, and to the same in all processes. Leases that a node has not forgotten are renewed
+    /// meanwhile.
+    ///
+    /// Servers tell how long they have been up (`INFO server`, whole seconds); after one
     /// that does not let us know has broken its connection to us, this registry, but no other, takes
-    /// it for started again. So new servers give no lock before that time is over, and data lost
+    /// it for started again. A [`MemoryStore`](crate::store::MemoryStore) is old from the start. So **new
+    /// servers give no lock before that time is over**: who asks once gets an error, and who waits goes on
+    /// waiting. Turn it off for tests, and where servers keep each vote (`appendfsync always`). Data lost
     /// in another way than by a restart (`FLUSHALL`, a fail-over behind the address) is not noticed.
     #[must_use]
-    pub fn quarantine(mut self, time: Duration) -> Self {
-        self.quarantine = Some(time);
+    pub fn quarantine(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.quarantine = Some(Quarantine::Fixed(time.into()));
         self
     }
 }
@@ -148,7 +159,9 @@ impl sealed::Sealed for QuorumStore {}
 
 impl LockStore for QuorumStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        Arc::new(QuorumSession::new(&self.nodes, self.quarantine, opening))
+        let by_ttl = Quarantine::AtLeast(opening.ttl);
+        let quarantine = self.quarantine.unwrap_or(by_ttl);
+        Arc::new(QuorumSession::new(&self.nodes, quarantine, opening))
     }
 
     fn overhead(&self) -> Duration {

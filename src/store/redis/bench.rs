@@ -1,5 +1,6 @@
 //! The wire form of a pair's two ops by itself, for the bench that counts its instructions.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
@@ -7,8 +8,9 @@ use redis::Value;
 use super::call::Job;
 use super::keys::Names;
 use super::reply::read_reply;
+use super::script;
 use crate::store::contract::{Op, Owner};
-use crate::store::traffic::Lane;
+use crate::store::send_window::Priority;
 
 /// The calls that acquire and then release so many free keys, one call each.
 pub(crate) struct Calls {
@@ -33,21 +35,21 @@ impl Calls {
             score: None,
         });
         let released = jobs(|owner| Op::Release { owner });
-        // As `batch.lua` says it, as long as everything goes as it mostly does.
+        // As `script.lua` says it, as long as everything goes as it mostly does.
         let reply = |number: u64| {
-            let letters = |letter: &str| letter.repeat(keys as usize);
+            let answers = |answer: &str| answer.repeat(keys as usize);
             let text = match number % 2 {
                 1 => format!(
-                    "{number}{} {}",
-                    letters("E"),
-                    1_767_225_600_100_000 + number
+                    "{number} {}{}",
+                    1_767_225_600_100_000 + number,
+                    answers(" +")
                 ),
-                _ => format!("{number}{}", letters("R")),
+                _ => format!("{number} {}", answers(" 1")),
             };
             Value::BulkString(text.into())
         };
         // The script is hashed once a process, which is no part of a call.
-        let _ = Lane::Batch.script();
+        LazyLock::force(&script::SERVER);
         Self {
             names: Names::new("lock".into(), instance),
             jobs: [acquired, released],
@@ -62,7 +64,8 @@ impl Calls {
         for jobs in &self.jobs {
             self.number += 1;
             let of_use = 1_767_225_601_000_000;
-            let command = Lane::Batch.command(&self.names, self.number, of_use, jobs);
+            let lane = Priority::Change;
+            let command = lane.command_of(&script::SERVER, &self.names, self.number, of_use, jobs);
             bytes += command.get_packed_command().len();
             let reply = self.replies.pop().expect("one for each call");
             let reply = read_reply(self.number, jobs, reply).expect("it is the one to this call");

@@ -9,10 +9,11 @@ use futures::channel::oneshot;
 use redis::{Cmd, RedisWrite};
 
 use super::keys::Names;
-use super::script::{self, Script};
+use super::request::Request;
+use super::script::Script;
 use crate::StoreError;
 use crate::store::contract::{Op, Owner, ServerTime, Sight};
-use crate::store::traffic::{Cargo, Lane};
+use crate::store::send_window::{Priority, Sendable};
 
 /// One wish about one lock, on its way to the server and back.
 #[derive(Debug)]
@@ -54,54 +55,8 @@ impl Job {
     }
 }
 
-impl Cargo for Job {
-    type Key = Arc<str>;
-
-    fn key(&self) -> &Arc<str> {
-        &self.key
-    }
-
-    fn lane(&self) -> Lane {
-        Lane::of(&self.wish)
-    }
-
-    fn is_alone(&self) -> bool {
-        self.alone
-    }
-}
-
-impl Lane {
-    fn of(wish: &Wish) -> Self {
-        match wish {
-            Wish::Op {
-                op: Op::Renew { .. },
-                ..
-            } => Self::Renew,
-            Wish::Op { .. } => Self::Batch,
-            Wish::Look(_) => Self::Inspect,
-        }
-    }
-
-    pub(super) fn script(self) -> &'static Script {
-        match self {
-            Self::Renew => &script::RENEW,
-            Self::Batch => &script::BATCH,
-            Self::Inspect => &script::INSPECT,
-        }
-    }
-
-    /// [`Self::command_of`] with the lane's own script.
-    pub(super) fn command(
-        self,
-        names: &Names,
-        number: u64,
-        of_use: ServerTime,
-        jobs: &[impl Borrow<Job>],
-    ) -> Cmd {
-        self.command_of(self.script(), names, number, of_use, jobs)
-    }
-
-    /// The call for some jobs of this lane. `of_use` is the last server time at which whoever asks
+impl Priority {
+    /// The call for some jobs of this priority. `of_use` is the last server time at which whoever asks
     /// still waits for an answer (O5).
     pub(super) fn command_of(
         self,
@@ -111,80 +66,96 @@ impl Lane {
         of_use: ServerTime,
         jobs: &[impl Borrow<Job>],
     ) -> Cmd {
-        let count = jobs.len();
-        let (keys, words) = match self {
-            Self::Renew => (count, 1 + 2 * count),
-            Self::Batch => (1 + 2 * count, 2 + 3 * count),
-            Self::Inspect => (2 * count, 1),
+        let sets = match self {
+            Self::Renew => 1,
+            Self::Inspect => 2,
+            Self::Change => 4,
         };
-        let mut command = script.command(keys, words);
-        let jobs = jobs.iter().map(Borrow::borrow);
-        if self == Self::Batch
-            && let Some(first) = jobs.clone().next()
-        {
-            add(&mut command, &names.fence(&first.key));
-        }
-        for job in jobs.clone() {
-            add(&mut command, &names.lock(&job.key));
-        }
-        if self != Self::Renew {
-            for job in jobs.clone() {
-                add(&mut command, &names.queue(&job.key));
-            }
-        }
-        let ops = jobs.filter_map(|job| match &job.wish {
-            Wish::Op { op, .. } => Some(op),
-            Wish::Look(_) => None,
-        });
-        match self {
-            Self::Renew => {
-                command.arg(number);
-                for op in ops {
-                    add_owner(&mut command, names, op);
-                    add_more(&mut command, names, op, false);
-                }
-            }
-            Self::Batch => {
-                let mut word = command.writer_for_next_arg();
-                write!(word, "{number}").expect(TAKES_ALL);
-                for letter in ops.clone().filter_map(letter) {
-                    word.write_all(&[letter]).expect(TAKES_ALL);
-                }
-                drop(word);
-                for op in ops.clone() {
-                    add_owner(&mut command, names, op);
-                }
-                // Each word takes the server nearly half as long as a look at a key does, so none is
-                // sent that says nothing.
-                if ops.clone().any(is_of_use_for_a_time) {
-                    command.arg(of_use);
-                } else if ops.clone().any(says_more) {
-                    command.arg("");
-                }
-                for (index, op) in ops.enumerate() {
-                    add_more(&mut command, names, op, index + 1 == count);
-                }
-            }
-            Self::Inspect => {
-                command.arg(number);
-            }
-        }
-        command
+        command(script, names, number, of_use, jobs, sets, None)
     }
 }
 
-/// The call for some releases that are about the locks alone.
-#[cfg(feature = "cluster")]
-pub(super) fn free_command(names: &Names, number: u64, jobs: &[impl Borrow<Job>]) -> Cmd {
-    let count = jobs.len();
-    let mut command = script::CLUSTER_FREE.command(count, 1 + count);
-    for job in jobs {
-        add(&mut command, &names.lock(&job.borrow().key));
+/// The call for these requests, which are of one priority.
+pub(super) fn requests_command(
+    script: &Script,
+    names: &Names,
+    number: u64,
+    of_use: ServerTime,
+    requests: &[Request],
+) -> Cmd {
+    if requests.iter().any(|request| request.is_bare) {
+        return free_command(script, names, number, requests);
     }
-    command.arg(number);
-    for job in jobs {
-        if let Wish::Op { op, .. } = &job.borrow().wish {
-            add_owner(&mut command, names, op);
+    let priority = requests
+        .first()
+        .map_or(Priority::Change, Sendable::priority);
+    priority.command_of(script, names, number, of_use, requests)
+}
+
+/// The call for some releases that name the locks alone.
+fn free_command(script: &Script, names: &Names, number: u64, jobs: &[impl Borrow<Job>]) -> Cmd {
+    command(script, names, number, 0, jobs, 1, Some(b'F'))
+}
+
+/// The call that proves a connection (O4). `keys`: a lock that never exists, and its queue. `channel`:
+/// where the message is to be published, or `""`.
+pub(super) fn probe_command(
+    script: &Script,
+    keys: [&str; 2],
+    number: u64,
+    channel: &str,
+    message: &str,
+) -> Cmd {
+    let mut command = script.command(keys.len(), 5);
+    command.arg(&keys).arg(number).arg("P").arg("");
+    command.arg(channel).arg(message);
+    command
+}
+
+/// `sets`: of the locks, the queues, the listeners and the fence so many are named, in this order.
+/// `letter`: what is done, if it is not what the jobs say.
+fn command(
+    script: &Script,
+    names: &Names,
+    number: u64,
+    of_use: ServerTime,
+    jobs: &[impl Borrow<Job>],
+    sets: usize,
+    letter: Option<u8>,
+) -> Cmd {
+    let count = jobs.len();
+    let keys = sets.min(3) * count + sets / 4;
+    let mut command = script.command(keys, 3 + 3 * count);
+    let jobs = jobs.iter().map(Borrow::borrow);
+    for job in jobs.clone() {
+        add(&mut command, &names.lock(&job.key));
+    }
+    for job in jobs.clone().filter(|_| sets > 1) {
+        add(&mut command, &names.queue(&job.key));
+    }
+    for job in jobs.clone().filter(|_| sets > 2) {
+        add(&mut command, &names.listeners(&job.key));
+    }
+    if let Some(first) = jobs.clone().next().filter(|_| sets > 3) {
+        add(&mut command, &names.fence(&first.key));
+    }
+    let ops: Vec<_> = jobs.map(|job| spell(&job.wish)).collect();
+    let letters: Vec<_> = ops.iter().map(|(letter, _)| *letter).collect();
+    let is_of_use_for_a_time = letters.iter().any(|letter| b"AELD".contains(letter));
+    let letters = letter.map_or(letters, |letter| vec![letter; count]);
+    command.arg(number).arg(letters);
+    // As long as what the script compares it with (O5).
+    let of_use = is_of_use_for_a_time.then(|| format!("{of_use:016}"));
+    command.arg(of_use.as_deref().unwrap_or(""));
+    let is_said = |index: &usize| ops.iter().any(|(_, words)| words[*index] != Word::None);
+    for index in (0..3).take_while(is_said) {
+        for (_, words) in &ops {
+            match words[index] {
+                Word::None => command.arg(""),
+                Word::Number(number) => command.arg(number),
+                Word::Text(text) => command.arg(text),
+                Word::Owner(owner) => add_owner(&mut command, names, owner),
+            };
         }
     }
     command
@@ -200,90 +171,48 @@ fn add(command: &mut Cmd, pieces: &[&str]) {
     }
 }
 
-fn add_text_of(command: &mut Cmd, names: &Names, owner: Owner) {
+fn add_owner<'a>(command: &'a mut Cmd, names: &Names, owner: Owner) -> &'a mut Cmd {
     let mut word = command.writer_for_next_arg();
     write!(word, "{}:{}", names.instance(), owner.0).expect(TAKES_ALL);
+    drop(word);
+    command
 }
 
-/// What `batch.lua` calls the op; a renewal goes in a lane of its own.
-pub(super) fn letter(op: &Op) -> Option<u8> {
-    Some(match op {
-        Op::Attempt { .. } => b'A',
-        Op::Listen { .. } | Op::Enter { .. } => b'E',
-        Op::Withdraw { .. } => b'W',
-        Op::Release { .. } => b'R',
-        Op::Yield { .. } => b'Y',
-        Op::Adopt { .. } => b'D',
-        Op::Raise { .. } => b'V',
-        Op::Renew { .. } => return None,
-    })
+/// One argument of an op.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Word<'a> {
+    None,
+    Number(u64),
+    Text(&'a str),
+    Owner(Owner),
 }
 
-/// Whose op it is.
-fn add_owner(command: &mut Cmd, names: &Names, op: &Op) {
+/// What `script.lua` calls it, and its arguments.
+pub(super) fn spell(wish: &Wish) -> (u8, [Word<'_>; 3]) {
+    use Word::{None, Number, Text};
+    let Wish::Op { op, .. } = wish else {
+        return (b'I', [None; 3]);
+    };
+    let owned = |owner: &Owner| Word::Owner(*owner);
+    let ms = |ttl: &Duration| Number(millis(*ttl));
     match op {
-        Op::Attempt { owner, .. }
-        | Op::Listen { owner, .. }
-        | Op::Enter { owner, .. }
-        | Op::Withdraw { owner }
-        | Op::Release { owner }
-        | Op::Yield { old: owner, .. }
-        | Op::Adopt { owner, .. }
-        | Op::Raise { owner, .. }
-        | Op::Renew { owner, .. } => add_text_of(command, names, *owner),
-    }
-}
-
-/// Whether the call is to name the last time at which the op is of use (O5).
-fn is_of_use_for_a_time(op: &Op) -> bool {
-    match op {
-        Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. } | Op::Adopt { .. } => true,
-        Op::Withdraw { .. }
-        | Op::Release { .. }
-        | Op::Yield { .. }
-        | Op::Renew { .. }
-        | Op::Raise { .. } => false,
-    }
-}
-
-/// Whether there is more to say of it than whose it is.
-fn says_more(op: &Op) -> bool {
-    !matches!(op, Op::Withdraw { .. } | Op::Release { .. })
-}
-
-/// What else there is to say of it. `is_last`: nothing is to follow.
-fn add_more(command: &mut Cmd, names: &Names, op: &Op, is_last: bool) {
-    match op {
-        Op::Withdraw { .. } | Op::Release { .. } => {}
-        Op::Attempt { ttl, .. } | Op::Renew { ttl, .. } => {
-            command.arg(millis(*ttl));
+        Op::Attempt { owner, ttl } => (b'A', [owned(owner), ms(ttl), None]),
+        Op::Enter { owner, ttl, score } => {
+            (b'E', [owned(owner), ms(ttl), score.map_or(None, Number)])
         }
-        Op::Listen { ttl, .. } => {
-            command.arg(millis(*ttl)).arg(LISTENS);
-        }
-        Op::Enter { ttl, score, .. } => {
-            command.arg(millis(*ttl));
-            if let Some(score) = score {
-                command.arg(*score);
-            } else if !is_last {
-                command.arg("");
-            }
-        }
-        Op::Yield { ttl, new, .. } => {
-            command.arg(millis(*ttl));
-            add_text_of(command, names, *new);
-        }
-        Op::Adopt { ttl, from, .. } => {
-            command.arg(millis(*ttl)).arg(&**from);
-        }
-        Op::Raise { draw, age, .. } => {
-            command.arg(*draw).arg(u8::from(*age));
+        Op::Listen { owner, ttl } => (b'L', [owned(owner), ms(ttl), None]),
+        Op::Withdraw { owner, ttl } => (b'W', [owned(owner), ms(ttl), None]),
+        Op::Unlisten { owner } => (b'U', [owned(owner), None, None]),
+        Op::Release { owner } => (b'R', [owned(owner), None, None]),
+        Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
+        Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
+        Op::Adopt { owner, from, ttl } => (b'D', [owned(owner), ms(ttl), Text(from)]),
+        Op::Raise { owner, draw, age } => {
+            let age = Number(u64::from(*age));
+            (b'V', [owned(owner), Number(*draw), age])
         }
     }
 }
-
-/// In the place of a score: not to stand for the lock, but to be told when it is free.
-const LISTENS: &str = "ear";
 
 /// Rounded up: the server must not end a lease before we do (D1).
 fn millis(ttl: Duration) -> u64 {
@@ -293,6 +222,7 @@ fn millis(ttl: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::redis::script;
 
     const TTL: Duration = Duration::from_secs(30);
 
@@ -301,9 +231,7 @@ mod tests {
     }
 
     /// The words after the script's hash.
-    fn words(lane: Lane, jobs: &[Job]) -> String {
-        let names = Names::new("lock".into(), "ab".into());
-        let command = lane.command(&names, 5, 1000, jobs);
+    fn words(command: &Cmd) -> String {
         let words = command.args_iter().skip(2).map(|arg| match arg {
             redis::Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
             _ => panic!("a cursor"),
@@ -311,79 +239,108 @@ mod tests {
         words.collect::<Vec<_>>().join("|")
     }
 
+    fn batch(jobs: &[Job]) -> String {
+        words(&Priority::Change.command_of(&script::SERVER, &names(), 5, 1000, jobs))
+    }
+
+    fn names() -> Names {
+        Names::new("lock".into(), "ab".into())
+    }
+
     #[test]
-    fn ops_are_spelt_as_the_scripts_read_them() {
-        let batch = [
+    fn ops_are_spelt_as_the_script_reads_them() {
+        let (owner, ttl) = (Owner, TTL);
+        let ops = [
             Op::Attempt {
-                owner: Owner(1),
-                ttl: TTL,
+                owner: owner(1),
+                ttl,
             },
             Op::Enter {
-                owner: Owner(2),
-                ttl: TTL,
+                owner: owner(2),
+                ttl,
                 score: None,
             },
             Op::Enter {
-                owner: Owner(3),
-                ttl: TTL,
+                owner: owner(3),
+                ttl,
                 score: Some(7),
             },
-            Op::Withdraw { owner: Owner(4) },
-            Op::Release { owner: Owner(5) },
+            Op::Listen {
+                owner: owner(4),
+                ttl,
+            },
+            Op::Withdraw {
+                owner: owner(5),
+                ttl,
+            },
+            Op::Unlisten { owner: owner(6) },
+            Op::Release { owner: owner(7) },
             Op::Yield {
-                old: Owner(6),
-                new: Owner(7),
-                ttl: TTL,
+                old: owner(8),
+                new: owner(9),
+                ttl,
             },
             Op::Adopt {
-                owner: Owner(8),
+                owner: owner(10),
                 from: "cd:9".into(),
-                ttl: TTL,
+                ttl,
             },
             Op::Raise {
-                owner: Owner(9),
+                owner: owner(11),
                 draw: 1_700_000_000_000_001,
                 age: true,
             },
         ];
-        let (locks, queues) = ("|lock:k".repeat(8), "|{lock:k}:~queue1".repeat(8));
-        let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:8|ab:9";
-        let more = "30000|30000||30000|7|30000|ab:7|30000|cd:9|1700000000000001|1";
+        let sets = [
+            "lock:k|",
+            "{lock:k}:~queue1|",
+            "{lock:k}:~listen1|",
+            "lock:~fence",
+        ];
+        let keys = sets[..3].iter().map(|key| key.repeat(10));
+        let keys = keys.collect::<String>() + sets[3];
+        let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:7|ab:8|ab:10|ab:11";
+        let ttls = "30000|30000|30000|30000|30000|||30000|30000|1700000000000001";
         assert_eq!(
-            words(Lane::Batch, &batch.clone().map(job)),
-            format!("17|lock:~fence{locks}{queues}|5AEEWRYDV|{owners}|1000|{more}")
+            batch(&ops.clone().map(job)),
+            format!("31|{keys}|5|AEELWURYDV|0000000000001000|{owners}|{ttls}|||7|||||ab:9|cd:9|1")
         );
         for (at, alone) in [
-            (0, "5A|ab:1|1000|30000"),
-            (1, "5E|ab:2|1000|30000"),
-            (2, "5E|ab:3|1000|30000|7"),
-            (3, "5W|ab:4"),
-            (4, "5R|ab:5"),
-            (5, "5Y|ab:6||30000|ab:7"),
+            (0, "A|0000000000001000|ab:1|30000"),
+            (1, "E|0000000000001000|ab:2|30000"),
+            (2, "E|0000000000001000|ab:3|30000|7"),
+            (4, "W||ab:5|30000"),
+            (6, "R||ab:7"),
+            (7, "Y||ab:8|30000|ab:9"),
         ] {
-            assert_eq!(
-                words(Lane::Batch, &[job(batch[at].clone())]),
-                format!("3|lock:~fence|lock:k|{{lock:k}}:~queue1|{alone}"),
-                "no word at the end that says nothing"
-            );
+            let keys = sets.concat();
+            let expected = format!("4|{keys}|5|{alone}");
+            assert_eq!(batch(&[job(ops[at].clone())]), expected);
         }
-        let renew = job(Op::Renew {
-            owner: Owner(8),
-            ttl: TTL,
-        });
-        assert_eq!(words(Lane::Renew, &[renew]), "1|lock:k|5|ab:8|30000");
+    }
+
+    #[test]
+    fn renewals_and_bare_releases_name_the_locks_alone() {
+        let (owner, ttl, within) = (Owner(8), TTL, TTL);
+        let jobs = [job(Op::Renew { owner, ttl, within })];
+        let renew = Priority::Renew.command_of(&script::SERVER, &names(), 5, 1000, &jobs);
+        assert_eq!(words(&renew), "1|lock:k|5|N||ab:8|30000");
+        {
+            let jobs = [job(Op::Release { owner })];
+            let free = free_command(&script::CLUSTER, &names(), 5, &jobs);
+            assert_eq!(words(&free), "1|lock:k|5|F||ab:8");
+        }
+        let look = Job::of("k".into(), Wish::Look(oneshot::channel().0));
+        let inspect = Priority::Inspect.command_of(&script::SERVER, &names(), 5, 1000, &[look]);
+        assert_eq!(words(&inspect), "2|lock:k|{lock:k}:~queue1|5|I|");
+    }
+
+    #[test]
+    fn who_cannot_be_told_asks_and_does_not_listen() {
         let (owner, ttl) = (Owner(5), TTL);
         let mut listen = job(Op::Listen { owner, ttl });
-        let key = "3|lock:~fence|lock:k|{lock:k}:~queue1";
-        assert_eq!(
-            words(Lane::Batch, std::slice::from_ref(&listen)),
-            format!("{key}|5E|ab:5|1000|30000|ear")
-        );
         listen.listen_to_nothing();
-        assert_eq!(
-            words(Lane::Batch, &[listen]),
-            format!("{key}|5A|ab:5|1000|30000")
-        );
+        assert_eq!(batch(&[listen]), batch(&[job(Op::Attempt { owner, ttl })]));
     }
 
     #[test]

@@ -1,6 +1,5 @@
-//! What goes wrong between us and a server, and whether asking again may help.
+//! What goes wrong between a session and a server, and whether to ask again may help.
 
-use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,106 +8,98 @@ use redis::{ErrorKind, RedisError, ServerError};
 use super::keys::Names;
 use crate::StoreError;
 
-/// Everything that a [`StoreError`] of this store may hold. No variant shows a password: the
-/// address is host and port alone, and servers do not send passwords back.
+/// What a [`StoreError`] of this store holds. No variant shows a password: an address is host and
+/// port alone, and servers do not send passwords back.
 ///
-/// Each says all of it in its own line. What it stands on is therefore no `source()`: whoever follows those would
-/// read it twice. (`r#source` is the same name, and one that the derive passes over.)
+/// A message includes its cause, so the cause is no `source()`. (`r#source` is a name that the
+/// derive passes over.)
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("not a Redis url: {reason}")]
-    Url { reason: String },
-    /// Nothing of them is shown.
-    #[cfg(feature = "tls-rustls")]
-    #[error("the certificates cannot be used: {reason}")]
-    Certificates { reason: String },
+    /// What the user configured cannot be used.
+    #[error("invalid {what}: {reason}")]
+    Invalid { what: &'static str, reason: String },
     #[error(
-        "cannot connect to Redis at {address}: {}{}{}",
-        explained(r#source),
+        "cannot connect to Redis at {address}: {}{}",
         brief(r#source.to_string()),
-        supposed(r#source, *is_tls)
+        hint(r#source, *is_tls).map_or_else(String::new, |hint| format!(" ({hint})"))
     )]
     Connect {
         address: Arc<str>,
         is_tls: bool,
         r#source: RedisError,
     },
-    #[error(
-        "cannot connect to Redis at {address}: tokio's clock is paused, so connecting timed out at \
-         once; a Redis store needs real time, use MemoryStore under a paused clock"
-    )]
-    PausedClock { address: Arc<str> },
     #[error("Redis at {address} did not answer within {within:?}")]
     Silent { address: Arc<str>, within: Duration },
-    #[error("the connection to Redis at {address} broke: {}", brief(r#source.to_string()))]
+    #[error("connection to Redis at {address} broke: {}", brief(r#source.to_string()))]
     Broken {
         address: Arc<str>,
         r#source: RedisError,
     },
-    #[error("the connection to Redis at {address} was closed")]
+    #[error("connection to Redis at {address} was closed")]
     Closed { address: Arc<str> },
-    #[error("the connection to Redis at {address} was given up: {what}")]
+    /// The session ends the connection.
+    #[error("connection to Redis at {address} was given up: {what}")]
     Garbled {
         address: Arc<str>,
         what: &'static str,
     },
-    /// None of them says where the primary is.
-    #[cfg(feature = "sentinel")]
-    #[error("no sentinel says where the primary of service {service:?} is: {told}")]
-    Sentinels {
-        service: Arc<str>,
-        told: String,
+    /// No sentinel, or no node of a cluster, says where the keys are.
+    #[error("{what} not found: {answers}")]
+    NotFound {
+        what: String,
+        answers: String,
         is_lasting: bool,
     },
-    /// None of them says where the slots are.
-    #[cfg(feature = "cluster")]
-    #[error("no node of the cluster says where its slots are: {told}")]
-    Nodes { told: String, is_lasting: bool },
-    /// A sentinel said that it was.
-    #[cfg(feature = "sentinel")]
-    #[error("Redis at {address} is no primary, or no more")]
+    #[error("Redis at {address} is not a primary")]
     NotPrimary { address: Arc<str> },
-    /// What [`RedisStoreBuilder::min_replicas`](super::RedisStoreBuilder::min_replicas) was given.
-    #[error("min_replicas cannot be as it is: {reason}")]
-    Replicas { reason: String },
-    #[error("busy_poll cannot be {within:?}: it is 1 ms at most")]
-    BusyPoll { within: Duration },
-    #[error(
-        "the lock was given back: {had} of the {least} replicas of Redis at {address} that are to have it \
-         had it within {within:?}"
-    )]
-    TooFew {
-        address: Arc<str>,
-        had: u64,
-        least: u32,
-        within: Duration,
-    },
-    #[error("the lock was gone before the replicas of Redis at {address} could be asked for it")]
-    Gone { address: Arc<str> },
-    #[error(
-        "the lock was given back: its replicas could not be asked: {}",
-        r#source
-    )]
-    Unasked { r#source: Box<Fault> },
-    #[error("the lock was given back: too many wait for their replicas")]
-    TooMany,
+    /// Too few replicas are known to have a lock.
+    #[error("lock not confirmed by replicas: {reason}")]
+    Unconfirmed { reason: String, is_lasting: bool },
     #[error("Redis at {address} refused: {refusal}")]
     Refused { address: Arc<str>, refusal: Refusal },
-    #[error(
-        "Redis at {address} is a node of a cluster, or stands before one, and was taken for a server of its own: \
-         RedisStore::cluster and redis+cluster:// find all nodes ({refusal})"
-    )]
+    #[error("Redis at {address} is a node of a cluster, not a server of its own: {refusal}")]
     Clustered { address: Arc<str>, refusal: Refusal },
-    #[error(
-        "the connection to Redis at {address} was given up: its registry or its runtime has gone"
-    )]
+    #[error("Redis at {address} cannot push grants: {reason}")]
+    NoPush { address: Arc<str>, reason: String },
+    #[error("renewal not sent to Redis at {address}: too late for an answer in time")]
+    TooLate { address: Arc<str> },
+    #[error("connection to Redis at {address} was given up: its registry or runtime is gone")]
     Abandoned { address: Arc<str> },
 }
 
 impl Fault {
-    /// A server's no to a script, where it is taken for one server. A cluster's node says it of some keys
-    /// only, and of any that are not all in one slot: never is it enough, but under a prefix that keeps all
-    /// in one, whose owner may change.
+    pub(super) fn invalid(what: &'static str, reason: impl ToString) -> Self {
+        let reason = reason.to_string();
+        Self::Invalid { what, reason }
+    }
+
+    pub(super) fn url(reason: impl ToString) -> Self {
+        Self::invalid("Redis url", reason)
+    }
+
+    pub(super) fn unconfirmed(reason: impl ToString, is_lasting: bool) -> Self {
+        let reason = reason.to_string();
+        Self::Unconfirmed { reason, is_lasting }
+    }
+
+    /// What all who were asked answered.
+    pub(super) fn not_found(what: impl ToString, faults: &[Self]) -> Self {
+        let listed = faults.iter().take(LISTED).map(Self::to_string);
+        let mut answers: Vec<_> = listed.collect();
+        if let Some(more @ 1..) = faults.len().checked_sub(LISTED) {
+            answers.push(format!("and {more} more"));
+        }
+        Self::NotFound {
+            what: what.to_string(),
+            answers: answers.join("; "),
+            // Those that are away may know it.
+            is_lasting: faults.iter().all(Self::is_lasting),
+        }
+    }
+
+    /// A server's no to a script, where the server is taken for one of its own. A cluster's node
+    /// says MOVED, ASK or CROSSSLOT unless all keys are in one slot of its own, as a prefix with a
+    /// hash tag makes them.
     pub(super) fn refused(address: Arc<str>, refusal: Refusal, names: &Names) -> Self {
         let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
         if is_clusters && !crate::key::has_hash_tag(names.prefix()) {
@@ -118,21 +109,15 @@ impl Fault {
         }
     }
 
+    /// Whether to ask again is in vain.
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Url { .. } | Self::Replicas { .. } | Self::BusyPoll { .. } => true,
-            Self::Clustered { .. } => true,
-            Self::Unasked { source } => source.is_lasting(),
-            #[cfg(feature = "sentinel")]
-            Self::Sentinels { is_lasting, .. } => *is_lasting,
-            #[cfg(feature = "cluster")]
-            Self::Nodes { is_lasting, .. } => *is_lasting,
-            #[cfg(feature = "tls-rustls")]
-            Self::Certificates { .. } => true,
+            Self::Invalid { .. } | Self::Clustered { .. } => true,
+            Self::NotFound { is_lasting, .. } | Self::Unconfirmed { is_lasting, .. } => *is_lasting,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
             Self::Connect { source, .. } => match source.kind() {
                 ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
-                _ if disbelief(source).is_some() => true,
+                _ if rejection(source).is_some() => true,
                 _ => Refusal::of(source).is_some_and(|refusal| refusal.is_lasting()),
             },
             _ => false,
@@ -141,60 +126,39 @@ impl Fault {
 }
 
 #[cfg(feature = "tls-rustls")]
-use super::tls::disbelief;
+use super::tls::rejection;
 
-/// Without TLS nobody asks for a certificate.
 #[cfg(not(feature = "tls-rustls"))]
-fn disbelief(_: &RedisError) -> Option<&'static str> {
+fn rejection(_: &RedisError) -> Option<&'static str> {
     None
 }
 
-/// So many of several errors are told in one.
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
-const TOLD: usize = 5;
-
-/// The first of these, and how many there are besides.
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
-pub(super) fn listed(all: &[String], between: &str) -> String {
-    let mut told = all[..all.len().min(TOLD)].join(between);
-    if let Some(more @ 1..) = all.len().checked_sub(TOLD) {
-        write!(told, "{between}and {more} more").expect("a String takes everything");
+/// What a failed attempt to connect comes from, where the error itself does not say so.
+fn hint(error: &RedisError, is_tls: bool) -> Option<&'static str> {
+    if Refusal::of(error).is_some_and(|refusal| refusal.code == "NOAUTH") {
+        Some("the server requires a password")
+    } else if is_tls && error.is_timeout() {
+        Some("the server may not speak TLS")
+    } else if !is_tls && error.is_connection_dropped() && !error.is_connection_refusal() {
+        Some("the server may require TLS")
+    } else {
+        rejection(error)
     }
-    told
 }
 
-/// So many characters of a server's words are told, and kept.
-const WORDS: usize = 400;
+/// So many of several errors are told in one.
+const LISTED: usize = 5;
 
-/// What a server says, in one line of a length that a log can take.
+/// So many characters of a server's text are kept.
+const LONGEST_TEXT: usize = 400;
+
+/// One line of a length that a log can take.
 fn brief(mut text: String) -> String {
-    if let Some((end, _)) = text.char_indices().nth(WORDS) {
+    if let Some((end, _)) = text.char_indices().nth(LONGEST_TEXT) {
         text.truncate(end);
         text.push('…');
     }
-    if text.contains(char::is_control) {
-        text = text.replace(char::is_control, " ");
-    }
-    text
-}
-
-/// What the error is about, where its own words do not say what to do.
-fn explained(error: &RedisError) -> String {
-    let no_password = "the server wants a password, as in redis://[user:]password@host";
-    let wants_one = Refusal::of(error).is_some_and(|refusal| refusal.code == "NOAUTH");
-    let why = disbelief(error).or(wants_one.then_some(no_password));
-    why.map_or_else(String::new, |why| format!("{why}: "))
-}
-
-/// What it may come of, where that cannot be seen.
-fn supposed(error: &RedisError, is_tls: bool) -> &'static str {
-    if is_tls && error.is_timeout() {
-        " (as when what listens there speaks no TLS)"
-    } else if !is_tls && error.is_connection_dropped() && !error.is_connection_refusal() {
-        " (as when what listens there wants TLS, rediss://)"
-    } else {
-        ""
-    }
+    text.replace(char::is_control, " ")
 }
 
 impl From<Fault> for StoreError {
@@ -213,10 +177,10 @@ const IN_SCRIPTS: [&str; 2] = [
     "ACL failure in script",
 ];
 
-/// The same of a command in the making of a connection, whose code the client drops.
+/// The same of a command that sets a connection up, whose code the client library drops.
 const NO_PERMISSIONS: &str = "no permissions to run";
 
-/// A server's no, in its own words.
+/// The error that a server answered with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code} {text}")]
 pub(super) struct Refusal {
@@ -253,7 +217,7 @@ impl Refusal {
         }
     }
 
-    /// The refusal in an error that the client made of a server's reply; `None` if there is none.
+    /// The refusal in an error that the client library made of a server's reply.
     pub(super) fn of(error: &RedisError) -> Option<Self> {
         match error.kind() {
             ErrorKind::Server(_) | ErrorKind::Extension => {
@@ -281,22 +245,17 @@ impl Refusal {
 
     /// Names the keys or channels that a right is missing to, which no server does.
     pub(super) fn naming(mut self, names: &Names) -> Self {
-        if self.code == "NOPERM" {
-            let prefix = names.prefix();
-            if self.text.contains("key") {
-                write!(self.text, " (it takes ~{prefix}:* and ~{{{prefix}:*)")
-            } else if self.text.contains("channel") {
-                write!(self.text, " (it takes &{prefix}:~grant:*)")
-            } else {
-                Ok(())
-            }
-            .expect("a String takes everything");
+        let prefix = names.prefix();
+        if self.code == "NOPERM" && self.text.contains("key") {
+            self.text += &format!(" (it takes ~{prefix}:* and ~{{{prefix}:*)");
+        } else if self.code == "NOPERM" && self.text.contains("channel") {
+            self.text += &format!(" (it takes &{prefix}:~grant:*)");
         }
         self
     }
 
-    /// A missing right, a wrong password, a foreign key in our place, a cluster, a server without
-    /// scripts or databases: no reason to ask again.
+    /// A missing right, a wrong password, a key of another type, a cluster, a server without
+    /// scripts or databases: to ask again is in vain.
     pub(super) fn is_lasting(&self) -> bool {
         match self.code.as_str() {
             "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT" => true,
@@ -311,20 +270,20 @@ impl Refusal {
         }
     }
 
-    /// Whether a whole call may have been refused for the sake of one of its keys.
+    /// Whether one key may be the reason that a whole call was refused.
     pub(super) fn may_be_one_keys(&self) -> bool {
         matches!(self.code.as_str(), "NOPERM" | "CROSSSLOT")
     }
 
-    /// Whether this is what HELLO is answered where nobody knows it, or its third version. (A full
-    /// server says ERR to it as well, and would say that to anything.)
+    /// Whether the server does not know HELLO, or its version 3. (A full server says ERR to it as
+    /// well, and would to anything.)
     pub(super) fn is_about_hello(&self) -> bool {
         let text = self.text.to_ascii_lowercase();
         self.code == "NOPROTO"
             || self.code == "ERR" && (text.contains("command") || text.contains("hello"))
     }
 
-    /// Whether the server is no longer the one that we knew: this counts as a reconnect (O4).
+    /// Whether the server has become another: this counts as a reconnect (O4).
     pub(super) fn ends_connection(&self) -> bool {
         matches!(self.code.as_str(), "READONLY" | "LOADING" | "MOVED")
     }
@@ -332,11 +291,8 @@ impl Refusal {
 
 impl From<&ServerError> for Refusal {
     fn from(error: &ServerError) -> Self {
-        Self::parse(&format!(
-            "{} {}",
-            error.code(),
-            error.details().unwrap_or_default()
-        ))
+        let details = error.details().unwrap_or_default();
+        Self::parse(&format!("{} {details}", error.code()))
     }
 }
 
@@ -358,10 +314,8 @@ mod tests {
             is_tls: false,
             source,
         };
-        let unasked = Fault::Unasked {
-            source: Box::new(broken.clone()),
-        };
-        for fault in [broken, refused, unasked] {
+        let unconfirmed = Fault::unconfirmed(&broken, false);
+        for fault in [broken, refused, unconfirmed] {
             let error = StoreError::from(fault);
             let told = error.to_string();
             assert_eq!(told.matches("the cable is cut").count(), 1, "{told}");
@@ -373,30 +327,31 @@ mod tests {
     fn a_server_s_words_are_one_line_that_a_log_can_take() {
         let long = format!(
             "OOM {}\r\n\u{1b}[2J{}",
-            "é".repeat(WORDS / 2),
+            "é".repeat(LONGEST_TEXT / 2),
             "x".repeat(1 << 20)
         );
         let refusal = Refusal::parse(&long);
         assert_eq!(refusal.code, "OOM");
-        assert_eq!(refusal.text.chars().count(), WORDS + 1);
+        assert_eq!(refusal.text.chars().count(), LONGEST_TEXT + 1);
         assert!(!refusal.text.contains(char::is_control), "{refusal}");
         let code = "x".repeat(1 << 20);
-        assert!(Refusal::parse(&code).to_string().len() < 2 * WORDS);
+        assert!(Refusal::parse(&code).to_string().len() < 2 * LONGEST_TEXT);
         let short = "READONLY You can't write against a read only replica.";
         assert_eq!(Refusal::parse(short).to_string(), short);
         let source = RedisError::from((ErrorKind::Client, "no", code));
         let address = Arc::from("a:1");
         let broken = Fault::Broken { address, source };
-        assert!(broken.to_string().len() < 2 * WORDS);
+        assert!(broken.to_string().len() < 2 * LONGEST_TEXT);
     }
 
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
     #[test]
     fn of_many_some_are_named_and_the_others_counted() {
-        let all: Vec<_> = (1..=8).map(|number| number.to_string()).collect();
-        assert_eq!(listed(&all, "; "), "1; 2; 3; 4; 5; and 3 more");
-        assert_eq!(listed(&all[..5], "; "), "1; 2; 3; 4; 5");
-        assert_eq!(listed(&all[..1], "; "), "1");
+        let fault = |what: usize| Fault::url(what);
+        let told = |count| Fault::not_found("it", &(1..=count).map(fault).collect::<Vec<_>>());
+        let told = |count| told(count).to_string().replace("invalid Redis url: ", "");
+        assert_eq!(told(8), "it not found: 1; 2; 3; 4; 5; and 3 more");
+        assert_eq!(told(5), "it not found: 1; 2; 3; 4; 5");
+        assert_eq!(told(1), "it not found: 1");
     }
 
     #[test]

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use super::keys::Names;
 use super::reply::is_draw;
-use crate::key::MAX_KEY;
 use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
 
-/// The format of grants that we understand; the one that `batch.lua` writes.
+/// The format of grants that we understand; the one that `script.lua` writes.
 const FORMAT: &str = "1";
 
 /// What our own probe's message begins with; no number, so no format of a grant.
@@ -28,27 +27,21 @@ pub(super) enum Message<'a> {
     },
     /// The nonce of a probe.
     Probe(&'a str),
-    /// Of no content: with it our own call has put us into the line of those that the server writes to
-    /// (`batch.lua`).
-    Nothing,
 }
 
 /// What a notice begins with; no number, so no format of a grant.
 const FREED: &str = "freed";
 
-/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, `freed <key>`, `probe <nonce>`,
-/// or nothing. `None` if it is in another format, for another instance, or no message of ours at all.
+/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, `freed <key>`, or
+/// `probe <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
 pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> {
-    if payload.is_empty() {
-        return Some(Message::Nothing);
-    }
     let text = std::str::from_utf8(payload).ok()?;
     let (format, rest) = text.split_once(' ')?;
     if format == PROBE {
         return Some(Message::Probe(rest));
     }
     if format == FREED {
-        return Some(Message::Freed { key: key(rest)? });
+        return Some(Message::Freed { key: rest.into() });
     }
     if format != FORMAT {
         return None;
@@ -67,7 +60,7 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
         return None;
     }
     let at = fields.next()?.parse().ok()?;
-    let key = key(fields.next()?)?;
+    let key = fields.next()?.into();
     let grant = Grant {
         owner,
         ttl,
@@ -75,11 +68,6 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
         at,
     };
     Some(Message::Granted { key, grant })
-}
-
-/// What may be one: a longer text would be given back, and kept until it is.
-fn key(text: &str) -> Option<Arc<str>> {
-    (text.len() <= MAX_KEY).then(|| text.into())
 }
 
 /// The message that a probe publishes.
@@ -114,19 +102,7 @@ mod tests {
         assert_eq!(read(&names(), b"2 ab12:7 30000 1 1 k"), None);
         assert_eq!(read(&names(), b"1 ab13:7 30000 1 1 k"), None);
         assert_eq!(read(&names(), b"1 ab12:7 30000 1 1"), None);
-        assert_eq!(read(&names(), b""), Some(Message::Nothing));
-    }
-
-    #[test]
-    fn what_is_too_long_for_a_key_is_none() {
-        for (length, is_key) in [(MAX_KEY, true), (MAX_KEY + 1, false)] {
-            let key = "k".repeat(length);
-            for begin in ["1 ab12:7 30000 1 1", "freed"] {
-                let text = format!("{begin} {key}");
-                let message = read(&names(), text.as_bytes());
-                assert_eq!(message.is_some(), is_key, "{begin} {length}");
-            }
-        }
+        assert_eq!(read(&names(), b""), None);
     }
 
     proptest! {

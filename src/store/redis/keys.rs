@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-#[cfg(feature = "cluster")]
-use super::cluster::slots::{self, Slot, Tags};
+use super::slots::{self, Slot, Tags};
 
 /// The names under one prefix, as one registry uses them.
 #[derive(Clone, Debug)]
@@ -12,7 +11,6 @@ pub(super) struct Names {
     instance: Arc<str>,
     fence: Box<str>,
     /// Of each slot of a cluster, where there is a fence in each.
-    #[cfg(feature = "cluster")]
     tags: Option<Arc<Tags>>,
     channel: Box<str>,
 }
@@ -22,7 +20,6 @@ impl Names {
         Self {
             fence: format!("{prefix}:~fence").into(),
             channel: format!("{prefix}:~grant:{instance}").into(),
-            #[cfg(feature = "cluster")]
             tags: None,
             prefix,
             instance,
@@ -31,7 +28,6 @@ impl Names {
 
     /// The same on a cluster, whose scripts name nothing outside of a lock's slot. Under a prefix with
     /// a hash tag all locks have one slot, and so one fence.
-    #[cfg(feature = "cluster")]
     pub(super) fn clustered(prefix: Arc<str>, instance: Arc<str>) -> Self {
         let tags = (!crate::key::has_hash_tag(&prefix)).then(|| Tags::after(&prefix));
         Self {
@@ -52,16 +48,13 @@ impl Names {
 
     /// Where every draw for the lock comes from.
     pub(super) fn fence<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
-        #[cfg(feature = "cluster")]
         if self.tags.is_some() {
             return self.fence_in(self.slot(key));
         }
-        let _ = key;
         [&self.fence, "", "", ""]
     }
 
     /// The fence of a slot.
-    #[cfg(feature = "cluster")]
     fn fence_in(&self, slot: Slot) -> [&str; 4] {
         match &self.tags {
             Some(tags) => [&self.fence, ":{", tags.of(slot), "}"],
@@ -70,7 +63,6 @@ impl Names {
     }
 
     /// Where the lock lies on a cluster.
-    #[cfg(feature = "cluster")]
     pub(super) fn slot(&self, key: &str) -> Slot {
         if key.contains('{') || self.prefix.contains('{') {
             slots::slot(&self.lock(key).concat())
@@ -80,22 +72,16 @@ impl Names {
     }
 
     /// The one slot of all locks, if there is but one.
-    #[cfg(feature = "cluster")]
     pub(super) fn only_slot(&self) -> Option<Slot> {
         self.tags.is_none().then(|| slots::slot(&self.fence))
     }
 
     /// Where the grants of the lock for this registry are published on a cluster: in its slot.
-    #[cfg(feature = "cluster")]
     pub(super) fn channel_of(&self, key: &str) -> String {
-        let queue = self.queue(key).concat();
-        let stem = queue.strip_suffix(":~queue1");
-        let stem = stem.expect("a queue's name ends so");
-        format!("{stem}:~grant:{}", self.instance)
+        self.beside(key, ":~grant:").concat() + &self.instance
     }
 
     /// Names of nobody's for a probe in a slot: a lock, its queue and its channel.
-    #[cfg(feature = "cluster")]
     pub(super) fn probe_in(&self, slot: Slot) -> [String; 3] {
         let stem = self.fence_in(slot).concat();
         let instance = &self.instance;
@@ -104,6 +90,13 @@ impl Names {
             format!("{stem}:~probe:{instance}:~queue1"),
             format!("{stem}:~grant:{instance}"),
         ]
+    }
+
+    /// The same for a probe on one server.
+    pub(super) fn probe(&self) -> [String; 3] {
+        let never = format!("~grant:{}", self.instance);
+        let [lock, queue] = [self.lock(&never).concat(), self.queue(&never).concat()];
+        [lock, queue, self.channel().to_owned()]
     }
 
     /// Where the grants for this registry are published.
@@ -119,12 +112,23 @@ impl Names {
 
     /// The sorted set of the tickets for the lock, in the lock's hash slot. The number is the
     /// format's: another version of this crate must not misread these tickets.
-    pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 5] {
-        if self.has_hash_tag(key) {
-            ["", &self.prefix, ":", key, ":~queue1"]
+    pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
+        self.beside(key, ":~queue1")
+    }
+
+    /// The sorted set of those who are told when the lock is free (W7).
+    pub(super) fn listeners<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
+        self.beside(key, ":~listen1")
+    }
+
+    /// A name in the lock's hash slot.
+    fn beside<'a>(&'a self, key: &'a str, what: &'a str) -> [&'a str; 6] {
+        let (open, close) = if self.has_hash_tag(key) {
+            ("", "")
         } else {
-            ["{", &self.prefix, ":", key, "}:~queue1"]
-        }
+            ("{", "}")
+        };
+        [open, &self.prefix, ":", key, close, what]
     }
 
     /// Whether Redis takes a part of the lock's name for its slot: what stands between the first `{`
@@ -188,6 +192,7 @@ mod tests {
             [
                 names.lock(key).concat(),
                 names.queue(key).concat(),
+                names.listeners(key).concat(),
                 names.fence(key).concat(),
                 names.channel().to_owned(),
             ]
@@ -196,11 +201,11 @@ mod tests {
         let known = [
             "lock:order:42",
             "{lock:order:42}:~queue1",
+            "{lock:order:42}:~listen1",
             "lock:~fence",
             "lock:~grant:1f",
         ];
         assert_eq!(all(&names, "order:42"), known);
-        #[cfg(feature = "cluster")]
         {
             let names = Names::clustered("lock".into(), "1f".into());
             assert_eq!(names.slot("order:42"), 1507, "as CRC16 says");

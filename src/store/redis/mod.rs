@@ -1,51 +1,46 @@
-//! Leases on a Redis or Valkey server.
+//! Leases on Redis or Valkey: one server, a primary behind sentinels, or a cluster.
 //!
-//! | file | what it answers |
+//! | file | what is in it |
 //! |---|---|
-//! | `store`, `endpoint`, `socket`, `bounded`, `tls` | how is a server named, and connected to? |
-//! | `sentinel` | where is the server just now? |
-//! | `session`, `inbox` | how do a registry's wishes reach the task that has the connection? |
-//! | `teller` | how does what that task learns reach the registry? |
-//! | `link`, `setup`, `serve`, `pauses` | what happens to the connection, from first to last? |
-//! | `replicas/` | what if replicas must have what is acquired? |
-//! | `bell`, `busy_poll` | when does that task run? |
-//! | `../traffic`, `clock` | which wishes share a call, in what order, and until when is it of use? |
-//! | `call`, `reply`, `grant`, `keys`, `script` | what do wishes, answers and grants look like on the wire? |
-//! | `*.lua` | what happens on the server? |
-//! | `cluster/` | the same, on a cluster |
-//! | `fault` | what went wrong? |
-//!
-//! The rules that the code cites by number are those of the protocol.
+//! | `store` | the public store and its builder |
+//! | `endpoint`, `stream`, `tls` | how one server is named in a url, and connected to |
+//! | `topology`, `sentinel`, `cluster`, `slots` | which servers there are, and which one has a key |
+//! | `session`, `routing`, `request` | a registry's session: takes requests to nodes, and answers back |
+//! | `node`, `handshake`, `backoff`, `clock` | the task that has the connection to one primary |
+//! | `subscriber`, `subscriptions` | on a cluster, the task that hears a primary's grants |
+//! | `replicas` | acquisitions that count only when replicas have them |
+//! | `call`, `reply`, `grant`, `keys`, `script`, `*.lua` | what requests, answers and grants look like on the wire |
+//! | `../send_window` | which requests share a call, and how many calls are in flight |
+//! | `fault` | what can go wrong |
 
-mod bell;
+mod backoff;
 #[cfg(feature = "test-util")]
 mod bench;
-mod bounded;
-mod busy_poll;
 mod call;
 mod clock;
-#[cfg(feature = "cluster")]
 mod cluster;
 mod endpoint;
 mod fault;
 mod grant;
-mod inbox;
+mod handshake;
 mod keys;
-mod link;
-mod pauses;
+mod node;
 mod replicas;
 mod reply;
+mod request;
+mod routing;
 mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;
-mod serve;
 mod session;
-mod setup;
-mod socket;
+mod slots;
 mod store;
-mod teller;
+mod stream;
+mod subscriber;
+mod subscriptions;
 #[cfg(feature = "tls-rustls")]
 mod tls;
+mod topology;
 
 #[cfg(feature = "test-util")]
 pub(crate) use self::bench::Calls;

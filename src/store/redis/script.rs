@@ -3,28 +3,21 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Arg, Cmd, RedisResult, Value};
+use redis::{Arg, Cmd};
 
-/// What is done plainly, and what is done in full.
-pub(super) const BATCH_TEXT: &str = concat!(include_str!("batch.lua"), include_str!("in_full.lua"));
+/// The script as it is for one server.
+pub(super) const TEXT: &str = include_str!("script.lua");
 
-pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(BATCH_TEXT));
-pub(super) static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("renew.lua")));
-pub(super) static INSPECT: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("inspect.lua")));
-pub(super) static PROBE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("probe.lua")));
+pub(super) static SERVER: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
-#[cfg(feature = "cluster")]
-pub(super) static CLUSTER_BATCH: LazyLock<Script> = LazyLock::new(|| Script::sharded(BATCH_TEXT));
-#[cfg(feature = "cluster")]
-pub(super) static CLUSTER_FREE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("cluster/free.lua")));
-#[cfg(feature = "cluster")]
-pub(super) static CLUSTER_PROBE: LazyLock<Script> =
-    LazyLock::new(|| Script::sharded(include_str!("probe.lua")));
+/// On a cluster grants go by shard channels.
+pub(super) static CLUSTER: LazyLock<Script> = LazyLock::new(|| {
+    let channels = [
+        "'PUBLISH', 'NUMSUB', false",
+        "'SPUBLISH', 'SHARDNUMSUB', true",
+    ];
+    Script::new(TEXT.replace(channels[0], channels[1]))
+});
 
 /// A script's text, and the hash by which a server knows it.
 #[derive(Debug)]
@@ -34,22 +27,10 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn new(text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         let hash = redis::Script::new(&text).get_hash().to_owned();
         Self { text, hash }
-    }
-
-    /// The copy for clusters, so that the one for servers need not ask where it runs.
-    #[cfg(feature = "cluster")]
-    fn sharded(text: &str) -> Self {
-        let text = text
-            .replace("local sharded = false", "local sharded = true")
-            .replace("'NUMSUB'", "'SHARDNUMSUB'")
-            .replace("pubsub|numsub", "pubsub|shardnumsub")
-            .replace("'PUBLISH'", "'SPUBLISH'")
-            .replace("'publish'", "'spublish'");
-        Self::new(text)
     }
 
     /// Begins a command with the number of keys; keys and arguments are to follow.
@@ -59,25 +40,12 @@ impl Script {
         command
     }
 
-    /// Sends a command that [`Self::command`] began; if the server does not know the script (any
-    /// more), the same once more with the whole text.
-    ///
-    /// The answer is the raw value: the client's other calls turn one nested error into an error
-    /// for all (S1).
-    pub(super) async fn send(
-        &self,
-        connection: &mut MultiplexedConnection,
-        command: &Cmd,
-    ) -> RedisResult<Value> {
-        let answer = connection.send_packed_command(command).await?;
-        match &answer {
-            Value::ServerError(error) if error.code() == "NOSCRIPT" => {
-                connection.send_packed_command(&self.in_full(command)).await
-            }
-            _ => Ok(answer),
-        }
+    /// Has the server keep the script.
+    pub(super) fn load(&self) -> Cmd {
+        redis::cmd("SCRIPT").arg("LOAD").arg(&*self.text).take()
     }
 
+    /// The same command with the whole text.
     pub(super) fn in_full(&self, command: &Cmd) -> Cmd {
         let mut full = redis::cmd("EVAL");
         full.arg(&*self.text);
@@ -94,32 +62,22 @@ impl Script {
 mod tests {
     use super::*;
 
-    #[cfg(feature = "cluster")]
     #[test]
-    fn the_copies_for_clusters_publish_to_shards_alone() {
-        // At once, and in full; the first of two messages goes to none there.
-        for (script, asked, told) in [(&CLUSTER_BATCH, 2, 4), (&CLUSTER_PROBE, 1, 1)] {
-            for (word, times) in [("'SHARDNUMSUB'", asked), ("'SPUBLISH'", told)] {
-                assert_eq!(script.text.matches(word).count(), times, "{word}");
-            }
-            for word in [
-                "'NUMSUB'",
-                "'PUBLISH'",
-                "|numsub",
-                "'publish'",
-                "sharded = false",
-            ] {
-                assert!(!script.text.contains(word), "{word}");
-            }
+    fn the_copy_for_clusters_publishes_to_shards_alone() {
+        assert_ne!(CLUSTER.hash, SERVER.hash);
+        for word in ["'SPUBLISH'", "'SHARDNUMSUB'"] {
+            assert_eq!(CLUSTER.text.matches(word).count(), 1, "{word}");
         }
-        assert!(CLUSTER_BATCH.text.contains("local sharded = true"));
+        for word in ["'PUBLISH'", "'NUMSUB'"] {
+            assert_eq!(CLUSTER.text.matches(word).count(), 0, "{word}");
+        }
     }
 
     #[test]
     fn a_script_in_full_carries_the_same_keys_and_arguments() {
-        let mut command = RENEW.command(1, 2);
+        let mut command = SERVER.command(1, 2);
         command.arg("key").arg("a word").arg("");
-        let full = RENEW.in_full(&command).get_packed_command();
+        let full = SERVER.in_full(&command).get_packed_command();
         let text = String::from_utf8(full).unwrap();
         assert!(text.starts_with("*6\r\n$4\r\nEVAL\r\n"), "{text}");
         assert!(

@@ -1,30 +1,29 @@
-//! Sentinels, who say where the primary of a service is just now.
+//! Sentinels, which say where the primary of a service is.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use redis::{
-    Client, ConnectionAddr, ConnectionInfo, PushInfo, PushKind, RedisConnectionInfo, Value, cmd,
-};
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use redis::{PushInfo, PushKind, RedisConnectionInfo, Value, cmd};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::endpoint::{Endpoint, Opener, at_once, is_host};
-use super::fault::{Fault, listed};
-use super::socket::Socket;
+use super::endpoint::{Endpoint, is_host};
+use super::fault::Fault;
+use super::stream::Link;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
 
-/// What a url looks like, for those who wrote another.
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";
 
-/// Where a sentinel tells of a fail-over: when it names another primary than before; and, if it leads the fail-over
-/// itself, when that one is promoted. From then on it names it, and so do the others, but what it tells at the first
-/// channel comes when the other replicas follow: seconds later, or minutes. Whoever stayed at the old primary until then
-/// would lock what others lock at the new one.
+/// Where a sentinel tells of a fail-over: when it names another primary than before; and, if it leads
+/// the fail-over itself, when that one is promoted. From then on it names it, and so do the others,
+/// but what it tells at the first channel comes when the other replicas follow: seconds later, or
+/// minutes. A session that stayed at the old primary until then would lock what others lock at the
+/// new one.
 const CHANNELS: [&str; 2] = ["+switch-master", "+failover-state-reconf-slaves"];
 
 /// How often a sentinel is asked again that tells of fail-overs by itself.
@@ -33,245 +32,134 @@ const SELDOM: Duration = Duration::from_secs(10);
 /// The same of one that does not, and before the next is asked when one fails.
 const OFTEN: Duration = Duration::from_secs(1);
 
-/// The same while it names another, who is no primary yet.
+/// The same while it names a server that is no primary yet.
 const SOON: Duration = Duration::from_millis(100);
 
-/// Where sentinels listen unless told otherwise.
-const PORT: u16 = 26379;
+/// Where sentinels listen by default.
+const PORT: &str = ":26379";
 
-/// Those who watch over one service. Clones of a store share this, and with it who answered last.
+/// The sentinels of one service. Clones of a store share this, and with it who answered last.
 pub(super) struct Sentinels {
     service: Arc<str>,
     all: Vec<Endpoint>,
-    /// Who is asked first: the one that answered last.
+    /// Which one is asked first: the one that answered last.
     first: AtomicUsize,
-    /// Who we are at the service's servers, and how they are connected to; where they are says nothing.
-    server: ConnectionInfo,
-    opener: Opener,
+    /// The user at the service's servers. Its address names the sentinels: it is for show.
+    pub(super) server: Endpoint,
 }
 
-/// A url in its parts, of which nothing may be shown.
-struct Parts<'a> {
-    is_tls: bool,
-    user: &'a str,
-    hosts: Vec<&'a str>,
-    service: &'a str,
-    db: &'a str,
-    query: &'a str,
-}
-
-/// What a sentinel said instead of an address.
-enum No {
-    /// It watches over no such service.
-    Unknown,
-    Fault(Fault),
-}
-
-/// Whether an answer to ROLE is a primary's.
-pub(super) fn is_primary(role: &Value) -> bool {
-    let Value::Array(parts) = role else {
-        return false;
-    };
-    matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
-}
-
-impl<'a> Parts<'a> {
-    fn split(url: &'a str) -> Option<Self> {
-        let (scheme, rest) = url.split_once("://")?;
-        let is_tls = match &*scheme.to_ascii_lowercase() {
-            "redis+sentinel" | "valkey+sentinel" => false,
-            "rediss+sentinel" | "valkeys+sentinel" => true,
-            _ => return None,
-        };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/')?;
-        if path.contains('#') || query.contains('#') {
-            return None;
-        }
-        let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        let path = path.strip_suffix('/').unwrap_or(path);
-        let (service, db) = path.split_once('/').unwrap_or((path, ""));
-        Some(Self {
-            is_tls,
-            user,
-            hosts: hosts.split(',').collect(),
-            service,
-            db,
-            query,
-        })
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sentinels").field(self.address()).finish()
     }
-
-    /// As the client reads it.
-    fn open(&self, user: &str, host: &str, db: &str) -> Option<ConnectionInfo> {
-        let scheme = if self.is_tls { "rediss" } else { "redis" };
-        let at = if user.is_empty() { "" } else { "@" };
-        let port = match host.rsplit_once(']').map_or(host, |(_, port)| port) {
-            with_port if with_port.contains(':') => String::new(),
-            _ => format!(":{PORT}"),
-        };
-        let url = format!("{scheme}://{user}{at}{host}{port}/{db}");
-        let info = Client::open(url).ok()?.get_connection_info().clone();
-        Some(info.set_tcp_settings(at_once()))
-    }
-
-    /// Who we are to the sentinels, which know other users than the servers do.
-    fn sentinel_user(&self) -> Option<RedisConnectionInfo> {
-        let mut settings = RedisConnectionInfo::default();
-        for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=')?;
-            let value = decoded(value)?;
-            settings = match name {
-                "sentinel_user" => settings.set_username(value),
-                "sentinel_password" => settings.set_password(value),
-                _ => return None,
-            };
-        }
-        // A user is somebody by a password only.
-        (settings.username().is_none() || settings.password().is_some()).then_some(settings)
-    }
-}
-
-fn decoded(text: &str) -> Option<String> {
-    let text = percent_decode_str(text).decode_utf8().ok()?;
-    Some(text.into_owned())
 }
 
 impl Sentinels {
-    /// Reads a url whose scheme ends with `+sentinel`.
+    /// Whether a url is one of sentinels.
+    pub(super) fn are_named_by(url: &str) -> bool {
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+        scheme.to_ascii_lowercase().ends_with("+sentinel")
+    }
+
+    /// Takes a url apart, into those of servers. Nothing of it may be shown.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
-        let invalid = |reason: &str| Fault::Url {
-            reason: format!("{reason}; expected {EXPECTED}"),
+        let invalid = |reason| Fault::url(format!("{reason}; expected {EXPECTED}"));
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("no host"))?;
+        let scheme = scheme.to_ascii_lowercase();
+        let scheme = match scheme.strip_suffix("+sentinel") {
+            Some(scheme @ ("redis" | "valkey" | "rediss" | "valkeys")) => scheme,
+            _ => return Err(invalid("unknown scheme")),
         };
-        let parts = Parts::split(url)
-            .ok_or_else(|| invalid("it does not name sentinels and their service"))?;
-        if parts.is_tls && cfg!(not(feature = "tls-rustls")) {
-            return Err(invalid(
-                "rediss+sentinel:// needs lockstream's feature `tls-rustls`",
-            ));
+        // Else the rest of a password would be taken for something that is shown.
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        if tail.contains(['@', '#']) {
+            return Err(invalid("/ ? # and @ must be percent-encoded"));
         }
-        let service = decoded(parts.service)
-            .filter(|service| !service.is_empty())
-            .ok_or_else(|| invalid("it names no service"))?;
-        let settings = parts.sentinel_user().ok_or_else(|| {
-            invalid("what follows the ? is no sentinel_user with its sentinel_password")
-        })?;
-        let mut all = Vec::with_capacity(parts.hosts.len());
-        for host in &parts.hosts {
-            let info = parts
-                .open("", host, "")
-                .ok_or_else(|| invalid("a sentinel's address is no host[:port]"))?;
-            let info = info.set_redis_settings(settings.clone());
-            let address = format!("{} (sentinel)", info.addr());
-            let opener = Opener::of(info.addr());
-            all.push(Endpoint::new(info, opener).named(address));
+        let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
+        let path = path.trim_start_matches('/');
+        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let (service, db) = path.split_once('/').unwrap_or((path, ""));
+        let service = decoded(service)
+            .filter(|it| !it.is_empty())
+            .ok_or_else(|| invalid("no service"))?;
+        let login = sentinel_login(query).ok_or_else(|| invalid("unknown option after the ?"))?;
+
+        let endpoint = |user: &str, host: &str, db: &str| {
+            let after_ipv6 = host.rsplit_once(']').map_or(host, |(_, port)| port);
+            let port = if after_ipv6.contains(':') { "" } else { PORT };
+            Endpoint::parse(&format!("{scheme}://{user}{host}{port}/{db}"))
+        };
+        let mut server = endpoint(user, hosts.split(',').next().unwrap_or(""), db)?;
+        server.must_be_primary = true;
+        let (mut all, mut addresses) = (Vec::new(), Vec::new());
+        for host in hosts.split(',') {
+            let mut sentinel = endpoint("", host, "")?;
+            sentinel.info = sentinel.info.set_redis_settings(login.clone());
+            sentinel.share_tls(&server);
+            addresses.push(sentinel.address.to_string());
+            sentinel.address = format!("{} (sentinel)", sentinel.address).into();
+            all.push(sentinel);
         }
-        if !parts.db.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(invalid("the database is no number"));
-        }
-        let server = parts
-            .open(parts.user, parts.hosts[0], parts.db)
-            .ok_or_else(|| invalid("the user, the password or the database is none"))?;
+        server.address = format!("{}/{service}", addresses.join(",")).into();
         Ok(Self {
             service: service.into(),
             all,
             first: AtomicUsize::new(0),
-            opener: Opener::of(server.addr()),
             server,
         })
     }
 
     /// The same with certificates, for sentinels and servers alike.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secured(&self, certificates: &Certificates) -> Result<Self, Fault> {
-        let all = self
-            .all
-            .iter()
-            .map(|sentinel| {
-                let secured = sentinel.clone().secured(certificates)?;
-                Ok(secured.named(sentinel.address().to_string()))
-            })
-            .collect::<Result<_, Fault>>()?;
-        let tls = certificates.read(&self.server)?;
-        Ok(Self {
-            service: self.service.clone(),
-            all,
-            first: AtomicUsize::new(0),
-            server: self.server.clone(),
-            opener: Opener::UsOverTls(tls),
-        })
+    pub(super) fn secured(mut self, certificates: &Certificates) -> Result<Self, Fault> {
+        self.server = self.server.secured(certificates)?;
+        let server = &self.server;
+        self.all.iter_mut().for_each(|it| it.share_tls(server));
+        Ok(self)
     }
 
-    /// The place where nobody was asked yet: it is never connected to.
-    pub(super) fn nowhere(&self) -> Endpoint {
-        let all: Vec<_> = self
-            .all
-            .iter()
-            .map(|it| it.info().addr().to_string())
-            .collect();
-        let address = format!("{}/{}", all.join(","), self.service);
-        Endpoint::new(self.server.clone(), self.opener.clone()).named(address)
+    /// The sentinels and the service, for errors and logs.
+    pub(super) fn address(&self) -> &Arc<str> {
+        self.server.address()
     }
 
-    /// Asks one after the other, each for at most that time, until one says where the primary is.
+    /// Asks one after the other, each for at most `within`, until one says where the primary is.
     ///
-    /// What it says may be out of date: whoever connects there asks the server for its role.
+    /// What it says may be out of date: the endpoint asks the server for its role when it connects.
     pub(super) async fn primary(&self, within: Duration) -> Result<Endpoint, Fault> {
         let first = self.first.load(Ordering::Relaxed);
         let mut faults = Vec::new();
-        let mut unknown = Vec::new();
         for step in 0..self.all.len() {
             let index = (first + step) % self.all.len();
             let sentinel = &self.all[index];
-            match self.ask(sentinel, within).await {
-                Ok((host, port)) => {
+            let answer = match sentinel.connect_resp2(within).await {
+                Ok(mut link) => self.ask(sentinel, &mut link, within).await,
+                Err(fault) => Err(fault),
+            };
+            match answer {
+                Ok(primary) => {
                     self.first.store(index, Ordering::Relaxed);
-                    return Ok(self.at(host, port, sentinel));
+                    return Ok(primary);
                 }
-                Err(No::Unknown) => unknown.push(sentinel.address().to_string()),
-                Err(No::Fault(fault)) => faults.push(fault),
+                Err(fault) => faults.push(fault),
             }
         }
-        Err(Fault::Sentinels {
-            service: self.service.clone(),
-            // Those that are silent may know it.
-            is_lasting: faults.iter().all(Fault::is_lasting),
-            told: told(&unknown, &faults),
-        })
+        let what = format!("primary of service {:?}", self.service);
+        Err(Fault::not_found(what, &faults))
     }
 
-    /// Where we were sent there was no primary: the next one is asked first. A sentinel that is cut
-    /// off from the others would send us there for ever.
+    /// The server that was named is no primary: another sentinel is asked first. One that is cut off
+    /// from the others would name it for ever.
     pub(super) fn doubt(&self) {
-        // Many links may doubt the same answer; then some are sent there once more.
+        // Sessions that doubt the same answer may come round to that sentinel again: they are then
+        // sent there once more.
         self.first.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn at(&self, host: String, port: u16, sentinel: &Endpoint) -> Endpoint {
-        let address = match self.server.addr().clone() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure,
-                tls_params,
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let name = format!(
-            "{address} (primary of {:?}, says {})",
-            self.service,
-            sentinel.info().addr()
-        );
-        Endpoint::new(self.server.clone().set_addr(address), self.opener.clone()).named(name)
-    }
-
-    /// Returns when another than this is the primary, and says which.
+    /// Returns the primary when it is another server than `here`.
     ///
-    /// A primary that sentinels have replaced goes on as one for some ten seconds: whoever stays there
-    /// locks what others lock elsewhere.
+    /// A primary that sentinels have replaced goes on as one for some ten seconds: a session that
+    /// stays there locks what others lock elsewhere.
     pub(super) async fn moved(&self, here: &Endpoint, within: Duration) -> Endpoint {
         let mut index = self.first.load(Ordering::Relaxed);
         loop {
@@ -281,7 +169,7 @@ impl Sentinels {
                 return primary;
             }
             index += 1;
-            sleep(OFTEN).await;
+            sleep(about(OFTEN)).await;
         }
     }
 
@@ -290,120 +178,110 @@ impl Sentinels {
         sentinel: &Endpoint,
         here: &Endpoint,
         within: Duration,
-    ) -> Result<Endpoint, No> {
-        let (sender, mut pushes) = mpsc::unbounded_channel();
-        let (mut socket, mut pause) = match sentinel.connect(within, sender).await? {
-            Some(mut socket) => {
-                let Socket { connection, pump } = &mut socket;
-                let mut is_told = true;
-                for channel in CHANNELS {
-                    let subscribing = pump.run(connection.subscribe(channel));
-                    is_told &= timeout(within, subscribing)
-                        .await
-                        .is_ok_and(|it| it.is_ok());
-                }
-                (socket, if is_told { SELDOM } else { OFTEN })
+    ) -> Result<Endpoint, Fault> {
+        let told = Arc::new(Notify::new());
+        let tell = told.clone();
+        let tell = move |push: PushInfo| {
+            if let PushKind::Message | PushKind::Disconnection = push.kind {
+                tell.notify_one();
             }
-            None => (sentinel.connect_resp2(within).await?, OFTEN),
+            Ok::<_, ()>(())
+        };
+        let mut pause = OFTEN;
+        let mut link = match sentinel.connect(within, tell).await? {
+            Some(mut link) => {
+                pause = SELDOM;
+                for channel in CHANNELS {
+                    let subscribe = cmd("SUBSCRIBE").arg(channel).take();
+                    let answer = link.ask(&subscribe, sentinel.address(), within).await?;
+                    if let Value::ServerError(_) = answer {
+                        pause = OFTEN;
+                    }
+                }
+                link
+            }
+            None => sentinel.connect_resp2(within).await?,
         };
         loop {
-            // One answer is newer than all that has been told: a question for each would leave what comes faster than
-            // answers do to pile up.
-            while pushes.try_recv().is_ok() {}
-            let (host, port) = self.question(sentinel, &mut socket, within).await?;
-            let there = self.at(host, port, sentinel);
-            let mut now = pause;
-            if there.info().addr() != here.info().addr() {
-                // A sentinel that is late or cut off must not send everybody back.
-                if there.is_primary(within).await {
-                    return Ok(there);
-                }
-                now = SOON;
+            let there = self.ask(sentinel, &mut link, within).await?;
+            let is_another = there.info.addr() != here.info.addr();
+            // A sentinel that is late or cut off must not send everybody back.
+            if is_another && there.connect_resp2(within).await.is_ok() {
+                return Ok(there);
             }
-            let told = socket.pump.run(hears(&mut pushes));
-            if let Ok(false) = timeout(now, told).await {
-                // No news come any more; the next question finds out whether it is there.
-                pause = OFTEN;
-                sleep(now).await;
+            let pause = about(if is_another { SOON } else { pause });
+            if timeout(pause, link.run(told.notified())).await.is_ok() {
+                // The whole fleet is told at the same moment.
+                sleep(SOON.mul_f64(rand::random())).await;
             }
         }
     }
 
-    async fn ask(&self, sentinel: &Endpoint, within: Duration) -> Result<(String, u16), No> {
-        let mut socket = sentinel.connect_resp2(within).await?;
-        self.question(sentinel, &mut socket, within).await
-    }
-
-    async fn question(
+    async fn ask(
         &self,
         sentinel: &Endpoint,
-        socket: &mut Socket,
+        link: &mut Link,
         within: Duration,
-    ) -> Result<(String, u16), No> {
-        let Socket { connection, pump } = socket;
+    ) -> Result<Endpoint, Fault> {
         let mut question = cmd("SENTINEL");
-        question
-            .arg("GET-MASTER-ADDR-BY-NAME")
-            .arg(self.service.as_bytes());
-        let asking = pump.run(connection.send_packed_command(&question));
-        let address = sentinel.address().clone();
-        match timeout(within, asking).await {
-            Err(_) => Err(Fault::Silent { address, within }.into()),
-            Ok(Err(source)) => Err(Fault::Broken { address, source }.into()),
-            Ok(Ok(Value::Nil)) => Err(No::Unknown),
-            Ok(Ok(Value::ServerError(error))) => {
-                let refusal = (&error).into();
-                Err(Fault::Refused { address, refusal }.into())
-            }
-            Ok(Ok(answer)) => read(&answer).ok_or_else(|| {
-                let what = "what it says is no address";
-                Fault::Garbled { address, what }.into()
+        question.arg(&["GET-MASTER-ADDR-BY-NAME", &*self.service]);
+        let address = &sentinel.address;
+        match link.ask(&question, address, within).await? {
+            Value::Nil => Err(Fault::invalid("service", format!("unknown to {address}"))),
+            Value::ServerError(error) => Err(Fault::Refused {
+                address: address.clone(),
+                refusal: (&error).into(),
             }),
+            answer => {
+                let (host, port) = read(answer).ok_or_else(|| Fault::Garbled {
+                    address: address.clone(),
+                    what: "its answer is no address",
+                })?;
+                Ok(self.at(&host, port, sentinel))
+            }
         }
     }
-}
 
-/// Waits for news of a fail-over, of whatever service. False: none will come.
-async fn hears(pushes: &mut UnboundedReceiver<PushInfo>) -> bool {
-    while let Some(push) = pushes.recv().await {
-        match push.kind {
-            PushKind::Message => return true,
-            PushKind::Disconnection => return false,
-            _ => {}
-        }
-    }
-    false
-}
-
-impl From<Fault> for No {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+    fn at(&self, host: &str, port: u16, sentinel: &Endpoint) -> Endpoint {
+        let mut server = self.server.elsewhere(host, port);
+        let (service, sentinel) = (&self.service, sentinel.info.addr());
+        let address = format!(
+            "{} (primary of {service:?}, says {sentinel})",
+            server.address
+        );
+        server.address = address.into();
+        server
     }
 }
 
-fn read(answer: &Value) -> Option<(String, u16)> {
-    let Value::Array(parts) = answer else {
-        return None;
-    };
-    let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else {
-        return None;
-    };
-    let host = std::str::from_utf8(host).ok().filter(|it| is_host(it))?;
-    let port = std::str::from_utf8(port).ok()?.parse().ok()?;
-    (port != 0).then(|| (host.to_owned(), port))
+/// The user at the sentinels, which know other users than the servers do.
+fn sentinel_login(query: &str) -> Option<RedisConnectionInfo> {
+    let mut login = RedisConnectionInfo::default();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=')?;
+        let value = decoded(value)?;
+        login = match name {
+            "sentinel_user" => login.set_username(value),
+            "sentinel_password" => login.set_password(value),
+            _ => return None,
+        };
+    }
+    // A user without a password would not be told to the sentinel.
+    (login.username().is_none() || login.password().is_some()).then_some(login)
 }
 
-/// Each one's answer.
-fn told(unknown: &[String], faults: &[Fault]) -> String {
-    let mut told = Vec::new();
-    if !unknown.is_empty() {
-        told.push(format!("unknown to {}", listed(unknown, ", ")));
-    }
-    if !faults.is_empty() {
-        let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
-        told.push(listed(&faults, "; "));
-    }
-    told.join("; ")
+fn decoded(text: &str) -> Option<String> {
+    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
+}
+
+/// With jitter, so that the sessions of a fleet do not ask at the same moment.
+fn about(pause: Duration) -> Duration {
+    pause.mul_f64(rand::random_range(0.5..1.5))
+}
+
+fn read(answer: Value) -> Option<(String, u16)> {
+    let (host, port): (String, u16) = redis::from_redis_value(answer).ok()?;
+    (is_host(&host) && port != 0).then_some((host, port))
 }
 
 #[cfg(test)]

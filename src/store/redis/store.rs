@@ -10,15 +10,16 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::busy_poll::BusyPoll;
-#[cfg(feature = "cluster")]
 use super::cluster::Seeds;
 use super::endpoint::Endpoint;
 use super::fault::Fault;
-use super::replicas::{self, Replicas, ReplicasSession};
-use super::session::{Place, RedisSession};
+use super::replicas::{self, MinReplicas};
+#[cfg(feature = "sentinel")]
+use super::sentinel::Sentinels;
+use super::session::RedisSession;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Certificates;
+use super::topology::Topology;
 use crate::StoreError;
 use crate::store::contract::{Opening, Session};
 use crate::store::{LockStore, sealed};
@@ -29,13 +30,21 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Leases on a Redis server, from version 6.2 on, or on Valkey; alone, behind sentinels, or in a cluster.
 ///
-/// Each registry that is built on a store has a connection of its own, which carries everything:
-/// ops, renewals and the grants that the server pushes (on a cluster two to each primary; one more to each with
-/// [`RedisStoreBuilder::min_replicas`]). It is made at the registry's first use,
-/// and made again whenever it breaks. RESP3 is used whatever the url says; a server or proxy that
-/// does not speak it still works, but then waiting costs a question every now and then.
+/// Each registry that is built on a store has a connection of its own, which carries its calls and the grants that the
+/// server pushes. It is opened at the registry's first use, and closed after a minute in which nothing was asked, held or
+/// waited for. (On a cluster there is one to each primary whose keys are used, and a second one while a key of that
+/// primary is waited for. [`RedisStoreBuilder::min_replicas`] takes one more.) RESP3 is used whatever the url says; a
+/// server or proxy that does not speak it still works, but then waiting costs a question every now and then.
 ///
-/// Clones share nothing but the address.
+/// A connection that breaks is made again for as long as it is needed. Each attempt comes after a random pause: of up to
+/// 200 ms after a lost connection, then up to 1 s and 2 s, and up to 10 s once the outage has lasted a minute. A caller
+/// who comes during a pause waits for its end. Then the leases on that server are renewed, and waiters enter their queues
+/// again at the place that they had.
+///
+/// Clones share what TLS needs: the roots of the system are read once, and sessions are resumed. Nothing is installed for
+/// the whole process.
+///
+/// Otherwise clones share nothing but the address.
 ///
 /// # Examples
 ///
@@ -47,8 +56,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    place: Place,
-    replicas: Option<Replicas>,
+    topology: Topology,
+    min_replicas: Option<MinReplicas>,
 }
 
 impl RedisStore {
@@ -85,21 +94,21 @@ impl RedisStore {
         Self::builder(url).connect_lazy()
     }
 
-    /// For what a url cannot say: certificates, how many replicas must have a lease, and how the store waits for replies.
+    /// For what a url cannot say: certificates, and how many replicas must have a lease.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         let url = url.into();
-        #[cfg(feature = "cluster")]
-        if let Some(urls) = Seeds::split(&url) {
+        // Without the feature the error says so.
+        if cfg!(feature = "cluster")
+            && let Some(urls) = Seeds::split(&url)
+        {
             return RedisStoreBuilder::cluster(urls);
         }
         RedisStoreBuilder {
             urls: vec![url],
             #[cfg(feature = "redis-1")]
             client: None,
-            #[cfg(feature = "cluster")]
             is_cluster: false,
             replicas: None,
-            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
@@ -110,9 +119,10 @@ impl RedisStore {
     ///
     /// The same as [`RedisStore::connect`] with the one url `redis+cluster://host:port,host:port/`, which
     /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. The first url's user and
-    /// password are shown to all nodes. Each registry connects to every primary twice: once for calls, and
-    /// once for grants, which come by sharded pub/sub. Clusters before Redis 7, which have none, still work, but
-    /// waiting there costs a question every now and then. A cluster of more than 1000 primaries is not believed.
+    /// password are shown to all nodes. Each registry has one connection to each primary whose keys it uses, opened at the
+    /// first of them, and a second one while it waits for a key there: it carries grants, which come by sharded
+    /// pub/sub. Both are closed when they are not needed any more, the first after a minute. Clusters before Redis 7, which
+    /// have no sharded pub/sub, still work, but waiting there costs a question every now and then.
     ///
     /// # Errors
     ///
@@ -147,22 +157,24 @@ impl RedisStore {
     /// crate to ours, hence the feature. [`RedisStoreBuilder::from_client`] does the same and goes on, as with replicas
     /// that must have a lease.
     ///
-    /// The sockets are ours, as with a url: nothing that the server says grows without bounds. `TCP_NODELAY`, keepalive
-    /// and `TCP_USER_TIMEOUT` are as `client` has them; `SO_LINGER` cannot be read from it.
+    /// The store opens the connections itself, as with a url. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are as
+    /// `client` has them; `SO_LINGER` cannot be read from it.
     ///
-    /// With `rediss://` and our feature `tls-rustls` those are trusted whom the system trusts, whatever your `redis` was
-    /// compiled with: its `tls-rustls-webpki-roots` brings nobody in, and its `tls-native-tls` is not asked. Certificates
-    /// cannot be read from a client: one that was built with some, or that checks none, or any with `rediss://` where our
-    /// feature is off, opens its sockets itself, trusts whom it trusts, and then a message of the server's that has no end
-    /// is kept for as long as it lasts. Certificates given to a builder, also to [`RedisStoreBuilder::from_client`], have
-    /// no such gap.
+    /// With `rediss://` and the feature `tls-rustls` the roots of the system are trusted, whatever your `redis` was
+    /// compiled with: its `tls-rustls-webpki-roots` and `tls-native-tls` are not used.
+    ///
+    /// Certificates cannot be read from a client. One that was built with some, or that checks none, or any with
+    /// `rediss://` where the feature is off, opens its connections itself: it makes a TLS configuration for each, resumes
+    /// no session, uses the crypto provider of the process (rustls installs one, or panics if it cannot choose), and
+    /// a message of any length is read. None of that holds if certificates are given to a builder, also to
+    /// [`RedisStoreBuilder::from_client`].
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]
     pub fn from_client(client: redis::Client) -> Self {
         Self {
-            place: Place::Server(Endpoint::of(&client).into()),
-            replicas: None,
+            topology: Topology::Fixed(Box::new(Endpoint::of(&client))),
+            min_replicas: None,
         }
     }
 }
@@ -170,7 +182,7 @@ impl RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", self.place.address())
+            .field("address", self.topology.address())
             .finish()
     }
 }
@@ -179,20 +191,20 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        let place = self.place.clone();
-        match self.replicas {
-            Some(rule) => Arc::new(ReplicasSession::new(place, rule, opening)),
-            None => Arc::new(RedisSession::new(place, opening)),
-        }
+        Arc::new(RedisSession::new(
+            self.topology.clone(),
+            self.min_replicas,
+            opening,
+        ))
     }
 
     fn overhead(&self) -> Duration {
-        self.replicas.map_or(Duration::ZERO, |it| it.within())
+        self.min_replicas.map_or(Duration::ZERO, |rule| rule.within)
     }
 
     /// Whatever its database.
     fn place(&self) -> Option<String> {
-        Some(format!("Redis at {}", self.place.address()))
+        Some(format!("Redis at {}", self.topology.address()))
     }
 }
 
@@ -219,11 +231,9 @@ pub struct RedisStoreBuilder {
     urls: Vec<String>,
     #[cfg(feature = "redis-1")]
     client: Option<redis::Client>,
-    #[cfg(feature = "cluster")]
     is_cluster: bool,
     /// How many, and within which time.
     replicas: Option<(u32, Duration)>,
-    busy_poll: Duration,
     #[cfg(feature = "tls-rustls")]
     certificates: Option<Certificates>,
 }
@@ -255,10 +265,8 @@ impl RedisStoreBuilder {
         Self {
             urls: Vec::new(),
             client: Some(client),
-            #[cfg(feature = "cluster")]
             is_cluster: false,
             replicas: None,
-            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
@@ -279,11 +287,12 @@ impl RedisStoreBuilder {
     /// below the ttl, and below the [`response_timeout`](crate::LockRegistryBuilder::response_timeout), after which
     /// who asks once gives up. Passes within a registry, renewals and releases ask no replica.
     ///
-    /// The registry has a second connection to the server for it, which is made at the first acquisition and made again
-    /// when it breaks, or the first one does; the user needs the right to `wait`.
+    /// The registry has one more connection to the server for it, which is opened at the first acquisition, made again
+    /// when it breaks or the one for calls does, and closed after a minute without use; the user needs the rights to
+    /// `wait` and `eval`.
     ///
-    /// On a cluster it is the primary that has the lock's slot whose replicas count, and there is a third connection to
-    /// each primary. Primaries do not wait for each other. While a slot moves, or a replica takes over, whoever has the
+    /// On a cluster it is the primary that has the lock's slot whose replicas count, and there is one more connection to
+    /// each primary that is asked. Primaries do not wait for each other. While a slot moves, or a replica takes over, whoever has the
     /// lock by then is asked. Nobody asks the replicas of a primary to which a slot moves after that.
     ///
     /// # What it promises
@@ -326,45 +335,6 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// How long a registry's task looks for a reply again and again before it lets its thread sleep: 50 µs since the last
-    /// call or reply, unless this says otherwise, a fifth more for each op under way, and never more than four times as
-    /// long nor 1 ms. Zero, and it sleeps at once.
-    ///
-    /// To put a thread to sleep and to wake it takes as long as a server on the same machine takes to answer, and part of
-    /// it is the server's time. A lone caller that acquires and releases again and again is served a quarter faster, for
-    /// a little more of this process's processor and less of the server's; `docs/operations.md` has figures. Between two
-    /// looks the runtime's other tasks have their turn.
-    ///
-    /// Replies are not looked for on the first call in a millisecond, nor for renewals, nor on a cluster. Where they take
-    /// longer than this, as over most networks, that is noticed, and tried again once in about a thousand calls and replies; so
-    /// it is where several calls are under way, and the oldest for more than four times this and a tenth for each op. So it
-    /// is of use only to those for whom the server is near; turn it off where the processor's time is short.
-    ///
-    /// Where replies come just in time a thread is awake all the while that calls follow each other. A runtime of several threads
-    /// wakes an idle one as well now and then: with 100 µs a lone caller's calls took nearly twice the processor's time.
-    ///
-    /// # Errors
-    ///
-    /// None here: [`connect`](Self::connect) and [`connect_lazy`](Self::connect_lazy) refuse more than 1 ms.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// use std::time::Duration;
-    /// use lockstream::store::RedisStore;
-    ///
-    /// # fn f() -> Result<(), Box<dyn std::error::Error>> {
-    /// let store = RedisStore::builder("unix:///run/redis.sock")
-    ///     .busy_poll(Duration::ZERO)
-    ///     .connect_lazy()?;
-    /// # let _ = store; Ok(()) }
-    /// ```
-    pub fn busy_poll(mut self, within: Duration) -> Self {
-        self.busy_poll = within;
-        self
-    }
-
-    #[cfg(feature = "cluster")]
     fn cluster(urls: Vec<String>) -> Self {
         Self {
             urls,
@@ -372,13 +342,13 @@ impl RedisStoreBuilder {
             client: None,
             is_cluster: true,
             replicas: None,
-            busy_poll: BusyPoll::DEFAULT,
             #[cfg(feature = "tls-rustls")]
             certificates: None,
         }
     }
 
-    /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts.
+    /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts. (The
+    /// system's are read once, at the first connection of a store.)
     ///
     /// The text may hold several; so may several calls. Of a client (`from_client`) it
     /// replaces all certificates, its own one too.
@@ -416,9 +386,9 @@ impl RedisStoreBuilder {
         let store = self.connect_lazy();
         let connecting = async move {
             let store = store?;
-            store.place.try_out(CONNECT_WITHIN).await?;
-            if store.replicas.is_some() {
-                replicas::try_out(&store.place, CONNECT_WITHIN).await?;
+            store.topology.try_out(CONNECT_WITHIN).await?;
+            if store.min_replicas.is_some() {
+                replicas::try_out(&store.topology, CONNECT_WITHIN).await?;
             }
             Ok(store)
         };
@@ -431,24 +401,38 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, or those are none, if
-    /// replicas are given no time, or a day and more, or if replies are to be looked for for more than 1 ms.
+    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, those are none, or
+    /// replicas are given no time, or a day and more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
-        BusyPoll::check(self.busy_poll)?;
-        let replicas = match self.replicas {
-            Some((n, within)) => Replicas::new(n, within)?,
-            None => None,
-        };
-        #[cfg(feature = "cluster")]
+        let min_replicas = self
+            .replicas
+            .map(|(least, within)| MinReplicas::new(least, within));
+        Ok(RedisStore {
+            topology: self.topology()?,
+            min_replicas: min_replicas.transpose()?.flatten(),
+        })
+    }
+
+    fn topology(&self) -> Result<Topology, Fault> {
         if self.is_cluster {
             let endpoints = self.urls.iter().map(|url| self.endpoint(url));
-            let seeds = Seeds::new(endpoints.collect::<Result<_, _>>()?)?;
-            return Ok(RedisStore {
-                place: Place::Cluster(seeds),
-                replicas,
-            });
+            let mut endpoints: Vec<_> = endpoints.collect::<Result<_, _>>()?;
+            if let Some(first) = endpoints.first().cloned() {
+                endpoints.iter_mut().for_each(|it| it.share_tls(&first));
+            }
+            return Ok(Topology::Cluster(Arc::new(Seeds::new(endpoints)?)));
         }
         let endpoint = match &self.urls[..] {
+            #[cfg(feature = "sentinel")]
+            [url] if Sentinels::are_named_by(url) => {
+                let sentinels = Sentinels::parse(url)?;
+                #[cfg(feature = "tls-rustls")]
+                let sentinels = match &self.certificates {
+                    Some(certificates) => sentinels.secured(certificates)?,
+                    None => sentinels,
+                };
+                return Ok(Topology::Sentinels(Arc::new(sentinels)));
+            }
             [url] => self.endpoint(url)?,
             #[cfg(feature = "redis-1")]
             [] => {
@@ -457,10 +441,7 @@ impl RedisStoreBuilder {
             }
             _ => unreachable!("several urls are a cluster's"),
         };
-        Ok(RedisStore {
-            place: Place::Server(endpoint.with_busy_poll(self.busy_poll).into()),
-            replicas,
-        })
+        Ok(Topology::Fixed(Box::new(endpoint)))
     }
 
     fn endpoint(&self, url: &str) -> Result<Endpoint, Fault> {

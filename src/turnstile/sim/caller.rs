@@ -44,7 +44,9 @@ pub(super) struct Caller {
     /// When its wait is over.
     pub(super) until: True,
     /// When it was last seated.
-    seated_at: True,
+    pub(super) seated_at: True,
+    /// It was told that its renewal is late, and of no renewal since.
+    pub(super) warned: bool,
     pub(super) visit: u32,
     wait: u64,
 }
@@ -65,6 +67,7 @@ impl Caller {
             comes_at: 0,
             until: 0,
             seated_at: 0,
+            warned: false,
             visit: 0,
             wait: LONGEST_WAIT,
         }
@@ -120,6 +123,7 @@ impl World {
             comes_at: 0,
             until: 0,
             seated_at: 0,
+            warned: false,
             visit: 0,
             wait,
         };
@@ -197,6 +201,7 @@ impl World {
                 let (token, deadline) = (*token, *deadline);
                 caller.seated_at = self.now;
                 caller.extended = None;
+                caller.warned = false;
                 caller.stage = Stage::Seated(waiter);
                 if caller.adopts.is_some() {
                     self.check_adopted(id);
@@ -223,6 +228,7 @@ impl World {
                 self.lease_prolonged(process, key, id, *deadline, *last);
             }
             (Verdict::Unrenewed(_), Stage::Holding(_)) => {}
+            (Verdict::RenewalLate, Stage::Holding(_)) => self.check_late(key, id),
             (Verdict::TurnLost, Stage::Seated(_)) => {
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
@@ -235,6 +241,7 @@ impl World {
             }
             (Verdict::Lost, Stage::Holding(_)) => {
                 self.check_loss(key, id);
+                self.check_warned(key, id);
                 self.lease_ends(key, id);
                 self.check_length(id);
                 self.depart(id);
@@ -289,15 +296,19 @@ impl World {
         }
     }
 
+    /// Whether all goes well, and answers take a small part of a ttl.
+    pub(super) fn is_quick(&self) -> bool {
+        self.profile.theme == Theme::Calm && self.profile.ttls[0] >= 300 * MILLI
+    }
+
     /// Where all goes well, a lease lasts nearly as long as was asked for (W3).
     fn check_length(&mut self, id: CallerId) {
         let caller = &self.callers[id];
         let had = self.now - caller.seated_at;
-        // D2's 0.999 of the 10 s that an answer may be old.
-        let slack = 14 * MILLI + 3 * self.profile.latency.1 + self.profile.reply_lag;
+        // D2's 0.999 of the 12 s that an answer may be old.
+        let slack = 16 * MILLI + 3 * self.profile.latency.1 + self.profile.reply_lag;
         let due = (caller.ttl / 100 * 93).saturating_sub(slack);
-        let quick = self.profile.theme == Theme::Calm && self.profile.ttls[0] >= 300 * MILLI;
-        if quick && had < due {
+        if self.is_quick() && had < due {
             self.breach(format!(
                 "c{id} has lost a lease of {} us after {had}",
                 caller.ttl

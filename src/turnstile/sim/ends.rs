@@ -61,13 +61,18 @@ impl World {
             .is_some_and(|kept| value.as_deref() == Some(&*kept.owner))
     }
 
-    /// Nothing is sent for an owner whose lease is over and whose key is to stay.
+    /// Nothing is sent for an owner whose lease is over and whose key is to stay; and nobody is entered
+    /// who does not wait (G3).
     pub(super) fn check_sent(&mut self, process: ProcessId, key: KeyId, op: &Op) {
+        if matches!(op, Op::Enter { .. }) && !self.has_standing(process, key) {
+            self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
+        }
         let owner = match *op {
             Op::Attempt { owner, .. }
             | Op::Listen { owner, .. }
             | Op::Enter { owner, .. }
-            | Op::Withdraw { owner }
+            | Op::Withdraw { owner, .. }
+            | Op::Unlisten { owner }
             | Op::Release { owner }
             | Op::Renew { owner, .. }
             | Op::Adopt { owner, .. }

@@ -1,19 +1,25 @@
 //! A registry's session: what the Redis store does between a registry and the wire. Which ops share
 //! a call, and in what order they go, is decided by the store's own code.
 
+use std::collections::VecDeque;
+
 use super::clock::{MILLI, True};
 use super::process::{News, ProcessId};
 use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, ServerTime};
-use crate::store::traffic::{Cargo, Lane, Limits, Traffic};
-use crate::turnstile::Moment;
+use crate::store::send_window::{Limits, Priority, SendWindow, Sendable};
+use crate::turnstile::{FOREVER, Moment};
 
 pub(super) struct Link {
     pub(super) conn: Option<ConnId>,
     pub(super) up: bool,
-    traffic: Traffic<Item, True>,
+    window: SendWindow<Item, True>,
+    /// The calls in flight, the oldest first.
+    in_flight: VecDeque<u64>,
+    /// The server did not know the script: the next call brings it.
+    loads: bool,
     flushing: bool,
     last_call: u64,
     probe: (ServerTime, Moment),
@@ -24,7 +30,9 @@ impl Link {
         Self {
             conn: None,
             up: false,
-            traffic: Traffic::new(limits),
+            window: SendWindow::new(limits),
+            in_flight: VecDeque::new(),
+            loads: false,
             flushing: false,
             last_call: 0,
             probe: (0, Moment::ZERO),
@@ -32,17 +40,17 @@ impl Link {
     }
 }
 
-impl Cargo for Item {
+impl Sendable for Item {
     type Key = KeyId;
 
     fn key(&self) -> &KeyId {
         &self.key
     }
 
-    fn lane(&self) -> Lane {
+    fn priority(&self) -> Priority {
         match self.op {
-            Op::Renew { .. } => Lane::Renew,
-            _ => Lane::Batch,
+            Op::Renew { .. } => Priority::Renew,
+            _ => Priority::Change,
         }
     }
 }
@@ -100,15 +108,21 @@ impl World {
 
     /// Its turn has come, if the connection is still the one that it was meant for.
     pub(super) fn catch_up(&mut self, id: ProcessId, conn: Option<ConnId>, key: KeyId, op: Op) {
+        let now = self.processes[id].clock.moment(self.now);
+        let until = match &op {
+            Op::Renew { within, .. } => now + *within,
+            _ => FOREVER,
+        };
         let item = Item {
             key,
             op,
+            until,
             use_by: 0,
             late_before: false,
         };
         let link = &mut self.processes[id].link;
         if link.conn == conn && (link.up || self.profile.ops_wait) {
-            link.traffic.add([item]);
+            link.window.add([item]);
             self.flush_soon(id);
         } else {
             let (op, error) = (item.op, OpError::Unsent(broken()));
@@ -118,7 +132,7 @@ impl World {
 
     fn flush_soon(&mut self, id: ProcessId) {
         let link = &mut self.processes[id].link;
-        if link.up && link.traffic.is_waiting() && !link.flushing {
+        if link.up && link.window.is_waiting() && !link.flushing {
             link.flushing = true;
             let delay = if self.profile.batches {
                 self.rng.between(0, 500)
@@ -139,7 +153,13 @@ impl World {
         let now = process.clock.moment(self.now);
         let since = now.saturating_sub(link.probe.1).as_micros() as u64;
         let use_by = link.probe.0 + since + self.profile.response_timeout;
-        while let Some((lane, mut ops)) = self.processes[id].link.traffic.next_call() {
+        while let Some((priority, mut ops)) = self.processes[id].link.window.next_call() {
+            if priority == Priority::Renew {
+                ops = self.shed(id, now, ops);
+                if ops.is_empty() {
+                    continue;
+                }
+            }
             for item in &mut ops {
                 item.use_by = use_by;
             }
@@ -148,15 +168,32 @@ impl World {
             let call = Call {
                 id: link.last_call,
                 ops: ops.clone(),
-                loads: false,
+                loads: std::mem::take(&mut link.loads),
             };
-            link.traffic.take_off(call.id, lane, ops, self.now);
-            if lane == Lane::Batch && call.ops.len() > 1 {
+            link.in_flight.push_back(call.id);
+            link.window.sent(ops, self.now);
+            if priority == Priority::Change && call.ops.len() > 1 {
                 self.referee.counts.shared += 1;
             }
             self.plan(self.profile.response_timeout, Event::Overdue(conn, call.id));
             self.transmit(conn, call);
         }
+    }
+
+    /// G4: a renewal that cannot be answered in time is not sent.
+    fn shed(&mut self, id: ProcessId, now: Moment, ops: Vec<Item>) -> Vec<Item> {
+        let mut timely = Vec::new();
+        for item in ops {
+            let guessed = !self.calm && self.rng.chance(self.profile.refusals);
+            if now < item.until && !guessed {
+                timely.push(item);
+                continue;
+            }
+            self.referee.counts.shed += 1;
+            let error = OpError::TooLate(StoreError::new("too late"));
+            self.tell(id, News::Replied(item.key, item.op, Err(error)));
+        }
+        timely
     }
 
     pub(super) fn on_reply(&mut self, conn: ConnId, reply: Reply) {
@@ -165,22 +202,24 @@ impl World {
         if link.conn != Some(conn) || self.server.conns[conn].cut {
             return;
         }
+        let oldest = link.in_flight.pop_front();
+        assert_eq!(oldest, Some(reply.call.id), "answers come in order");
+        let answered = link.window.answered();
+        let ops = answered
+            .expect("a call is in flight until its reply")
+            .requests;
         let said = match reply.said {
-            // At once, with the script: its keys are busy, so their order holds.
+            // Again, with the script, before whatever else waits for their keys.
             Told::NoScript => {
-                return self.transmit(
-                    conn,
-                    Call {
-                        loads: true,
-                        ..reply.call
-                    },
-                );
+                link.loads = true;
+                for item in ops.into_iter().rev() {
+                    link.window.add_again(item);
+                }
+                return self.flush_soon(id);
             }
             Told::Refused => vec![Said::Refused { lasting: false }; reply.call.ops.len()],
             Told::Ops(said) => said,
         };
-        let flight = link.traffic.land(reply.call.id);
-        let ops = flight.expect("a call is under way until its reply").jobs;
         assert_eq!(ops.len(), said.len(), "an answer for each op");
         let mut doubtful = false;
         for (item, said) in ops.into_iter().zip(said) {
@@ -194,6 +233,10 @@ impl World {
 
     /// Tells an answer; true if the connection is not to be trusted any more.
     fn on_said(&mut self, id: ProcessId, mut item: Item, said: Said) -> bool {
+        let is_again = matches!(said, Said::Late(_)) && !item.late_before;
+        if !is_again {
+            self.processes[id].link.window.finish(&item);
+        }
         let result = match said {
             Said::Done(answer) => match answer.outcome {
                 Outcome::Won { .. } if self.is_unconfirmed() => {
@@ -213,7 +256,7 @@ impl World {
                 link.probe = (at, now);
                 if !item.late_before {
                     item.late_before = true;
-                    link.traffic.add_again(item);
+                    link.window.add_again(item);
                     self.referee.counts.again += 1;
                     return false;
                 }
@@ -250,7 +293,7 @@ impl World {
         let id = self.server.conns[conn].process;
         let link = &self.processes[id].link;
         let handshake = call == 0 && !link.up;
-        let oldest = link.traffic.oldest();
+        let oldest = link.window.oldest();
         let late = oldest.is_some_and(|sent| sent + self.profile.response_timeout <= self.now);
         let waits = handshake || late;
         if link.conn == Some(conn) && waits {
@@ -271,17 +314,17 @@ impl World {
         let link = &mut self.processes[id].link;
         let conn = link.conn.take();
         let stood = std::mem::replace(&mut link.up, false);
-        let lost: Vec<_> = link.traffic.crash().collect();
+        link.in_flight.clear();
+        link.loads = false;
+        let (lost, mut unsent) = link.window.abort();
         // What was not sent waits for the next connection, unless that can not be made.
-        let unsent: Vec<_> = if stood && self.profile.ops_wait {
-            Vec::new()
-        } else {
-            link.traffic.cancel().collect()
-        };
+        if stood && self.profile.ops_wait {
+            link.window.add(unsent.drain(..));
+        }
         if let Some(conn) = conn {
             self.cut(conn);
         }
-        let batched = |item: &&Item| item.lane() == Lane::Batch;
+        let batched = |item: &&Item| item.priority() == Priority::Change;
         if lost.iter().filter(batched).count() > 1 {
             self.referee.counts.lost += 1;
         }

@@ -66,7 +66,7 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 13];
+    let mut counts = [0; 15];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
@@ -86,6 +86,8 @@ fn simulation() {
                     c.lost,
                     c.again,
                     c.unconfirmed,
+                    c.late,
+                    c.shed,
                 ];
                 for (sum, count) in counts.iter_mut().zip(seen) {
                     *sum += count;
@@ -108,12 +110,15 @@ fn simulation() {
         lost,
         again,
         unconfirmed,
+        late,
+        shed,
     ] = counts;
     println!(
         "{seeds} seeds, {steps} steps; leases begun {begun}, taken {taken}, passed {passed}; renewals \
          {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
          extended {extended}, adopted {adopted}; calls of several ops {shared}, {lost} times several \
-         ops lost, {again} ops sent again; {unconfirmed} wins and grants that did not count"
+         ops lost, {again} ops sent again; {unconfirmed} wins and grants that did not count; {late} \
+         renewals late, {shed} not sent"
     );
     // A run without them would prove nothing about renewal, nor about the other ends of leases.
     let few = seeds / 2;
@@ -122,4 +127,5 @@ fn simulation() {
     // Nor about group commit.
     assert!(seeds < SEEDS || (shared > few && lost > few / 4 && again > few / 64));
     assert!(seeds < SEEDS || unconfirmed > few);
+    assert!(seeds < SEEDS || (late > few / 4 && shed > few / 64));
 }

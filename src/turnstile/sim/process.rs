@@ -10,7 +10,7 @@ use super::link::Link;
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError};
-use crate::store::traffic::Limits;
+use crate::store::send_window::Limits;
 use crate::turnstile::{Cx, Effect, Rules, Supply, Turnstile};
 
 pub(super) type ProcessId = usize;
@@ -199,7 +199,11 @@ impl World {
                 if !matches!(op, Op::Renew { .. }) {
                     self.processes[id].flying.remove(&key);
                 }
+                let renewed = matches!(op, Op::Renew { .. }) && result.is_ok();
                 self.feed(id, key, |turnstile, cx| turnstile.replied(cx, &op, result));
+                if renewed {
+                    self.renewal_confirmed(id, key);
+                }
             }
             News::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));

@@ -1,6 +1,6 @@
 use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
-use crate::store::traffic::Limits;
+use crate::store::send_window::Limits;
 
 /// What a run is about. Most seeds mix; some keep to one kind of trouble, so that the bounds that
 /// hold without the others can be checked there.
@@ -139,11 +139,20 @@ impl Profile {
             batches: rng.chance(500),
             limits: rng.pick(&[
                 Limits::default(),
-                Limits { jobs: 64, calls: 1 },
-                Limits { jobs: 2, calls: 2 },
                 Limits {
-                    jobs: 1,
+                    requests: 64,
+                    calls: 1,
+                    bytes: usize::MAX,
+                },
+                Limits {
+                    requests: 2,
+                    calls: 2,
+                    bytes: usize::MAX,
+                },
+                Limits {
+                    requests: 1,
                     calls: usize::MAX,
+                    bytes: usize::MAX,
                 },
             ]),
             kills: rng.chance(700),

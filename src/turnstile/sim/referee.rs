@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::caller::{CallerId, Stage};
+use super::caller::{Caller, CallerId, Stage};
 use super::clock::{MILLI, True};
 use super::ends::Kept;
 use super::process::ProcessId;
+use super::profile::Theme;
 use super::world::{KeyId, World};
 use crate::store::contract::{Answer, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
@@ -68,6 +69,9 @@ pub(super) struct Counts {
     pub(super) again: u64,
     /// Wins and grants that did not count.
     pub(super) unconfirmed: u64,
+    /// Renewals that were late, and those that were not sent for that.
+    pub(super) late: u64,
+    pub(super) shed: u64,
 }
 
 /// A lease that was given and has not ended.
@@ -220,6 +224,44 @@ impl World {
         }
     }
 
+    /// A renewal is late: told once, while the lease lasts, and never where all goes well.
+    pub(super) fn check_late(&mut self, key: KeyId, caller: CallerId) {
+        self.referee.counts.late += 1;
+        let told = std::mem::replace(&mut self.callers[caller].warned, true);
+        let lease = self.referee.leases[key].iter();
+        let valid = lease.clone().find(|lease| lease.caller == caller);
+        let valid = valid.is_some_and(|lease| self.is_valid(lease));
+        if told || !valid || self.is_quick() {
+            self.breach(format!(
+                "c{caller} is told that its renewal is late, before: {told}, in time: {valid}"
+            ));
+        }
+    }
+
+    /// Its lease may be told of the next late one, also if its deadline does not move.
+    pub(super) fn renewal_confirmed(&mut self, process: ProcessId, key: KeyId) {
+        let of = |caller: &&mut Caller| (caller.process, caller.key) == (process, key);
+        for caller in self.callers.iter_mut().filter(of) {
+            caller.warned = false;
+        }
+    }
+
+    /// Whoever loses what is renewed for ever has been told before.
+    pub(super) fn check_warned(&mut self, key: KeyId, caller: CallerId) {
+        let lease = self.referee.leases[key].iter();
+        let lease = lease.clone().find(|lease| lease.caller == caller);
+        let over = lease.is_some_and(|lease| !self.is_valid(lease));
+        let caller = &self.callers[caller];
+        // Told in time, and taken in time, so that its renewal was due for a while.
+        let runs = matches!(self.profile.theme, Theme::Cuts | Theme::Unhelped);
+        let steady = runs && caller.ttl >= 300 * MILLI && 10 * self.profile.reply_lag <= caller.ttl;
+        let long = self.now - caller.seated_at > caller.ttl / 10 * 9;
+        let renewed = caller.renewals == u32::MAX;
+        if over && steady && long && renewed && !caller.warned {
+            self.breach(format!("a lease on k{key} is lost without a warning"));
+        }
+    }
+
     /// D5: whose lease is over is told so.
     pub(super) fn check_told(&mut self) {
         let lateness = self.profile.lateness.max(MILLI) + 2 * MILLI;
@@ -313,7 +355,7 @@ impl World {
     /// Nothing is prolonged after its release, however the two crossed on their way.
     pub(super) fn check_renewal(&mut self, process: ProcessId, op: &Op, outcome: &Outcome) {
         match *op {
-            Op::Release { owner } | Op::Withdraw { owner } => {
+            Op::Release { owner } | Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
                 self.referee.ended.insert((process, owner));
             }
             Op::Yield { old, .. } if !matches!(outcome, Outcome::NotOld) => {

@@ -13,6 +13,9 @@ use crate::turnstile::Patience;
 
 const BEAT: u64 = 20 * MILLI;
 
+/// W2: who stands asks again after this at the latest.
+const RECHECK: u64 = 12 * SECOND;
+
 impl World {
     /// Nobody waits for long while nobody has the lock.
     pub(super) fn on_beat(&mut self) {
@@ -65,19 +68,18 @@ impl World {
             // Who stands behind what is left to run out may know of the longer lease before it.
             let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
             let unknown = if leaves {
-                self.profile.longest_ttl().min(10 * SECOND)
+                self.profile.longest_ttl().min(RECHECK)
             } else {
                 0
             };
             return Some(net + 60 * MILLI + unknown);
         }
         // A grant of before may have to run out, or what a holder that crashed had extended its lease
-        // to, or the 10 s of W2, and a connection may turn out to be dead only then.
+        // to, or the 12 s of W2, and a connection may turn out to be dead only then.
         let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
         let longest = longest + self.referee.stepped;
         let silence = self.profile.response_timeout + 2 * SECOND;
-        self.calm
-            .then_some(longest.max(10 * SECOND) + silence + net)
+        self.calm.then_some(longest.max(RECHECK) + silence + net)
     }
 
     /// Whose tickets stand, as the server has them.
@@ -127,11 +129,7 @@ impl World {
             let since = *self.referee.unqueued.entry((id, key)).or_insert(now);
             // A refusal of before may make it pause.
             // And a grant from before a clock that was set back looks old (D2): W2 mends that.
-            let stepped = if self.referee.stepped > 0 {
-                10 * SECOND
-            } else {
-                0
-            };
+            let stepped = if self.referee.stepped > 0 { RECHECK } else { 0 };
             // A lock that was deleted by hand is not missed before its lease is over.
             let deleted = if self.referee.deleted {
                 self.profile.longest_ttl()
@@ -152,7 +150,7 @@ impl World {
         }
     }
 
-    fn has_standing(&self, process: ProcessId, key: KeyId) -> bool {
+    pub(super) fn has_standing(&self, process: ProcessId, key: KeyId) -> bool {
         self.callers.iter().any(|caller| {
             caller.process == process
                 && caller.key == key

@@ -9,6 +9,7 @@ use super::profile::Theme;
 use super::world::{Event, KeyId, World};
 use crate::store::contract::{Op, Owner, ServerTime};
 use crate::store::memory::{Asking, Keyspace};
+use crate::turnstile::Moment;
 
 pub(super) type ConnId = usize;
 
@@ -53,6 +54,8 @@ pub(super) struct Call {
 pub(super) struct Item {
     pub(super) key: KeyId,
     pub(super) op: Op,
+    /// G4: the end of the lease that a renewal is for.
+    pub(super) until: Moment,
     /// O5: the last server time at which it is of use.
     pub(super) use_by: ServerTime,
     pub(super) late_before: bool,

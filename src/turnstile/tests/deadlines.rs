@@ -54,6 +54,8 @@ fn d1_a_renewal_never_brings_a_deadline_forward() {
     desk.reply(&renew, Outcome::Renewed);
     desk.untold("b");
     desk.wait_until(1980);
+    // The next, which has no answer.
+    assert!(matches!(desk.told("b"), Verdict::RenewalLate));
     desk.untold("b");
     desk.wait_until(1990);
     assert!(matches!(desk.told("b"), Verdict::Lost));
@@ -240,6 +242,7 @@ fn d6_late_renewals_change_nothing() {
         desk.up(true);
         let renew = desk.sent();
         desk.wait_until(1990);
+        assert!(matches!(desk.told("a"), Verdict::RenewalLate));
         assert!(matches!(desk.told("a"), Verdict::Lost));
         let release = desk.sent();
         desk.reply(&release, Outcome::Gone { held: true });

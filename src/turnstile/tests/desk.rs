@@ -279,6 +279,21 @@ impl Desk {
         self.sent.pop_front()
     }
 
+    /// Nobody waits any more: what is sent for that within half a second, and not at once (G3).
+    #[track_caller]
+    pub(super) fn sent_late(&mut self) -> Op {
+        self.silent();
+        let until = self.now + ms(500);
+        while self.sent.is_empty()
+            && let Some(next) = self.turnstile.next_timeout()
+            && next <= until
+        {
+            self.now = self.now.max(next);
+            self.feed(|turnstile, cx| turnstile.tick(cx));
+        }
+        self.sent()
+    }
+
     /// Nothing was sent that was not looked at.
     #[track_caller]
     pub(super) fn silent(&self) {
@@ -347,6 +362,15 @@ pub(super) fn asker(op: &Op) -> Owner {
         | Op::Yield { new: owner, .. } => owner,
         _ => panic!("{op:?} does not ask"),
     }
+}
+
+/// What withdraws the ticket that `op` entered.
+pub(super) fn withdrawal(op: &Op) -> Op {
+    let (Op::Enter { ttl, .. } | Op::Yield { ttl, .. }) = *op else {
+        panic!("{op:?} enters no ticket")
+    };
+    let owner = asker(op);
+    Op::Withdraw { owner, ttl }
 }
 
 /// D1, in microseconds: when a lease is over whose command was sent at `start` milliseconds.

@@ -185,7 +185,7 @@ fn d1_an_extension_counts_from_when_it_was_asked_for() {
     desk.wait_until(1400);
     assert_eq!(desk.extend(a, 2000), Some(deadline(1400, 2000)));
     let renew = desk.sent();
-    assert!(matches!(renew, Op::Renew { owner: of, ttl } if of == owner && ttl == ms(2000)));
+    assert!(matches!(renew, Op::Renew { owner: of, ttl, .. } if of == owner && ttl == ms(2000)));
     desk.untold("a");
     desk.wait_until(1450);
     desk.reply(&renew, Outcome::Renewed);
@@ -243,6 +243,8 @@ fn the_watchdog_goes_on_after_an_extension() {
     desk.reply(&renew, Outcome::Renewed);
     desk.untold("a");
     desk.wait_until(5000);
+    // The next, which has no answer.
+    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
     desk.untold("a");
 }
 
@@ -471,7 +473,7 @@ fn o6_an_adoption_takes_the_place_of_the_lines_claim() {
     desk.reply(&enter, busy(60_000, 7));
     let b = desk.adopt("b", "other:9", fixed(900));
     let withdraw = desk.sent();
-    assert!(matches!(withdraw, Op::Withdraw { owner } if owner == asker(&enter)));
+    assert!(matches!(withdraw, Op::Withdraw { owner, .. } if owner == asker(&enter)));
     desk.silent();
     desk.reply(&withdraw, Outcome::Gone { held: false });
     let adopt = desk.sent();

@@ -61,6 +61,17 @@ impl Shop {
         self.apply(who, &Op::Enter { owner, ttl, score }).0
     }
 
+    /// Who has a ticket, and who listens.
+    fn tickets(&mut self) -> Vec<String> {
+        let tickets = self.with("nobody", Keyspace::tickets);
+        tickets.iter().map(|(who, _)| who.to_string()).collect()
+    }
+
+    fn ears(&mut self) -> Vec<String> {
+        let ears = self.with("nobody", Keyspace::ears);
+        ears.iter().map(|(who, _)| who.to_string()).collect()
+    }
+
     fn attempt(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
         let (owner, ttl) = (Owner(owner), ms(ttl));
         self.apply(who, &Op::Attempt { owner, ttl }).0
@@ -78,7 +89,15 @@ impl Shop {
 
     fn renew(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
         let (owner, ttl) = (Owner(owner), ms(ttl));
-        self.apply(who, &Op::Renew { owner, ttl }).0
+        self.apply(
+            who,
+            &Op::Renew {
+                owner,
+                ttl,
+                within: ttl,
+            },
+        )
+        .0
     }
 
     fn adopt(&mut self, who: &str, owner: u64, from: &str, ttl: u64) -> Outcome {
@@ -143,7 +162,10 @@ fn k2_a_ticket_entered_again_has_its_old_place() {
     shop.pass(10);
     shop.enter("c", 1, 500);
     shop.pass(10);
-    let withdraw = Op::Withdraw { owner: Owner(1) };
+    let withdraw = Op::Withdraw {
+        owner: Owner(1),
+        ttl: ms(500),
+    };
     shop.apply("b", &withdraw);
     let (owner, ttl) = (Owner(1), ms(500));
     for (named, wanted) in [(place, place), (shop.now + 9 * SECOND, shop.now)] {
@@ -355,7 +377,13 @@ fn s2_a_withdrawal_takes_the_lock_along() {
     shop.pass(1);
     shop.enter("c", 1, 500);
     shop.release("a", 1);
-    let (outcome, granted) = shop.apply("b", &Op::Withdraw { owner: Owner(1) });
+    let (outcome, granted) = shop.apply(
+        "b",
+        &Op::Withdraw {
+            owner: Owner(1),
+            ttl: ms(500),
+        },
+    );
     assert_eq!(outcome, Outcome::Gone { held: true });
     assert_eq!(&*granted.expect("c stands").instance, "c");
 }
@@ -421,4 +449,48 @@ fn w2_a_strangers_lock_has_no_ttl() {
     assert_eq!(outcome, Outcome::Busy { left, score });
     shop.with("stranger", Keyspace::unseize);
     draw(&shop.enter("b", 1, 500));
+}
+
+/// Who listens stands beside the queue: neither a withdrawal nor a ticket that is dropped touches it, and no ticket goes
+/// with it.
+#[test]
+fn w7_who_listens_stands_beside_the_queue() {
+    let mut shop = Shop::new();
+    shop.attempt("a", 1, 60_000);
+    let ttl = ms(500);
+    let (one, two) = (Owner(1), Owner(2));
+    shop.apply("b", &Op::Listen { owner: one, ttl });
+    shop.enter("b", 2, 500);
+    shop.apply("b", &Op::Withdraw { owner: one, ttl });
+    assert_eq!(shop.ears(), ["b"]);
+    shop.apply("b", &Op::Unlisten { owner: two });
+    assert_eq!(shop.tickets(), ["b"]);
+    shop.apply("b", &Op::Unlisten { owner: one });
+    assert_eq!((shop.ears().len(), shop.tickets().len()), (0, 1));
+
+    // A dead ticket is dropped on the way; who listens is looked at when it is its turn to be told.
+    shop.apply("c", &Op::Listen { owner: one, ttl });
+    shop.apply("d", &Op::Listen { owner: one, ttl });
+    shop.dead = ["b", "c"].into();
+    assert_eq!(shop.ears(), ["c", "d"]);
+    let (_, told) = shop.apply("a", &Op::Release { owner: one });
+    assert_eq!(&*told.expect("somebody listens").instance, "d");
+    assert_eq!((shop.ears().len(), shop.tickets().len()), (0, 0));
+}
+
+/// K3: each of the two sets runs out by itself, a minute after the lock that its last member stood behind.
+#[test]
+fn k3_who_listens_is_forgotten_in_its_own_time() {
+    let mut shop = Shop::new();
+    shop.attempt("a", 1, 1000);
+    let (owner, ttl) = (Owner(1), ms(500));
+    shop.apply("b", &Op::Listen { owner, ttl });
+    shop.pass(50_000);
+    shop.enter("c", 1, 500);
+    shop.enter("d", 1, 500);
+    shop.pass(10_999);
+    assert_eq!(shop.ears(), ["b"]);
+    shop.pass(1);
+    assert_eq!(shop.ears().len(), 0);
+    assert_eq!(shop.tickets().len(), 1);
 }

@@ -14,3 +14,4 @@ mod purity;
 mod unconfirmed;
 mod waiting;
 mod watchdog;
+mod withdrawing;

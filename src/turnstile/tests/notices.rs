@@ -130,17 +130,17 @@ fn w7_whoever_leaves_listens_no_more() {
     desk.reply(&listen, BUSY);
     desk.leave(id);
     let owner = asker(&listen);
-    assert_eq!(desk.sent(), Op::Withdraw { owner });
+    assert_eq!(desk.sent(), Op::Unlisten { owner });
     // Also if the answer never came.
     let id = desk.arrive("b", fixed(1000));
-    let withdraw = Op::Withdraw { owner };
+    let withdraw = Op::Unlisten { owner };
     desk.reply(&withdraw, Outcome::Gone { held: false });
     let listen = desk.sent();
     desk.lose(&listen);
     desk.leave(id);
     desk.up(false);
     let owner = asker(&listen);
-    assert_eq!(desk.sent(), Op::Withdraw { owner });
+    assert_eq!(desk.sent(), Op::Unlisten { owner });
 }
 
 /// One who asks once is not to be told: it has gone by then, and others wait.
@@ -208,7 +208,7 @@ fn w7_whoever_comes_to_stand_in_the_queue_listens_no_more() {
     desk.up(true);
     let owner = asker(&listen);
     let withdraw = desk.sent();
-    assert_eq!(withdraw, Op::Withdraw { owner });
+    assert_eq!(withdraw, Op::Unlisten { owner });
     desk.reply(&withdraw, Outcome::Gone { held: false });
     let enter = desk.sent();
     assert!(matches!(enter, Op::Enter { .. }), "{enter:?}");

@@ -141,7 +141,9 @@ fn w6_a_pass_needs_enough_of_the_ttl() {
     desk.seated("b");
     assert!(desk.take(b));
     let ttl = super::desk::ms(1900);
-    assert_eq!(desk.sent(), Op::Renew { owner, ttl });
+    assert!(
+        matches!(desk.sent(), Op::Renew { owner: of, ttl: to, .. } if (of, to) == (owner, ttl))
+    );
 }
 
 /// To renew at each pass would cost a busy key more calls than its turns do.
@@ -162,7 +164,11 @@ fn w6_a_lease_that_was_passed_most_of_its_ttl_waits_for_its_watchdog() {
             desk.wait_until(taken_at + 334);
         }
         let ttl = super::desk::ms(1000);
-        assert_eq!(desk.sent(), Op::Renew { owner, ttl }, "taken at {taken_at}");
+        let renew = desk.sent();
+        assert!(
+            matches!(renew, Op::Renew { owner: of, ttl: to, .. } if (of, to) == (owner, ttl)),
+            "{renew:?}, taken at {taken_at}"
+        );
     }
 }
 

@@ -120,6 +120,8 @@ struct Bench {
     kept: BTreeSet<Owner>,
     /// By owner: the latest end that anything has proved.
     proved: BTreeMap<Owner, Moment>,
+    /// Who was told that its renewal is late, and of no renewal since.
+    late: BTreeSet<usize>,
     /// Whom the event of now is about: it may be told something while it leaves.
     leaving: Option<usize>,
     down: bool,
@@ -148,6 +150,7 @@ impl Bench {
             adopters: BTreeSet::new(),
             kept: BTreeSet::new(),
             proved: BTreeMap::new(),
+            late: BTreeSet::new(),
             leaving: None,
             down: false,
         }
@@ -208,9 +211,25 @@ impl Bench {
         {
             self.owners.push(owner);
         }
-        if let Op::Renew { owner, .. } | Op::Yield { old: owner, .. } | Op::Withdraw { owner } = op
+        if let Op::Renew { owner, .. } | Op::Yield { old: owner, .. } | Op::Withdraw { owner, .. } =
+            op
         {
             assert!(!self.kept.contains(&owner), "{op:?} for one that is kept");
+        }
+        if let Op::Renew { owner, within, .. } = op {
+            let lasts = self
+                .proved
+                .get(&owner)
+                .map(|end| end.saturating_sub(self.now));
+            assert!(!within.is_zero(), "a renewal of a lease that is over");
+            assert!(
+                lasts.is_some_and(|lasts| within <= lasts),
+                "{within:?} of {lasts:?}"
+            );
+        }
+        let waits = |(_, stage): &(WaiterId, Stage)| *stage == Stage::Waiting;
+        if let Op::Enter { .. } | Op::Listen { .. } | Op::Attempt { .. } = op {
+            assert!(self.callers.iter().any(waits), "{op:?} for nobody");
         }
         self.flying.push((self.now, op));
         let others = self
@@ -257,6 +276,13 @@ impl Bench {
                 stage
             }
             (Verdict::Unrenewed(_), Stage::Holding | Stage::Closing) => stage,
+            (Verdict::RenewalLate, Stage::Holding | Stage::Closing) => {
+                assert!(
+                    self.late.insert(who),
+                    "{who} is told twice that its renewal is late"
+                );
+                stage
+            }
             (Verdict::Closing, Stage::Holding) => Stage::Closing,
             (Verdict::TurnLost, Stage::Seated)
             | (Verdict::Lost, Stage::Holding | Stage::Closing | Stage::Finishing)
@@ -318,11 +344,12 @@ impl Bench {
                 _ if matches!(op, Op::Adopt { .. }) => Outcome::NotOld,
                 _ => Outcome::Busy { left, score },
             },
-            Op::Withdraw { .. } | Op::Release { .. } => Outcome::Gone {
+            Op::Withdraw { .. } | Op::Unlisten { .. } | Op::Release { .. } => Outcome::Gone {
                 held: !how.is_multiple_of(3),
             },
             Op::Raise { .. } => unreachable!("a quorum raises, a turnstile does not"),
-            Op::Renew { owner, ttl } => {
+            Op::Renew { .. } if how % 16 == 3 => return Err(OpError::TooLate(broken())),
+            Op::Renew { owner, ttl, .. } => {
                 if how.is_multiple_of(4) {
                     Outcome::Lost
                 } else {
@@ -341,7 +368,11 @@ impl Bench {
         let outcome = self.outcome(sent, &op, how, left);
         let at = self.server_time(ago as i64);
         let result = outcome.map(|outcome| Answer { at, outcome });
+        let renewed = matches!(op, Op::Renew { .. }) && result.is_ok();
         self.feed(|turnstile, cx| turnstile.replied(cx, &op, result));
+        if renewed {
+            self.late.clear();
+        }
     }
 
     fn break_off(&mut self) {

@@ -1,6 +1,6 @@
 //! What was won or granted and does not count: it is given on, nobody is forgotten, and no owner is revived.
 
-use super::desk::{Desk, asker, busy, fixed, ms, rules, too_few};
+use super::desk::{Desk, asker, busy, fixed, ms, rules, too_few, withdrawal};
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{Rules, Verdict};
@@ -90,7 +90,7 @@ fn who_does_not_wait_is_told_why_it_does_not_count() {
     assert_eq!(desk.sent(), Op::Release { owner });
 }
 
-/// The store has taken the ticket out of its queue: who waits would hear of nothing until it asks by itself, 10 s later.
+/// The store has taken the ticket out of its queue: who waits would hear of nothing until it asks by itself, some 10 s later.
 #[test]
 fn w1_a_grant_that_does_not_count_is_given_on_and_its_waiter_stands_again() {
     let mut desk = Desk::new();
@@ -102,7 +102,7 @@ fn w1_a_grant_that_does_not_count_is_given_on_and_its_waiter_stands_again() {
     desk.grant_in_vain(owner, 1000, 7);
     desk.untold("a");
     let withdraw = desk.sent();
-    assert_eq!(withdraw, Op::Withdraw { owner });
+    assert_eq!(withdraw, withdrawal(&enter));
     desk.reply(&withdraw, Outcome::Gone { held: true });
     desk.wait_until(1301);
     let again = desk.sent();
@@ -132,7 +132,7 @@ fn o3_a_grant_that_does_not_count_waits_for_the_reply() {
     desk.silent();
     desk.reply_at(&hand_on, 1005, busy(1000, 4));
     assert!(matches!(desk.told("a"), Verdict::Released));
-    assert_eq!(desk.sent(), Op::Withdraw { owner });
+    assert_eq!(desk.sent(), withdrawal(&hand_on));
 }
 
 /// Nobody knows its owner any more: what is given back is given back once.
@@ -144,7 +144,7 @@ fn o1_a_grant_that_does_not_count_for_nobody_is_given_back() {
     let owner = asker(&enter);
     desk.reply(&enter, busy(9000, 3));
     desk.leave(a);
-    let withdraw = desk.sent();
+    let withdraw = desk.sent_late();
     desk.grant_in_vain(owner, 1000, 7);
     desk.reply(&withdraw, Outcome::Gone { held: true });
     desk.silent();

@@ -55,6 +55,7 @@ fn unknown_neither_loses_nor_prolongs() {
     assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
     desk.wait_until(1888);
     desk.silent();
+    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
     desk.untold("a");
     desk.wait_until(1889);
     assert!(matches!(desk.told("a"), Verdict::Lost));
@@ -71,6 +72,7 @@ fn o4_a_new_connection_renews_at_once_and_the_watchdog_goes_on() {
     desk.down();
     assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
     desk.wait_until(1700);
+    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
     desk.up(true);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
@@ -268,4 +270,207 @@ fn what_is_given_back_when_its_renewal_is_due_is_not_renewed() {
         assert!(matches!(desk.sent(), Op::Release { .. }));
         desk.silent();
     }
+}
+
+/// The store answers nothing, and the connection stands. The holder is told before it loses its lease: when a third
+/// is left of the time that it had when the renewal was due. Once, whatever else becomes of the renewal.
+#[test]
+fn a_late_renewal_is_told_once_and_before_the_deadline() {
+    // Due at 1300, and the lease ends at 1889.
+    for (fails, breaks) in [(false, false), (true, false), (false, true)] {
+        let mut desk = Desk::new();
+        desk.hold("a", fixed(900).renewed(), 5);
+        desk.wait_until(1300);
+        let renew = desk.sent();
+        if fails {
+            desk.fail(&renew, OpError::Refused(broken()));
+            assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+        }
+        if breaks {
+            desk.lose(&renew);
+            assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+        }
+        for at in 1301..1692 {
+            desk.wait_until(at);
+            while let Some(renew) = desk.sent_if_any() {
+                desk.fail(&renew, OpError::Refused(broken()));
+                assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+            }
+        }
+        desk.untold("a");
+        desk.wait_until(1693);
+        assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+        desk.wait_until(1888);
+        desk.untold("a");
+        desk.wait_until(1889);
+        assert!(matches!(desk.told("a"), Verdict::Lost));
+    }
+}
+
+/// The next renewal may be late as well.
+#[test]
+fn each_late_renewal_is_told() {
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed(), 5);
+    for _ in 0..3 {
+        let now = desk.now.as_millis() as u64;
+        desk.wait_until(now + 700);
+        assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+        // It was sent 400 ms ago, so that the next is due.
+        for _ in 0..2 {
+            let renew = desk.sent();
+            desk.reply(&renew, Outcome::Renewed);
+            prolonged(&mut desk, "a");
+            desk.wait_until(now + 700);
+        }
+        desk.untold("a");
+    }
+}
+
+/// No connection stands when the renewal is due: it is late all the same.
+#[test]
+fn a_renewal_that_cannot_be_sent_is_late() {
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed(), 5);
+    desk.wait_until(1100);
+    desk.down();
+    desk.wait_until(1692);
+    desk.untold("a");
+    desk.wait_until(1693);
+    desk.silent();
+    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+}
+
+/// What is not to be renewed has no late renewals: a fixed lease, one whose last renewal is confirmed, one that was
+/// not taken, and one whose runtime has gone.
+#[test]
+fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900), 5);
+    desk.down();
+    desk.wait_until(1889);
+    assert!(matches!(desk.told("a"), Verdict::Lost));
+
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed_at_most(1), 5);
+    desk.wait_until(1300);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Renewed);
+    prolonged(&mut desk, "a");
+    desk.wait_until(2189);
+    assert!(matches!(desk.told("a"), Verdict::Lost));
+
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed(), 5);
+    desk.wait_until(1300);
+    desk.sent();
+    desk.turnstile.unwatch(|_| true);
+    desk.wait_until(1889);
+    assert!(matches!(desk.told("a"), Verdict::Lost));
+}
+
+/// W3: what is renewed as soon as it is taken is late by what its ticket brought, and not by its own ttl.
+#[test]
+fn a_short_ticket_is_told_late_by_its_own_time() {
+    let mut desk = Desk::new();
+    let a = desk.arrive("a", fixed(900));
+    let enter = desk.sent();
+    let b = desk.arrive("b", fixed(9000).renewed());
+    desk.reply(&enter, busy(700, 1));
+    desk.leave(a);
+    desk.grant(asker(&enter), 900, 6);
+    desk.seated("b");
+    assert!(desk.take(b));
+    desk.sent();
+    // It has 889 ms.
+    desk.wait_until(1592);
+    desk.untold("b");
+    desk.wait_until(1593);
+    assert!(matches!(desk.told("b"), Verdict::RenewalLate));
+}
+
+/// An extension that is not confirmed is a renewal that is due.
+#[test]
+fn an_extension_that_is_not_confirmed_is_late() {
+    let mut desk = Desk::new();
+    let (a, _) = desk.hold("a", fixed(900), 5);
+    desk.wait_until(1289);
+    desk.extend(a, 5000);
+    let renew = desk.sent();
+    assert!(matches!(renew, Op::Renew { within, .. } if within == ms(600)));
+    desk.wait_until(1688);
+    desk.untold("a");
+    desk.wait_until(1689);
+    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+    desk.reply(&renew, Outcome::Renewed);
+    prolonged(&mut desk, "a");
+    desk.wait_until(6000);
+    desk.untold("a");
+}
+
+/// G4: each renewal says for how long its lease still lasts.
+#[test]
+fn a_renewal_names_what_is_left_of_its_lease() {
+    let within = |op: &Op| match op {
+        Op::Renew { within, .. } => within.as_millis(),
+        op => panic!("{op:?}"),
+    };
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed(), 5);
+    desk.wait_until(1300);
+    let renew = desk.sent();
+    assert_eq!(within(&renew), 1889 - 1300);
+    desk.stop_until(1400);
+    desk.lose(&renew);
+    desk.up(true);
+    assert_eq!(within(&desk.sent()), 1889 - 1400);
+}
+
+/// The session has more to do than it can, and did not send a renewal: the connection is well, so nothing is down, and
+/// whoever comes is served. The next try is not sooner than half of what is left, and none comes after the deadline.
+#[test]
+fn g4_a_renewal_that_was_too_late_to_send_is_not_hammered() {
+    let mut desk = Desk::new();
+    desk.hold("a", fixed(900).renewed(), 5);
+    desk.wait_until(1300);
+    let mut tries = 0;
+    while let Some(renew) = desk.sent_if_any() {
+        tries += 1;
+        assert!(matches!(renew, Op::Renew { .. }));
+        let left = ms(1889) - desk.now;
+        desk.fail(&renew, OpError::TooLate(broken()));
+        desk.silent();
+        let next = (desk.now + left / 2).as_millis() as u64;
+        desk.wait_until(next);
+        desk.silent();
+        desk.wait_until(1888.min(next + 60));
+        while !matches!(desk.told("a"), Verdict::Unrenewed(_)) {}
+    }
+    assert!((3..=6).contains(&tries), "{tries}");
+    desk.wait_until(1889);
+    while !matches!(desk.told("a"), Verdict::Lost) {}
+
+    // It is served all the same, as soon as it can.
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(900).renewed_at_most(1), 5);
+    desk.wait_until(1300);
+    let renew = desk.sent();
+    desk.fail(&renew, OpError::TooLate(broken()));
+    desk.told("a");
+    desk.wait_until(1600);
+    let renew = desk.sent();
+    desk.reply(&renew, Outcome::Renewed);
+    // That was the one that it may have.
+    let told = desk.told("a");
+    assert!(
+        matches!(told, Verdict::Prolonged { last: true, .. }),
+        "{told:?}"
+    );
+    let renew = {
+        desk.extend(a, 5000);
+        desk.sent()
+    };
+    desk.fail(&renew, OpError::TooLate(broken()));
+    desk.finish(a);
+    assert_eq!(desk.sent(), Op::Release { owner }, "nothing is down");
 }

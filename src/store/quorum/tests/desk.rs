@@ -6,7 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::nodes::{Node, ms};
-use crate::store::contract::{Listener, News, Op, OpError, Opening, Outcome, Owner, Session};
+use crate::store::contract::{
+    Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session,
+};
 use crate::store::{LockStore, QuorumStore};
 
 pub(super) const TTL: Duration = Duration::from_secs(30);
@@ -16,6 +18,14 @@ pub(super) const TTL: Duration = Duration::from_secs(30);
 pub(super) struct Recorder(Mutex<Vec<News>>);
 
 impl Listener for Recorder {
+    fn uses(&self, _: &Scope) -> bool {
+        true
+    }
+
+    fn waits(&self, _: &str) -> bool {
+        true
+    }
+
     fn news(&self, news: News) {
         self.0.lock().unwrap().push(news);
     }
@@ -27,7 +37,8 @@ pub(super) struct Desk {
 }
 
 pub(super) fn store(nodes: &[Node]) -> QuorumStore {
-    QuorumStore::new(nodes.iter().cloned()).unwrap()
+    let store = QuorumStore::new(nodes.iter().cloned()).unwrap();
+    store.quarantine(None)
 }
 
 pub(super) fn opening(instance: &str, heard: &Arc<Recorder>) -> Opening {
@@ -35,6 +46,7 @@ pub(super) fn opening(instance: &str, heard: &Arc<Recorder>) -> Opening {
     Opening {
         prefix: "lock".into(),
         instance: instance.into(),
+        ttl: TTL,
         response_timeout: ms(1000),
         listener: Arc::downgrade(&listener),
     }
@@ -100,7 +112,11 @@ pub(super) fn release(owner: u64) -> Op {
 
 pub(super) fn renew(owner: u64) -> Op {
     let (owner, ttl) = (Owner(owner), TTL);
-    Op::Renew { owner, ttl }
+    Op::Renew {
+        owner,
+        ttl,
+        within: ttl,
+    }
 }
 
 pub(super) fn keys(nodes: &[Node]) -> Vec<usize> {
@@ -126,7 +142,7 @@ pub(super) fn listen(owner: u64) -> Op {
     Op::Listen { owner, ttl }
 }
 
-pub(super) fn withdraw(owner: u64) -> Op {
+pub(super) fn unlisten(owner: u64) -> Op {
     let owner = Owner(owner);
-    Op::Withdraw { owner }
+    Op::Unlisten { owner }
 }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::desk::{Desk, Recorder, TTL, attempt, listen, opening, release, renew, store, withdraw};
-use super::nodes::{Node, ms, owners};
+use super::desk::{Desk, Recorder, TTL, attempt, listen, opening, release, renew, store, unlisten};
+use super::nodes::{Node, ms, names, owners};
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Answer, News, Op, OpError, Outcome, Session};
 use crate::store::quorum::node::Outbox;
+use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::quorum::state::State;
 
@@ -19,34 +20,34 @@ use crate::store::quorum::state::State;
 const TOGETHER: Duration = ms(3);
 
 /// The state by itself, whose nodes say what the test has them say.
-struct Bare {
-    state: State,
-    now: Instant,
-    outbox: Outbox,
+pub(super) struct Bare {
+    pub(super) state: State,
+    pub(super) now: Instant,
+    pub(super) outbox: Outbox,
 }
 
 impl Bare {
-    fn new(size: usize) -> Self {
+    pub(super) fn new(size: usize) -> Self {
         Self {
-            state: State::new(size, None),
+            state: State::new(names(size), Quarantine::Fixed(None)),
             now: Instant::now(),
             outbox: Outbox::default(),
         }
     }
 
     /// What is sent for an op, each with its node.
-    fn submit(&mut self, op: Op) -> Vec<(usize, Op)> {
+    pub(super) fn submit(&mut self, op: Op) -> Vec<(usize, Op)> {
         self.state
             .submit(self.now, "k".into(), op, &mut self.outbox);
         self.sent()
     }
 
-    fn sent(&mut self) -> Vec<(usize, Op)> {
+    pub(super) fn sent(&mut self) -> Vec<(usize, Op)> {
         let sends = self.outbox.sends.drain(..);
         sends.map(|(node, _, op)| (node, op)).collect()
     }
 
-    fn answer(&mut self, node: usize, result: Result<Outcome, OpError>) {
+    pub(super) fn answer(&mut self, node: usize, result: Result<Outcome, OpError>) {
         let result = result.map(|outcome| Answer { at: 1, outcome });
         self.state
             .replied(self.now, node, &"k".into(), result, &mut self.outbox);
@@ -157,8 +158,8 @@ async fn w7_a_notice_that_comes_before_the_answer_is_of_an_earlier_time() {
 #[tokio::test(start_paused = true)]
 async fn w7_a_notice_is_for_the_first_of_ours() {
     let mut bare = Bare::listening(3);
-    let asked = bare.submit(withdraw(1));
-    assert_eq!(asked, [0, 1, 2].map(|node| (node, withdraw(1))));
+    let asked = bare.submit(unlisten(1));
+    assert_eq!(asked, [0, 1, 2].map(|node| (node, unlisten(1))));
     let refused = || Err(OpError::Refused(StoreError::new("not now")));
     bare.answer(0, refused());
     for node in [1, 2] {
@@ -171,15 +172,15 @@ async fn w7_a_notice_is_for_the_first_of_ours() {
     bare.pass(ms(250));
     assert_eq!(bare.sent(), [(0, release(1))]);
     bare.answer(0, Ok(Outcome::Gone { held: true }));
-    let asked = bare.submit(withdraw(2));
-    assert_eq!(asked, [0, 1, 2].map(|node| (node, withdraw(2))));
+    let asked = bare.submit(unlisten(2));
+    assert_eq!(asked, [0, 1, 2].map(|node| (node, unlisten(2))));
 }
 
 /// Two of one registry may be told by the same node.
 #[tokio::test(start_paused = true)]
 async fn w7_two_notices_of_one_node_are_no_majority() {
     let mut bare = Bare::listening(3);
-    bare.submit(withdraw(1));
+    bare.submit(unlisten(1));
     bare.answer(0, Err(OpError::Refused(StoreError::new("not now"))));
     for node in [1, 2] {
         bare.answer(node, Ok(Outcome::Gone { held: false }));
@@ -206,19 +207,20 @@ async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
     sleep(ms(10)).await;
     assert!(b.take().iter().any(|it| matches!(it, News::Freed { .. })));
     assert_eq!(owners(&nodes, "k"), HashSet::from(["b:1".to_owned()]));
-    b.ask(withdraw(1)).await.unwrap();
+    b.ask(unlisten(1)).await.unwrap();
     sleep(ms(10)).await;
     c.wins(1).await;
 }
 
 /// A desk, and how many keys its session has in use.
-fn counted(nodes: &[Node], name: &str) -> (Desk, Arc<QuorumSession>) {
+pub(super) fn counted(nodes: &[Node], name: &str) -> (Desk, Arc<QuorumSession>) {
     let stores: Vec<_> = nodes
         .iter()
         .map(|node| -> Arc<dyn LockStore> { Arc::new(node.clone()) })
         .collect();
     let heard = Arc::<Recorder>::default();
-    let session = Arc::new(QuorumSession::new(&stores, None, opening(name, &heard)));
+    let unasked = Quarantine::Fixed(None);
+    let session = Arc::new(QuorumSession::new(&stores, unasked, opening(name, &heard)));
     session.start();
     let desk = Desk {
         session: session.clone(),
@@ -252,7 +254,7 @@ async fn w7_an_ear_on_a_node_that_was_away_is_withdrawn_or_forgotten() {
         let (other, session) = counted(&nodes, "b");
         other.ask(listen(1)).await.unwrap();
         nodes[0].go_away();
-        other.ask(withdraw(1)).await.unwrap();
+        other.ask(unlisten(1)).await.unwrap();
         let seconds = Duration::from_secs(away.unwrap_or(89));
         hold(&holder, seconds).await;
         assert_eq!(session.keys(), 1, "{away:?}");
@@ -285,7 +287,7 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
         gone.ask(listen(1)).await.unwrap();
         nodes[0].part_from("b");
         // On one node alone the question of a registry that hears of no majority is answered so, too.
-        let _ = gone.ask(withdraw(1)).await;
+        let _ = gone.ask(unlisten(1)).await;
         for _ in 0..10 {
             next.ask(listen(1)).await.unwrap();
             hold(&holder, ms(20_000)).await;
@@ -330,9 +332,9 @@ async fn w7_whoever_was_deaf_is_told_to_ask_when_the_node_is_back() {
             bare
         };
         let error = StoreError::new("it broke");
-        bare.state.went_down(bare.now, 1, error, &mut bare.outbox);
+        bare.state.went_down(1, error, &mut bare.outbox);
         assert_eq!(bare.told(), 0);
-        bare.state.came_up(bare.now, 1, &mut bare.outbox);
+        bare.state.came_up(bare.now, 1, None, &mut bare.outbox);
         bare.pass(TOGETHER);
         assert_eq!(bare.told(), usize::from(listens));
     }

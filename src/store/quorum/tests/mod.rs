@@ -1,5 +1,6 @@
 //! Quorums of simulated nodes under paused time: what breaks is decided by the test, or a seed.
 
+mod cost;
 mod desk;
 mod ears;
 mod elections;
@@ -7,4 +8,5 @@ mod leases;
 mod nodes;
 mod notices;
 mod returns;
+mod same_server;
 mod simulation;

@@ -21,6 +21,11 @@ pub(super) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+/// Of so many nodes.
+pub(super) fn names(size: usize) -> Vec<String> {
+    (0..size).map(|node| format!("node {node}")).collect()
+}
+
 /// One server. Clones share it.
 #[derive(Clone)]
 pub(super) struct Node(Arc<Inner>);
@@ -393,7 +398,7 @@ impl Line {
             let flight = self.node.lock().flights.remove(&id).unwrap();
             self.reply(flight, Err(OpError::Unknown(broken())));
         }
-        self.tell(News::Down(broken()));
+        self.tell(News::down(broken()));
         let pause = ms(5 + self.node.lock().random(50));
         let line = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -411,13 +416,17 @@ impl Line {
             return;
         }
         if !std::mem::replace(&mut *self.up.lock().unwrap(), true) {
-            self.tell(News::Up { queue: true });
+            self.tell(News::up(true));
         }
     }
 }
 
 impl Session for NodeSession {
     fn start(&self) {}
+
+    fn identity(&self) -> Option<Arc<str>> {
+        Some(format!("{:p}", self.0.node).into())
+    }
 
     fn submit(&self, key: Arc<str>, op: Op) {
         let line = self.0.clone();

@@ -5,17 +5,12 @@
 -- ARGV  the owner of each
 -- ->    for each 1, the lock is its owner's, or 0
 
-local values = redis.call('MGET', unpack(KEYS))
 local answers, written = {}, false
 for i, lock in ipairs(KEYS) do
-  local ours = values[i] == ARGV[i]
-  if ours and not written then
-    -- One write is enough for all of them. It says again when the lock ends, and never ends it: nothing is left of one
-    -- that ends in this very millisecond.
-    local left = redis.call('PTTL', lock)
-    ours = left > 0
-    written = ours and redis.call('PEXPIRE', lock, left) == 1
-  end
-  answers[i] = ours and 1 or 0
+  local left = redis.call('GET', lock) == ARGV[i] and redis.call('PTTL', lock) or 0
+  -- One write is enough for all of them. It says again when the lock ends, and never ends it: nothing is left of one
+  -- that ends in this very millisecond.
+  written = written or left > 0 and redis.call('PEXPIRE', lock, left)
+  answers[i] = left > 0 and 1 or 0
 end
 return answers

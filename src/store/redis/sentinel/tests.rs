@@ -1,8 +1,10 @@
+use redis::ConnectionInfo;
+
 use super::*;
 
 fn server(url: &str) -> (Sentinels, ConnectionInfo) {
     let sentinels = Sentinels::parse(url).unwrap();
-    let info = sentinels.server.clone();
+    let info = sentinels.server.info.clone();
     (sentinels, info)
 }
 
@@ -10,7 +12,7 @@ fn addresses(sentinels: &Sentinels) -> Vec<String> {
     sentinels
         .all
         .iter()
-        .map(|it| it.info().addr().to_string())
+        .map(|it| it.info.addr().to_string())
         .collect()
 }
 
@@ -30,24 +32,24 @@ fn a_url_names_sentinels_a_service_and_who_we_are_to_each() {
     assert_eq!(settings.password(), Some("p/w"));
     assert_eq!(settings.db(), 3);
     for sentinel in &sentinels.all {
-        let settings = sentinel.info().redis_settings().clone();
+        let settings = sentinel.info.redis_settings().clone();
         assert_eq!(settings.username(), Some("watch"));
         assert_eq!(settings.password(), Some("a&b"));
         assert_eq!(settings.db(), 0, "sentinels have none");
     }
-    let primary = sentinels.at("10.0.0.1".into(), 6380, &sentinels.all[1]);
+    let primary = sentinels.at("10.0.0.1", 6380, &sentinels.all[1]);
     assert_eq!(
         &**primary.address(),
         "10.0.0.1:6380 (primary of \"my service\", says two:7)"
     );
-    assert_eq!(primary.info().redis_settings().password(), Some("p/w"));
+    assert_eq!(primary.info.redis_settings().password(), Some("p/w"));
 }
 
 #[test]
 fn a_server_s_password_is_not_told_to_sentinels() {
     let (sentinels, info) = server("valkey+sentinel://:secret@one/s/");
     assert_eq!(info.redis_settings().password(), Some("secret"));
-    let settings = sentinels.all[0].info().redis_settings().clone();
+    let settings = sentinels.all[0].info.redis_settings().clone();
     assert_eq!((settings.username(), settings.password()), (None, None));
 }
 
@@ -91,7 +93,7 @@ fn the_one_that_was_wrong_is_not_asked_first_again() {
 fn what_a_sentinel_says_may_be_anything() {
     let bulk = |text: &str| Value::BulkString(text.into());
     let pair = |host: &str, port: &str| Value::Array(vec![bulk(host), bulk(port)]);
-    assert_eq!(read(&pair("::1", "7")), Some(("::1".to_owned(), 7)));
+    assert_eq!(read(pair("::1", "7")), Some(("::1".to_owned(), 7)));
     for odd in [
         pair("", "7"),
         pair("h\nh", "7"),
@@ -100,10 +102,9 @@ fn what_a_sentinel_says_may_be_anything() {
         pair("h", "70000"),
         pair("h", "-1"),
         Value::Array(vec![bulk("h")]),
-        Value::Array(vec![bulk("h"), Value::Int(7)]),
         Value::Okay,
         bulk("h"),
     ] {
-        assert_eq!(read(&odd), None, "{odd:?}");
+        assert_eq!(read(odd.clone()), None, "{odd:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::fake::{Fake, HANG_UP, NOW, Request, push};
+use super::fake::{Fake, NOW, Request, push};
 use crate::LockRegistry;
 use crate::store::RedisStore;
 
@@ -114,33 +114,6 @@ async fn what_is_heard_has_no_end() {
     let lease = locks.obtain("k").lease_once().await.unwrap();
     assert!(lease.is_some());
     assert_eq!(seen.lock().unwrap().connections, 1);
-}
-
-/// What is said while a connection is made waits until it stands, so that is bounded as well.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_while_connecting_ends_the_connection() {
-    const MANY: usize = 60_000;
-    let seen = Seen::default();
-    let talk = seen.clone();
-    let fake = Fake::start(move |request| {
-        let mut talk = talk.lock().unwrap();
-        talk.hear(request);
-        if !request.is_probe() || request.connection > 1 {
-            return None;
-        }
-        let mut bytes = talk.push().repeat(MANY);
-        bytes.extend(request.usual());
-        bytes.extend(HANG_UP);
-        Some(bytes)
-    });
-    let store = RedisStore::connect_lazy(fake.url()).unwrap();
-    let locks = LockRegistry::builder(store)
-        .response_timeout(Duration::from_secs(60))
-        .build();
-    let error = locks.obtain("k").lease_once().await.unwrap_err();
-    assert!(error.to_string().contains("says more"), "{error}");
-    let again = locks.obtain("k").lease_within(Duration::from_secs(10));
-    assert!(again.await.is_ok(), "it connects anew");
 }
 
 #[cfg(feature = "tls-rustls")]

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What the server's time is, until a test says otherwise.
@@ -24,8 +23,6 @@ pub(super) struct Request {
 /// Listens until it is stopped, or the test's process ends; its threads do nothing meanwhile.
 pub(super) struct Fake {
     address: SocketAddr,
-    #[cfg(feature = "cluster")]
-    stop: Arc<AtomicBool>,
 }
 
 impl Fake {
@@ -44,14 +41,9 @@ impl Fake {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let answers: Arc<Mutex<Answers>> = Arc::new(Mutex::new(answers));
         let dress = Arc::new(dress);
-        let stop = Arc::new(AtomicBool::new(false));
-        let has_stopped = stop.clone();
         std::thread::spawn(move || {
             for (index, stream) in listener.incoming().enumerate() {
                 let (stream, answers, dress) = (stream.unwrap(), answers.clone(), dress.clone());
-                if has_stopped.load(Ordering::Relaxed) {
-                    return;
-                }
                 if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
                     continue;
                 }
@@ -64,60 +56,16 @@ impl Fake {
                 });
             }
         });
-        Self {
-            address,
-            #[cfg(feature = "cluster")]
-            stop,
-        }
+        Self { address }
     }
 
     pub(super) fn url(&self) -> String {
         format!("redis://{}/", self.address)
     }
 
-    /// Lets nobody connect any more: for those who start many.
-    #[cfg(feature = "cluster")]
-    pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        // Wakes it.
-        let _ = TcpStream::connect(self.address);
-    }
-
     #[cfg(feature = "cluster")]
     pub(super) fn port(&self) -> u16 {
         self.address.port()
-    }
-}
-
-/// A connection, and what is to be done when it has ended.
-#[cfg(feature = "cluster")]
-pub(super) struct Kept<F: FnMut()> {
-    pub(super) stream: TcpStream,
-    pub(super) ended: F,
-}
-
-#[cfg(feature = "cluster")]
-impl<F: FnMut()> Read for Kept<F> {
-    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        self.stream.read(bytes)
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl<F: FnMut()> Write for Kept<F> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl<F: FnMut()> Drop for Kept<F> {
-    fn drop(&mut self) {
-        (self.ended)();
     }
 }
 
@@ -183,46 +131,28 @@ impl Request {
         &self.words[3 + keys..]
     }
 
-    /// The names of locks, queues and what else a script is about.
-    pub(super) fn keys(&self) -> &[String] {
-        let keys: usize = self.words[2].parse().unwrap();
-        &self.words[3..3 + keys]
-    }
-
     /// The number that the reply is to name.
     pub(super) fn number(&self) -> u64 {
-        self.word().0.parse().unwrap()
+        self.arguments()[0].parse().unwrap()
     }
 
-    /// What a call of the batch lane is about, op by op.
+    /// What a call is about, op by op.
     pub(super) fn letters(&self) -> &str {
-        self.word().1
-    }
-
-    fn word(&self) -> (&str, &str) {
-        let word = &self.arguments()[0];
-        let letters = word.find(char::is_alphabetic);
-        word.split_at(letters.unwrap_or(word.len()))
-    }
-
-    /// How many ops a call is about; a probe counts as one.
-    fn ops(&self) -> usize {
-        if self.is_probe() {
-            1
-        } else {
-            self.letters().len()
-        }
+        &self.arguments()[1]
     }
 
     /// The last time at which a call is of use.
     pub(super) fn of_use(&self) -> u64 {
-        self.arguments()[1 + self.ops()].parse().unwrap()
+        self.arguments()[2].parse().unwrap()
     }
 
     /// The reply to a call that answers the same to each op, told at that time.
     pub(super) fn reply(&self, at: u64, answer: &[u8]) -> Vec<u8> {
-        let (number, ops) = (self.number(), self.ops());
-        let mut reply = format!("*{}\r\n:{number}\r\n:{at}\r\n", 2 + ops).into_bytes();
+        let (number, ops) = (self.number().to_string(), self.letters().len());
+        let mut reply = format!("*{}\r\n", 2 + ops).into_bytes();
+        for word in [number, at.to_string()] {
+            reply.extend(format!("${}\r\n{word}\r\n", word.len()).into_bytes());
+        }
         reply.extend(answer.repeat(ops));
         reply
     }
@@ -236,14 +166,14 @@ impl Request {
             return push(&["subscribe", &self.words[1]], ":1\r\n");
         }
         if self.is_probe() {
-            let [_, channel, message] = self.arguments() else {
+            let [_, _, _, channel, message] = self.arguments() else {
                 panic!("{:?}", self.words)
             };
             let mut bytes = Vec::new();
             if !channel.is_empty() {
                 bytes = push(&["message", channel, message], "");
             }
-            bytes.extend(self.reply(NOW, b"*1\r\n$9\r\npublished\r\n"));
+            bytes.extend(self.reply(NOW, b"$1\r\n1\r\n"));
             return bytes;
         }
         if self.is_call() {
@@ -257,8 +187,8 @@ impl Request {
     }
 }
 
-pub(super) const WON: &[u8] = b"*2\r\n$3\r\nwon\r\n:7\r\n";
-pub(super) const STALE: &[u8] = b"*1\r\n$5\r\nstale\r\n";
+pub(super) const WON: &[u8] = b"$1\r\n7\r\n";
+pub(super) const STALE: &[u8] = b"$5\r\nstale\r\n";
 
 /// A push of some words, and what else is in it.
 pub(super) fn push(words: &[&str], last: &str) -> Vec<u8> {

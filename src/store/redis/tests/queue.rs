@@ -6,6 +6,7 @@ use super::registry::{
 };
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome, Owner};
+use crate::store::redis::script;
 
 const QUEUE: &str = "{lock:k}:~queue1";
 
@@ -116,31 +117,124 @@ async fn k3_the_queue_lasts_longer_than_the_lock_and_is_never_cut_short() {
     two.outcome("k", enter(1)).await;
     assert!(server.pttl(QUEUE) > 3_050_000, "never shorter");
 
-    // A foreign lock with no ttl: waiters enter again every 10 s, so a minute is enough.
+    // A foreign lock with no ttl: waiters enter again every 8 to 12 s, so a minute is enough.
     server.set("lock:f", "foreign");
     two.outcome("f", enter(2)).await;
     let expiry = server.pttl("{lock:f}:~queue1");
     assert!((55_000..=65_000).contains(&expiry), "{expiry}");
 }
 
+/// G3: a withdrawal names the whole ticket, and the script looks for no other.
 #[tokio::test]
-async fn withdraw_takes_the_ticket_out_whatever_its_ttl() {
+async fn g3_withdraw_takes_one_ticket_out() {
     let server = RedisServer::start();
     server.set("lock:k", "foreign");
     let mut one = Registry::on(&server, "a1").await;
     one.outcome("k", enter(1)).await;
     one.outcome("k", enter(11)).await;
-    let other = Op::Enter {
-        owner: Owner(1),
-        ttl: 2 * TTL,
-        score: None,
-    };
-    one.outcome("k", other).await;
+    server.reset_stats();
     assert_eq!(one.outcome("k", withdraw(1)).await, NOT_HELD);
+    let calls = server.all_calls();
+    assert_eq!((calls.get("zrem"), calls.get("zscan")), (Some(&1), None));
     let left = queue(&server, "lock:k");
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(left[0].0, one.ticket(11), "owner 11 is not owner 1");
     assert_eq!(one.outcome("k", withdraw(1)).await, NOT_HELD, "idempotent");
+}
+
+/// Puts so many tickets in front of all others whose registry is gone.
+fn add_dead(server: &RedisServer, count: usize) {
+    for number in 0..count {
+        let score = (1 + number).to_string();
+        server.cmd(&["ZADD", QUEUE, &score, &format!("dead:{number} 30000")]);
+    }
+}
+
+/// G3: one call clears a hundred, and says that there are more; the op goes again until it is done.
+#[tokio::test]
+async fn g3_many_dead_tickets_are_cleared_by_several_calls() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let mut two = Registry::on(&server, "b2").await;
+    // Each op, what it leaves, and after how many calls of the script.
+    for (op, calls) in [
+        (release(1), 3),
+        (yield_turn(1, 2), 3),
+        (withdraw(1), 3),
+        (attempt(3), 3),
+        (enter(3), 3),
+    ] {
+        server.flushall();
+        let is_new = matches!(op, Op::Attempt { .. } | Op::Enter { .. });
+        if !is_new {
+            won(&one.outcome("k", attempt(1)).await);
+        }
+        add_dead(&server, 250);
+        server.set("lock:busy", "foreign");
+        two.outcome("busy", enter(7)).await;
+        let ticket = two.ticket(1);
+        server.cmd(&["ZADD", QUEUE, "1000", &ticket]);
+        server.reset_stats();
+        one.outcome("k", op.clone()).await;
+        assert_eq!(server.calls("evalsha"), calls, "{op:?}");
+        assert_eq!(two.granted().await.1.owner, Owner(1), "{op:?}");
+        assert_eq!(server.get("lock:k"), Some(two.text(1)), "{op:?}");
+        two.outcome("busy", withdraw(7)).await;
+    }
+}
+
+/// Until the last of these calls the lock is as it was.
+#[test]
+fn g3_while_there_are_more_the_lock_is_as_it_was() {
+    let server = RedisServer::start();
+    let ask = |letters: &str, owner: &str| -> String {
+        let listen = "{lock:k}:~listen1";
+        let until = "4000000000000000";
+        server.ask(&[
+            "EVAL",
+            script::TEXT,
+            "4",
+            "lock:k",
+            QUEUE,
+            listen,
+            "lock:~fence",
+            "7",
+            letters,
+            until,
+            owner,
+            "30000",
+            "a1:2",
+        ])
+    };
+    for (letter, is_held) in [
+        ("R", true),
+        ("W", true),
+        ("Y", true),
+        ("A", false),
+        ("E", false),
+    ] {
+        server.flushall();
+        if is_held {
+            server.set("lock:k", "a1:1");
+        }
+        add_dead(&server, 201);
+        for left in [101, 1] {
+            let reply = ask(letter, "a1:1");
+            assert!(reply.ends_with(" more"), "{letter}: {reply}");
+            assert_eq!(server.exists("lock:k"), is_held, "{letter}");
+            assert_eq!(queue(&server, "lock:k").len(), left, "{letter}");
+        }
+        let reply = ask(letter, "a1:1");
+        assert!(!reply.ends_with(" more"), "{letter}: {reply}");
+        assert_eq!(queue(&server, "lock:k"), [], "{letter}");
+        let has_it = server.get("lock:k");
+        let expected = match letter {
+            "R" | "W" => None,
+            "Y" => Some("a1:2"),
+            _ => Some("a1:1"),
+        };
+        assert_eq!(has_it.as_deref(), expected, "{letter}");
+    }
 }
 
 #[tokio::test]

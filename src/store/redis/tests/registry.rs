@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::support::RedisServer;
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Session,
+    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session,
 };
 use crate::store::{LockStore, RedisStore};
 
@@ -28,6 +28,14 @@ impl Listener for Recorder {
         // A test that has ended does not listen any more.
         let _ = self.0.send(news);
     }
+
+    fn uses(&self, _: &Scope) -> bool {
+        true
+    }
+
+    fn waits(&self, _: &str) -> bool {
+        true
+    }
 }
 
 /// A session, and all that it said.
@@ -44,6 +52,8 @@ pub(super) struct Settings {
     pub(super) url: String,
     pub(super) instance: &'static str,
     pub(super) response_timeout: Duration,
+    /// How many must have what is acquired, and within which time.
+    pub(super) replicas: (u32, Duration),
 }
 
 impl Settings {
@@ -56,6 +66,7 @@ impl Settings {
             url,
             instance,
             response_timeout: BOUND,
+            replicas: (0, BOUND),
         }
     }
 
@@ -64,15 +75,23 @@ impl Settings {
         self
     }
 
+    pub(super) fn replicas(mut self, least: u32, within: Duration) -> Self {
+        self.replicas = (least, within);
+        self
+    }
+
     /// Opens the session, and starts nothing.
     pub(super) fn open(self) -> Registry {
         LazyLock::force(&EVERYBODY_LISTENS);
         let (sender, news) = unbounded_channel();
         let listener: Arc<dyn Listener> = Arc::new(Recorder(sender));
-        let store = RedisStore::connect_lazy(&self.url).unwrap();
+        let (least, within) = self.replicas;
+        let builder = RedisStore::builder(&self.url).min_replicas(least, within);
+        let store = builder.connect_lazy().unwrap();
         let session = store.open(Opening {
             prefix: "lock".into(),
             instance: self.instance.into(),
+            ttl: Duration::from_secs(30),
             response_timeout: self.response_timeout,
             listener: Arc::downgrade(&listener),
         });
@@ -156,7 +175,7 @@ impl Registry {
     /// Waits until a connection stands; whether it carries grants.
     pub(super) async fn up(&mut self) -> bool {
         self.hear(|news| match news {
-            News::Up { queue } => Ok(queue),
+            News::Up { queue, .. } => Ok(queue),
             other => Err(other),
         })
         .await
@@ -164,7 +183,7 @@ impl Registry {
 
     pub(super) async fn down(&mut self) -> StoreError {
         self.hear(|news| match news {
-            News::Down(error) => Ok(error),
+            News::Down { error, .. } => Ok(error),
             other => Err(other),
         })
         .await
@@ -193,10 +212,11 @@ impl Registry {
     /// The first news that fits; the others stay for later.
     async fn hear<T>(&mut self, mut fits: impl FnMut(News) -> Result<T, News>) -> T {
         let mut passed = VecDeque::new();
+        let until = tokio::time::Instant::now() + BOUND;
         let found = loop {
             let news = match self.heard.pop_front() {
                 Some(news) => news,
-                None => match tokio::time::timeout(BOUND, self.news.recv()).await {
+                None => match tokio::time::timeout_at(until, self.news.recv()).await {
                     Ok(news) => news.expect("the recorder lives"),
                     Err(_) => panic!("not heard within {BOUND:?}; heard {passed:?}"),
                 },
@@ -238,6 +258,7 @@ pub(super) fn enter_at(owner: u64, score: u64) -> Op {
 pub(super) fn withdraw(owner: u64) -> Op {
     Op::Withdraw {
         owner: Owner(owner),
+        ttl: TTL,
     }
 }
 
@@ -259,6 +280,7 @@ pub(super) fn renew(owner: u64, ttl: Duration) -> Op {
     Op::Renew {
         owner: Owner(owner),
         ttl,
+        within: ttl,
     }
 }
 

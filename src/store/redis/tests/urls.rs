@@ -7,6 +7,7 @@ use proptest::sample::select;
 use redis::ConnectionAddr;
 
 use crate::store::redis::endpoint::Endpoint;
+use crate::store::redis::sentinel::Sentinels;
 
 fn escaped(text: &str) -> String {
     let escape = |byte: u8| match byte {
@@ -54,7 +55,7 @@ proptest! {
         let path = db.map_or_else(String::new, |db| format!("/{db}"));
         let endpoint = Endpoint::parse(&format!("{scheme}://{at}{written}{}{path}", port_of(port)));
         let endpoint = endpoint.map_err(|fault| TestCaseError::fail(fault.to_string()))?;
-        let info = endpoint.info();
+        let info = &endpoint.info;
         let port = port.unwrap_or(6379);
         let is_tls = ["rediss", "valkeys"].contains(&&*scheme.to_ascii_lowercase());
         match info.addr() {
@@ -95,14 +96,14 @@ proptest! {
             format!("?{name}sentinel_password={}", escaped(password))
         });
         let url = format!("{scheme}://{at}{}/{}{path}{query}", hosts.join(","), escaped(&service));
-        let endpoint = Endpoint::parse(&url).map_err(|fault| TestCaseError::fail(fault.to_string()))?;
-        let settings = endpoint.info().redis_settings().clone();
+        let sentinels = Sentinels::parse(&url).map_err(|fault| TestCaseError::fail(fault.to_string()))?;
+        let settings = sentinels.server.info.redis_settings().clone();
         let (name, password) = user.map_or((None, None), |(name, password)| (name, Some(password)));
         prop_assert_eq!(settings.username(), name.as_deref());
         prop_assert_eq!(settings.password(), password.as_deref());
         prop_assert_eq!(settings.db(), db.unwrap_or(0));
         let all: Vec<_> = all.iter().map(|((_, host), port)| format!("{host}:{}", port.unwrap_or(26379))).collect();
         let shown = format!("{}/{service}", all.join(","));
-        prop_assert_eq!(&**endpoint.address(), &shown);
+        prop_assert_eq!(&**sentinels.address(), &shown);
     }
 }

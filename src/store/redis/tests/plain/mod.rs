@@ -6,7 +6,7 @@ mod handover;
 
 use std::time::Duration;
 
-use redis::{ConnectionLike, Value};
+use redis::ConnectionLike;
 
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
@@ -15,7 +15,7 @@ use crate::store::redis::call::Job;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
-use crate::store::traffic::Lane;
+use crate::store::send_window::Priority;
 
 const FENCE: &str = "lock:~fence";
 const NUMBER: u64 = 7;
@@ -30,10 +30,9 @@ struct Caller {
     names: Names,
 }
 
-/// Whether the reply was the short one, and what it says of each op.
+/// What the reply says of each op.
 #[derive(Debug)]
 struct Told {
-    in_a_word: bool,
     verdicts: Vec<Verdict>,
 }
 
@@ -59,16 +58,13 @@ impl Caller {
             .iter()
             .map(|(key, op)| Job::new(*key, op.clone()))
             .collect();
-        let command = Lane::Batch.command(&self.names, NUMBER, of_use, &jobs);
-        let command = script::BATCH.in_full(&command).get_packed_command();
+        let script = &script::SERVER;
+        let command = Priority::Change.command_of(script, &self.names, NUMBER, of_use, &jobs);
+        let command = script.in_full(&command).get_packed_command();
         let reply = self.connection.req_packed_command(&command).unwrap();
-        let in_a_word = matches!(reply, Value::BulkString(_));
         let reply = reply::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
         let verdicts = reply.verdicts;
-        Told {
-            in_a_word,
-            verdicts,
-        }
+        Told { verdicts }
     }
 }
 
@@ -138,13 +134,12 @@ fn with_user(rights: &str) -> (RedisServer, Caller) {
 }
 
 #[test]
-fn what_goes_plainly_is_answered_in_a_word() {
+fn what_goes_plainly() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     for count in 1..=3 {
         let before = micros(&server);
         let told = caller.call(&attempts()[..count]);
-        assert!(told.in_a_word, "{told:?}");
         let first = told.won(0);
         assert!((before..=micros(&server)).contains(&first), "f1");
         for (at, key) in KEYS[..count].iter().enumerate() {
@@ -157,19 +152,17 @@ fn what_goes_plainly_is_answered_in_a_word() {
         assert_eq!(fence(&server), first + count as u64 - 1);
 
         let told = caller.call(&releases()[..count]);
-        assert!(told.in_a_word, "{told:?}");
         assert!(told.verdicts.iter().all(|verdict| *verdict == HELD));
         assert_eq!(server.keys("*"), [FENCE]);
     }
 }
 
 #[test]
-fn releases_and_wins_share_a_call_and_its_word() {
+fn releases_and_wins_share_a_call() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     let first = caller.call(&attempts()[..2]).won(1);
     let told = caller.call(&[("x", release(1)), ("z", enter(3)), ("y", release(2))]);
-    assert!(told.in_a_word);
     assert_eq!(
         [&told.verdicts[0], &told.verdicts[2]],
         [&HELD, &HELD],
@@ -200,7 +193,7 @@ fn the_plain_case_takes_few_commands() {
     caller.call(&releases()[..1]);
     inside(&[("del", 1), ("exists", 1), ("get", 1)]);
     caller.call(&attempts());
-    inside(&[("exists", 1), ("mget", 1), ("set", 4), ("time", 1)]);
+    inside(&[("exists", 1), ("set", 4), ("time", 1)]);
     caller.call(&releases());
     inside(&[("del", 1), ("exists", 1), ("mget", 1)]);
 }
@@ -214,13 +207,12 @@ fn f1_draws_grow_past_a_fence_from_the_future() {
         server.set(FENCE, &ahead.to_string());
         for round in 0..2 {
             let told = caller.call(&attempts()[..count]);
-            assert!(!told.in_a_word, "its draws are not the server's time");
             let before = ahead + (round * count) as u64;
             for at in 0..count {
                 assert_eq!(told.won(at), before + 1 + at as u64, "f1, f3");
             }
             assert_eq!(fence(&server), before + count as u64);
-            assert!(caller.call(&releases()[..count]).in_a_word);
+            caller.call(&releases()[..count]);
         }
     }
 }

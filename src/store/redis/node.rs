@@ -1,0 +1,658 @@
+//! The task that has the connection to one primary: connects, sends calls, and reads what comes.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::{coop, yield_now};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::call::{self, Wish};
+use super::clock::Clock;
+use super::cluster::Address;
+use super::fault::{Fault, Refusal};
+use super::grant::Message;
+use super::handshake::{ClientId, Connected, Handshake, is_subscription, message};
+use super::replicas::Confirmer;
+use super::reply::{self, Verdict};
+use super::request::Request;
+use super::session::{NodeId, Shared};
+use super::stream::Link;
+use crate::store::contract::{Grant, ServerTime};
+use crate::store::send_window::{Limits, Priority, SendWindow};
+
+/// A connection that was not used for so long is closed, unless leases or callers need it.
+pub(super) const IDLE: Duration = Duration::from_secs(60);
+
+/// When the last answers went to more callers than this, others may be about to ask, too.
+const FEW: usize = 2;
+
+/// What a node said.
+#[derive(Debug)]
+pub(super) enum Received {
+    Answer {
+        request: Request,
+        at: ServerTime,
+        verdict: Verdict,
+    },
+    Granted {
+        key: Arc<str>,
+        grant: Grant,
+    },
+    Freed {
+        key: Arc<str>,
+    },
+    /// A renewal that was not sent, since it could not be answered in time.
+    TooLate {
+        request: Request,
+    },
+    /// Enough replicas have what it acquired.
+    Confirmed {
+        request: Request,
+    },
+    Unconfirmed {
+        request: Request,
+        fault: Fault,
+    },
+    /// A question about what it acquired was refused.
+    Refused {
+        request: Request,
+        refusal: Refusal,
+    },
+}
+
+/// Why a connection serves no more, or was not made.
+pub(super) enum End {
+    /// The session was dropped.
+    Closed,
+    /// Nobody needs it.
+    Idle,
+    Broken(Fault),
+}
+
+impl From<Fault> for End {
+    fn from(fault: Fault) -> Self {
+        Self::Broken(fault)
+    }
+}
+
+/// Dropped, wherever it stands, it gives every request that it has back to the session.
+pub(super) struct NodeTask {
+    shared: Arc<Shared>,
+    id: NodeId,
+    address: Address,
+    wake: Arc<Notify>,
+    window: SendWindow<Request, Instant>,
+    confirmer: Confirmer,
+    /// The last call's number, over all connections of this task.
+    number: u64,
+    /// The connection that ended with calls in flight.
+    predecessor: Option<ClientId>,
+    /// Whether the task was ever polled.
+    has_begun: bool,
+    /// Whether the session knows that it has ended: there may be another by now.
+    has_ended: bool,
+}
+
+/// A connection in use. Dropping it drops what moves its bytes, and so closes it with all that was
+/// not written (O4).
+struct Connection {
+    link: Link,
+    pushes: UnboundedReceiver<PushInfo>,
+    /// Keeps that open where the server sends nothing.
+    _open: UnboundedSender<PushInfo>,
+    has_pushes: bool,
+    id: Option<ClientId>,
+    clock: Clock,
+    /// In the order in which they were sent, which is the order of the answers.
+    replies: VecDeque<Reply>,
+    /// Whether the script is being loaded: no call is sent meanwhile.
+    is_loading: bool,
+    /// Whether it was, and no call was answered since.
+    has_loaded: bool,
+    /// Whether each call carries the whole script, for want of the right to load it.
+    sends_text: bool,
+    /// How long the last calls took, smoothed.
+    round_trip: Duration,
+    last_used: Instant,
+    /// What came and was not told yet.
+    received: Vec<Received>,
+}
+
+struct Reply {
+    of: Of,
+    sent_at: Instant,
+    value: Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>,
+}
+
+/// What a reply answers.
+enum Of {
+    Call(u64),
+    Load,
+}
+
+impl Connection {
+    fn new(connected: Connected, now: Instant) -> Self {
+        Self {
+            link: connected.link,
+            pushes: connected.pushes,
+            _open: connected.open,
+            has_pushes: connected.no_push.is_none(),
+            id: connected.id,
+            clock: connected.clock,
+            replies: VecDeque::new(),
+            is_loading: false,
+            has_loaded: false,
+            sends_text: false,
+            round_trip: Duration::ZERO,
+            last_used: now,
+            received: Vec::new(),
+        }
+    }
+
+    /// Writes a request. The future is polled once, so that it is sent whatever happens to this task
+    /// (O2: a call that is dropped before it is written is never sent, and nobody knows).
+    fn send(
+        &mut self,
+        of: Of,
+        now: Instant,
+        sending: impl Future<Output = RedisResult<Value>> + Send + 'static,
+    ) {
+        // The client has room for more calls than the window lets through, so it never waits here;
+        // nor may tokio's budget make it wait.
+        let mut value: BoxFuture<'static, _> = Box::pin(coop::unconstrained(sending));
+        let value = match (&mut value).now_or_never() {
+            Some(done) => Box::pin(std::future::ready(done)),
+            None => value,
+        };
+        self.replies.push_back(Reply {
+            of,
+            sent_at: now,
+            value,
+        });
+        self.last_used = now;
+    }
+
+    /// When to look whether the oldest request is overdue, or the connection idle.
+    fn alarm(&self, response_timeout: Duration) -> Instant {
+        match self.replies.front() {
+            Some(oldest) => oldest.sent_at + response_timeout,
+            None => self.last_used + IDLE,
+        }
+    }
+
+    /// The answer to the oldest request, if it is here.
+    fn next_reply(&mut self) -> Option<(Of, Instant, RedisResult<Value>)> {
+        let value = (&mut self.replies.front_mut()?.value).now_or_never()?;
+        let reply = self.replies.pop_front().expect("it was just looked at");
+        Some((reply.of, reply.sent_at, value))
+    }
+}
+
+/// Resolves when the oldest reply is here.
+async fn arrives(replies: &mut VecDeque<Reply>) -> (Of, Instant, RedisResult<Value>) {
+    let value = poll_fn(|cx| match replies.front_mut() {
+        Some(reply) => reply.value.poll_unpin(cx),
+        None => Poll::Pending,
+    });
+    let value = value.await;
+    let reply = replies.pop_front().expect("it was just looked at");
+    (reply.of, reply.sent_at, value)
+}
+
+impl NodeTask {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        id: NodeId,
+        address: Address,
+        wake: Arc<Notify>,
+    ) -> Self {
+        Self {
+            shared,
+            id,
+            address,
+            wake,
+            window: SendWindow::new(Limits::default()),
+            confirmer: Confirmer::default(),
+            number: 0,
+            predecessor: None,
+            has_begun: false,
+            has_ended: false,
+        }
+    }
+
+    /// Runs until the session is dropped, or nobody needs the node.
+    pub(super) async fn run(mut self) {
+        self.has_begun = true;
+        loop {
+            let Some(not_before) = self.shared.next_attempt(self.id) else {
+                self.has_ended = true;
+                return;
+            };
+            let Some(connected) = self.connect_after(not_before).await else {
+                break;
+            };
+            let (end, stood_since) = match connected {
+                Ok(connected) => {
+                    let since = Instant::now();
+                    (self.serve(connected).await, Some(since))
+                }
+                Err(fault) => (fault.into(), None),
+            };
+            match end {
+                End::Closed => break,
+                End::Idle => {
+                    self.confirmer = Confirmer::default();
+                    self.shared.closed_idle(self.id);
+                }
+                End::Broken(fault) => {
+                    let (sent, unsent) = self.abort();
+                    self.shared.lost(self.id, fault, sent, unsent, stood_since);
+                }
+            }
+        }
+    }
+
+    /// Gives up all requests: those that were sent, and the others.
+    fn abort(&mut self) -> (Vec<Request>, Vec<Request>) {
+        let (mut sent, unsent) = self.window.abort();
+        sent.extend(self.confirmer.abort());
+        (sent, unsent)
+    }
+
+    /// Waits until an attempt may begin, and connects; `None`: the session was dropped meanwhile.
+    async fn connect_after(
+        &mut self,
+        not_before: Option<Instant>,
+    ) -> Option<Result<(Connected, BoxFuture<'static, Fault>), Fault>> {
+        self.number += 1;
+        let shared = self.shared.clone();
+        let connecting = async {
+            if let Some(until) = not_before {
+                sleep_until(until).await;
+            }
+            self.connect().await
+        };
+        // May be dropped half-way: no op runs in it (O2).
+        tokio::select! {
+            connected = connecting => Some(connected),
+            () = shared.closed() => None,
+        }
+    }
+
+    async fn connect(&mut self) -> Result<(Connected, BoxFuture<'static, Fault>), Fault> {
+        let shared = &self.shared;
+        let within = shared.opening.response_timeout;
+        let endpoint = shared.topology.endpoint(&self.address, within).await?;
+        let handshake = Handshake {
+            endpoint: &endpoint,
+            names: &shared.names,
+            script: shared.script,
+            purpose: shared.purpose(self.id),
+            predecessor: self.predecessor.as_ref(),
+            number: self.number,
+            within,
+        };
+        let connected = handshake.run().await;
+        let connected = connected.inspect_err(|_| shared.topology.doubt())?;
+        Ok((connected, shared.topology.moved(endpoint, within)))
+    }
+
+    /// Sends and reads on a connection until it ends.
+    async fn serve(&mut self, connected: (Connected, BoxFuture<'static, Fault>)) -> End {
+        let (mut connected, mut moved) = connected;
+        self.predecessor = None;
+        self.shared.connected(self.id, &mut connected);
+        let early = std::mem::take(&mut connected.early);
+        let mut connection = Connection::new(connected, Instant::now());
+        let end = match early
+            .iter()
+            .try_for_each(|push| self.on_push(&mut connection, push))
+        {
+            Ok(()) => self.serve_until_end(&mut connection, &mut moved).await,
+            Err(fault) => fault.into(),
+        };
+        self.shared.received(self.id, &mut connection.received);
+        if self.window.oldest().is_some() {
+            self.predecessor = connection.id;
+        }
+        end
+    }
+
+    async fn serve_until_end(
+        &mut self,
+        connection: &mut Connection,
+        moved: &mut BoxFuture<'static, Fault>,
+    ) -> End {
+        let timeout = self.shared.opening.response_timeout;
+        let mut alarm = pin!(sleep_until(connection.alarm(timeout)));
+        loop {
+            if self
+                .shared
+                .take(self.id, &mut self.window, &mut self.confirmer.waiting)
+            {
+                return End::Closed;
+            }
+            self.send_calls(connection);
+            self.shared.received(self.id, &mut connection.received);
+            self.confirmer.begin(&self.shared, &self.address);
+            let due = connection.alarm(timeout);
+            if due < alarm.deadline() {
+                alarm.as_mut().reset(due);
+            }
+            let read = tokio::select! {
+                biased;
+                // Moves the bytes, and so comes first.
+                () = &mut connection.link.driver => self.read_rest(connection),
+                reply = arrives(&mut connection.replies) => {
+                    let read = self.on_reply(connection, reply);
+                    read.and_then(|()| self.read_ready(connection))
+                }
+                push = connection.pushes.recv() => match push {
+                    Some(push) => self.on_push(connection, &push),
+                    None => Err(self.closed()),
+                },
+                mut confirmed = self.confirmer.end() => {
+                    connection.received.append(&mut confirmed);
+                    Ok(())
+                }
+                () = self.wake.notified() => {
+                    if !connection.replies.is_empty() {
+                        // Callers that were woken together share the next call.
+                        yield_now().await;
+                    }
+                    Ok(())
+                }
+                () = &mut alarm => match self.on_alarm(connection, alarm.as_mut()) {
+                    Ok(()) => Ok(()),
+                    Err(end) => return end,
+                },
+                fault = &mut *moved => Err(fault),
+            };
+            let told = connection.received.len();
+            self.shared.received(self.id, &mut connection.received);
+            if let Err(fault) = read {
+                return fault.into();
+            }
+            if told > FEW {
+                yield_now().await;
+            }
+        }
+    }
+
+    /// Sends as many calls as may go.
+    fn send_calls(&mut self, connection: &mut Connection) {
+        if connection.is_loading || !self.window.is_waiting() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some((priority, mut requests)) = self.window.next_call() {
+            if priority == Priority::Renew {
+                // A renewal that cannot be in time any more is not sent (G4).
+                let in_time = now + connection.round_trip;
+                let is_late = |request: &mut Request| {
+                    request.useful_until().is_some_and(|until| until <= in_time)
+                };
+                for request in requests.extract_if(.., is_late) {
+                    connection.received.push(Received::TooLate { request });
+                }
+                if requests.is_empty() {
+                    continue;
+                }
+            }
+            self.send_call(connection, requests, now);
+        }
+    }
+
+    fn send_call(&mut self, connection: &mut Connection, mut requests: Vec<Request>, now: Instant) {
+        self.number += 1;
+        let number = self.number;
+        let shared = &self.shared;
+        if !connection.has_pushes {
+            // Nobody may wait for a message that cannot reach us (W5).
+            requests
+                .iter_mut()
+                .for_each(|request| request.job.listen_to_nothing());
+        }
+        let useful_until = connection
+            .clock
+            .of_use(now, shared.opening.response_timeout);
+        let (script, names) = (shared.script, &shared.names);
+        let command = call::requests_command(script, names, number, useful_until, &requests);
+        let command = match connection.sends_text {
+            true => script.in_full(&command),
+            false => command,
+        };
+        let asks = requests.iter().any(|request| request.asking.is_some());
+        let client = connection.link.connection.clone();
+        let sending = send_command(client, command, asks);
+        connection.send(Of::Call(number), now, sending);
+        self.window.sent(requests, now);
+    }
+
+    /// Reads what the connection brought before it ended.
+    fn read_rest(&mut self, connection: &mut Connection) -> Result<(), Fault> {
+        self.read_ready(connection)?;
+        while let Ok(push) = connection.pushes.try_recv() {
+            self.on_push(connection, &push)?;
+        }
+        Err(self.closed())
+    }
+
+    /// Reads the replies that are here.
+    fn read_ready(&mut self, connection: &mut Connection) -> Result<(), Fault> {
+        while let Some(reply) = connection.next_reply() {
+            self.on_reply(connection, reply)?;
+        }
+        Ok(())
+    }
+
+    fn on_reply(
+        &mut self,
+        connection: &mut Connection,
+        (of, sent_at, reply): (Of, Instant, RedisResult<Value>),
+    ) -> Result<(), Fault> {
+        // What came before the reply is read before it; above all a change of subscriptions, after
+        // which the client gives each call its neighbour's answer (O4).
+        while let Ok(push) = connection.pushes.try_recv() {
+            self.on_push(connection, &push)?;
+        }
+        let address = self.address.clone();
+        let reply = reply.map_err(|source| Fault::Broken { address, source })?;
+        let now = Instant::now();
+        let took = now.saturating_duration_since(sent_at);
+        connection.round_trip = (connection.round_trip * 7 + took) / 8;
+        let number = match of {
+            Of::Call(number) => number,
+            Of::Load => {
+                connection.is_loading = false;
+                connection.has_loaded = true;
+                connection.sends_text = matches!(reply, Value::ServerError(_));
+                return Ok(());
+            }
+        };
+        let call = self.window.answered().expect("each call has one reply");
+        if let Value::ServerError(error) = &reply {
+            return self.on_refused_call(connection, call.requests, error.into(), now);
+        }
+        connection.has_loaded = false;
+        let Some(reply) = reply::read_reply(number, &call.requests, reply) else {
+            // Perhaps they are done, perhaps not: lost() tells so of all that is in flight.
+            self.window.sent(call.requests, sent_at);
+            return Err(self.garbled("a reply is not the one to its call"));
+        };
+        if let Some(at) = reply.at {
+            connection.clock = Clock::told(at, now);
+        }
+        let at = connection.clock.last();
+        // Whatever ends the connection does so after the last of the answers.
+        let mut end = Ok(());
+        for (request, verdict) in call.requests.into_iter().zip(reply.verdicts) {
+            end = end.and(self.on_verdict(connection, request, at, verdict));
+        }
+        end
+    }
+
+    /// The server did nothing of the whole call.
+    fn on_refused_call(
+        &mut self,
+        connection: &mut Connection,
+        requests: Vec<Request>,
+        refusal: Refusal,
+        now: Instant,
+    ) -> Result<(), Fault> {
+        let is_shared = requests.len() > 1;
+        let again = match refusal.code() {
+            "NOSCRIPT" => {
+                if connection.has_loaded {
+                    // Perhaps a proxy before several servers.
+                    connection.sends_text = true;
+                } else if !connection.is_loading {
+                    connection.is_loading = true;
+                    let mut client = connection.link.connection.clone();
+                    let load = self.shared.script.load();
+                    let loading = async move { client.send_packed_command(&load).await };
+                    connection.send(Of::Load, now, loading);
+                }
+                true
+            }
+            // It looks at the keys of a call before it runs any of it, and does not say which of
+            // them it minds (S1); so each goes again by itself, at once.
+            "TRYAGAIN" => is_shared,
+            _ => is_shared && refusal.may_be_one_keys(),
+        };
+        if again {
+            for mut request in requests.into_iter().rev() {
+                request.job.alone |= refusal.code() != "NOSCRIPT";
+                self.window.add_again(request);
+            }
+            return Ok(());
+        }
+        let at = connection.clock.last();
+        let mut end = Ok(());
+        for request in requests {
+            let verdict = Verdict::Refused(refusal.clone());
+            end = end.and(self.on_verdict(connection, request, at, verdict));
+        }
+        end
+    }
+
+    fn on_verdict(
+        &mut self,
+        connection: &mut Connection,
+        mut request: Request,
+        at: ServerTime,
+        verdict: Verdict,
+    ) -> Result<(), Fault> {
+        let mut end = Ok(());
+        match (&verdict, &mut request.job.wish) {
+            (Verdict::More, _) => {
+                self.window.add_again(request);
+                return Ok(());
+            }
+            (Verdict::Stale, Wish::Op { was_stale, .. }) => {
+                if !std::mem::replace(was_stale, true) {
+                    self.window.add_again(request);
+                    return Ok(());
+                }
+                end = Err(self.garbled("the server's clock runs away from ours"));
+            }
+            (Verdict::Refused(refusal), _)
+                if refusal.ends_connection() && !self.shared.is_cluster() =>
+            {
+                let address = self.address.clone();
+                end = Err(Fault::refused(address, refusal.clone(), &self.shared.names));
+            }
+            _ => {}
+        }
+        self.window.finish(&request);
+        connection.received.push(Received::Answer {
+            request,
+            at,
+            verdict,
+        });
+        end
+    }
+
+    fn on_push(&self, connection: &mut Connection, push: &PushInfo) -> Result<(), Fault> {
+        if push.kind == PushKind::Disconnection {
+            return Err(self.closed());
+        }
+        if is_subscription(&push.kind) {
+            return Err(self.garbled("a subscription changed that nobody asked to"));
+        }
+        match message(&self.shared.names, push) {
+            Some(Message::Granted { key, grant }) => {
+                connection.received.push(Received::Granted { key, grant });
+            }
+            Some(Message::Freed { key }) => connection.received.push(Received::Freed { key }),
+            // A late probe's.
+            Some(Message::Probe(_)) => {}
+            None => tracing::debug!(kind = ?push.kind, "ignored a push that is no grant for us"),
+        }
+        Ok(())
+    }
+
+    /// The oldest request may be overdue, or the connection idle.
+    fn on_alarm(&self, connection: &mut Connection, mut alarm: Pin<&mut Sleep>) -> Result<(), End> {
+        let now = Instant::now();
+        let within = self.shared.opening.response_timeout;
+        if connection.alarm(within) <= now {
+            if !connection.replies.is_empty() {
+                let address = self.address.clone();
+                return Err(Fault::Silent { address, within }.into());
+            }
+            if self.confirmer.is_empty() && !self.shared.is_needed(self.id) {
+                return Err(End::Idle);
+            }
+            connection.last_used = now;
+        }
+        alarm.as_mut().reset(connection.alarm(within));
+        Ok(())
+    }
+
+    fn closed(&self) -> Fault {
+        let address = self.address.clone();
+        Fault::Closed { address }
+    }
+
+    fn garbled(&self, what: &'static str) -> Fault {
+        let address = self.address.clone();
+        Fault::Garbled { address, what }
+    }
+}
+
+async fn send_command(
+    mut client: MultiplexedConnection,
+    command: redis::Cmd,
+    asks: bool,
+) -> RedisResult<Value> {
+    if !asks {
+        return client.send_packed_command(&command).await;
+    }
+    let mut pipeline = redis::Pipeline::with_capacity(2);
+    pipeline.cmd("ASKING");
+    pipeline.add_command(command);
+    let answers = client.send_packed_commands(&pipeline, 1, 1).await?;
+    Ok(answers.into_iter().next().unwrap_or(Value::Nil))
+}
+
+impl Drop for NodeTask {
+    /// The session was dropped, or the runtime has gone.
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let (sent, unsent) = self.abort();
+        self.shared.abandoned(self.id, self.has_begun, sent, unsent);
+    }
+}

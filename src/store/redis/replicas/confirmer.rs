@@ -1,0 +1,361 @@
+//! How a node's task asks the replicas, and whether a server lets it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use redis::{Cmd, Pipeline, ServerError, Value, cmd};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::held::MinReplicas;
+use crate::store::redis::backoff::Backoff;
+use crate::store::redis::cluster::Address;
+use crate::store::redis::fault::{Fault, Refusal};
+use crate::store::redis::keys::Names;
+use crate::store::redis::node::{IDLE, Received};
+use crate::store::redis::request::Request;
+use crate::store::redis::script::Script;
+use crate::store::redis::session::Shared;
+use crate::store::redis::stream::Link;
+use crate::store::redis::topology::Topology;
+
+/// So many locks share a call at most: a longer script would hold up everybody else's.
+const MOST_IN_CALL: usize = 512;
+
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("confirm.lua")));
+
+/// The requests of a node that wait for replicas, and the connection on which these are asked.
+/// Dropped, it closes the connection: `WAIT` holds that up.
+#[derive(Default)]
+pub(in crate::store::redis) struct Confirmer {
+    pub(in crate::store::redis) waiting: Vec<Request>,
+    /// What the round under way is about. Those that share a call follow each other.
+    asked: Vec<Request>,
+    round: Option<BoxFuture<'static, Result<Round, Fault>>>,
+    /// While no round is under way, and since when. Its server has the script.
+    connection: Option<(Link, Address, Instant)>,
+    backoff: Backoff,
+}
+
+struct Round {
+    rule: MinReplicas,
+    link: Link,
+    address: Address,
+    /// For each request whether the lock is its owner's.
+    states: Vec<Result<bool, Refusal>>,
+    /// How many replicas have all locks that are.
+    replicas: u64,
+}
+
+impl Confirmer {
+    pub(in crate::store::redis) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.asked.is_empty()
+    }
+
+    /// Closes the connection, and returns all requests.
+    pub(in crate::store::redis) fn abort(&mut self) -> impl Iterator<Item = Request> + use<> {
+        let aborted = std::mem::take(self);
+        aborted.asked.into_iter().chain(aborted.waiting)
+    }
+
+    /// Begins a round with all that waits, however much that is: so nobody waits for more than two.
+    pub(in crate::store::redis) fn begin(&mut self, shared: &Arc<Shared>, address: &Address) {
+        let now = Instant::now();
+        let is_idle = |it: &mut (_, _, Instant)| now >= it.2 + IDLE;
+        self.connection.take_if(is_idle);
+        let (Some(rule), None, false) = (shared.min_replicas, &self.round, self.waiting.is_empty())
+        else {
+            return;
+        };
+        self.asked = std::mem::take(&mut self.waiting);
+        self.asked.sort_by_key(|it| (it.job.alone, it.slot));
+        let until = self.asked.iter_mut().filter_map(|it| it.held.as_mut());
+        let until = until.map(|it| *it.until.get_or_insert(now + rule.within));
+        let until = until.max().unwrap_or(now);
+        let begin = self.backoff.not_before().map_or(now, |it| it.min(until));
+        let connection = self.connection.take();
+        let (mut commands, mut calls) = (Pipeline::new(), Vec::new());
+        let by_slot = |one: &Request, next: &Request| !next.job.alone && one.slot == next.slot;
+        let slots = self.asked.chunk_by(by_slot);
+        for requests in slots.flat_map(|requests| requests.chunks(MOST_IN_CALL)) {
+            if requests[0].asking.is_some() {
+                commands.cmd("ASKING");
+            }
+            let call = call(&shared.names, requests);
+            commands.add_command(match connection {
+                Some(_) => call,
+                None => SCRIPT.in_full(&call),
+            });
+            calls.push(requests.len());
+        }
+        let (shared, address) = (shared.clone(), address.clone());
+        let round = async move {
+            sleep_until(begin).await;
+            let timeout = shared.opening.response_timeout;
+            let (mut link, address) = match connection {
+                Some((link, address, _)) => (link, address),
+                None => shared.topology.connect_resp2(&address, timeout).await?,
+            };
+            let within = until.saturating_duration_since(Instant::now());
+            commands.add_command(wait(rule.least, within));
+            let answers = link.ask_all(&commands, &address, within + timeout).await?;
+            let (states, replicas) = read(&calls, answers, &address)?;
+            Ok(Round {
+                rule,
+                link,
+                address,
+                states,
+                replicas,
+            })
+        };
+        self.round = Some(Box::pin(round));
+    }
+
+    /// Resolves when a round has ended. May be dropped half-way.
+    pub(in crate::store::redis) async fn end(&mut self) -> Vec<Received> {
+        loop {
+            match (&mut self.round, &mut self.connection) {
+                (Some(round), _) => {
+                    let ended = round.await;
+                    self.round = None;
+                    return self.on_end(ended);
+                }
+                (None, Some((link, ..))) => {
+                    (&mut link.driver).await;
+                    self.connection = None;
+                }
+                (None, None) => std::future::pending().await,
+            }
+        }
+    }
+
+    fn on_end(&mut self, ended: Result<Round, Fault>) -> Vec<Received> {
+        let now = Instant::now();
+        let asked = std::mem::take(&mut self.asked);
+        let round = match ended {
+            Ok(round) => round,
+            Err(fault) => return self.on_fault(asked, &fault, now),
+        };
+        self.backoff = Backoff::default();
+        let MinReplicas { least, within } = round.rule;
+        let (replicas, address) = (round.replicas, round.address);
+        // A server that knows nothing of ours may be another one than the session's.
+        if !round.states.iter().all(|state| *state == Ok(false)) {
+            self.connection = Some((round.link, address.clone(), now));
+        }
+        let told = asked.into_iter().zip(round.states).map(|(mut request, state)| {
+            let reason = match state {
+                Ok(true) if replicas >= u64::from(least) => return Received::Confirmed { request },
+                Ok(true) => format!(
+                    "{replicas} of {least} replicas of Redis at {address} had it within {within:?}"
+                ),
+                // It was given back meanwhile, or another server was asked than gave it.
+                Ok(false) => format!("it was gone before Redis at {address} was asked"),
+                Err(refusal) => {
+                    // Where its slot is not yet, others of it may be missing.
+                    request.job.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
+                    return Received::Refused { request, refusal };
+                }
+            };
+            let fault = Fault::unconfirmed(reason, false);
+            Received::Unconfirmed { request, fault }
+        });
+        told.collect()
+    }
+
+    /// What has time left goes with the next round.
+    fn on_fault(&mut self, mut asked: Vec<Request>, fault: &Fault, now: Instant) -> Vec<Received> {
+        tracing::debug!(%fault, "could not ask the replicas");
+        self.backoff.failed(now, None);
+        if !fault.is_lasting() {
+            let has_time = |it: &mut Request| it.useful_until().is_some_and(|until| now < until);
+            self.waiting.extend(asked.extract_if(.., has_time));
+        }
+        let over = asked.into_iter().map(|request| {
+            let fault = Fault::unconfirmed(fault, fault.is_lasting());
+            Received::Unconfirmed { request, fault }
+        });
+        over.collect()
+    }
+}
+
+fn call(names: &Names, requests: &[Request]) -> Cmd {
+    let mut call = SCRIPT.command(requests.len(), requests.len());
+    for request in requests {
+        call.arg(names.lock(&request.job.key).concat());
+    }
+    for held in requests.iter().filter_map(|it| it.held.as_ref()) {
+        call.arg(format!("{}:{}", names.instance(), held.owner.0));
+    }
+    call
+}
+
+fn wait(replicas: u32, within: Duration) -> Cmd {
+    // Rounded up: to the server no time at all is for ever.
+    let millis = u64::try_from(within.as_millis() + 1).unwrap_or(u64::MAX);
+    cmd("WAIT").arg(replicas).arg(millis).take()
+}
+
+/// Reads the answers to calls for so many locks each, and to the `WAIT` after them.
+fn read(
+    calls: &[usize],
+    answers: Vec<Value>,
+    address: &Address,
+) -> Result<(Vec<Result<bool, Refusal>>, u64), Fault> {
+    // ASKING is answered by OK.
+    let mut answers = answers.into_iter().filter(|answer| *answer != Value::Okay);
+    let garbled = || Fault::Garbled {
+        address: address.clone(),
+        what: "an answer about replicas makes no sense",
+    };
+    let mut states = Vec::new();
+    for count in calls {
+        match answers.next() {
+            Some(Value::ServerError(error)) if error.code() != "NOSCRIPT" => {
+                states.extend(vec![Err(Refusal::from(&error)); *count]);
+            }
+            Some(Value::Array(flags)) if flags.len() == *count => {
+                states.extend(flags.iter().map(|flag| Ok(*flag == Value::Int(1))));
+            }
+            // Also if it has forgotten the script, which the next connection brings.
+            _ => return Err(garbled()),
+        }
+    }
+    let replicas = match answers.next() {
+        // A server that has nothing of ours may be a replica by now, and refuse to count.
+        _ if !states.contains(&Ok(true)) => 0,
+        Some(Value::Int(count)) => u64::try_from(count).unwrap_or(0),
+        Some(Value::ServerError(error)) => return Err(refused(address, &error)),
+        _ => return Err(garbled()),
+    };
+    Ok((states, replicas))
+}
+
+fn refused(address: &Address, error: &ServerError) -> Fault {
+    let (address, refusal) = (address.clone(), error.into());
+    Fault::Refused { address, refusal }
+}
+
+/// Whether the server, or a primary of the cluster, lets us wait for its replicas. `within` is for all
+/// of it.
+pub(in crate::store::redis) async fn try_out(
+    topology: &Topology,
+    within: Duration,
+) -> Result<(), Fault> {
+    let until = Instant::now() + within;
+    let nodes: BTreeSet<Address> = match topology.seeds() {
+        Some(seeds) => {
+            let map = seeds.find_map(within).await?;
+            map.into_iter().map(|(node, _)| node).collect()
+        }
+        None => [topology.address().clone()].into(),
+    };
+    let asking = nodes.iter().map(async |node| {
+        let (mut link, address) = topology.connect_resp2(node, within).await?;
+        // For none, so that the answer comes at once. A replica says that it is one.
+        let wait = wait(0, Duration::from_millis(1));
+        match link.ask(&wait, &address, within).await? {
+            Value::ServerError(error) => Err(refused(&address, &error)),
+            _ => Ok(()),
+        }
+    });
+    let mut asking: FuturesUnordered<_> = asking.collect();
+    let mut told: Option<Fault> = None;
+    while let Ok(Some(answer)) = timeout_at(until, asking.next()).await {
+        let Err(fault) = answer else {
+            return Ok(());
+        };
+        // What asking again will not mend is told before what may be over in a moment.
+        told = told.filter(Fault::is_lasting).or(Some(fault));
+    }
+    let address = topology.address().clone();
+    Err(told.unwrap_or(Fault::Silent { address, within }))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::parse_redis_value;
+
+    use super::*;
+
+    /// Reads what a server answers to calls for so many locks.
+    fn read_bytes(calls: &[usize], bytes: &str) -> Result<(Vec<String>, u64), Fault> {
+        let count = bytes.matches("\r\n").count();
+        let all =
+            parse_redis_value(format!("*{count}\r\n{bytes}{}", "$-1\r\n".repeat(count)).as_bytes());
+        let Ok(Value::Array(answers)) = all else {
+            panic!("{all:?}")
+        };
+        let (states, replicas) = read(calls, answers, &"a:1".into())?;
+        let short = |state: &Result<bool, Refusal>| match state {
+            Ok(true) => "ours".to_owned(),
+            Ok(false) => "gone".to_owned(),
+            Err(refusal) => refusal.code().to_owned(),
+        };
+        Ok((states.iter().map(short).collect(), replicas))
+    }
+
+    #[test]
+    fn a_round_is_read_call_by_call() {
+        let no = "-ERR WAIT cannot be used with replica instances\r\n";
+        for (calls, bytes, states, replicas) in [
+            (
+                &[2][..],
+                "*2\r\n:1\r\n:0\r\n:2\r\n",
+                &["ours", "gone"][..],
+                2,
+            ),
+            (
+                &[1, 1],
+                "-MOVED 1 h:7\r\n*1\r\n:1\r\n:3\r\n",
+                &["MOVED", "ours"],
+                3,
+            ),
+            // ASKING is answered, too.
+            (
+                &[1, 1],
+                "*1\r\n:1\r\n+OK\r\n-ASK 2 :7\r\n:1\r\n",
+                &["ours", "ASK"],
+                1,
+            ),
+            (
+                &[2, 1],
+                &format!("-TRYAGAIN not all\r\n*1\r\n:0\r\n{no}"),
+                &["TRYAGAIN", "TRYAGAIN", "gone"],
+                0,
+            ),
+        ] {
+            let (read, count) = read_bytes(calls, bytes).unwrap();
+            assert_eq!(
+                (&read[..], count),
+                (
+                    &states.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()[..],
+                    replicas
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_not_believed() {
+        for bytes in [
+            "*1\r\n:1\r\n:2\r\n",
+            "*3\r\n:1\r\n:1\r\n:1\r\n:2\r\n",
+            "$-1\r\n:2\r\n",
+            "*2\r\n:1\r\n:1\r\n$-1\r\n",
+            "-NOSCRIPT No matching script.\r\n:2\r\n",
+        ] {
+            let fault = read_bytes(&[2], bytes).unwrap_err();
+            assert!(matches!(fault, Fault::Garbled { .. }), "{bytes:?}: {fault}");
+        }
+        let no = "-NOPERM User x has no permissions to run the 'wait' command\r\n";
+        let fault = read_bytes(&[1], &format!("*1\r\n:1\r\n{no}")).unwrap_err();
+        assert!(
+            fault.is_lasting() && fault.to_string().contains("'wait'"),
+            "{fault}"
+        );
+    }
+}

@@ -1,2 +1,0 @@
-mod ledger;
-mod wire;

@@ -1,0 +1,352 @@
+-- Every op on locks. One call does any number of ops, each on another lock. An op that fails harms no
+-- other: it has done nothing, or it has left a lock whose owner knows of it (S1).
+--
+-- KEYS  the lock of each op; for R..V and I then the queue of each; for R..V then the listeners of
+--       each, and the fence
+-- ARGV  the call's number; a letter for each op; the last server time at which A, E, L and D are of use
+--       (O5); the owner of each op; then the second and the third argument of each op. Empty arguments
+--       at the end may be left out.
+--         A attempt: ttl      R release              Y yield: ttl, new owner        N renew: ttl
+--         E enter: ttl, score W withdraw: ttl        D adopt: ttl, present value    F free, without hand-over
+--         L listen: ttl       U unlisten             V raise the fence: epoch, age  I inspect
+--       P probe, alone: KEYS are a lock that never exists and its queue; the owner is a channel or
+--       '', the second argument is what to publish there.
+-- ->    the call's number, the server's time or '', and for each op one of these; as one text with
+--       spaces between, or as an array if a table is among them:
+--         won: its epoch              busy:<ms left, or -1>:<score or ''>
+--         R, W, U, F: 1 was held, 0 was not      N: 1 renewed     V: seconds that the server is up, or -1
+--         stale  lost  not-old  more: the same op is to be sent again
+--         I: {'sight', value or nil, ms left or negative, tickets}        {'error', text}
+--
+-- Times are in µs, ttls in ms. What comes before the shortest path runs in every call, and a reply of
+-- nested tables costs the server as much as two commands.
+
+-- On a cluster grants go through the shard that has the lock's slot, by a channel for each lock.
+local publish, numsub, sharded = 'PUBLISH', 'NUMSUB', false
+
+local call, try, sub, format = redis.call, redis.pcall, string.sub, string.format
+local ops, of_use, count = ARGV[2], ARGV[3], #ARGV[2]
+local fence = KEYS[3 * count + 1]
+local clock, now, epoch
+
+local function read_clock()
+  local time = redis.call('TIME')
+  clock = time[1] .. string.sub('00000', #time[2]) .. time[2]
+  now = tonumber(clock)
+end
+
+-- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
+-- every op. A double counts no further than 2^53. KEEPTTL: a key that is no fence is left as it was.
+-- F3: `n .. ''` would lose the last digits of a number of 16.
+local function draw()
+  if not epoch then
+    local call, count = redis.call, #ARGV[2]
+    local fence = KEYS[3 * count + 1]
+    local last = count == 1 and clock or string.format('%d', now + count - 1)
+    local old = call('SET', fence, last, 'KEEPTTL', 'GET')
+    local held = tonumber(old or 0)
+    if not (held and held < 9e15) then
+      call('SET', fence, old, 'KEEPTTL')
+      error('WRONGTYPE the fence ' .. fence .. ' holds no number to go on from', 0)
+    elseif held >= now then
+      call('SET', fence, string.format('%d', held + count))
+    end
+    epoch = math.max(held, now - 1)
+  end
+  epoch = epoch + 1
+  return epoch
+end
+
+if ops == 'P' then
+  -- O4: servers do not say beforehand which command they refuse a script. So each that the script
+  -- needs is tried in a form that changes nothing, and all that are missing are named at once.
+  local needed = [[time,get L,mget L,set L x XX,del L,pttl L,pexpire L 1,exists Q,zadd Q XX 0 x,zrem Q x,
+    zrange Q 0 0,zscore Q x,zcard Q,pubsub|]] .. numsub:lower()
+  local meant = { L = KEYS[1], Q = KEYS[2], C = ARGV[4], M = ARGV[5] }
+  local rights, missing = 'NOPERM the user has no right to ', {}
+  local function refusal(command)
+    local words = {}
+    for word in command:gmatch('[^%s|]+') do
+      words[#words + 1] = meant[word] or word
+    end
+    local result = try(unpack(words))
+    local err = type(result) == 'table' and result.err or ''
+    if err:find("can't run this command", 1, true) or err:find('no permissions to run', 1, true) then
+      missing[#missing + 1] = "'" .. command:match('%S+') .. "'"
+    end
+    return err
+  end
+  for command in needed:gmatch('[^,]+') do
+    if refusal(command):find('READONLY', 1, true) then
+      -- A replica never counts as connected: what it knows of locks may be old.
+      return redis.error_reply("READONLY You can't write against a read only replica.")
+    end
+  end
+  if missing[1] then
+    return redis.error_reply(rights .. table.concat(missing, ', '))
+  end
+  read_clock()
+  local err = ARGV[4] ~= '' and refusal(publish:lower() .. ' C M') or ''
+  return { ARGV[1], clock, err == '' and '1' or { 'error', missing[1] and rights .. missing[1] or err } }
+end
+
+if of_use ~= '' then
+  read_clock()
+end
+local reply = { ARGV[1], clock or '' }
+
+-- A table among the answers is no text.
+local function finish()
+  local is_flat, text = pcall(table.concat, reply, ' ')
+  return is_flat and text or reply
+end
+
+-- All keys of a call are looked at in one or two commands. What these do not tell, the op asks again.
+local found = fence and try('EXISTS', unpack(KEYS, 1, 3 * count))
+local one = count == 1 and found ~= 0 and { try('GET', KEYS[1]) }
+local values = one or found == 0 and {} or try('MGET', unpack(KEYS, 1, count))
+
+-- The shortest path, before anything is made that only others need: locks that are free, and releases,
+-- where nobody waits.
+if fence then
+  local held, free, freed = 0, {}, {}
+  for i = 1, count do
+    held = values[i] and held + 1 or held
+  end
+  for i = 1, count do
+    local op, value = sub(ops, i, i), values[i]
+    local releases = op == 'R' and value == ARGV[3 + i]
+    if
+      (releases or not value and (op == 'A' or op == 'E' or op == 'L') and clock <= of_use)
+      and (found == held
+        or count > 1 and try('EXISTS', KEYS[i], KEYS[count + i], KEYS[2 * count + i]) == (value and 1 or 0))
+    then
+      if releases then
+        freed[#freed + 1] = KEYS[i]
+        reply[2 + i] = '1'
+      else
+        free[#free + 1] = i
+      end
+    end
+  end
+  -- First, since it frees memory (S1). A refused one has deleted nothing.
+  if freed[1] and try('DEL', unpack(freed)) ~= #freed then
+    freed, reply = {}, { ARGV[1], clock or '' }
+  end
+  for n = 1, free[1] and pcall(draw) and #free or 0 do
+    local i, number = free[n], n == 1 and epoch or draw()
+    local set = try('SET', KEYS[i], ARGV[3 + i], 'PX', ARGV[3 + count + i])
+    reply[2 + i] = set.err and { 'error', set.err } or number == now + n - 1 and '+' or format('%d', number)
+  end
+  if #free + #freed == count and (epoch or not free[1]) then
+    return finish()
+  end
+end
+
+if not now then
+  read_clock()
+  reply[2] = clock
+end
+local prefix = fence and fence:match('^(.*):~fence')
+-- G3: how many tickets and listeners of registries that are gone one call clears.
+local clears = 100
+
+-- The first in a queue, or of the listeners, whose registry is there: its channel has a subscriber.
+-- (What PUBLISH returns says nothing: replicas pass messages on, and patterns make the dead look
+-- alive.) Those before it are dropped, and nothing is published to them (S2).
+local function first_live(op, set, pattern)
+  while true do
+    local head = call('ZRANGE', set, '0', '0', 'WITHSCORES')
+    if not head[1] then
+      return nil
+    end
+    local owner, instance, ttl = string.match(head[1], pattern)
+    local channel = owner and (sharded and sub(op.queue, 1, -9) or prefix) .. ':~grant:' .. instance
+    if channel and call('PUBSUB', numsub, channel)[2] > 0 then
+      return { member = head[1], score = tonumber(head[2]), owner = owner, ttl = ttl, channel = channel }
+    elseif clears == 0 then
+      error({ 'more' }, 0)
+    end
+    clears = clears - 1
+    call('ZREM', set, head[1])
+  end
+end
+
+local TICKET, LISTENER = '^((%S+):%d+) ([1-9]%d*)$', '^((%S+):%d+)$'
+
+-- Adds a ticket or a listener, or leaves it where it stands (K1). The place named before is kept,
+-- unless the clock has been set back behind it (K2). Removing the last member deletes a set and its
+-- expiry with it, so each ZADD sets that anew: 60 s more than the lock lasts, never shorter (K3). The
+-- second beyond saves the next one the write.
+local is_new
+local function stand(set, member, place, left)
+  if not place or place > now then
+    local last = call('ZRANGE', set, '-1', '-1', 'WITHSCORES')[2]
+    place = last and math.max(now, last + 1) or now
+  end
+  is_new = call('ZADD', set, 'NX', format('%d', place), member) == 1
+  place = is_new and place or tonumber(call('ZSCORE', set, member))
+  local expiry = math.max(left, 0) + 60000
+  if call('PTTL', set) < expiry then
+    call('PEXPIRE', set, expiry + 1000)
+  end
+  return format('%d', place)
+end
+
+-- S2: gives the lock to the first ticket, and `member` joins `set` meanwhile. The ticket leaves first,
+-- since that frees memory: a full server refuses a script whose first write takes some. State first,
+-- publish last: a lock whose owner cannot be told is free, and the ticket stands again (S1).
+local function hand_over(op, head, set, member, place)
+  call('ZREM', op.queue, head.member)
+  is_new = false
+  local ok, err = pcall(function()
+    local drawn = format('%d', draw())
+    place = member and stand(set, member, place, head.ttl)
+    call('SET', op.lock, head.owner, 'PX', head.ttl)
+    local grant = '1 ' .. head.member .. ' ' .. drawn .. ' ' .. clock .. ' ' .. sub(op.lock, #prefix + 2)
+    local told = try(publish, head.channel, grant)
+    if type(told) == 'table' then
+      call('DEL', op.lock)
+      error(told)
+    end
+  end)
+  if ok then
+    return place
+  end
+  if is_new then
+    try('ZREM', set, member)
+  end
+  pcall(stand, op.queue, head.member, head.score, 0)
+  error(err, 0)
+end
+
+-- W7: the first listener is told that the lock is free, and nobody else gets it for the 100 ms that it
+-- may take to ask.
+local function tell_listener(op)
+  local head = first_live(op, op.listeners, LISTENER)
+  if head then
+    call('ZREM', op.listeners, head.member)
+    try('SET', op.lock, head.owner, 'NX', 'PX', 100)
+    if type(try(publish, head.channel, 'freed ' .. sub(op.lock, #prefix + 2))) == 'table' then
+      call('DEL', op.lock)
+    end
+  end
+end
+
+-- Serves the first ticket, or else frees the lock if it was held. What hinders a hand-over neither keeps
+-- the lock locked nor fails the op: waiters find it free by themselves (W2).
+local function let_go(op, held)
+  if held or not op.value then
+    local ok, head = pcall(first_live, op, op.queue, TICKET)
+    if not ok and type(head) == 'table' and head[1] then
+      error(head, 0) -- more
+    end
+    local served = ok and head and pcall(hand_over, op, head)
+    if held and not served then
+      call('DEL', op.lock)
+    end
+    if ok and not head then
+      pcall(tell_listener, op)
+    end
+  end
+  return held and '1' or '0'
+end
+
+-- Whoever has won waits no more. What is wrong with the sets is no affair of the lock's owner.
+local function wait_no_more(op)
+  try('ZREM', op.queue, op.owner .. ' ' .. op.ttl)
+  try('ZREM', op.listeners, op.owner)
+end
+
+-- A renewal never brings a deadline forward (D1).
+local function lengthen(op)
+  if call('PTTL', op.lock) < tonumber(op.ttl) then
+    call('PEXPIRE', op.lock, op.ttl)
+  end
+end
+
+-- One function for all letters: to make one for each would cost every call more than its op does.
+local function perform(op, letter, known)
+  local owner = op.owner
+  -- What MGET shows as nothing may hold no string.
+  local value = type(known) == 'string' and known or call('GET', op.lock)
+  local held = value == owner
+  op.value = value
+  if letter == 'R' then
+    return let_go(op, held)
+  elseif not held and (letter == 'N' or letter == 'V') then
+    return 'lost'
+  elseif letter == 'N' then
+    lengthen(op)
+    return '1'
+  elseif letter == 'F' then
+    -- For a slot that is being moved, where a call that names other keys beside the lock is refused.
+    return held and call('DEL', op.lock) == 1 and '1' or '0'
+  elseif letter == 'I' then
+    return { 'sight', value, call('PTTL', op.lock), call('ZCARD', op.queue) }
+  elseif letter == 'V' then
+    -- The next draw of this call, too, goes on from there.
+    local least = tonumber(op.ttl)
+    if least >= 9e15 then
+      error('ERR no fence can go on from there', 0)
+    elseif least > tonumber(call('GET', fence) or 0) then
+      call('SET', fence, op.ttl)
+    end
+    epoch = nil
+    local info = op.more == '1' and try('INFO', 'server')
+    return type(info) == 'string' and info:match('uptime_in_seconds:(%d+)') or '-1'
+  end
+  local listens, is_yield = letter == 'L' or letter == 'U', letter == 'Y'
+  local set = listens and op.listeners or op.queue
+  local winner = is_yield and op.more or owner
+  local member = letter ~= 'A' and winner .. (listens and '' or ' ' .. op.ttl)
+  if letter == 'W' or letter == 'U' then
+    local left = try('ZREM', set, member)
+    local answer = let_go(op, held)
+    return type(left) == 'table' and error(left) or answer
+  elseif is_yield and not held then
+    return 'not-old'
+  elseif not is_yield and clock > of_use then
+    return 'stale' -- O5: whoever sent this has given it up
+  elseif not is_yield and held then
+    -- S3: a win is proved by the very command that reports it.
+    wait_no_more(op)
+    local drawn = format('%d', draw())
+    lengthen(op)
+    return drawn
+  elseif letter == 'D' and value ~= op.more then
+    return 'not-old'
+  end
+  local place, left = letter == 'E' and tonumber(op.more or ''), nil
+  if value and not is_yield and letter ~= 'D' then
+    left = call('PTTL', op.lock)
+    place = member and stand(set, member, place, left)
+  else
+    -- An owner leaves its lock to whoever knows its name, and the queue stays.
+    local head = letter ~= 'D' and first_live(op, op.queue, TICKET)
+    -- K2: before the connection broke, ours may have stood in front of all that stand now.
+    if not head or head.owner == owner or place and place <= now and place < head.score then
+      local drawn = format('%d', draw())
+      call('SET', op.lock, winner, 'PX', op.ttl)
+      wait_no_more(op)
+      return drawn
+    end
+    left, place = head.ttl, hand_over(op, head, set, member, place)
+  end
+  return format('busy:%d:', left) .. (place or '')
+end
+
+for i = 1, count do
+  if not reply[2 + i] then
+    local op = { lock = KEYS[i], queue = KEYS[count + i], listeners = KEYS[2 * count + i] }
+    op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
+    local ok, result = pcall(perform, op, sub(ops, i, i), values[i])
+    -- Servers raise their errors as tables or texts.
+    if not ok then
+      local is_table = type(result) == 'table'
+      result = is_table and result[1] or { 'error', is_table and result.err or tostring(result) }
+    end
+    reply[2 + i] = result
+  end
+end
+return finish()

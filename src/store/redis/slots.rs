@@ -1,0 +1,204 @@
+//! Which slot a name lies in, and the shortest hash tag for each slot.
+
+use std::sync::{Arc, LazyLock};
+
+use crc::{CRC_16_XMODEM, Crc, Digest};
+
+/// The slot of a key in a cluster: below [`SLOTS`].
+pub(super) type Slot = u16;
+
+pub(super) const SLOTS: usize = 16_384;
+
+/// The slot of a name, or of the hash tag in it.
+pub(super) fn slot(name: &str) -> Slot {
+    let tag = name
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map(|(tag, _)| tag)
+        .filter(|tag| !tag.is_empty());
+    slot_of(&[tag.unwrap_or(name)])
+}
+
+/// The slot of a name in pieces that has no hash tag.
+pub(super) fn slot_of(pieces: &[&str]) -> Slot {
+    let mut digest = CRC.digest();
+    pieces.iter().for_each(|it| digest.update(it.as_bytes()));
+    digest.finalize() % SLOTS as u16
+}
+
+/// The checksum that the specification of Redis Cluster names.
+static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
+
+/// Tags are tried in this order. All processes must make the same, so it never changes.
+const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+/// For each slot the shortest hash tag that is in it: a fence's name ends with one, between braces.
+#[derive(Debug)]
+pub(super) struct Tags(Box<[Box<str>]>);
+
+/// Those for all prefixes without a brace.
+static USUAL: LazyLock<Arc<Tags>> = LazyLock::new(|| Arc::new(Tags::make(CRC.digest())));
+
+impl Tags {
+    /// The tags for the fences of a prefix. One with an open brace makes all that follows it part of
+    /// the hash tag, so it needs others.
+    pub(super) fn after(prefix: &str) -> Arc<Self> {
+        match prefix.split_once('{') {
+            None => USUAL.clone(),
+            Some((_, begun)) => {
+                let mut digest = CRC.digest();
+                digest.update(begun.as_bytes());
+                digest.update(b":~fence:{");
+                Arc::new(Self::make(digest))
+            }
+        }
+    }
+
+    pub(super) fn of(&self, slot: Slot) -> &str {
+        &self.0[usize::from(slot)]
+    }
+
+    /// Tries all texts, the shortest first, after those that `digest` has seen.
+    fn make(digest: Digest<'_, u16>) -> Self {
+        let mut tags = vec![Box::<str>::default(); SLOTS];
+        let mut missing = SLOTS;
+        let mut text = Vec::new();
+        while missing > 0 {
+            next(&mut text);
+            let mut digest = digest.clone();
+            digest.update(&text);
+            let tag = &mut tags[usize::from(digest.finalize()) % SLOTS];
+            if tag.is_empty() {
+                *tag = String::from_utf8_lossy(&text).into();
+                missing -= 1;
+            }
+        }
+        Self(tags.into())
+    }
+}
+
+/// The text after this one: of the same length, or the first that is longer.
+fn next(text: &mut Vec<u8>) {
+    for place in (0..text.len()).rev() {
+        let index = LETTERS.iter().position(|letter| *letter == text[place]);
+        let next = index.expect("texts are made of letters") + 1;
+        if let Some(letter) = LETTERS.get(next) {
+            text[place] = *letter;
+            return;
+        }
+        text[place] = LETTERS[0];
+    }
+    text.push(LETTERS[0]);
+}
+
+/// A set of slots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotSet(Option<Box<[u64; SLOTS / 64]>>);
+
+impl SlotSet {
+    /// The slots whose owners are such.
+    pub(super) fn of(owners: &[u16], is_such: impl Fn(&u16) -> bool) -> Self {
+        let such = (0..).zip(owners).filter(|(_, owner)| is_such(owner));
+        such.map(|(slot, _)| slot).collect()
+    }
+
+    /// The slots that have not the same owner in both.
+    pub(super) fn differing(owners: &[u16], others: &[u16]) -> Self {
+        let pairs = (0..).zip(owners.iter().zip(others));
+        pairs
+            .filter(|(_, (one, other))| one != other)
+            .map(|(slot, _)| slot)
+            .collect()
+    }
+
+    pub(super) fn insert(&mut self, slot: Slot) {
+        let words = self.0.get_or_insert_with(|| Box::new([0; SLOTS / 64]));
+        words[usize::from(slot / 64)] |= 1 << (slot % 64);
+    }
+
+    pub(super) fn contains(&self, slot: Slot) -> bool {
+        let word = |words: &[u64; SLOTS / 64]| words[usize::from(slot / 64)];
+        self.0
+            .as_deref()
+            .is_some_and(|words| word(words) >> (slot % 64) & 1 == 1)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    pub(super) fn intersects(&self, others: &Self) -> bool {
+        self.iter().any(|slot| others.contains(slot))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Slot> {
+        (0..SLOTS as Slot).filter(|slot| self.contains(*slot))
+    }
+
+    pub(super) fn extend(&mut self, others: &Self) {
+        others.iter().for_each(|slot| self.insert(slot));
+    }
+
+    /// Removes the slots that are in `others`, too, and returns them.
+    pub(super) fn take(&mut self, others: &Self) -> Self {
+        let (taken, left) = self.iter().partition(|slot: &Slot| others.contains(*slot));
+        let (taken, left): (Vec<_>, Vec<_>) = (taken, left);
+        *self = left.into_iter().collect();
+        taken.into_iter().collect()
+    }
+}
+
+impl FromIterator<Slot> for SlotSet {
+    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> Self {
+        let mut set = Self::default();
+        slots.into_iter().for_each(|slot| set.insert(slot));
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(slot("123456789"), 0x31c3);
+        assert_eq!(slot("foo"), 12_182);
+        assert_eq!(slot("{user1000}.following"), slot("user1000"));
+        assert_eq!(slot("foo{}{bar}"), slot_of(&["foo{}", "{bar}"]));
+        assert_eq!(slot("foo{{bar}}zap"), slot_of(&["{bar"]));
+        assert_eq!(slot("foo{bar}{zap}"), slot("bar"));
+    }
+
+    /// Another table in another version of this crate would be another fence for the same locks.
+    #[test]
+    fn f1_every_slot_has_one_tag_and_it_stays_the_same() {
+        for prefix in ["lock", "{ap"] {
+            let tags = Tags::after(prefix);
+            for index in 0..SLOTS {
+                let index = u16::try_from(index).unwrap();
+                let fence = format!("{prefix}:~fence:{{{}}}", tags.of(index));
+                assert_eq!(slot(&fence), index, "{fence}");
+            }
+        }
+        let usual = Tags::after("lock");
+        let some = [0, 1, 8191, 12_182, 16_383].map(|slot| usual.of(slot));
+        assert_eq!(some, ["06S", "Qi", "6xN", "9Le", "6ZJ"]);
+        let longest = usual.0.iter().map(|tag| tag.len()).max();
+        assert!(longest <= Some(4), "{longest:?}");
+    }
+
+    #[test]
+    fn a_set_has_what_was_put_into_it_until_it_is_taken() {
+        let mut set: SlotSet = [0, 63, 64, 16_383].into_iter().collect();
+        assert!([0, 63, 64, 16_383].iter().all(|slot| set.contains(*slot)));
+        assert!(!set.contains(1));
+        let taken = set.take(&[1, 63, 16_383].into_iter().collect());
+        assert_eq!(taken.iter().collect::<Vec<_>>(), [63, 16_383]);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 64]);
+        set.take(&[0, 64].into_iter().collect());
+        assert!(set.is_empty());
+        let differing = SlotSet::differing(&[1, 2, 3], &[1, 3, 3]);
+        assert_eq!(differing, [1].into_iter().collect());
+    }
+}

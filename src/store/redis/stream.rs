@@ -1,0 +1,386 @@
+//! A connection's stream: how it is opened, and how much may come on it.
+
+use std::future::{self, Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, select_ok};
+use pin_project::pin_project;
+use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::SockRef;
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
+    ProtocolVersion, PushInfo, RedisError, RedisResult, Value,
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+#[cfg(unix)]
+use tokio::net::UnixStream;
+
+use super::fault::Fault;
+#[cfg(feature = "tls-rustls")]
+use super::tls::Tls;
+
+/// How many requests the client library takes before it makes their senders wait. The send window of
+/// a session is far smaller, so that it never does.
+const QUEUE: usize = 1024;
+
+/// How many bytes a message may have: far more than any reply to a session.
+const LONGEST_MESSAGE: usize = 16 << 20;
+
+/// Who opens the stream.
+#[derive(Clone)]
+pub(super) enum Opener {
+    /// This module.
+    Plain,
+    /// This module, over TLS.
+    #[cfg(feature = "tls-rustls")]
+    Tls(Tls),
+    /// The client library: it has certificates that cannot be read from a client.
+    #[cfg(feature = "redis-1")]
+    Client,
+}
+
+/// A connection, and the future that moves its bytes. Dropped, it closes the connection with all
+/// that was not written.
+pub(super) struct Link {
+    pub(super) connection: MultiplexedConnection,
+    /// Resolves when the connection has ended, and calls under way err.
+    ///
+    /// Never resolves where the client library opened the stream and so moves the bytes by itself.
+    pub(super) driver: BoxFuture<'static, ()>,
+}
+
+impl Link {
+    /// Connects to any of the addresses that a host has.
+    pub(super) async fn open(
+        info: &ConnectionInfo,
+        opener: &Opener,
+        within: Duration,
+        pushes: impl AsyncPushSender,
+    ) -> RedisResult<Self> {
+        let received = Received::default();
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(within))
+            // A session watches for silence itself.
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(QUEUE);
+        if info.redis_settings().protocol() == ProtocolVersion::RESP3 {
+            let received = received.clone();
+            config = config.set_push_sender(move |push: PushInfo| {
+                received.begin_message();
+                pushes.send(push)
+            });
+        }
+        let opening = async {
+            match (opener, info.addr()) {
+                #[cfg(feature = "redis-1")]
+                (Opener::Client, _) => {
+                    let client = redis::Client::open(info.clone())?;
+                    let connecting = client.get_multiplexed_async_connection_with_config(&config);
+                    Ok(Self {
+                        connection: connecting.await?,
+                        driver: future::pending().boxed(),
+                    })
+                }
+                #[cfg(feature = "tls-rustls")]
+                (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
+                    let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
+                    let stream = tls.connect(host, stream).await?;
+                    Self::over(stream, received, info, config).await
+                }
+                (_, ConnectionAddr::Tcp(host, port)) => {
+                    let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
+                    Self::over(stream, received, info, config).await
+                }
+                #[cfg(unix)]
+                (_, ConnectionAddr::Unix(path)) => {
+                    let stream = UnixStream::connect(path).await?;
+                    Self::over(stream, received, info, config).await
+                }
+                _ => {
+                    let kind = ErrorKind::InvalidClientConfig;
+                    Err(RedisError::from((kind, "unsupported kind of address")))
+                }
+            }
+        };
+        let began = std::time::Instant::now();
+        tokio::time::timeout(within, opening)
+            .await
+            .unwrap_or_else(|_| {
+                let reason = match began.elapsed() < within / 2 {
+                    true => "timed out: tokio's clock is paused",
+                    false => "timed out",
+                };
+                Err(io::Error::new(io::ErrorKind::TimedOut, reason).into())
+            })
+    }
+
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        received: Received,
+        info: &ConnectionInfo,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<Self> {
+        let stream = Limited { stream, received };
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
+        Ok(Self {
+            connection,
+            driver: driver.boxed(),
+        })
+    }
+
+    /// Polls the driver while `step` runs, for short conversations before the link is handed to its
+    /// task. When the connection ends, whatever `step` awaits on it errs.
+    pub(super) async fn run<T>(&mut self, step: impl Future<Output = T>) -> T {
+        let mut step = pin!(step);
+        poll_fn(|cx| {
+            if let Poll::Ready(done) = step.as_mut().poll(cx) {
+                return Poll::Ready(done);
+            }
+            let _ = self.poll_end(cx);
+            step.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Polls the driver. Ready, from then on, when the connection has ended.
+    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.driver.poll_unpin(cx));
+        // Polled again, the driver itself would panic.
+        self.driver = future::ready(()).boxed();
+        Poll::Ready(())
+    }
+
+    /// Sends one command, and waits for its reply no longer than `within`.
+    pub(super) async fn ask(
+        &mut self,
+        command: &Cmd,
+        address: &Arc<str>,
+        within: Duration,
+    ) -> Result<Value, Fault> {
+        let mut commands = Pipeline::with_capacity(1);
+        commands.add_command(command.clone());
+        let mut answers = self.ask_all(&commands, address, within).await?;
+        Ok(answers.pop().unwrap_or(Value::Nil))
+    }
+
+    /// The same of several commands, which are sent in one go.
+    pub(super) async fn ask_all(
+        &mut self,
+        commands: &Pipeline,
+        address: &Arc<str>,
+        within: Duration,
+    ) -> Result<Vec<Value>, Fault> {
+        let mut connection = self.connection.clone();
+        let asking = self.run(connection.send_packed_commands(commands, 0, commands.len()));
+        let address = || address.clone();
+        match tokio::time::timeout(within, asking).await {
+            Ok(reply) => reply.map_err(|source| Fault::Broken {
+                address: address(),
+                source,
+            }),
+            Err(_) => Err(Fault::Silent {
+                address: address(),
+                within,
+            }),
+        }
+    }
+}
+
+/// Connects to all addresses of a host at once; the first that answers is taken.
+async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResult<TcpStream> {
+    let addresses = tokio::net::lookup_host((host, port)).await?;
+    let attempts: Vec<_> = addresses
+        .map(|address| TcpStream::connect(address).boxed())
+        .collect();
+    if attempts.is_empty() {
+        let kind = ErrorKind::InvalidClientConfig;
+        return Err(RedisError::from((kind, "the host has no address")));
+    }
+    let (stream, _) = select_ok(attempts).await?;
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    if let Some(timeout) = settings.user_timeout() {
+        socket.set_tcp_user_timeout(Some(timeout))?;
+    }
+    Ok(stream)
+}
+
+/// How many bytes have come since a message began.
+///
+/// The client keeps a message until its end has come. Where the end of the last one was cannot be
+/// seen from the stream, so the count starts anew at each push, and at each write: a reply follows a
+/// write, and a session that writes notices by itself that no reply comes.
+#[derive(Clone, Default)]
+struct Received(Arc<AtomicUsize>);
+
+impl Received {
+    fn begin_message(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn add(&self, bytes: usize) -> io::Result<()> {
+        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes > LONGEST_MESSAGE {
+            let reason = "the server sent a message of more than 16 MiB";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+        }
+        Ok(())
+    }
+}
+
+/// A stream that errs when a message on it is too long.
+#[pin_project]
+struct Limited<S> {
+    #[pin]
+    stream: S,
+    received: Received,
+}
+
+impl<S: AsyncRead> AsyncRead for Limited<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.project();
+        let before = buffer.filled().len();
+        ready!(this.stream.poll_read(cx, buffer))?;
+        Poll::Ready(this.received.add(buffer.filled().len() - before))
+    }
+}
+
+impl<S: AsyncWrite> AsyncWrite for Limited<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        this.received.begin_message();
+        this.stream.poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{IntoConnectionInfo, RedisConnectionInfo};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(5);
+
+    /// A link, and the server's end of it.
+    async fn pair() -> (Link, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1024);
+        let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let info = "redis://localhost".into_connection_info().unwrap();
+        let info = info.set_redis_settings(settings);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let opening = Link::over(ours, Received::default(), &info, config);
+        (opening.await.unwrap(), theirs)
+    }
+
+    async fn hear_ping(server: &mut DuplexStream) {
+        let mut ping = [0; b"*1\r\n$4\r\nPING\r\n".len()];
+        server.read_exact(&mut ping).await.unwrap();
+    }
+
+    /// No push tells of it where there are none: a connection that ended with the last step of its
+    /// setup would pass for one that stands.
+    #[tokio::test]
+    async fn an_end_that_came_with_an_answer_is_seen_later() {
+        let (mut link, mut server) = pair().await;
+        tokio::spawn(async move {
+            hear_ping(&mut server).await;
+            server.write_all(b"+PONG\r\n").await.unwrap();
+        });
+        let address = Arc::from("a:1");
+        let answer = link.ask(&redis::cmd("PING"), &address, BOUND).await;
+        assert_eq!(answer.unwrap(), Value::SimpleString("PONG".into()));
+        tokio::time::timeout(BOUND, link.driver)
+            .await
+            .expect("it ended");
+    }
+
+    #[tokio::test]
+    async fn a_question_errs_when_the_connection_ends_or_nothing_comes() {
+        let (mut link, mut server) = pair().await;
+        let address = Arc::from("a:1");
+        let ping = redis::cmd("PING");
+        let silent = link.ask(&ping, &address, Duration::from_millis(1)).await;
+        assert!(matches!(silent, Err(Fault::Silent { .. })), "{silent:?}");
+        tokio::spawn(async move { hear_ping(&mut server).await });
+        for _ in 0..2 {
+            let asking = link.ask(&ping, &address, BOUND * 2);
+            let broken = tokio::time::timeout(BOUND, asking).await.expect("it errs");
+            assert!(matches!(broken, Err(Fault::Broken { .. })), "{broken:?}");
+        }
+    }
+
+    /// How many bytes come until the stream errs; after every mebibyte something is done.
+    async fn readable(
+        until: usize,
+        mut then: impl AsyncFnMut(&mut Limited<DuplexStream>),
+    ) -> usize {
+        const PIECE: usize = 1 << 20;
+        let (stream, theirs) = tokio::io::duplex(PIECE);
+        let received = Received::default();
+        let mut ours = Limited { stream, received };
+        let speaking = tokio::spawn(async move {
+            let (mut hearing, mut speaking) = tokio::io::split(theirs);
+            let mut heard = vec![0; PIECE];
+            let drain = async { while hearing.read(&mut heard).await.is_ok_and(|n| n > 0) {} };
+            let piece = vec![b'x'; PIECE];
+            let speak = async { while speaking.write_all(&piece).await.is_ok() {} };
+            tokio::join!(drain, speak)
+        });
+        let (mut all, mut piece) = (0, vec![0; PIECE]);
+        while all < until {
+            match ours.read_exact(&mut piece).await {
+                Ok(read) => all += read,
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+                    break;
+                }
+            }
+            then(&mut ours).await;
+        }
+        drop(ours);
+        speaking.await.unwrap();
+        all
+    }
+
+    #[tokio::test]
+    async fn a_message_has_a_limit_and_many_of_them_have_none() {
+        let one = readable(4 * LONGEST_MESSAGE, async |_| {}).await;
+        assert_eq!(one, LONGEST_MESSAGE);
+        let replies = async |ours: &mut Limited<_>| ours.write_all(b"x").await.unwrap();
+        let replies = readable(4 * LONGEST_MESSAGE, replies).await;
+        assert_eq!(replies, 4 * LONGEST_MESSAGE);
+        let pushes = async |ours: &mut Limited<_>| ours.received.begin_message();
+        let pushes = readable(4 * LONGEST_MESSAGE, pushes).await;
+        assert_eq!(pushes, 4 * LONGEST_MESSAGE);
+    }
+}

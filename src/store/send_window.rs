@@ -1,0 +1,482 @@
+//! Which requests go out next, which of them share a call, and which calls are in flight.
+//!
+//! Pure, so that the simulator runs this very code.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+
+/// Requests of one priority may share a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Priority {
+    Renew,
+    Change,
+    Inspect,
+}
+
+impl Priority {
+    /// The most urgent first: leases must survive whatever else is wanted (G4).
+    pub(crate) const ALL: [Self; 3] = [Self::Renew, Self::Change, Self::Inspect];
+}
+
+/// A request about one key.
+pub(crate) trait Sendable {
+    type Key: Clone + Eq + Hash;
+
+    fn key(&self) -> &Self::Key;
+
+    fn priority(&self) -> Priority;
+
+    /// Only requests of one group share a call: those of one slot of a cluster.
+    fn group(&self) -> u16 {
+        0
+    }
+
+    /// Whether it must have a call of its own.
+    fn is_alone(&self) -> bool {
+        false
+    }
+
+    /// About how many bytes it adds to a call.
+    fn size(&self) -> usize {
+        0
+    }
+}
+
+/// How much is sent before an answer is awaited.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Requests in a call. A longer script would hold up everybody else's.
+    pub(crate) requests: usize,
+    /// Calls in flight.
+    pub(crate) calls: usize,
+    /// Bytes in flight.
+    pub(crate) bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            requests: 64,
+            calls: 256,
+            bytes: 1 << 20,
+        }
+    }
+}
+
+/// Requests that are sent in one call.
+#[derive(Debug)]
+pub(crate) struct Call<R, T> {
+    pub(crate) requests: Vec<R>,
+    pub(crate) sent_at: T,
+    bytes: usize,
+}
+
+/// Requests that wait, first come first, apart by group.
+#[derive(Debug)]
+struct Queue<R> {
+    groups: HashMap<u16, VecDeque<R>>,
+    /// The groups that have any, each once.
+    order: VecDeque<u16>,
+}
+
+impl<R: Sendable> Queue<R> {
+    fn new() -> Self {
+        Self {
+            groups: HashMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+
+    fn group(&mut self, group: u16) -> &mut VecDeque<R> {
+        match self.groups.entry(group) {
+            Entry::Occupied(waiting) => waiting.into_mut(),
+            Entry::Vacant(place) => {
+                self.order.push_back(group);
+                place.insert(VecDeque::new())
+            }
+        }
+    }
+
+    /// The requests of the next call, of the first group that may send one.
+    fn next_call(&mut self, most: usize, may_send: impl Fn(u16, &VecDeque<R>) -> bool) -> Vec<R> {
+        let groups = &self.groups;
+        let is_next = |group: &u16| may_send(*group, &groups[group]);
+        let Some(index) = self.order.iter().position(is_next) else {
+            return Vec::new();
+        };
+        let group = self.order.remove(index).expect("it was just found");
+        let mut waiting = self.groups.remove(&group).expect("it is in the order");
+        let alone = waiting.iter().take(most).position(R::is_alone);
+        let count = alone.map_or(most, |index| index.max(1)).min(waiting.len());
+        let requests = waiting.drain(..count).collect();
+        if !waiting.is_empty() {
+            self.groups.insert(group, waiting);
+            self.order.push_back(group);
+        }
+        requests
+    }
+
+    fn drain(&mut self) -> impl Iterator<Item = R> {
+        let mut groups = std::mem::take(&mut self.groups);
+        let order = std::mem::take(&mut self.order);
+        order
+            .into_iter()
+            .flat_map(move |group| groups.remove(&group).unwrap_or_default())
+    }
+}
+
+/// Keeps the order: the changes of one key go one at a time, in the order in which they came, also
+/// when one has to go again (O2). Renewals and looks wait for nobody.
+#[derive(Debug)]
+pub(crate) struct SendWindow<R: Sendable, T> {
+    limits: Limits,
+    queues: [Queue<R>; Priority::ALL.len()],
+    /// The keys with a change that is queued or in flight, and the changes that wait behind it.
+    changing: HashMap<R::Key, VecDeque<R>>,
+    /// The oldest first: answers come in the order of the calls.
+    in_flight: VecDeque<Call<R, T>>,
+    bytes: usize,
+    /// How many calls of renewals each group has in flight.
+    renewing: HashMap<u16, usize>,
+}
+
+impl<R: Sendable, T: Copy> SendWindow<R, T> {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            queues: Priority::ALL.map(|_| Queue::new()),
+            changing: HashMap::new(),
+            in_flight: VecDeque::new(),
+            bytes: 0,
+            renewing: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, requests: impl IntoIterator<Item = R>) {
+        for request in requests {
+            let priority = request.priority();
+            if priority == Priority::Change {
+                match self.changing.entry(request.key().clone()) {
+                    Entry::Occupied(behind) => {
+                        behind.into_mut().push_back(request);
+                        continue;
+                    }
+                    Entry::Vacant(key) => key.insert(VecDeque::new()),
+                };
+            }
+            let queue = &mut self.queues[priority as usize];
+            queue.group(request.group()).push_back(request);
+        }
+    }
+
+    /// Sends a request of an answered call again, before whatever else waits for its key.
+    pub(crate) fn add_again(&mut self, request: R) {
+        let queue = &mut self.queues[request.priority() as usize];
+        queue.group(request.group()).push_front(request);
+    }
+
+    /// A request of an answered call is done here: the next one for its key may go.
+    pub(crate) fn finish(&mut self, request: &R) {
+        if request.priority() == Priority::Change
+            && let Entry::Occupied(mut behind) = self.changing.entry(request.key().clone())
+        {
+            match behind.get_mut().pop_front() {
+                Some(next) => {
+                    let queue = &mut self.queues[Priority::Change as usize];
+                    queue.group(next.group()).push_back(next);
+                }
+                None => {
+                    behind.remove();
+                }
+            }
+        }
+    }
+
+    /// The requests of the next call that may go, all of one priority and group.
+    pub(crate) fn next_call(&mut self) -> Option<(Priority, Vec<R>)> {
+        if self.in_flight.len() >= self.limits.calls || self.bytes >= self.limits.bytes {
+            return None;
+        }
+        let (most, renewing) = (self.limits.requests, &self.renewing);
+        Priority::ALL.into_iter().find_map(|priority| {
+            // Renewals have time: those that come while one is in flight share the next call.
+            let may_send = |group, waiting: &VecDeque<R>| {
+                priority != Priority::Renew
+                    || waiting.len() >= most
+                    || waiting.front().is_some_and(R::is_alone)
+                    || !renewing.contains_key(&group)
+            };
+            let requests = self.queues[priority as usize].next_call(most, may_send);
+            (!requests.is_empty()).then_some((priority, requests))
+        })
+    }
+
+    /// The call is on its way.
+    pub(crate) fn sent(&mut self, requests: Vec<R>, now: T) {
+        if let Some(group) = Self::renews(&requests) {
+            *self.renewing.entry(group).or_default() += 1;
+        }
+        let bytes = requests.iter().map(R::size).sum();
+        self.bytes += bytes;
+        self.in_flight.push_back(Call {
+            requests,
+            sent_at: now,
+            bytes,
+        });
+    }
+
+    /// The oldest call is answered. Each of its requests must be finished or added again.
+    pub(crate) fn answered(&mut self) -> Option<Call<R, T>> {
+        let call = self.in_flight.pop_front()?;
+        self.bytes -= call.bytes;
+        if let Some(group) = Self::renews(&call.requests)
+            && let Entry::Occupied(mut calls) = self.renewing.entry(group)
+        {
+            *calls.get_mut() -= 1;
+            if *calls.get() == 0 {
+                calls.remove();
+            }
+        }
+        Some(call)
+    }
+
+    /// The group of a call of renewals.
+    fn renews(requests: &[R]) -> Option<u16> {
+        let first = requests.first()?;
+        (first.priority() == Priority::Renew).then(|| first.group())
+    }
+
+    /// When the oldest call in flight was sent.
+    pub(crate) fn oldest(&self) -> Option<T> {
+        self.in_flight.front().map(|call| call.sent_at)
+    }
+
+    /// Whether a request waits to be sent.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.queues.iter().any(|queue| !queue.order.is_empty())
+    }
+
+    /// No answer will come any more: the requests in flight, the oldest first, and those that were
+    /// not sent.
+    pub(crate) fn abort(&mut self) -> (Vec<R>, Vec<R>) {
+        self.bytes = 0;
+        self.renewing.clear();
+        let calls = std::mem::take(&mut self.in_flight);
+        let sent = calls.into_iter().flat_map(|call| call.requests).collect();
+        let mut unsent: Vec<_> = self.queues.iter_mut().flat_map(Queue::drain).collect();
+        unsent.extend(std::mem::take(&mut self.changing).into_values().flatten());
+        (sent, unsent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of requests that go alone.
+    const ALONE: u64 = 99;
+
+    /// Its key, priority, number and group.
+    #[derive(Debug, PartialEq)]
+    struct Request(String, Priority, u64, u16);
+
+    impl Sendable for Request {
+        type Key = String;
+
+        fn key(&self) -> &String {
+            &self.0
+        }
+
+        fn priority(&self) -> Priority {
+            self.1
+        }
+
+        fn group(&self) -> u16 {
+            self.3
+        }
+
+        fn is_alone(&self) -> bool {
+            self.2 == ALONE
+        }
+
+        fn size(&self) -> usize {
+            100
+        }
+    }
+
+    fn release(key: &str, number: u64) -> Request {
+        Request(key.into(), Priority::Change, number, 0)
+    }
+
+    fn renew(key: &str) -> Request {
+        Request(key.into(), Priority::Renew, 0, 0)
+    }
+
+    fn window() -> SendWindow<Request, u64> {
+        SendWindow::new(Limits {
+            requests: 64,
+            calls: 4,
+            bytes: 1 << 20,
+        })
+    }
+
+    fn numbers(requests: &[Request]) -> Vec<u64> {
+        requests.iter().map(|request| request.2).collect()
+    }
+
+    fn send(window: &mut SendWindow<Request, u64>) -> Option<Vec<u64>> {
+        let (_, requests) = window.next_call()?;
+        let sent = numbers(&requests);
+        window.sent(requests, 0);
+        Some(sent)
+    }
+
+    fn finish_oldest(window: &mut SendWindow<Request, u64>) {
+        let call = window.answered().unwrap();
+        for request in &call.requests {
+            window.finish(request);
+        }
+    }
+
+    #[test]
+    fn o2_changes_of_one_key_go_one_after_the_other() {
+        let mut window = window();
+        window.add([
+            release("a", 1),
+            release("a", 2),
+            release("b", 3),
+            release("a", 4),
+        ]);
+        assert_eq!(send(&mut window).unwrap(), [1, 3], "one request a key");
+        assert!(window.next_call().is_none(), "the key has one in flight");
+
+        // The request has to go again: it stays in front of the key's others.
+        let mut call = window.answered().unwrap();
+        let finished = call.requests.pop().unwrap();
+        window.finish(&finished);
+        window.add_again(call.requests.pop().unwrap());
+        for expected in [1, 2, 4] {
+            assert_eq!(send(&mut window).unwrap(), [expected]);
+            finish_oldest(&mut window);
+        }
+        assert!(!window.is_waiting());
+    }
+
+    #[test]
+    fn a_request_that_must_go_alone_does_and_in_order() {
+        for priority in [Priority::Renew, Priority::Change] {
+            let mut window = window();
+            let requests = [("a", 1), ("b", ALONE), ("c", ALONE), ("d", 4), ("e", 5)];
+            window.add(requests.map(|(key, number)| Request(key.into(), priority, number, 0)));
+            for expected in [&[1][..], &[ALONE], &[ALONE], &[4, 5]] {
+                assert_eq!(send(&mut window).unwrap(), expected, "{priority:?}");
+                window.answered().unwrap();
+            }
+            assert!(!window.is_waiting());
+        }
+    }
+
+    #[test]
+    fn renewals_go_first_and_whatever_their_keys_wait_for() {
+        let mut window = window();
+        window.add([release("a", 1), renew("a"), renew("b")]);
+        let (priority, requests) = window.next_call().unwrap();
+        assert_eq!((priority, requests.len()), (Priority::Renew, 2));
+        window.sent(requests, 0);
+        assert_eq!(window.next_call().unwrap().0, Priority::Change);
+    }
+
+    #[test]
+    fn renewals_that_come_while_one_is_in_flight_share_the_next_call() {
+        let of = |number, group| Request(format!("k{number}"), Priority::Renew, number, group);
+        let mut window = window();
+        for number in 1..=3 {
+            window.add([of(number, 0)]);
+            let sent = send(&mut window);
+            assert_eq!(sent.is_some(), number == 1, "{number}");
+        }
+        window.add([of(4, 7)]);
+        assert_eq!(
+            send(&mut window).unwrap(),
+            [4],
+            "another group does not wait"
+        );
+        window.answered().unwrap();
+        assert_eq!(send(&mut window).unwrap(), [2, 3]);
+        // A full call does not wait either.
+        window.add((10..74).map(|number| of(number, 0)));
+        assert_eq!(send(&mut window).unwrap().len(), 64);
+        let (sent, unsent) = window.abort();
+        assert_eq!((sent.len(), unsent.len()), (67, 0));
+        window.add([of(80, 0)]);
+        assert!(send(&mut window).is_some());
+    }
+
+    #[test]
+    fn g4_the_window_is_bounded_by_calls_and_by_bytes() {
+        let mut window = window();
+        for number in 0..4 {
+            window.add([release(&format!("key {number}"), number)]);
+            send(&mut window).expect("a lone request goes at once");
+        }
+        window.add((10..110).map(|number| release(&format!("key {number}"), number)));
+        assert!(window.next_call().is_none());
+        finish_oldest(&mut window);
+        assert_eq!(send(&mut window).unwrap().len(), 64);
+
+        let limits = Limits {
+            requests: 2,
+            calls: 100,
+            bytes: 500,
+        };
+        let mut window = SendWindow::<Request, u64>::new(limits);
+        window.add((0..100).map(|number| release(&format!("key {number}"), number)));
+        let calls = std::iter::from_fn(|| send(&mut window)).count();
+        assert_eq!(calls, 3, "the last one may be over the limit");
+        finish_oldest(&mut window);
+        assert!(send(&mut window).is_some());
+    }
+
+    #[test]
+    fn o2_a_call_holds_one_group_and_each_key_keeps_its_order() {
+        let mut window = SendWindow::<Request, u64>::new(Limits {
+            requests: 3,
+            calls: 9,
+            bytes: 1 << 20,
+        });
+        let of = |key: &str, number, group| Request(key.into(), Priority::Change, number, group);
+        window.add([
+            of("a", 1, 1),
+            of("b", 2, 2),
+            of("a", 3, 1),
+            of("c", 4, 1),
+            of("b", 5, 2),
+            of("d", 6, 1),
+            of("e", 7, 1),
+        ]);
+        let sent: Vec<_> = std::iter::from_fn(|| send(&mut window)).collect();
+        assert_eq!(sent, [vec![1, 4, 6], vec![2], vec![7]]);
+        finish_oldest(&mut window);
+        finish_oldest(&mut window);
+        assert_eq!(send(&mut window).unwrap(), [3]);
+        assert_eq!(send(&mut window).unwrap(), [5]);
+    }
+
+    #[test]
+    fn an_abort_gives_everything_back_in_order() {
+        let mut window = window();
+        for number in 1..=2 {
+            window.add([release(&format!("key {number}"), number)]);
+            send(&mut window);
+        }
+        window.add([release("key 1", 3), release("key 3", 4)]);
+        let (sent, unsent) = window.abort();
+        assert_eq!(numbers(&sent), [1, 2]);
+        assert_eq!(numbers(&unsent), [4, 3]);
+        assert!(!window.is_waiting());
+        assert_eq!(window.oldest(), None);
+        window.add([release("key 1", 5)]);
+        assert_eq!(send(&mut window).unwrap(), [5]);
+    }
+}
