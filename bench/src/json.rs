@@ -20,7 +20,7 @@ pub(crate) fn prepare(path: &Path) -> Outcome<()> {
 pub(crate) fn write(path: &Path, report: &Report) -> Outcome<()> {
     let ratios = ratios::of(report).into_iter();
     let ratios: serde_json::Map<String, Value> = ratios
-        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .map(|ratio| (ratio.name.to_owned(), json!(ratio.value)))
         .collect();
     let entries: Vec<Value> = report.entries.iter().map(entry).collect();
     let all = json!({

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `options` | what the command line says |
 //! | `server`, `monitor` | the server, and how commands are counted on it |
+//! | `cluster`, `net` | a cluster, and proxies that delay and count what clients send |
 //! | `libs` | the libraries, behind one trait |
 //! | `worker` | the processes that do the work, and the talk with them |
 //! | `scenarios` | what they do, a file a scenario or group |
@@ -17,11 +18,13 @@
 //! | `run`, `report`, `ratios`, `json`, `plot` | from figures to what is printed, written and drawn |
 
 mod clock;
+mod cluster;
 mod figures;
 mod journal;
 mod json;
 mod libs;
 mod monitor;
+mod net;
 mod options;
 mod plot;
 mod ratios;

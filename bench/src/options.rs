@@ -13,8 +13,10 @@ usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTIO
   SCENARIO…     those to run; all, if none is named
   --secs N      how long each round of each library is measured, in seconds (2; 0.1 to 60)
   --rounds N    how many rounds, the libraries taking turns in each (3; 1 to 100)
-  --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock); also lockstream-asleep,
-                which is lockstream without busy polling
+  --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock)
+  --round-trip MS
+                what clients of a cluster wait for an answer at the least (1; 0 to 100)
+  --hold SECS   how long cluster-100k holds its leases (60; 1 to 600)
   --json FILE   writes everything there, every round of it
   --plot DIR    draws charts there, as SVG
   --readme      makes docs/speed.json, docs/speed.svg and the README's table of this run, which must
@@ -23,7 +25,8 @@ usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTIO
   --help        says this
 
 It prints `SCENARIO LIB FIGURE VALUE UNIT`, VALUE being the median of the rounds, and FIGURE-spread
-how far the rounds were apart, in percent of it; and at the end `ratio NAME VALUE`.";
+how far the rounds were apart, in percent of it; and at the end `ratio NAME VALUE GOAL`,
+GOAL being `reached` or `missed` and what was to be reached.";
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
@@ -31,6 +34,10 @@ pub(crate) struct Options {
     pub(crate) libs: Vec<Lib>,
     pub(crate) secs: f64,
     pub(crate) rounds: usize,
+    /// In milliseconds, to a cluster.
+    pub(crate) round_trip: f64,
+    /// In seconds.
+    pub(crate) hold: f64,
     pub(crate) json: Option<PathBuf>,
     pub(crate) plot: Option<PathBuf>,
     pub(crate) readme: bool,
@@ -50,6 +57,8 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
         libs: Lib::ALL.to_vec(),
         secs: 2.0,
         rounds: 3,
+        round_trip: 1.0,
+        hold: 60.0,
         json: None,
         plot: None,
         readme: false,
@@ -70,6 +79,8 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
             "--redraw" => return Ok(Wish::Redraw),
             "--help" | "-h" => return Ok(Wish::Help),
             "--secs" => options.secs = number(name, &value()?, 0.1..=60.0)?,
+            "--round-trip" => options.round_trip = number(name, &value()?, 0.0..=100.0)?,
+            "--hold" => options.hold = number(name, &value()?, 1.0..=600.0)?,
             "--rounds" => options.rounds = whole(name, &value()?, 1..=100)?,
             "--libs" => options.libs = libs(&value()?)?,
             "--json" => options.json = Some(PathBuf::from(value()?)),
@@ -94,13 +105,10 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
 }
 
 fn libs(names: &str) -> Result<Vec<Lib>, String> {
-    let known = Lib::KNOWN.map(Lib::name);
+    let known = Lib::ALL.map(Lib::name);
     let mut libs = Vec::new();
     for name in names.split(',') {
-        push_new(
-            &mut libs,
-            Lib::KNOWN[one_of("library", name.trim(), &known)?],
-        );
+        push_new(&mut libs, Lib::ALL[one_of("library", name.trim(), &known)?]);
     }
     Ok(libs)
 }
@@ -167,11 +175,13 @@ mod tests {
     #[test]
     fn what_is_said_is_taken() {
         let some = options(
-            "hot-local free-8 hot-local --secs 0.5 --rounds=1 --libs bare,lockstream --json f --plot=d",
+            "hot-local free-8 hot-local --secs 0.5 --rounds=1 --libs bare,lockstream --json f --plot=d \
+             --round-trip 5 --hold 10",
         );
         assert_eq!(some.scenarios, [Scenario::HotLocal, Scenario::Free8]);
         assert_eq!(some.libs, [Lib::Bare, Lib::Lockstream]);
         assert_eq!((some.secs, some.rounds), (0.5, 1));
+        assert_eq!((some.round_trip, some.hold), (5.0, 10.0));
         assert_eq!(some.json, Some(PathBuf::from("f")));
         assert_eq!(some.plot, Some(PathBuf::from("d")));
     }
@@ -194,6 +204,8 @@ mod tests {
             ("--secs NaN", "--secs"),
             ("--secs 1e9", "--secs"),
             ("--rounds 0", "--rounds"),
+            ("--round-trip -1", "--round-trip"),
+            ("--hold 0", "--hold"),
             ("--rounds 1.5", "--rounds"),
             ("--round 1", "--round"),
             ("--readme free-8", "--readme"),

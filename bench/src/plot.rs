@@ -21,7 +21,6 @@ pub(crate) const TEXT: RGBColor = RGBColor(0x78, 0x78, 0x78);
 pub(crate) fn colour(lib: Lib) -> RGBColor {
     match lib {
         Lib::Lockstream => RGBColor(0x1f, 0x8f, 0xd6),
-        Lib::LockstreamAsleep => RGBColor(0x8f, 0xc7, 0xea),
         Lib::Bare => RGBColor(0x8a, 0x8a, 0x8a),
         Lib::Rslock => RGBColor(0xd9, 0x7a, 0x1e),
         Lib::AsyncRedisLock => RGBColor(0x4f, 0x9d, 0x52),

@@ -15,66 +15,90 @@ enum Basis {
     Itself,
 }
 
-use Basis::{Bare, BestOther, Itself};
+/// What a ratio should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+    Unset,
+}
 
-const RATIOS: [(&str, Scenario, &str, Basis); 18] = [
-    ("free-1", Scenario::Free1, "pairs", Bare),
-    ("free-8", Scenario::Free8, "pairs", Bare),
-    ("free-64", Scenario::Free64, "pairs", Bare),
-    ("free-256", Scenario::Free256, "pairs", Bare),
-    ("hot-local", Scenario::HotLocal, "acquisitions", BestOther),
-    (
-        "hot-local-changes",
-        Scenario::HotLocal,
-        "changes",
-        BestOther,
-    ),
-    ("hot-local-turns", Scenario::HotLocal, "turns", Itself),
-    (
-        "hot-local-maxwait-ms",
-        Scenario::HotLocal,
-        "maxwait",
-        Itself,
-    ),
-    (
-        "hot-processes",
-        Scenario::HotProcesses,
-        "acquisitions",
-        BestOther,
-    ),
-    (
-        "hot-processes-changes",
-        Scenario::HotProcesses,
-        "changes",
-        BestOther,
-    ),
-    (
-        "hot-processes-turns",
-        Scenario::HotProcesses,
-        "turns",
-        Itself,
-    ),
-    (
-        "nopass-calls",
-        Scenario::HotProcessesNopass,
-        "calls",
-        Itself,
-    ),
-    ("waiting-1000", Scenario::Waiting1000, "commands", Itself),
-    ("handover-p50-us", Scenario::Handover, "p50", Itself),
-    ("handover-p99-us", Scenario::Handover, "p99", Itself),
-    ("held-100k-bytes", Scenario::Held100k, "bytes", Itself),
-    ("held-100k-cpu", Scenario::Held100k, "cpu", Itself),
-    ("many-keys-left", Scenario::ManyKeys, "left", Itself),
+use Basis::{Bare, BestOther, Itself};
+use Goal::{AtLeast, AtMost, Unset};
+
+/// Name, scenario, figure, what it is set against, and its goal.
+type Row = (&'static str, Scenario, &'static str, Basis, Goal);
+
+#[rustfmt::skip]
+const RATIOS: [Row; 36] = [
+    ("free-1", Scenario::Free1, "pairs", Bare, AtLeast(0.8)),
+    ("free-8", Scenario::Free8, "pairs", Bare, AtLeast(0.75)),
+    ("free-64", Scenario::Free64, "pairs", Bare, AtLeast(0.8)),
+    ("free-256", Scenario::Free256, "pairs", Bare, AtLeast(1.0)),
+    ("hot-local", Scenario::HotLocal, "acquisitions", BestOther, AtLeast(15.0)),
+    ("hot-local-changes", Scenario::HotLocal, "changes", BestOther, AtLeast(100.0)),
+    ("hot-local-turns", Scenario::HotLocal, "turns", Itself, AtMost(1.05)),
+    ("hot-local-maxwait-ms", Scenario::HotLocal, "maxwait", Itself, AtMost(20.0)),
+    ("hot-processes", Scenario::HotProcesses, "acquisitions", BestOther, AtLeast(8.0)),
+    ("hot-processes-changes", Scenario::HotProcesses, "changes", BestOther, AtLeast(100.0)),
+    ("hot-processes-turns", Scenario::HotProcesses, "turns", Itself, AtMost(1.05)),
+    ("nopass-calls", Scenario::HotProcessesNopass, "calls", Itself, AtMost(2.05)),
+    ("waiting-1000", Scenario::Waiting1000, "commands", Itself, AtMost(1.0)),
+    ("handover-p50-us", Scenario::Handover, "p50", Itself, AtMost(300.0)),
+    ("handover-p99-us", Scenario::Handover, "p99", Itself, Unset),
+    ("held-100k-bytes", Scenario::Held100k, "bytes", Itself, AtMost(1024.0)),
+    ("held-100k-cpu", Scenario::Held100k, "cpu", Itself, AtMost(0.05)),
+    ("many-keys-left", Scenario::ManyKeys, "left", Itself, AtMost(0.0)),
+    ("far-1", Scenario::Far1, "acquire-p50", Bare, AtMost(1.1)),
+    ("far-64", Scenario::Far64, "acquire-p50", Bare, AtMost(1.1)),
+    ("far-256", Scenario::Far256, "acquire-p50", Bare, AtMost(1.1)),
+    ("cluster-100k-lost", Scenario::Cluster100k, "lost", Itself, AtMost(0.0)),
+    ("cluster-100k-cpu", Scenario::Cluster100k, "cpu", Itself, AtMost(0.15)),
+    ("cluster-brief-lost", Scenario::ClusterBrief, "lost", Itself, AtMost(0.0)),
+    ("cluster-brief-kept", Scenario::ClusterBrief, "kept", Itself, AtLeast(0.4)),
+    ("cluster-moving-lost", Scenario::ClusterMoving, "lost", Itself, AtMost(0.0)),
+    ("cluster-waits-reconnects", Scenario::ClusterWaits, "reconnects", Itself, AtMost(0.0)),
+    ("cluster-waits-calls", Scenario::ClusterWaits, "calls", Itself, AtMost(0.0)),
+    ("cluster-idle", Scenario::ClusterIdle, "connections", Itself, AtMost(1.0)),
+    ("fleet-crash-first-ms", Scenario::FleetCrash, "first", Itself, AtMost(100.0)),
+    ("fleet-crash-served-ms", Scenario::FleetCrash, "served", Itself, AtMost(1000.0)),
+    ("fleet-timeout-standstill-ms", Scenario::FleetTimeout, "standstill", Itself, AtMost(100.0)),
+    ("fleet-timeout-lost", Scenario::FleetTimeout, "lost", Itself, AtMost(0.0)),
+    ("fleet-restart-busiest", Scenario::FleetRestart, "busiest", Itself, AtMost(1200.0)),
+    ("fleet-restart-back-s", Scenario::FleetRestart, "back", Itself, AtMost(4.0)),
+    ("fleet-restart-lost", Scenario::FleetRestart, "lost", Itself, AtMost(0.0)),
 ];
+
+/// A ratio that the run has all parts of.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Ratio {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
+    pub(crate) goal: Goal,
+}
+
+impl Goal {
+    /// In words, whether a value reaches it.
+    pub(crate) fn verdict(self, value: f64) -> Option<String> {
+        let (is_reached, words, limit) = match self {
+            AtLeast(limit) => (value >= limit, "at least", limit),
+            AtMost(limit) => (value <= limit, "at most", limit),
+            Unset => return None,
+        };
+        let verdict = if is_reached { "reached" } else { "missed" };
+        Some(format!("{verdict} ({words} {limit})"))
+    }
+}
 
 /// Those that the run has all parts of.
 ///
 /// Each is the median of the rounds' own ratios: what slowed a round down slowed all of its
 /// libraries.
-pub(crate) fn of(report: &Report) -> Vec<(&'static str, f64)> {
-    let ratio =
-        |(name, scenario, figure, basis)| Some((name, one(report, scenario, figure, basis)?));
+pub(crate) fn of(report: &Report) -> Vec<Ratio> {
+    let ratio = |(name, scenario, figure, basis, goal)| {
+        let value = one(report, scenario, figure, basis)?;
+        Some(Ratio { name, value, goal })
+    };
     RATIOS.into_iter().filter_map(ratio).collect()
 }
 
@@ -84,7 +108,7 @@ fn one(report: &Report, scenario: Scenario, figure: &str, basis: Basis) -> Optio
         entry.scenario == scenario
             && match basis {
                 Bare => entry.lib == Lib::Bare,
-                BestOther => !entry.lib.is_ours(),
+                BestOther => entry.lib != Lib::Lockstream,
                 Itself => false,
             }
     };
@@ -95,7 +119,7 @@ fn one(report: &Report, scenario: Scenario, figure: &str, basis: Basis) -> Optio
             return Some(ours);
         }
         let others = others.iter().filter_map(|entry| entry.value(round, figure));
-        // All are rates: less than one a second counts as one, so that the ratio stays a number.
+        // Of rates, less than one a second counts as one, so that the ratio stays a number.
         others.reduce(f64::max).map(|best| ours / best.max(1.0))
     };
     let rounds: Vec<f64> = (0..ours.rounds.len()).filter_map(in_round).collect();
@@ -129,6 +153,28 @@ mod tests {
         }
     }
 
+    fn values(report: &Report) -> Vec<(&'static str, f64)> {
+        let ratios = of(report).into_iter();
+        ratios.map(|ratio| (ratio.name, ratio.value)).collect()
+    }
+
+    #[test]
+    fn a_goal_is_reached_or_missed() {
+        assert_eq!(
+            AtMost(0.0).verdict(0.0).as_deref(),
+            Some("reached (at most 0)")
+        );
+        assert_eq!(
+            AtMost(1.1).verdict(1.2).as_deref(),
+            Some("missed (at most 1.1)")
+        );
+        assert_eq!(
+            AtLeast(0.4).verdict(0.39).as_deref(),
+            Some("missed (at least 0.4)")
+        );
+        assert_eq!(Unset.verdict(1.0), None);
+    }
+
     #[test]
     fn rounds_are_set_against_each_other() {
         // The second round was slow for all.
@@ -139,7 +185,7 @@ mod tests {
             entry(Scenario::Free8, Lib::Bare, &bare, "pairs"),
             entry(Scenario::Free8, Lib::Rslock, &[Some(1e6); 3], "pairs"),
         ]);
-        assert_eq!(of(&report), [("free-8", 2.0)]);
+        assert_eq!(values(&report), [("free-8", 2.0)]);
     }
 
     #[test]
@@ -150,7 +196,7 @@ mod tests {
             hot(Lib::Bare, &[Some(20.0), None]),
             hot(Lib::Rslock, &[Some(50.0), None]),
         ]);
-        assert_eq!(of(&report), [("hot-local", 2.0)]);
+        assert_eq!(values(&report), [("hot-local", 2.0)]);
     }
 
     #[test]
@@ -160,6 +206,6 @@ mod tests {
             ours(Scenario::Free1, "pairs"),
             ours(Scenario::Held100k, "bytes"),
         ]);
-        assert_eq!(of(&report), [("held-100k-bytes", 3.0)]);
+        assert_eq!(values(&report), [("held-100k-bytes", 3.0)]);
     }
 }

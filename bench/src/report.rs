@@ -96,11 +96,13 @@ pub(crate) fn print(entry: &Entry) {
 
 pub(crate) fn print_ratios(report: &Report) {
     let ratios = ratios::of(report);
-    print_lines(
-        ratios
-            .iter()
-            .map(|(name, value)| format!("ratio {name} {}", shown(*value))),
-    );
+    print_lines(ratios.iter().map(|ratio| {
+        let (name, value) = (ratio.name, shown(ratio.value));
+        match ratio.goal.verdict(ratio.value) {
+            Some(verdict) => format!("ratio {name} {value} {verdict}"),
+            None => format!("ratio {name} {value}"),
+        }
+    }));
 }
 
 /// Unlike `println!`, does not mind a reader that has gone: the rest of the run is still written.

@@ -1,5 +1,9 @@
 //! The run: every scenario, round after round, the libraries taking turns.
 
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
 use crate::libs::{Lib, Outcome};
 use crate::options::Options;
 use crate::report::{Entry, Report};
@@ -14,6 +18,8 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     if let Some(folder) = &options.plot {
         plot::prepare(folder)?;
     }
+    allow_many_connections();
+    let begin = Instant::now();
     let mut server = Server::start()?;
     let (version, url, pid) = (server.version(), server.url(), server.pid());
     eprintln!("{version} at {url}, process {pid}");
@@ -32,6 +38,7 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     }
     drop(server);
     report::print_ratios(&all);
+    eprintln!("the run took {:.0} s", begin.elapsed().as_secs_f64());
     if let Some(path) = &options.json {
         json::write(path, &all)?;
     }
@@ -55,18 +62,30 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     }
 }
 
+/// A fleet has thousands of sockets. The processes and servers that the run starts inherit the limit.
+fn allow_many_connections() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        eprintln!("the limit of open files stays as it is: {error}");
+    }
+}
+
 fn run_scenario(scenario: Scenario, options: &Options, server: &mut Server) -> Vec<Entry> {
-    let ours_alone = scenario.is_ours_alone();
     let libs = options.libs.iter().copied();
     let mut entries: Vec<Entry> = libs
-        .filter(|lib| !ours_alone || *lib == Lib::Lockstream)
+        .filter(|lib| scenario.is_of(*lib))
         .map(|lib| Entry {
             scenario,
             lib,
             rounds: Vec::new(),
         })
         .collect();
-    let rounds = if ours_alone { 1 } else { options.rounds };
+    let rounds = if scenario.is_ours_alone() {
+        1
+    } else {
+        options.rounds
+    };
     for number in 1..=rounds {
         for entry in &mut entries {
             let (name, lib) = (scenario.name(), entry.lib.name());
@@ -75,6 +94,8 @@ fn run_scenario(scenario: Scenario, options: &Options, server: &mut Server) -> V
                 scenario,
                 lib: entry.lib,
                 secs: options.secs,
+                round_trip: Duration::from_secs_f64(options.round_trip / 1e3),
+                hold: Duration::from_secs_f64(options.hold),
                 server,
             };
             let figures = round.run();

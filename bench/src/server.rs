@@ -4,9 +4,11 @@ use std::env;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{Connection, FromRedisValue};
@@ -16,6 +18,8 @@ use crate::libs::{Outcome, told};
 
 /// How long the server may take to start, or to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+const PORTS: Range<u16> = 10_000..16_000;
 
 /// Runs the server `$1` with the configuration `$2`, says its pid, and ends it by that pid when it
 /// is told to, or when the bench is gone in whatever way: the kernel closes the pipe then. In the
@@ -36,11 +40,12 @@ wait "$server"
 
 /// A running server; it ends when this is dropped, in a panic too.
 pub(crate) struct Server {
+    program: PathBuf,
     port: u16,
     version: String,
     connection: Option<Connection>,
-    /// Ends the server, and goes before its folder does.
-    keeper: Keeper,
+    /// Ends the server, and goes before its folder does; none while the server is stopped.
+    keeper: Option<Keeper>,
     folder: TempDir,
 }
 
@@ -53,10 +58,15 @@ struct Keeper {
 impl Server {
     /// Starts the program that `LOCKSTREAM_REDIS_SERVER` names, else the first server on the path.
     pub(crate) fn start() -> Outcome<Self> {
+        Self::with("")
+    }
+
+    /// The same with more lines of configuration.
+    pub(crate) fn with(lines: &str) -> Outcome<Self> {
         let program = find()?;
         let begin = Instant::now();
         loop {
-            match Self::launch(&program) {
+            match Self::launch(&program, lines) {
                 // Someone else was faster to bind the port that had been free.
                 Err(error) if error.contains("in use") && begin.elapsed() < PATIENCE => {}
                 started => return started,
@@ -64,7 +74,7 @@ impl Server {
         }
     }
 
-    fn launch(program: &PathBuf) -> Outcome<Self> {
+    fn launch(program: &Path, lines: &str) -> Outcome<Self> {
         let folder = tempfile::Builder::new()
             .prefix("lockstream-bench-")
             .tempdir()
@@ -72,36 +82,18 @@ impl Server {
         let port = free_port()?;
         let path = folder.path().join("conf");
         let config = format!(
-            "bind 127.0.0.1\nport {port}\ndir {}\ndaemonize no\nsave \"\"\nappendonly no\n",
+            "bind 127.0.0.1\nport {port}\ndir {}\ndaemonize no\nsave \"\"\nappendonly no\n\
+             tcp-backlog 4096\n{lines}\n",
             folder.path().display()
         );
         fs::write(&path, config).map_err(told("the server's configuration"))?;
-        let mut keeper = Keeper::spawn(program, &[&path, &folder.path().to_path_buf()])?;
-        let url = format!("redis://127.0.0.1:{port}/");
-        let begin = Instant::now();
-        let connection = loop {
-            match connect(&url, &keeper.pid) {
-                Ok(found) => break found,
-                Err(error) => {
-                    let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-                    if log.contains("in use") || begin.elapsed() > PATIENCE {
-                        return Err(format!(
-                            "{} did not start: {error}\n{log}",
-                            program.display()
-                        ));
-                    }
-                    if let Ok(Some(status)) = keeper.shell.try_wait() {
-                        return Err(format!("the server's keeper ended: {status}\n{log}"));
-                    }
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            }
-        };
+        let (keeper, connection) = run(program, folder.path(), port)?;
         let mut server = Self {
+            program: program.to_owned(),
             port,
             version: String::new(),
             connection: Some(connection),
-            keeper,
+            keeper: Some(keeper),
             folder,
         };
         server.version = match server.info("server", "valkey_version") {
@@ -120,7 +112,22 @@ impl Server {
     }
 
     pub(crate) fn pid(&self) -> &str {
-        &self.keeper.pid
+        self.keeper.as_ref().map_or("none", |keeper| &keeper.pid)
+    }
+
+    /// Shuts it down; what it has written to its folder stays.
+    pub(crate) fn stop(&mut self) {
+        // Its only answer is the end of the connection.
+        let _: Outcome<String> = self.ask(&["SHUTDOWN"]);
+        self.keeper = None;
+    }
+
+    /// Starts it again where it was, with what is in its folder.
+    pub(crate) fn start_again(&mut self) -> Outcome<()> {
+        let (keeper, connection) = run(&self.program, self.folder.path(), self.port)?;
+        self.keeper = Some(keeper);
+        self.connection = Some(connection);
+        Ok(())
     }
 
     /// Its kind and its version.
@@ -149,6 +156,11 @@ impl Server {
         reply.map_err(told(&words.join(" ")))
     }
 
+    /// [`ask`](Self::ask) where nothing but an error tells something.
+    pub(crate) fn order(&mut self, words: &[&str]) -> Outcome<()> {
+        self.ask::<redis::Value>(words).map(drop)
+    }
+
     /// The processor time that the server has used so far, in seconds.
     pub(crate) fn processor_secs(&mut self) -> Outcome<f64> {
         let mut sum = 0.0;
@@ -159,7 +171,7 @@ impl Server {
         Ok(sum)
     }
 
-    fn info(&mut self, section: &str, name: &str) -> Outcome<String> {
+    pub(crate) fn info(&mut self, section: &str, name: &str) -> Outcome<String> {
         let info: String = self.ask(&["INFO", section])?;
         field(&info, name)
             .map(str::to_owned)
@@ -167,12 +179,33 @@ impl Server {
     }
 }
 
+/// Runs a server on the configuration in its folder, and connects to it.
+fn run(program: &Path, folder: &Path, port: u16) -> Outcome<(Keeper, Connection)> {
+    let mut keeper = Keeper::spawn(program, folder)?;
+    let url = format!("redis://127.0.0.1:{port}/");
+    let begin = Instant::now();
+    loop {
+        let error = match connect(&url, &keeper.pid) {
+            Ok(connection) => return Ok((keeper, connection)),
+            Err(error) => error,
+        };
+        let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
+        if log.contains("in use") || begin.elapsed() > PATIENCE {
+            let program = program.display();
+            return Err(format!("{program} did not start: {error}\n{log}"));
+        }
+        if let Ok(Some(status)) = keeper.shell.try_wait() {
+            return Err(format!("the server's keeper ended: {status}\n{log}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 impl Keeper {
-    fn spawn(program: &PathBuf, rest: &[&PathBuf]) -> Outcome<Self> {
+    fn spawn(program: &Path, folder: &Path) -> Outcome<Self> {
         let mut shell = Command::new("/bin/sh")
             .args(["-c", KEEPER, "keeper"])
-            .arg(program)
-            .args(rest)
+            .args([program, &folder.join("conf"), folder])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // A Ctrl-C meant for the bench must not end the keeper before the server.
@@ -222,10 +255,19 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
         .map(str::trim)
 }
 
-fn free_port() -> Outcome<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(told("a free port"))?;
-    let address = listener.local_addr().map_err(told("a free port"))?;
-    Ok(address.port())
+/// A port below those that systems hand out to clients by themselves: while a server is stopped, none
+/// of the clients that try to connect is given the server's own port.
+pub(crate) fn free_port() -> Outcome<u16> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 101;
+    for _ in 0..PORTS.len() {
+        let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
+        let port = PORTS.start + offset as u16;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    Err(format!("no port is free in {PORTS:?}"))
 }
 
 fn find() -> Outcome<PathBuf> {
@@ -252,11 +294,9 @@ fn find() -> Outcome<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::path::Path;
-
     use super::*;
     use crate::monitor::Monitor;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
     fn a_panic_ends_the_server() {
@@ -271,6 +311,16 @@ mod tests {
         assert!(end.is_err());
         assert!(!place.exists() && !place.as_os_str().is_empty());
         assert!(!Path::new("/proc").join(&pid).exists(), "{pid} lives");
+    }
+
+    #[test]
+    fn a_server_that_starts_again_has_its_data() {
+        let mut server = Server::with("appendonly yes").unwrap();
+        let _: String = server.ask(&["SET", "k", "v"]).unwrap();
+        server.stop();
+        assert!(server.ask::<String>(&["GET", "k"]).is_err(), "it runs on");
+        server.start_again().unwrap();
+        assert_eq!(server.ask(&["GET", "k"]), Ok("v".to_owned()));
     }
 
     #[test]

@@ -92,11 +92,17 @@ impl Tally {
             self.rate(self.acquisitions),
             "pairs/s",
         )];
-        figures.extend(self.wait("acquire-p50", 50.0));
-        figures.extend(self.wait("acquire-p99", 99.0));
+        figures.extend(self.of_acquisitions());
         let release = percentile(&self.releases, 50.0);
         figures.extend(release.map(|us| Figure::new("release-p50", us, "us")));
         figures
+    }
+
+    /// What is known where tasks pause between two turns.
+    pub(crate) fn of_acquisitions(&self) -> Vec<Figure> {
+        let percents = [("acquire-p50", 50.0), ("acquire-p99", 99.0)];
+        let waits = percents.map(|(name, percent)| self.wait(name, percent));
+        waits.into_iter().flatten().collect()
     }
 
     pub(crate) fn of_one_key(&self) -> Vec<Figure> {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::async_redis_lock::AsyncRedisLock;
 pub(crate) use self::bare::Bare;
-pub(crate) use self::lockstream::{Asleep, Lockstream};
+pub(crate) use self::lockstream::Lockstream;
 pub(crate) use self::rslock::Rslock;
 
 /// How long a lock lasts where a library asks for it: what lockstream takes by itself.
@@ -34,8 +34,6 @@ pub(crate) enum Lib {
     Bare,
     Rslock,
     AsyncRedisLock,
-    /// Ours without busy polling, where it is asked for.
-    LockstreamAsleep,
 }
 
 impl Lib {
@@ -47,26 +45,12 @@ impl Lib {
         Self::AsyncRedisLock,
     ];
 
-    /// Those that can be asked for.
-    pub(crate) const KNOWN: [Self; 5] = [
-        Self::Lockstream,
-        Self::Bare,
-        Self::Rslock,
-        Self::AsyncRedisLock,
-        Self::LockstreamAsleep,
-    ];
-
-    pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Self::Lockstream | Self::LockstreamAsleep)
-    }
-
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Lockstream => "lockstream",
             Self::Bare => "bare",
             Self::Rslock => "rslock",
             Self::AsyncRedisLock => "async-redis-lock",
-            Self::LockstreamAsleep => "lockstream-asleep",
         }
     }
 }

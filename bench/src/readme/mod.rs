@@ -40,6 +40,10 @@ impl Speed {
         figure?["median"].as_f64()
     }
 
+    fn ratio(&self, name: &str) -> Option<f64> {
+        self.0["ratios"][name].as_f64()
+    }
+
     /// Where and how it was taken, in words.
     fn place(&self) -> String {
         let machine = &self.0["machine"];

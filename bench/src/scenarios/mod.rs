@@ -1,19 +1,23 @@
 //! The scenarios. Each file has both halves of its own: what the bench does in a round, and what
 //! the processes do that it starts for it.
 
+mod cluster;
+mod far;
+mod fleet;
 mod handover;
 mod held;
+mod leases;
 mod many_keys;
 mod turns;
 mod waiters;
 mod waiting;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::figures::Figure;
-use crate::libs::{
-    Asleep, AsyncRedisLock, Bare, Lib, Library, Lockstream, Outcome, Passes, Rslock,
-};
+use crate::libs::{AsyncRedisLock, Bare, Lib, Library, Lockstream, Outcome, Passes, Rslock};
 use crate::server::Server;
 use crate::worker::{Boss, Job, Worker};
 
@@ -33,10 +37,21 @@ pub(crate) enum Scenario {
     Fair1To100,
     Fair1To100Nopass,
     Waiters10k,
+    Far1,
+    Far64,
+    Far256,
+    Cluster100k,
+    ClusterBrief,
+    ClusterMoving,
+    ClusterWaits,
+    ClusterIdle,
+    FleetCrash,
+    FleetTimeout,
+    FleetRestart,
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::Free1,
         Self::Free8,
         Self::Free64,
@@ -51,6 +66,17 @@ impl Scenario {
         Self::Fair1To100,
         Self::Fair1To100Nopass,
         Self::Waiters10k,
+        Self::Far1,
+        Self::Far64,
+        Self::Far256,
+        Self::Cluster100k,
+        Self::ClusterBrief,
+        Self::ClusterMoving,
+        Self::ClusterWaits,
+        Self::ClusterIdle,
+        Self::FleetCrash,
+        Self::FleetTimeout,
+        Self::FleetRestart,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -69,20 +95,64 @@ impl Scenario {
             Self::Fair1To100 => "fair-1-100",
             Self::Fair1To100Nopass => "fair-1-100-nopass",
             Self::Waiters10k => "waiters-10k",
+            Self::Far1 => "far-1",
+            Self::Far64 => "far-64",
+            Self::Far256 => "far-256",
+            Self::Cluster100k => "cluster-100k",
+            Self::ClusterBrief => "cluster-brief",
+            Self::ClusterMoving => "cluster-moving",
+            Self::ClusterWaits => "cluster-waits",
+            Self::ClusterIdle => "cluster-idle",
+            Self::FleetCrash => "fleet-crash",
+            Self::FleetTimeout => "fleet-timeout",
+            Self::FleetRestart => "fleet-restart",
+        }
+    }
+
+    fn group(self) -> Group {
+        match self {
+            Self::Held100k
+            | Self::ManyKeys
+            | Self::Fair1To100
+            | Self::Fair1To100Nopass
+            | Self::Waiters10k => Group::Alone,
+            Self::Far1 | Self::Far64 | Self::Far256 => Group::Far,
+            Self::Cluster100k
+            | Self::ClusterBrief
+            | Self::ClusterMoving
+            | Self::ClusterWaits
+            | Self::ClusterIdle => Group::Cluster,
+            Self::FleetCrash | Self::FleetTimeout | Self::FleetRestart => Group::Fleet,
+            _ => Group::Compared,
         }
     }
 
     /// Whether it is run once, for lockstream alone.
     pub(crate) fn is_ours_alone(self) -> bool {
-        matches!(
-            self,
-            Self::Held100k
-                | Self::ManyKeys
-                | Self::Fair1To100
-                | Self::Fair1To100Nopass
-                | Self::Waiters10k
-        )
+        !matches!(self.group(), Group::Compared | Group::Far)
     }
+
+    /// Whether that library takes part in it.
+    pub(crate) fn is_of(self, lib: Lib) -> bool {
+        match self.group() {
+            Group::Compared => true,
+            Group::Far => matches!(lib, Lib::Lockstream | Lib::Bare),
+            Group::Alone | Group::Cluster | Group::Fleet => lib == Lib::Lockstream,
+        }
+    }
+}
+
+/// What scenarios have in common.
+#[derive(Clone, Copy, PartialEq)]
+enum Group {
+    /// All libraries, on one server.
+    Compared,
+    /// Lockstream alone, on one server.
+    Alone,
+    /// Lockstream and bare, over a slow network.
+    Far,
+    Cluster,
+    Fleet,
 }
 
 /// One round of one scenario and library, as the bench sees it.
@@ -90,6 +160,10 @@ pub(crate) struct Round<'a> {
     pub(crate) scenario: Scenario,
     pub(crate) lib: Lib,
     pub(crate) secs: f64,
+    /// To a cluster and back.
+    pub(crate) round_trip: Duration,
+    /// How long the leases of `cluster-100k` are held.
+    pub(crate) hold: Duration,
     pub(crate) server: &'a mut Server,
 }
 
@@ -97,6 +171,12 @@ impl Round<'_> {
     /// Runs it on an empty server.
     pub(crate) fn run(mut self) -> Outcome<Vec<Figure>> {
         let _: String = self.server.ask(&["FLUSHALL"])?;
+        match self.scenario.group() {
+            Group::Far => return far::round(&mut self),
+            Group::Cluster => return cluster::round(&mut self),
+            Group::Fleet => return fleet::round(&mut self),
+            Group::Compared | Group::Alone => {}
+        }
         match self.scenario {
             Scenario::Waiting1000 => waiting::round(&mut self),
             Scenario::Handover => handover::round(&mut self),
@@ -109,10 +189,15 @@ impl Round<'_> {
 
     /// A process for it, ready to go.
     fn hire(&self, role: usize, secs: f64) -> Outcome<Worker> {
+        self.hire_at(&self.server.url(), role, secs)
+    }
+
+    /// The same for a process that connects elsewhere than to the run's server.
+    fn hire_at(&self, url: &str, role: usize, secs: f64) -> Outcome<Worker> {
         Worker::hire(&Job {
             scenario: self.scenario,
             lib: self.lib,
-            url: self.server.url(),
+            url: url.to_owned(),
             secs,
             role,
             folder: self.server.folder(),
@@ -129,12 +214,16 @@ impl Round<'_> {
 
 /// What a process of it does.
 pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
+    match job.scenario.group() {
+        Group::Cluster => return cluster::work(&job, boss).await,
+        Group::Fleet => return fleet::work(&job, boss).await,
+        Group::Compared | Group::Alone | Group::Far => {}
+    }
     match (job.scenario, job.lib) {
         (Scenario::Held100k, _) => held::work(&job, boss).await,
         (Scenario::ManyKeys, _) => many_keys::work(&job, boss).await,
         (Scenario::Waiters10k, _) => waiters::work(&job, boss).await,
         (_, Lib::Lockstream) => work_with::<Lockstream>(job, boss).await,
-        (_, Lib::LockstreamAsleep) => work_with::<Asleep>(job, boss).await,
         (_, Lib::Bare) => work_with::<Bare>(job, boss).await,
         (_, Lib::Rslock) => work_with::<Rslock>(job, boss).await,
         (_, Lib::AsyncRedisLock) => work_with::<AsyncRedisLock>(job, boss).await,

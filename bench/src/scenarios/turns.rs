@@ -1,6 +1,7 @@
-//! `free-*`, `hot-*` and `fair-*`: tasks that take a lock and give it back, again and again.
+//! `free-*`, `hot-*`, `fair-*` and `far-*`: tasks that take a lock and give it back, again and again.
 //!
-//! Nothing is done under the lock, and nothing between two turns: what is measured is the lock.
+//! Nothing is done under the lock, and nothing between two turns but a pause where the network is slow:
+//! what is measured is the lock.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,21 +28,26 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The stretch in which calls are counted, and rates are not taken.
 const COUNTED_SECS: f64 = 0.4;
 
+/// Where the network is slow, so that acquisitions wait for it and not for the processors.
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// How many tasks each process has.
 struct Shape {
     tasks: &'static [usize],
     /// All on one key, or each on its own.
     one_key: bool,
     passes: Passes,
+    /// Between two turns of a task.
+    pause: Duration,
 }
 
 impl Shape {
     fn of(scenario: Scenario) -> Self {
         let (tasks, one_key): (&[usize], bool) = match scenario {
-            Scenario::Free1 => (&[1], false),
+            Scenario::Free1 | Scenario::Far1 => (&[1], false),
             Scenario::Free8 => (&[8], false),
-            Scenario::Free64 => (&[64], false),
-            Scenario::Free256 => (&[256], false),
+            Scenario::Free64 | Scenario::Far64 => (&[64], false),
+            Scenario::Free256 | Scenario::Far256 => (&[256], false),
             Scenario::HotLocal => (&[16], true),
             Scenario::HotProcesses | Scenario::HotProcessesNopass => (&[4; 4], true),
             Scenario::Fair1To100 | Scenario::Fair1To100Nopass => (&[1, 100], true),
@@ -51,10 +57,15 @@ impl Shape {
             Scenario::HotProcessesNopass | Scenario::Fair1To100Nopass => Passes::None,
             _ => Passes::Default,
         };
+        let pause = match scenario {
+            Scenario::Far1 | Scenario::Far64 | Scenario::Far256 => PAUSE,
+            _ => Duration::ZERO,
+        };
         Self {
             tasks,
             one_key,
             passes,
+            pause,
         }
     }
 }
@@ -62,8 +73,14 @@ impl Shape {
 // ---- the bench's half
 
 pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
+    let url = round.server.url();
+    round_at(round, &url)
+}
+
+/// The same for processes that come to the server by that url.
+pub(super) fn round_at(round: &mut Round<'_>, url: &str) -> Outcome<Vec<Figure>> {
     let shape = Shape::of(round.scenario);
-    let mut workers = hire(round, &shape, round.secs)?;
+    let mut workers = hire(round, url, &shape, round.secs)?;
     let server_before = round.server.processor_secs()?;
     let begin = go(&mut workers)?;
     let Work {
@@ -81,6 +98,8 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     }
     let mut figures = if shape.one_key {
         tally.of_one_key()
+    } else if shape.pause > Duration::ZERO {
+        tally.of_acquisitions()
     } else {
         tally.of_free_keys()
     };
@@ -90,7 +109,7 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     figures.push(Figure::new("clients-cpu", processor_secs * each, "us/acq"));
     figures.push(Figure::new("server-cpu", server_secs * each, "us/acq"));
     match round.scenario {
-        Scenario::HotProcessesNopass => figures.push(calls(round, &shape)?),
+        Scenario::HotProcessesNopass => figures.push(calls(round, url, &shape)?),
         Scenario::Fair1To100 | Scenario::Fair1To100Nopass => {
             let (one, hundred) = diaries.split_at(shape.tasks[0]);
             figures.extend(tally.of_unequals([one, hundred].map(|part| Tally::of(part, window))));
@@ -101,8 +120,8 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
 }
 
 /// The calls that clients send for one acquisition.
-fn calls(round: &mut Round<'_>, shape: &Shape) -> Outcome<Figure> {
-    let mut workers = hire(round, shape, COUNTED_SECS)?;
+fn calls(round: &mut Round<'_>, url: &str, shape: &Shape) -> Outcome<Figure> {
+    let mut workers = hire(round, url, shape, COUNTED_SECS)?;
     let monitor = Monitor::begin(round.server)?;
     go(&mut workers)?;
     let Work { diaries, .. } = collect(round, workers, COUNTED_SECS)?;
@@ -119,9 +138,9 @@ fn turns(diaries: &[Diary]) -> Outcome<f64> {
     }
 }
 
-fn hire(round: &Round<'_>, shape: &Shape, secs: f64) -> Outcome<Vec<Worker>> {
+fn hire(round: &Round<'_>, url: &str, shape: &Shape, secs: f64) -> Outcome<Vec<Worker>> {
     (0..shape.tasks.len())
-        .map(|role| round.hire(role, secs))
+        .map(|role| round.hire_at(url, role, secs))
         .collect()
 }
 
@@ -181,7 +200,14 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
             diary,
             sender: sender.clone(),
         };
-        tasks.spawn(take_turns(Arc::clone(&lib), lock, end, keeper));
+        let lib = Arc::clone(&lib);
+        let pause = shape.pause;
+        // Tasks that pause begin one after the other: no two should ask at the same moment.
+        let first = pause * task as u32 / tasks_here as u32;
+        tasks.spawn(async move {
+            tokio::time::sleep(first).await;
+            take_turns(&*lib, lock, end, pause, keeper).await
+        });
     }
     drop(sender);
 
@@ -204,9 +230,10 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
 }
 
 async fn take_turns<L: Library>(
-    lib: Arc<L>,
+    lib: &L,
     lock: L::Lock,
     end: Nanos,
+    pause: Duration,
     mut keeper: Keeper,
 ) -> Outcome<()> {
     let diary = &mut keeper.diary;
@@ -221,6 +248,9 @@ async fn take_turns<L: Library>(
         diary.waiting_since = None;
         diary.turns.push(Turn { asked, held });
         lib.release(lease).await?;
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
     }
 }
 

@@ -26,7 +26,7 @@ const QUEUE: usize = 1;
 
 pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     let window = match round.lib {
-        Lib::Lockstream | Lib::LockstreamAsleep => OUR_PERIOD,
+        Lib::Lockstream => OUR_PERIOD,
         _ => Duration::from_secs_f64(round.secs),
     };
     let holder = round.hire(HOLDER, round.secs)?;
