@@ -35,28 +35,6 @@ local function read_clock()
   now = tonumber(clock)
 end
 
--- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
--- every op. A double counts no further than 2^53. KEEPTTL: a key that is no fence is left as it was.
--- F3: `n .. ''` would lose the last digits of a number of 16.
-local function draw()
-  if not epoch then
-    local call, count = redis.call, #ARGV[2]
-    local fence = KEYS[3 * count + 1]
-    local last = count == 1 and clock or string.format('%d', now + count - 1)
-    local old = call('SET', fence, last, 'KEEPTTL', 'GET')
-    local held = tonumber(old or 0)
-    if not (held and held < 9e15) then
-      call('SET', fence, old, 'KEEPTTL')
-      error('WRONGTYPE the fence ' .. fence .. ' holds no number to go on from', 0)
-    elseif held >= now then
-      call('SET', fence, string.format('%d', held + count))
-    end
-    epoch = math.max(held, now - 1)
-  end
-  epoch = epoch + 1
-  return epoch
-end
-
 if ops == 'P' then
   -- O4: servers do not say beforehand which command they refuse a script. So each that the script
   -- needs is tried in a form that changes nothing, and all that are missing are named at once.
@@ -93,7 +71,43 @@ end
 if of_use ~= '' then
   read_clock()
 end
-local reply = { ARGV[1], clock or '' }
+-- All keys of a call are looked at in one or two commands. What these do not tell, the op asks again.
+local found = fence and try('EXISTS', unpack(KEYS, 1, 3 * count))
+
+-- The shortest path: one lock that is free, or is released, and nobody waits. F1, F3: as in `draw`.
+if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and clock <= of_use then
+  local last = try('SET', fence, clock, 'KEEPTTL', 'GET')
+  local is_later = not last or (tonumber(last) or 9e15) < now
+  if is_later and try('SET', KEYS[1], ARGV[4], 'PX', ARGV[5]).ok then
+    return ARGV[1] .. ' ' .. clock .. ' +'
+  elseif not is_later then
+    try('SET', fence, last, 'KEEPTTL')
+  end
+elseif found == 1 and ops == 'R' and try('GET', KEYS[1]) == ARGV[4] and try('DEL', KEYS[1]) == 1 then
+  return ARGV[1] .. '  1'
+end
+
+-- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
+-- every op. A double counts no further than 2^53. KEEPTTL: a key that is no fence is left as it was.
+-- F3: `n .. ''` would lose the last digits of a number of 16.
+local function draw()
+  if not epoch then
+    local last = format('%d', now + count - 1)
+    local old = call('SET', fence, last, 'KEEPTTL', 'GET')
+    local held = tonumber(old or 0)
+    if not (held and held < 9e15) then
+      call('SET', fence, old, 'KEEPTTL')
+      error('WRONGTYPE the fence ' .. fence .. ' holds no number to go on from', 0)
+    elseif held >= now then
+      call('SET', fence, format('%d', held + count))
+    end
+    epoch = math.max(held, now - 1)
+  end
+  epoch = epoch + 1
+  return epoch
+end
+
+local reply, values = { ARGV[1], clock or '' }, found == 0 and {} or try('MGET', unpack(KEYS, 1, count))
 
 -- A table among the answers is no text.
 local function finish()
@@ -101,14 +115,8 @@ local function finish()
   return is_flat and text or reply
 end
 
--- All keys of a call are looked at in one or two commands. What these do not tell, the op asks again.
-local found = fence and try('EXISTS', unpack(KEYS, 1, 3 * count))
-local one = count == 1 and found ~= 0 and { try('GET', KEYS[1]) }
-local values = one or found == 0 and {} or try('MGET', unpack(KEYS, 1, count))
-
--- The shortest path, before anything is made that only others need: locks that are free, and releases,
--- where nobody waits.
-if fence then
+-- The same for many locks, before anything is made that only others need.
+if fence and count > 1 then
   local held, free, freed = 0, {}, {}
   for i = 1, count do
     held = values[i] and held + 1 or held
@@ -118,8 +126,7 @@ if fence then
     local releases = op == 'R' and value == ARGV[3 + i]
     if
       (releases or not value and (op == 'A' or op == 'E' or op == 'L') and clock <= of_use)
-      and (found == held
-        or count > 1 and try('EXISTS', KEYS[i], KEYS[count + i], KEYS[2 * count + i]) == (value and 1 or 0))
+      and (found == held or try('EXISTS', KEYS[i], KEYS[count + i], KEYS[2 * count + i]) == (value and 1 or 0))
     then
       if releases then
         freed[#freed + 1] = KEYS[i]
@@ -238,7 +245,7 @@ end
 local function let_go(op, held)
   if held or not op.value then
     local ok, head = pcall(first_live, op, op.queue, TICKET)
-    if not ok and type(head) == 'table' and head[1] then
+    if not ok and head[1] then
       error(head, 0) -- more
     end
     local served = ok and head and pcall(hand_over, op, head)
@@ -304,18 +311,16 @@ local function perform(op, letter, known)
     local left = try('ZREM', set, member)
     local answer = let_go(op, held)
     return type(left) == 'table' and error(left) or answer
-  elseif is_yield and not held then
-    return 'not-old'
   elseif not is_yield and clock > of_use then
     return 'stale' -- O5: whoever sent this has given it up
+  elseif is_yield and not held or letter == 'D' and not held and value ~= op.more then
+    return 'not-old'
   elseif not is_yield and held then
     -- S3: a win is proved by the very command that reports it.
     wait_no_more(op)
     local drawn = format('%d', draw())
     lengthen(op)
     return drawn
-  elseif letter == 'D' and value ~= op.more then
-    return 'not-old'
   end
   local place, left = letter == 'E' and tonumber(op.more or ''), nil
   if value and not is_yield and letter ~= 'D' then
@@ -341,12 +346,8 @@ for i = 1, count do
     local op = { lock = KEYS[i], queue = KEYS[count + i], listeners = KEYS[2 * count + i] }
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
     local ok, result = pcall(perform, op, sub(ops, i, i), values[i])
-    -- Servers raise their errors as tables or texts.
-    if not ok then
-      local is_table = type(result) == 'table'
-      result = is_table and result[1] or { 'error', is_table and result.err or tostring(result) }
-    end
-    reply[2 + i] = result
+    -- Servers raise their errors as tables or texts; a field of a text is nil.
+    reply[2 + i] = ok and result or result[1] or { 'error', result.err or result }
   end
 end
 return finish()

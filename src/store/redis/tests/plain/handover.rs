@@ -21,7 +21,7 @@ async fn a_hand_over_takes_few_commands() {
     let told = caller.call(&[("k", enter(1))]);
     inside(&[
         ("exists", 1),
-        ("get", 1),
+        ("mget", 1),
         ("pexpire", 1),
         ("pttl", 2),
         ("time", 1),
@@ -45,7 +45,7 @@ async fn a_hand_over_takes_few_commands() {
     let told = caller.call(&[("k", yield_turn(1, 2))]);
     inside(&[
         ("exists", 1),
-        ("get", 1),
+        ("mget", 1),
         ("set", 2),
         ("time", 1),
         ("zrange", 1),
@@ -65,7 +65,7 @@ async fn a_hand_over_takes_few_commands() {
         let told = caller.call(&[("k", yield_turn(2, 3))]);
         let mut commands = vec![
             ("exists", 1),
-            ("get", 1),
+            ("mget", 1),
             ("pexpire", sets),
             ("pttl", 1),
             ("publish", 1),
@@ -115,7 +115,7 @@ async fn a_hand_over_takes_few_commands() {
     assert_eq!(told.verdicts, [HELD]);
     inside(&[
         ("exists", 1),
-        ("get", 1),
+        ("mget", 1),
         ("publish", 1),
         ("pubsub|numsub", 1),
         ("set", 2),
