@@ -255,6 +255,7 @@ impl NodeTask {
                     self.shared.closed_idle(self.id);
                 }
                 End::Broken(fault) => {
+                    tracing::debug!(address = &*self.address, error = %fault, "lost the connection");
                     let (sent, unsent) = self.abort();
                     self.shared.lost(self.id, fault, sent, unsent, stood_since);
                 }
@@ -311,7 +312,8 @@ impl NodeTask {
     async fn serve(&mut self, connected: (Connected, BoxFuture<'static, Fault>)) -> End {
         let (mut connected, mut moved) = connected;
         self.predecessor = None;
-        self.shared.connected(self.id, &mut connected);
+        let address = self.address.clone();
+        self.shared.connected(self.id, &address, &connected);
         let early = std::mem::take(&mut connected.early);
         let mut connection = Connection::new(connected, Instant::now());
         let end = match early

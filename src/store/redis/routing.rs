@@ -8,11 +8,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::backoff::Backoff;
 use super::call::Wish;
+use super::change::Change;
 use super::cluster::{Seeds, SlotMap, absolute, ask_map};
 use super::fault::{Fault, Refusal};
 use super::reply::Verdict;
 use super::request::Request;
-use super::session::{Effects, NodeId, Shared, State};
+use super::session::{NodeId, Shared};
 use super::slots::{SLOTS, SlotSet};
 use crate::StoreError;
 use crate::store::contract::{Answer, News, OpError, Outcome, Scope, ServerTime};
@@ -24,30 +25,31 @@ const HOPS: u32 = 4;
 /// The map is asked for no more often, however many redirections come.
 const SEARCH_PAUSE: Duration = Duration::from_millis(50);
 
-impl Shared {
+/// Answers and redirections.
+impl Change<'_> {
     pub(super) fn on_verdict(
-        &self,
-        state: &mut State,
+        &mut self,
         id: NodeId,
         mut request: Request,
         at: ServerTime,
         verdict: Verdict,
-        effects: &mut Effects,
     ) {
+        let node = &self.state.nodes[id];
         match verdict {
             // Now it enters the queue, once the grants of its key are heard.
             Verdict::Done(Outcome::Busy { .. })
-                if state.nodes[id].no_push.is_none() && request.restore_enter() =>
+                if node.no_push.is_none() && request.restore_enter() =>
             {
-                self.route(state, request, effects);
+                self.route(request);
             }
             Verdict::Done(outcome) => {
                 let (key, heard) = (request.job.key.clone(), request.heard);
                 let is_busy = matches!(outcome, Outcome::Busy { .. });
-                self.answer(state, request, Ok(Answer { at, outcome }), effects);
-                if is_busy && heard.is_some_and(|it| !state.subscriptions.is_heard(&key, it)) {
+                self.answer(request, Ok(Answer { at, outcome }));
+                let subscriptions = &self.state.subscriptions;
+                if is_busy && heard.is_some_and(|it| !subscriptions.is_heard(&key, it)) {
                     // The ticket may have been dropped for want of a subscription meanwhile.
-                    effects.news.push(News::Up {
+                    self.effects.news.push(News::Up {
                         scope: Scope::Keys(Arc::new(move |other| *other == *key)),
                         queue: true,
                         complete: false,
@@ -56,86 +58,115 @@ impl Shared {
             }
             Verdict::Seen(sight) => {
                 if let Wish::Look(answer) = request.job.wish {
-                    self.answer_look(answer, sight, effects);
+                    self.effects.looks.push((answer, Ok(sight)));
                 }
             }
             Verdict::Stale | Verdict::More => {
                 let fault = Fault::Garbled {
-                    address: state.nodes[id].address.clone(),
+                    address: node.address.clone(),
                     what: "the server's clock runs away from ours",
                 };
-                self.answer(state, request, Err(OpError::Unknown(fault.into())), effects);
+                self.answer(request, Err(OpError::Unknown(fault.into())));
             }
-            Verdict::Refused(refusal) => self.on_refused(state, id, request, &refusal, effects),
+            Verdict::Refused(refusal) => self.on_refused(id, request, &refusal),
         }
     }
 
     /// Nothing of the call was done.
-    pub(super) fn on_refused(
-        &self,
-        state: &mut State,
-        id: NodeId,
-        mut request: Request,
-        refusal: &Refusal,
-        effects: &mut Effects,
-    ) {
-        if !self.is_cluster() {
-            self.refuse(state, id, request, refusal, effects);
-            return;
-        }
+    pub(super) fn on_refused(&mut self, id: NodeId, mut request: Request, refusal: &Refusal) {
         match refusal.code() {
+            _ if !self.shared.is_cluster() => self.refuse(id, request, refusal.clone()),
             code @ ("MOVED" | "ASK") => {
                 let to = refusal.text().split(' ').nth(1);
-                let to = to.and_then(|to| absolute(to, &state.nodes[id].address));
-                let Some(to) = to.map(|to| state.node(&to)) else {
-                    self.refuse(state, id, request, refusal, effects);
-                    return;
+                let to = to.and_then(|to| absolute(to, &self.state.nodes[id].address));
+                let Some(to) = to.map(|to| self.state.node(&to)) else {
+                    return self.refuse(id, request, refusal.clone());
                 };
                 if code == "MOVED" {
-                    self.on_moved(state, &request, to, effects);
+                    self.on_moved(&request, to);
                 }
                 if request.hops >= HOPS {
-                    self.delay(state, request, refusal, effects);
+                    self.delay(request, refusal);
                 } else {
                     request.hops += 1;
                     request.asking = (code == "ASK").then_some(to);
-                    self.route(state, request, effects);
+                    self.route(request);
                 }
             }
             "CLUSTERDOWN" | "READONLY" | "LOADING" | "MASTERDOWN" => {
-                self.search(state, effects);
-                self.delay(state, request, refusal, effects);
+                self.search();
+                self.delay(request, refusal);
             }
             "TRYAGAIN" => {
                 // In time for the caller, who waits for one response time-out at most.
-                let patience = self.opening.response_timeout / 2;
+                let patience = self.shared.opening.response_timeout / 2;
                 request.is_bare |= request.is_release() && request.since.elapsed() > patience;
-                self.delay(state, request, refusal, effects);
+                self.delay(request, refusal);
             }
-            _ => self.refuse(state, id, request, refusal, effects),
+            _ => self.refuse(id, request, refusal.clone()),
         }
     }
 
     /// The slot changes at once, and the rest of the map is asked for.
-    fn on_moved(&self, state: &mut State, request: &Request, to: NodeId, effects: &mut Effects) {
+    fn on_moved(&mut self, request: &Request, to: NodeId) {
         let owner = owner_of(to);
-        if let Some(owners) = &mut state.owners
+        if let Some(owners) = &mut self.state.owners
             && std::mem::replace(&mut owners[usize::from(request.slot)], owner) != owner
         {
-            state.unsettled.insert(request.slot);
-            self.settle_soon(state, effects);
+            self.state.unsettled.insert(request.slot);
+            self.settle_soon();
         }
-        self.search(state, effects);
+        self.search();
     }
 
     /// Asks for the map, unless that is done already.
-    pub(super) fn search(&self, state: &mut State, effects: &mut Effects) {
-        state.search.is_due = true;
-        if !std::mem::replace(&mut state.search.is_running, true) {
-            effects.searches = true;
+    pub(super) fn search(&mut self) {
+        let search = &mut self.state.search;
+        search.is_due = true;
+        self.effects.searches |= !std::mem::replace(&mut search.is_running, true);
+    }
+
+    fn install(&mut self, map: SlotMap) {
+        let mut owners = vec![0; SLOTS].into_boxed_slice();
+        for (address, slots) in map {
+            let owner = owner_of(self.state.node(&address));
+            owners[usize::from(*slots.start())..=usize::from(*slots.end())].fill(owner);
+        }
+        let changed = match &self.state.owners {
+            Some(old) => SlotSet::differing(old, &owners),
+            None => SlotSet::of(&owners, |owner| *owner > 0),
+        };
+        // Requests wait for their slots' new nodes.
+        let mut rerouted = std::mem::take(&mut self.state.unrouted);
+        for (id, node) in self.state.nodes.iter_mut().enumerate() {
+            let is_misplaced = |request: &mut Request| {
+                request.asking.is_none() && owners[usize::from(request.slot)] != owner_of(id)
+            };
+            rerouted.extend(node.inbox.extract_if(.., is_misplaced));
+        }
+        self.state.owners = Some(owners);
+        self.state.unsettled.extend(&changed);
+        self.settle();
+        for request in rerouted {
+            self.route(request);
         }
     }
 
+    /// True: the map is to be asked for again.
+    fn on_no_map(&mut self, error: StoreError) -> bool {
+        self.state.search.backoff.failed(Instant::now(), None);
+        for request in std::mem::take(&mut self.state.unrouted) {
+            self.answer_unsent(request, error.clone());
+        }
+        let is_wanted = self.state.owners.is_none() && !self.state.is_closed;
+        if is_wanted {
+            self.effects.news.push(News::down(error));
+        }
+        is_wanted
+    }
+}
+
+impl Shared {
     async fn find_map(&self, seeds: &Seeds) -> Result<SlotMap, Fault> {
         let within = self.opening.response_timeout;
         let (standing, mut known) = {
@@ -156,45 +187,6 @@ impl Shared {
         }
         known.shuffle(&mut rand::rng());
         seeds.find_map_among(&known, within).await
-    }
-
-    fn install(self: &Arc<Self>, map: SlotMap) {
-        self.change(|state, effects| {
-            let mut owners = vec![0; SLOTS].into_boxed_slice();
-            for (address, slots) in map {
-                let id = state.node(&address);
-                owners[usize::from(*slots.start())..=usize::from(*slots.end())].fill(owner_of(id));
-            }
-            let changed = match &state.owners {
-                Some(old) => SlotSet::differing(old, &owners),
-                None => SlotSet::of(&owners, |owner| *owner > 0),
-            };
-            state.owners = Some(owners);
-            state.unsettled.extend(&changed);
-            self.settle(state, effects);
-            let mut rerouted = std::mem::take(&mut state.unrouted);
-            rerouted.extend(state.take_misplaced());
-            for request in rerouted {
-                self.route(state, request, effects);
-            }
-        });
-    }
-
-    /// True: the map is to be asked for again.
-    fn on_no_map(self: &Arc<Self>, error: StoreError) -> bool {
-        let is_wanted = self.change(|state, effects| {
-            state.search.backoff.failed(Instant::now(), None);
-            for request in std::mem::take(&mut state.unrouted) {
-                self.answer(state, request, Err(OpError::Unsent(error.clone())), effects);
-            }
-            if state.owners.is_some() || state.is_closed() {
-                return false;
-            }
-            effects.news.push(News::down(error));
-            true
-        });
-        let listener = self.opening.listener.upgrade();
-        is_wanted && listener.is_some_and(|listener| listener.uses(&Scope::All))
     }
 }
 
@@ -223,20 +215,22 @@ impl SearchTask {
                 () = shared.closed() => {}
             }
             match shared.find_map(seeds).await {
-                Ok(map) => {
-                    shared.change(|state, _| state.search.backoff = Backoff::default());
-                    shared.install(map);
-                }
+                Ok(map) => shared.change(|change| {
+                    change.state.search.backoff = Backoff::default();
+                    change.install(map);
+                }),
                 Err(fault) => {
-                    if shared.on_no_map(fault.into()) {
+                    let is_wanted = shared.change(|change| change.on_no_map(fault.into()));
+                    let listener = shared.opening.listener.upgrade();
+                    if is_wanted && listener.is_some_and(|it| it.uses(&Scope::All)) {
                         continue;
                     }
                 }
             }
             // Under one lock: a search that is wanted after this starts the next task.
-            self.has_ended = shared.change(|state, _| {
-                let again = state.search.is_due && !state.is_closed();
-                state.search.is_running = again;
+            self.has_ended = shared.change(|change| {
+                let again = change.state.search.is_due && !change.state.is_closed;
+                change.state.search.is_running = again;
                 !again
             });
             if self.has_ended {
@@ -246,9 +240,10 @@ impl SearchTask {
     }
 
     async fn pause(&self) {
-        let (not_before, has_map) = self.shared.change(|state, _| {
-            state.search.is_due = false;
-            (state.search.backoff.not_before(), state.owners.is_some())
+        let (not_before, has_map) = self.shared.change(|change| {
+            let search = &mut change.state.search;
+            search.is_due = false;
+            (search.backoff.not_before(), change.state.owners.is_some())
         });
         if let Some(until) = not_before {
             sleep_until(until).await;
@@ -262,9 +257,9 @@ impl SearchTask {
 impl Drop for SearchTask {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.shared.change(|state, _| {
-                state.search.is_running = false;
-                state.search.is_due = true;
+            self.shared.change(|change| {
+                change.state.search.is_running = false;
+                change.state.search.is_due = true;
             });
             self.shared.lack_task();
         }

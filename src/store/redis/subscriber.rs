@@ -19,15 +19,16 @@ use tokio::task::coop;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout, timeout_at};
 
 use super::backoff::Backoff;
+use super::change::Change;
 use super::cluster::Address;
 use super::fault::{Fault, Refusal};
 use super::grant::{self, Message};
 use super::handshake::{ClientId, message};
 use super::node::Received;
-use super::session::{Effects, NodeId, Shared, State};
+use super::session::{NodeId, Shared};
 use super::stream::Link;
-use super::subscriptions::{Order, Subscriptions};
-use crate::store::contract::{News, OpError, Scope};
+use super::subscriptions::Order;
+use crate::store::contract::{News, Scope};
 
 /// So many subscriptions are unconfirmed at a time.
 const UNCONFIRMED: usize = 64;
@@ -44,12 +45,6 @@ pub(super) struct Status {
     pub(super) wake: Arc<Notify>,
     has_task: bool,
     backoff: Backoff,
-}
-
-impl Status {
-    pub(super) fn lacks_task(&self, subscriptions: &Subscriptions, id: NodeId) -> bool {
-        !self.has_task && subscriptions.is_wanted_at(id)
-    }
 }
 
 pub(super) struct SubscriberTask {
@@ -126,10 +121,17 @@ impl SubscriberTask {
                 }
                 Err(fault) => (fault.into(), None),
             };
+            let address = &*self.address;
             match end {
                 End::Needless => {}
-                End::Condemned => self.shared.subscriber_condemned(self.id, stood_since),
-                End::Broken(fault) => self.shared.subscriber_lost(self.id, fault, stood_since),
+                End::Condemned => {
+                    tracing::debug!(address, "the server ended a subscription, connecting anew");
+                    self.shared.subscriber_condemned(self.id, stood_since);
+                }
+                End::Broken(fault) => {
+                    tracing::debug!(address, error = %fault, "lost the subscriptions");
+                    self.shared.subscriber_lost(self.id, fault, stood_since);
+                }
             }
         }
     }
@@ -384,10 +386,26 @@ impl Drop for SubscriberTask {
     }
 }
 
+/// Subscriptions on their way to a node.
+impl Change<'_> {
+    /// There are new orders for the tasks, or a runtime.
+    pub(super) fn wake_subscribers(&mut self) {
+        for (id, node) in self.state.nodes.iter().enumerate() {
+            if node.subscriber.has_task {
+                if self.state.subscriptions.has_orders(id) {
+                    node.subscriber.wake.notify_one();
+                }
+            } else if self.state.subscriptions.is_wanted_at(id) {
+                self.effects.subscribers.push(id);
+            }
+        }
+    }
+}
+
 impl Shared {
     pub(super) fn subscriber_task(self: &Arc<Self>, id: NodeId) -> Option<SubscriberTask> {
-        self.change(|state, _| {
-            let node = &mut state.nodes[id];
+        self.change(|change| {
+            let node = &mut change.state.nodes[id];
             let is_new = !std::mem::replace(&mut node.subscriber.has_task, true);
             is_new.then(|| SubscriberTask {
                 shared: self.clone(),
@@ -400,47 +418,33 @@ impl Shared {
         })
     }
 
-    /// There are new orders for the tasks.
-    pub(super) fn wake_subscribers(&self, state: &mut State, effects: &mut Effects) {
-        for (id, node) in state.nodes.iter().enumerate() {
-            if !state.subscriptions.has_orders(id) {
-                continue;
-            }
-            if node.subscriber.has_task {
-                node.subscriber.wake.notify_one();
-            } else if state.subscriptions.is_wanted_at(id) {
-                effects.subscribers.push(id);
-            }
-        }
-    }
-
     /// When the task is to connect; `None`: not at all, and it ends.
     fn next_subscriber_attempt(self: &Arc<Self>, id: NodeId) -> Option<Option<Instant>> {
         self.clean_up_subscriptions(id);
-        self.change(|state, _| {
-            let is_wanted = !state.is_closed() && state.subscriptions.is_wanted_at(id);
-            let subscriber = &mut state.nodes[id].subscriber;
+        self.change(|change| {
+            let is_wanted = !change.state.is_closed && change.state.subscriptions.is_wanted_at(id);
+            let subscriber = &mut change.state.nodes[id].subscriber;
             subscriber.has_task = is_wanted;
             is_wanted.then(|| subscriber.backoff.not_before())
         })
     }
 
     fn next_order(self: &Arc<Self>, id: NodeId) -> Option<Order> {
-        self.change(|state, _| state.subscriptions.next_order(id))
+        self.change(|change| change.state.subscriptions.next_order(id))
     }
 
     /// A connection for subscriptions stands: all are asked for, and grants that came meanwhile are
     /// made good by entering again.
     fn subscriber_up(self: &Arc<Self>, id: NodeId) {
-        self.change(|state, effects| {
-            if state.nodes[id].no_push.take().is_some() {
-                let slots = self.slots_of(state, id);
-                state.unsettled.extend(&slots);
-                self.settle(state, effects);
+        self.change(|change| {
+            if change.state.nodes[id].no_push.take().is_some() {
+                let slots = change.slots_of(id);
+                change.state.unsettled.extend(&slots);
+                change.settle();
             }
-            let doubtful = state.subscriptions.renew(id);
+            let doubtful = change.state.subscriptions.renew(id);
             if !doubtful.is_empty() {
-                effects.news.push(News::Up {
+                change.effects.news.push(News::Up {
                     scope: Scope::Keys(Arc::new(move |key| doubtful.contains(key))),
                     queue: true,
                     complete: false,
@@ -451,91 +455,84 @@ impl Shared {
 
     /// The first replacement of a connection that stood for a while has no pause.
     fn subscriber_condemned(self: &Arc<Self>, id: NodeId, stood_since: Option<Instant>) {
-        self.change(|state, effects| {
-            let node = &mut state.nodes[id];
+        self.change(|change| {
+            let node = &mut change.state.nodes[id];
             if stood_since.is_some_and(|since| since.elapsed() < CLEANUP) {
                 node.subscriber.backoff.failed(Instant::now(), stood_since);
             }
-            let address = node.address.clone();
-            effects.log(move || {
-                let address = &*address;
-                tracing::debug!(address, "the server ended a subscription, connecting anew");
-            });
-            state.subscriptions.lost(id);
+            change.state.subscriptions.lost(id);
             // Perhaps a slot has moved.
-            self.search(state, effects);
+            change.search();
         });
     }
 
     fn subscriber_lost(self: &Arc<Self>, id: NodeId, fault: Fault, stood_since: Option<Instant>) {
-        self.change(|state, effects| {
-            let node = &mut state.nodes[id];
-            let (address, told) = (node.address.clone(), fault.clone());
-            effects.log(move || {
-                tracing::debug!(address = &*address, error = %told, "lost the subscriptions");
-            });
+        if let (Fault::NoPush { address, reason }, None) = (&fault, stood_since) {
+            self.warn_of_no_push(address, reason);
+        }
+        self.change(|change| {
+            let node = &mut change.state.nodes[id];
             node.subscriber.backoff.failed(Instant::now(), stood_since);
-            state.subscriptions.lost(id);
+            change.state.subscriptions.lost(id);
             if stood_since.is_some() {
                 return;
             }
             if let Fault::NoPush { reason, .. } = &fault {
-                state.nodes[id].no_push = Some(reason.clone());
-                self.warn_of_no_push(state, id, reason.clone(), effects);
+                change.state.nodes[id].no_push = Some(reason.clone());
                 // All its keys are to be waited for in another way (W5).
-                let slots = self.slots_of(state, id);
-                state.unsettled.extend(&slots);
+                let slots = change.slots_of(id);
+                change.state.unsettled.extend(&slots);
             }
             let error = crate::StoreError::from(fault);
-            for request in state.subscriptions.take_pending(id) {
-                self.answer(state, request, Err(OpError::Unsent(error.clone())), effects);
+            for request in change.state.subscriptions.take_pending(id) {
+                change.answer_unsent(request, error.clone());
             }
-            self.search(state, effects);
-            self.settle_soon(state, effects);
+            change.search();
+            change.settle_soon();
         });
     }
 
     fn subscriber_ended(self: &Arc<Self>, id: NodeId) {
-        self.change(|state, _| {
-            if std::mem::take(&mut state.nodes[id].subscriber.has_task) {
+        self.change(|change| {
+            if std::mem::take(&mut change.state.nodes[id].subscriber.has_task) {
                 self.lack_task();
             }
         });
     }
 
     fn subscribed(self: &Arc<Self>, id: NodeId, key: &str) {
-        self.change(|state, effects| {
-            for request in state.subscriptions.confirmed(id, key) {
-                self.hand_to(state, id, request, effects);
+        self.change(|change| {
+            for request in change.state.subscriptions.confirmed(id, key) {
+                change.hand_to(id, request);
             }
         });
     }
 
     fn subscription_refused(self: &Arc<Self>, id: NodeId, key: &str, refusal: &Refusal) {
-        self.change(|state, effects| {
-            for request in state.subscriptions.refused(id, key) {
-                self.on_refused(state, id, request, refusal, effects);
+        self.change(|change| {
+            for request in change.state.subscriptions.refused(id, key) {
+                change.on_refused(id, request, refusal);
             }
         });
     }
 
     /// Leaves the keys that nobody waits for any more; false: no key is left.
     fn clean_up_subscriptions(self: &Arc<Self>, id: NodeId) -> bool {
-        let keys = self.change(|state, _| state.subscriptions.unused_at(id));
+        let keys = self.change(|change| change.state.subscriptions.unused_at(id));
         let listener = self.opening.listener.upgrade();
         let waits = |key: &Arc<str>| listener.as_ref().is_some_and(|it| it.waits(key));
         // Without the lock: it asks the registry, which has a lock of its own.
         let needless: Vec<_> = keys.into_iter().filter(|key| !waits(key)).collect();
-        self.change(|state, _| {
+        self.change(|change| {
             for key in &needless {
-                state.subscriptions.leave(id, key);
+                change.state.subscriptions.leave(id, key);
             }
-            state.subscriptions.is_wanted_at(id)
+            change.state.subscriptions.is_wanted_at(id)
         })
     }
 
     /// A channel of nobody's in a slot of the node.
-    fn probe_channel(&self, id: NodeId) -> String {
+    fn probe_channel(self: &Arc<Self>, id: NodeId) -> String {
         let slot = match self.purpose(id) {
             super::handshake::Purpose::Primary(slot) => slot,
             _ => 0,
