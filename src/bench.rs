@@ -12,24 +12,6 @@ use crate::turnstile::{
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// What a pair is on the wire, without the wire: its calls formed, and their replies read.
-#[cfg(feature = "redis")]
-pub struct Calls(crate::store::Calls);
-
-#[cfg(feature = "redis")]
-impl Calls {
-    /// Pairs on so many keys, which share two calls; so many times at most.
-    #[must_use]
-    pub fn new(keys: u64, rounds: u64) -> Self {
-        Self(crate::store::Calls::new(keys, rounds))
-    }
-
-    /// A pair on each key; how many bytes that was, and how many verdicts.
-    pub fn round(&mut self) -> (usize, usize) {
-        self.0.round()
-    }
-}
-
 /// One key's turnstile under a line that never gets shorter, and a store that gives it everything.
 pub struct Turns {
     turnstile: Turnstile<()>,

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use lockstream::__bench::{Calls, Turns};
+use lockstream::__bench::Turns;
 use lockstream::{Lock, LockRegistry, store::MemoryStore};
 use tokio::runtime::Runtime;
 
@@ -106,21 +106,6 @@ fn turnstile_step(mut turns: Turns) -> Turns {
     turns
 }
 
-// The wire form of a pair alone, without connection and client: the call of each of its ops formed, to the last byte,
-// and its reply read. `of_20`: twenty pairs share two calls, as under load; a step is still one pair.
-#[library_benchmark]
-#[bench::of_1(Calls::new(1, STEPS as u64), STEPS)]
-#[bench::of_20(Calls::new(20, STEPS as u64 / 20), STEPS / 20)]
-fn redis_call(mut calls: Calls, rounds: usize) -> Calls {
-    for _ in 0..rounds {
-        black_box(calls.round());
-    }
-    calls
-}
-
-library_benchmark_group!(
-    name = hot_path,
-    benchmarks = [pair, pass, turnstile_step, redis_call]
-);
+library_benchmark_group!(name = hot_path, benchmarks = [pair, pass, turnstile_step]);
 
 main!(library_benchmark_groups = hot_path);

@@ -21,8 +21,6 @@ use std::time::Duration;
 
 pub use self::memory::MemoryStore;
 pub use self::quorum::QuorumStore;
-#[cfg(all(feature = "redis", feature = "test-util"))]
-pub(crate) use self::redis::Calls;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 

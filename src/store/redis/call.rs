@@ -9,11 +9,9 @@ use futures::channel::oneshot;
 use redis::{Cmd, RedisWrite};
 
 use super::keys::Names;
-use super::request::Request;
 use super::script::Script;
 use crate::StoreError;
 use crate::store::contract::{Op, Owner, ServerTime, Sight};
-use crate::store::send_window::{Priority, Sendable};
 
 /// One wish about one lock, on its way to the server and back.
 #[derive(Debug)]
@@ -22,79 +20,41 @@ pub(super) struct Job {
     pub(super) wish: Wish,
     /// Whether it was refused with the whole of a call, perhaps for a neighbour's sake (S1).
     pub(super) alone: bool,
+    /// Whether the server has refused it once for coming too late (O5).
+    pub(super) was_stale: bool,
+    /// A release that names the lock key alone, since its slot is being moved.
+    pub(super) is_bare: bool,
 }
 
 #[derive(Debug)]
 pub(super) enum Wish {
-    Op {
-        op: Op,
-        /// Whether the server has refused it once for coming too late (O5).
-        was_stale: bool,
-    },
+    Op(Op),
     Look(oneshot::Sender<Result<Sight, StoreError>>),
 }
 
 impl Job {
     pub(super) fn new(key: impl Into<Arc<str>>, op: Op) -> Self {
-        let was_stale = false;
-        Self::of(key.into(), Wish::Op { op, was_stale })
+        Self::of(key.into(), Wish::Op(op))
     }
 
     pub(super) fn of(key: Arc<str>, wish: Wish) -> Self {
-        let alone = false;
-        Self { key, wish, alone }
+        Self {
+            key,
+            wish,
+            alone: false,
+            was_stale: false,
+            is_bare: false,
+        }
     }
 
     /// Who cannot be told is not to be.
     pub(super) fn listen_to_nothing(&mut self) {
-        if let Wish::Op { op, .. } = &mut self.wish
+        if let Wish::Op(op) = &mut self.wish
             && let Op::Listen { owner, ttl } = *op
         {
             *op = Op::Attempt { owner, ttl };
         }
     }
-}
-
-impl Priority {
-    /// The call for some jobs of this priority. `of_use` is the last server time at which whoever asks
-    /// still waits for an answer (O5).
-    pub(super) fn command_of(
-        self,
-        script: &Script,
-        names: &Names,
-        number: u64,
-        of_use: ServerTime,
-        jobs: &[impl Borrow<Job>],
-    ) -> Cmd {
-        let sets = match self {
-            Self::Renew => 1,
-            Self::Inspect => 2,
-            Self::Change => 4,
-        };
-        command(script, names, number, of_use, jobs, sets, None)
-    }
-}
-
-/// The call for these requests, which are of one priority.
-pub(super) fn requests_command(
-    script: &Script,
-    names: &Names,
-    number: u64,
-    of_use: ServerTime,
-    requests: &[Request],
-) -> Cmd {
-    if requests.iter().any(|request| request.is_bare) {
-        return free_command(script, names, number, requests);
-    }
-    let priority = requests
-        .first()
-        .map_or(Priority::Change, Sendable::priority);
-    priority.command_of(script, names, number, of_use, requests)
-}
-
-/// The call for some releases that name the locks alone.
-fn free_command(script: &Script, names: &Names, number: u64, jobs: &[impl Borrow<Job>]) -> Cmd {
-    command(script, names, number, 0, jobs, 1, Some(b'F'))
 }
 
 /// The call that proves a connection (O4). `keys`: a lock that never exists, and its queue. `channel`:
@@ -112,21 +72,25 @@ pub(super) fn probe_command(
     command
 }
 
-/// `sets`: of the locks, the queues, the listeners and the fence so many are named, in this order.
-/// `letter`: what is done, if it is not what the jobs say.
-fn command(
+/// The call for these jobs, which are all renewals, all bare releases, all looks, or all others.
+/// `of_use`: the last server time at which whoever asks still waits for an answer (O5).
+pub(super) fn command(
     script: &Script,
     names: &Names,
     number: u64,
     of_use: ServerTime,
     jobs: &[impl Borrow<Job>],
-    sets: usize,
-    letter: Option<u8>,
 ) -> Cmd {
-    let count = jobs.len();
-    let keys = sets.min(3) * count + sets / 4;
-    let mut command = script.command(keys, 3 + 3 * count);
     let jobs = jobs.iter().map(Borrow::borrow);
+    let ops: Vec<_> = jobs.clone().map(spell).collect();
+    // Of the locks, the queues, the listeners and the fence so many are named, in this order.
+    let sets = match ops.first() {
+        Some((b'N' | b'F', _)) => 1,
+        Some((b'I', _)) => 2,
+        _ => 4,
+    };
+    let keys = sets.min(3) * ops.len() + sets / 4;
+    let mut command = script.command(keys, 3 + 3 * ops.len());
     for job in jobs.clone() {
         add(&mut command, &names.lock(&job.key));
     }
@@ -136,13 +100,11 @@ fn command(
     for job in jobs.clone().filter(|_| sets > 2) {
         add(&mut command, &names.listeners(&job.key));
     }
-    if let Some(first) = jobs.clone().next().filter(|_| sets > 3) {
-        add(&mut command, &names.fence(&first.key));
+    for job in jobs.take(sets / 4) {
+        add(&mut command, &names.fence(&job.key));
     }
-    let ops: Vec<_> = jobs.map(|job| spell(&job.wish)).collect();
     let letters: Vec<_> = ops.iter().map(|(letter, _)| *letter).collect();
     let is_of_use_for_a_time = letters.iter().any(|letter| b"AELD".contains(letter));
-    let letters = letter.map_or(letters, |letter| vec![letter; count]);
     command.arg(number).arg(letters);
     // As long as what the script compares it with (O5).
     let of_use = is_of_use_for_a_time.then(|| format!("{of_use:016}"));
@@ -188,9 +150,9 @@ pub(super) enum Word<'a> {
 }
 
 /// What `script.lua` calls it, and its arguments.
-pub(super) fn spell(wish: &Wish) -> (u8, [Word<'_>; 3]) {
+pub(super) fn spell(job: &Job) -> (u8, [Word<'_>; 3]) {
     use Word::{None, Number, Text};
-    let Wish::Op { op, .. } = wish else {
+    let Wish::Op(op) = &job.wish else {
         return (b'I', [None; 3]);
     };
     let owned = |owner: &Owner| Word::Owner(*owner);
@@ -203,6 +165,7 @@ pub(super) fn spell(wish: &Wish) -> (u8, [Word<'_>; 3]) {
         Op::Listen { owner, ttl } => (b'L', [owned(owner), ms(ttl), None]),
         Op::Withdraw { owner, ttl } => (b'W', [owned(owner), ms(ttl), None]),
         Op::Unlisten { owner } => (b'U', [owned(owner), None, None]),
+        Op::Release { owner } if job.is_bare => (b'F', [owned(owner), None, None]),
         Op::Release { owner } => (b'R', [owned(owner), None, None]),
         Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
         Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
@@ -240,7 +203,7 @@ mod tests {
     }
 
     fn batch(jobs: &[Job]) -> String {
-        words(&Priority::Change.command_of(&script::SERVER, &names(), 5, 1000, jobs))
+        words(&command(&script::SERVER, &names(), 5, 1000, jobs))
     }
 
     fn names() -> Names {
@@ -323,16 +286,12 @@ mod tests {
     fn renewals_and_bare_releases_name_the_locks_alone() {
         let (owner, ttl, within) = (Owner(8), TTL, TTL);
         let jobs = [job(Op::Renew { owner, ttl, within })];
-        let renew = Priority::Renew.command_of(&script::SERVER, &names(), 5, 1000, &jobs);
-        assert_eq!(words(&renew), "1|lock:k|5|N||ab:8|30000");
-        {
-            let jobs = [job(Op::Release { owner })];
-            let free = free_command(&script::CLUSTER, &names(), 5, &jobs);
-            assert_eq!(words(&free), "1|lock:k|5|F||ab:8");
-        }
+        assert_eq!(batch(&jobs), "1|lock:k|5|N||ab:8|30000");
+        let mut release = job(Op::Release { owner });
+        release.is_bare = true;
+        assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
         let look = Job::of("k".into(), Wish::Look(oneshot::channel().0));
-        let inspect = Priority::Inspect.command_of(&script::SERVER, &names(), 5, 1000, &[look]);
-        assert_eq!(words(&inspect), "2|lock:k|{lock:k}:~queue1|5|I|");
+        assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue1|5|I|");
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl Change<'_> {
             self.effects.news.extend(failed);
             return;
         }
-        if let (Some(_), Wish::Op { op, .. }, Ok(answer)) =
+        if let (Some(_), Wish::Op(op), Ok(answer)) =
             (self.shared.min_replicas, &request.job.wish, &result)
             && let (Outcome::Won { .. }, Some(owner)) = (&answer.outcome, Request::winner(op))
         {
@@ -298,7 +298,7 @@ impl Change<'_> {
             return;
         }
         match (request.job.wish, result) {
-            (Wish::Op { op, .. }, result) => {
+            (Wish::Op(op), result) => {
                 let key = request.job.key;
                 self.effects.news.push(News::Replied { key, op, result });
             }

@@ -14,8 +14,6 @@
 //! | `fault` | what can go wrong |
 
 mod backoff;
-#[cfg(feature = "test-util")]
-mod bench;
 mod call;
 mod change;
 mod clock;
@@ -44,8 +42,6 @@ mod subscriptions;
 mod tls;
 mod topology;
 
-#[cfg(feature = "test-util")]
-pub(crate) use self::bench::Calls;
 pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]

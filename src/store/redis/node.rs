@@ -16,7 +16,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::{coop, yield_now};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::call::{self, Wish};
+use super::call;
 use super::clock::Clock;
 use super::cluster::Address;
 use super::fault::{Fault, Refusal};
@@ -429,7 +429,7 @@ impl NodeTask {
             .clock
             .of_use(now, shared.opening.response_timeout);
         let (script, names) = (shared.script, &shared.names);
-        let command = call::requests_command(script, names, number, useful_until, &requests);
+        let command = call::command(script, names, number, useful_until, &requests);
         let command = match connection.sends_text {
             true => script.in_full(&command),
             false => command,
@@ -556,21 +556,19 @@ impl NodeTask {
         verdict: Verdict,
     ) -> Result<(), Fault> {
         let mut end = Ok(());
-        match (&verdict, &mut request.job.wish) {
-            (Verdict::More, _) => {
+        match &verdict {
+            Verdict::More => {
                 self.window.add_again(request);
                 return Ok(());
             }
-            (Verdict::Stale, Wish::Op { was_stale, .. }) => {
-                if !std::mem::replace(was_stale, true) {
+            Verdict::Stale => {
+                if !std::mem::replace(&mut request.job.was_stale, true) {
                     self.window.add_again(request);
                     return Ok(());
                 }
                 end = Err(self.garbled("the server's clock runs away from ours"));
             }
-            (Verdict::Refused(refusal), _)
-                if refusal.ends_connection() && !self.shared.is_cluster() =>
-            {
+            Verdict::Refused(refusal) if refusal.ends_connection() && !self.shared.is_cluster() => {
                 let address = self.address.clone();
                 end = Err(Fault::refused(address, refusal.clone(), &self.shared.names));
             }

@@ -43,7 +43,7 @@ pub(super) fn read_reply(number: u64, jobs: &[impl Borrow<Job>], reply: Value) -
         .iter()
         .zip(answers)
         .map(|(job, answer)| match answer {
-            Answer::Word(word) => read_word(&job.borrow().wish, word, &mut draws),
+            Answer::Word(word) => read_word(job.borrow(), word, &mut draws),
             Answer::Table(fields) => read_table(&job.borrow().wish, fields),
         })
         .collect::<Option<_>>()?;
@@ -90,14 +90,14 @@ fn read_head(number: u64, reply: &Value) -> Option<(Option<ServerTime>, Vec<Answ
     (echo.parse() == Ok(number)).then(|| (at, answers.collect()))
 }
 
-fn read_word(wish: &Wish, word: &str, draws: &mut impl Iterator<Item = u64>) -> Option<Verdict> {
-    let outcome = match (spell(wish).0, word) {
+fn read_word(job: &Job, word: &str, draws: &mut impl Iterator<Item = u64>) -> Option<Verdict> {
+    let outcome = match (spell(job).0, word) {
         (b'A' | b'E' | b'L' | b'D', "stale") => return Some(Verdict::Stale),
         (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U', "more") => return Some(Verdict::More),
         (b'Y' | b'D', "not-old") => Outcome::NotOld,
         (b'N' | b'V', "lost") => Outcome::Lost,
         (b'N', "1") => Outcome::Renewed,
-        (b'R' | b'W' | b'U', "0" | "1") => Outcome::Gone { held: word == "1" },
+        (b'R' | b'F' | b'W' | b'U', "0" | "1") => Outcome::Gone { held: word == "1" },
         (b'V', "-1") => Outcome::Raised { age: None },
         // Servers tell whole seconds, and take the whole seconds of two times from each other: one that
         // says 1 may be up for a moment.

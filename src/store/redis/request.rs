@@ -25,8 +25,6 @@ pub(super) struct Request {
     pub(super) delays: u32,
     /// Which node imports its slot, if that is to be asked (`ASK`).
     pub(super) asking: Option<NodeId>,
-    /// A release that names the lock key alone, since its slot is being moved.
-    pub(super) is_bare: bool,
     /// Under which subscription it is entered, if it is.
     pub(super) heard: Option<u64>,
     /// The enter that it becomes if the lock is busy.
@@ -44,7 +42,6 @@ impl Request {
             hops: 0,
             delays: 0,
             asking: None,
-            is_bare: false,
             heard: None,
             enter: None,
             held: None,
@@ -91,14 +88,14 @@ impl Request {
 
     fn op(&self) -> Option<&Op> {
         match &self.job.wish {
-            Wish::Op { op, .. } => Some(op),
+            Wish::Op(op) => Some(op),
             Wish::Look(_) => None,
         }
     }
 
     /// Makes an enter an attempt: a lock that is free is won without a subscription.
     pub(super) fn attempt_first(&mut self) {
-        if let Wish::Op { op, .. } = &mut self.job.wish
+        if let Wish::Op(op) = &mut self.job.wish
             && let Op::Enter { owner, ttl, .. } = *op
         {
             self.enter = Some(std::mem::replace(op, Op::Attempt { owner, ttl }));
@@ -108,7 +105,7 @@ impl Request {
     /// Makes it the enter again that it was; false if it was none.
     pub(super) fn restore_enter(&mut self) -> bool {
         match (&mut self.job.wish, self.enter.take()) {
-            (Wish::Op { op, .. }, Some(enter)) => {
+            (Wish::Op(op), Some(enter)) => {
                 *op = enter;
                 true
             }
@@ -170,7 +167,7 @@ impl Sendable for Request {
 
     /// A call names one slot, and is redirected or not as a whole.
     fn group(&self) -> u16 {
-        self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.is_bare) << 14
+        self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.job.is_bare) << 14
     }
 
     /// The names of lock and queue, and the rest.

@@ -100,7 +100,7 @@ impl Change<'_> {
             "TRYAGAIN" => {
                 // In time for the caller, who waits for one response time-out at most.
                 let patience = self.shared.opening.response_timeout / 2;
-                request.is_bare |= request.is_release() && request.since.elapsed() > patience;
+                request.job.is_bare |= request.is_release() && request.since.elapsed() > patience;
                 self.delay(request, refusal);
             }
             _ => self.refuse(id, request, refusal.clone()),

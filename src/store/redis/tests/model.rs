@@ -15,11 +15,10 @@ use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn}
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::memory::{Asking, Keyspace};
-use crate::store::redis::call::{Job, Wish};
+use crate::store::redis::call::{self, Job};
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
-use crate::store::send_window::Priority;
 
 const KEYS: [&str; 3] = ["k", "l", "m"];
 /// The last has nobody who hears it.
@@ -262,20 +261,9 @@ impl Both {
 
     fn send(&mut self, who: usize, jobs: &[Job]) -> Vec<Verdict> {
         let names = Names::new(PREFIX.into(), INSTANCES[who].into());
-        let lane = if matches!(
-            &jobs[0].wish,
-            Wish::Op {
-                op: Op::Renew { .. },
-                ..
-            }
-        ) {
-            Priority::Renew
-        } else {
-            Priority::Change
-        };
         self.number += 1;
         let until = u64::MAX >> 12;
-        let command = lane.command_of(&script::SERVER, &names, self.number, until, jobs);
+        let command = call::command(&script::SERVER, &names, self.number, until, jobs);
         let mut full = redis::cmd("EVAL");
         full.arg(&self.script);
         for word in command.args_iter().skip(2) {

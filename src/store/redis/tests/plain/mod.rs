@@ -11,11 +11,10 @@ use redis::ConnectionLike;
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
 use crate::store::contract::{News, Op, Outcome, Owner};
-use crate::store::redis::call::Job;
+use crate::store::redis::call::{self, Job};
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
 use crate::store::redis::script;
-use crate::store::send_window::Priority;
 
 const FENCE: &str = "lock:~fence";
 const NUMBER: u64 = 7;
@@ -59,7 +58,7 @@ impl Caller {
             .map(|(key, op)| Job::new(*key, op.clone()))
             .collect();
         let script = &script::SERVER;
-        let command = Priority::Change.command_of(script, &self.names, NUMBER, of_use, &jobs);
+        let command = call::command(script, &self.names, NUMBER, of_use, &jobs);
         let command = script.in_full(&command).get_packed_command();
         let reply = self.connection.req_packed_command(&command).unwrap();
         let reply = reply::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
