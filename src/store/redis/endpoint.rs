@@ -7,17 +7,44 @@ use std::time::Duration;
 use redis::aio::AsyncPushSender;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, RedisError,
-    Value, cmd,
+    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    RedisError, Value, cmd,
 };
 
 use super::fault::{Fault, Refusal};
 use super::stream::{Link, Opener};
 #[cfg(feature = "tls-rustls")]
-use super::tls::{Certificates, Tls};
+use super::tls::Tls;
 
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
+
+/// A url in parts, none of them decoded.
+pub(super) struct Url<'a> {
+    /// In lower case.
+    pub(super) scheme: String,
+    /// User and password, with the `@` after them.
+    pub(super) user: &'a str,
+    pub(super) hosts: &'a str,
+    /// From the first `/`, `?` or `#` on.
+    pub(super) tail: &'a str,
+}
+
+impl<'a> Url<'a> {
+    pub(super) fn split(url: &'a str) -> Self {
+        let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+        let rest = rest.strip_prefix("//").unwrap_or("");
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let scheme = scheme.to_ascii_lowercase();
+        Self {
+            scheme,
+            user,
+            hosts,
+            tail,
+        }
+    }
+}
 
 /// Where a server is, and the user there. Shows neither user nor password.
 #[derive(Clone)]
@@ -33,16 +60,13 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Reads `redis://`, `rediss://` and `unix://` urls, and their `valkey` variants.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
-        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-        let scheme = scheme.to_ascii_lowercase();
+        let parts = Url::split(url);
         // Else the rest of a password would be taken for something that is shown, such as a host.
-        let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
-        let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());
-        if !scheme.contains("unix") && authority[end..].contains('@') {
+        if !parts.scheme.contains("unix") && parts.tail.contains('@') {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
             return Err(Fault::url(reason));
         }
-        let missing = match &*scheme {
+        let missing = match &*parts.scheme {
             it if it.ends_with("+cluster") && cfg!(not(feature = "cluster")) => "cluster",
             it if it.ends_with("+sentinel") && cfg!(not(feature = "sentinel")) => "sentinel",
             "rediss" | "valkeys" if cfg!(not(feature = "tls-rustls")) => "tls-rustls",
@@ -52,34 +76,29 @@ impl Endpoint {
             let reason = format!("it needs lockstream's feature `{missing}`");
             return Err(Fault::url(reason));
         }
-        let client = Client::open(url).map_err(|error| {
+        let info = url.into_connection_info().map_err(|error| {
             // The client library's errors about urls never show the password.
             let text = error.to_string();
             let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
             Fault::url(format!("{text}; expected {EXPECTED}"))
         })?;
-        let info = client.get_connection_info().clone();
-        match info.addr() {
-            ConnectionAddr::TcpTls { insecure: true, .. } => {
-                Err(Fault::url("TLS without verification is not supported"))
-            }
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }
-                if host.contains(',') =>
-            {
-                let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
-                Err(Fault::url(reason))
-            }
-            _ => Ok(Self::new(info)),
+        if parts.hosts.contains(',') {
+            let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
+            return Err(Fault::url(reason));
         }
+        if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
+            return Err(Fault::url("TLS without verification is not supported"));
+        }
+        // By default a second call would wait in the kernel for the reply to the first.
+        let settings = TcpSettings::default().set_nodelay(true);
+        Ok(Self::new(info.set_tcp_settings(settings)))
     }
 
     /// The server and user of a client, whatever protocol it was made for.
     #[cfg(feature = "redis-1")]
-    pub(super) fn of(client: &Client) -> Self {
+    pub(super) fn of(client: &redis::Client) -> Self {
         let info = client.get_connection_info();
         let mut endpoint = Self::new(info.clone());
-        // With the TCP settings of the client.
-        endpoint.info = info.clone();
         if let ConnectionAddr::TcpTls {
             insecure,
             tls_params,
@@ -93,10 +112,10 @@ impl Endpoint {
     }
 
     /// Over TLS it trusts the system's roots, and shows no certificate.
-    pub(super) fn new(info: ConnectionInfo) -> Self {
+    fn new(info: ConnectionInfo) -> Self {
         let opener = match info.addr() {
             #[cfg(feature = "tls-rustls")]
-            ConnectionAddr::TcpTls { .. } => Opener::Tls(Tls::default()),
+            ConnectionAddr::TcpTls { .. } => Opener::Tls(Arc::default()),
             _ => Opener::Plain,
         };
         let address = match info.addr() {
@@ -104,29 +123,24 @@ impl Endpoint {
             address => address.to_string(),
         };
         Self {
-            // By default a second call would wait in the kernel for the reply to the first.
-            info: info.set_tcp_settings(TcpSettings::default().set_nodelay(true)),
+            info,
             address: address.into(),
             opener,
             must_be_primary: false,
         }
     }
 
-    /// The same with certificates.
+    /// Takes a TLS configuration that it shares with others, where it needs one. It must if that
+    /// `is_given` by the user.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secured(self, certificates: &Certificates) -> Result<Self, Fault> {
-        if !self.is_tls() {
+    pub(super) fn secure(&mut self, tls: &Arc<Tls>, is_given: bool) -> Result<(), Fault> {
+        if is_given && !self.is_tls() {
             return Err(Fault::invalid("certificates", "they need a rediss:// url"));
         }
-        let opener = Opener::Tls(certificates.read()?);
-        Ok(Self { opener, ..self })
-    }
-
-    /// Takes over the TLS configuration of another endpoint of the same store.
-    pub(super) fn share_tls(&mut self, other: &Self) {
-        if self.is_tls() && other.is_tls() {
-            self.opener = other.opener.clone();
+        if is_given || matches!(self.opener, Opener::Tls(_)) {
+            self.opener = Opener::Tls(tls.clone());
         }
+        Ok(())
     }
 
     /// Host and port, or the socket's path.
@@ -134,19 +148,7 @@ impl Endpoint {
         &self.address
     }
 
-    /// `None` for a socket's path.
-    pub(super) fn host(&self) -> Option<&str> {
-        match self.info.addr() {
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Some(host),
-            _ => None,
-        }
-    }
-
-    pub(super) fn db(&self) -> i64 {
-        self.info.redis_settings().db()
-    }
-
-    pub(super) fn is_tls(&self) -> bool {
+    fn is_tls(&self) -> bool {
         matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
     }
 
@@ -187,19 +189,21 @@ impl Endpoint {
         self.open(ProtocolVersion::RESP2, within, ignore).await
     }
 
+    /// Connects for questions, with whatever protocol the server speaks.
+    pub(super) async fn connect_any(&self, within: Duration) -> Result<Link, Fault> {
+        match self.connect(within, ignore).await? {
+            Some(link) => Ok(link),
+            None => self.connect_resp2(within).await,
+        }
+    }
+
     /// Connects and hangs up: whether the server answers, and lets this user in.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
-        let mut link = match self.connect(within, ignore).await? {
-            Some(link) => link,
-            None => self.connect_resp2(within).await?,
-        };
+        let mut link = self.connect_any(within).await?;
         // With RESP2 connecting does not show whether a password is missing.
-        match link.ask(&cmd("PING"), &self.address, within).await? {
-            Value::ServerError(error) if error.code() != "NOPERM" => Err(Fault::Refused {
-                address: self.address.clone(),
-                refusal: (&error).into(),
-            }),
-            _ => Ok(()),
+        match link.ask(&cmd("PING"), &self.address, within).await {
+            Err(Fault::Refused { refusal, .. }) if refusal.code() == "NOPERM" => Ok(()),
+            answer => answer.map(drop),
         }
     }
 
@@ -217,32 +221,27 @@ impl Endpoint {
             is_tls: self.is_tls(),
             source,
         })?;
-        if self.must_be_primary {
-            self.check_role(&mut link, within).await?;
+        if !self.must_be_primary {
+            return Ok(link);
         }
-        Ok(link)
-    }
-
-    /// Asks the server itself: sentinels may be late to learn of a fail-over.
-    async fn check_role(&self, link: &mut Link, within: Duration) -> Result<(), Fault> {
-        let address = self.address.clone();
-        match link.ask(&cmd("ROLE"), &self.address, within).await? {
+        // Asks the server itself: sentinels may be late to learn of a fail-over.
+        let master = Value::BulkString("master".into());
+        match link.ask(&cmd("ROLE"), &self.address, within).await {
             // Without the right to ask, the probe of a session finds out whether it takes writes.
-            Value::ServerError(error) if matches!(error.code(), "NOPERM" | "ERR") => Ok(()),
-            Value::ServerError(error) => {
-                let refusal = (&error).into();
-                Err(Fault::Refused { address, refusal })
+            Err(Fault::Refused { refusal, .. }) if matches!(refusal.code(), "NOPERM" | "ERR") => {
+                Ok(link)
             }
-            Value::Array(role) if role.first() == Some(&Value::BulkString("master".into())) => {
-                Ok(())
-            }
-            _ => Err(Fault::NotPrimary { address }),
+            Err(fault) => Err(fault),
+            Ok(Value::Array(role)) if role.first() == Some(&master) => Ok(link),
+            Ok(_) => Err(Fault::NotPrimary {
+                address: self.address.clone(),
+            }),
         }
     }
 }
 
 /// For connections to which nothing is pushed that matters.
-pub(super) fn ignore(_: PushInfo) -> Result<(), ()> {
+fn ignore(_: PushInfo) -> Result<(), ()> {
     Ok(())
 }
 

@@ -101,17 +101,9 @@ impl RedisStore {
         if cfg!(feature = "cluster")
             && let Some(urls) = Seeds::split(&url)
         {
-            return RedisStoreBuilder::cluster(urls);
+            return RedisStoreBuilder::new(Target::Cluster(urls));
         }
-        RedisStoreBuilder {
-            urls: vec![url],
-            #[cfg(feature = "redis-1")]
-            client: None,
-            is_cluster: false,
-            replicas: None,
-            #[cfg(feature = "tls-rustls")]
-            certificates: None,
-        }
+        RedisStoreBuilder::new(Target::Url(url))
     }
 
     /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
@@ -148,7 +140,7 @@ impl RedisStore {
         let urls = urls.into_iter().map(Into::into);
         // Whoever has the one url for all nodes may well bring it here.
         let urls = urls.flat_map(|url: String| Seeds::split(&url).unwrap_or_else(|| vec![url]));
-        RedisStoreBuilder::cluster(urls.collect()).connect()
+        RedisStoreBuilder::new(Target::Cluster(urls.collect())).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
@@ -227,18 +219,34 @@ impl LockStore for RedisStore {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    /// One, or those of a cluster's nodes; none for a client.
-    urls: Vec<String>,
-    #[cfg(feature = "redis-1")]
-    client: Option<redis::Client>,
-    is_cluster: bool,
+    target: Target,
     /// How many, and within which time.
     replicas: Option<(u32, Duration)>,
     #[cfg(feature = "tls-rustls")]
     certificates: Option<Certificates>,
 }
 
+/// What a store connects to.
+#[derive(Clone)]
+enum Target {
+    /// One server, or the primary behind sentinels.
+    Url(String),
+    /// The nodes with these urls, and those that they name.
+    Cluster(Vec<String>),
+    #[cfg(feature = "redis-1")]
+    Client(redis::Client),
+}
+
 impl RedisStoreBuilder {
+    fn new(target: Target) -> Self {
+        Self {
+            target,
+            replicas: None,
+            #[cfg(feature = "tls-rustls")]
+            certificates: None,
+        }
+    }
+
     /// For a store that opens its connections as `client` would, as [`RedisStore::from_client`] does; that page says whom
     /// it trusts with `rediss://`.
     ///
@@ -262,14 +270,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     pub fn from_client(client: redis::Client) -> Self {
-        Self {
-            urls: Vec::new(),
-            client: Some(client),
-            is_cluster: false,
-            replicas: None,
-            #[cfg(feature = "tls-rustls")]
-            certificates: None,
-        }
+        Self::new(Target::Client(client))
     }
 
     /// Lets an acquisition count only when at least `n` replicas of the server have it.
@@ -333,18 +334,6 @@ impl RedisStoreBuilder {
     pub fn min_replicas(mut self, n: u32, within: Duration) -> Self {
         self.replicas = Some((n, within));
         self
-    }
-
-    fn cluster(urls: Vec<String>) -> Self {
-        Self {
-            urls,
-            #[cfg(feature = "redis-1")]
-            client: None,
-            is_cluster: true,
-            replicas: None,
-            #[cfg(feature = "tls-rustls")]
-            certificates: None,
-        }
     }
 
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts. (The
@@ -414,46 +403,43 @@ impl RedisStoreBuilder {
     }
 
     fn topology(&self) -> Result<Topology, Fault> {
-        if self.is_cluster {
-            let endpoints = self.urls.iter().map(|url| self.endpoint(url));
-            let mut endpoints: Vec<_> = endpoints.collect::<Result<_, _>>()?;
-            if let Some(first) = endpoints.first().cloned() {
-                endpoints.iter_mut().for_each(|it| it.share_tls(&first));
+        let mut endpoint = match &self.target {
+            Target::Cluster(urls) => {
+                let endpoints = urls.iter().map(|url| Endpoint::parse(url));
+                let mut endpoints = endpoints.collect::<Result<Vec<_>, _>>()?;
+                self.secure(&mut endpoints)?;
+                return Ok(Topology::Cluster(Arc::new(Seeds::new(endpoints)?)));
             }
-            return Ok(Topology::Cluster(Arc::new(Seeds::new(endpoints)?)));
-        }
-        let endpoint = match &self.urls[..] {
             #[cfg(feature = "sentinel")]
-            [url] if Sentinels::are_named_by(url) => {
-                let sentinels = Sentinels::parse(url)?;
-                #[cfg(feature = "tls-rustls")]
-                let sentinels = match &self.certificates {
-                    Some(certificates) => sentinels.secured(certificates)?,
-                    None => sentinels,
-                };
+            Target::Url(url) if Sentinels::are_named_by(url) => {
+                let mut sentinels = Sentinels::parse(url)?;
+                self.secure(sentinels.endpoints())?;
                 return Ok(Topology::Sentinels(Arc::new(sentinels)));
             }
-            [url] => self.endpoint(url)?,
+            Target::Url(url) => Endpoint::parse(url)?,
             #[cfg(feature = "redis-1")]
-            [] => {
-                let client = self.client.as_ref().expect("without a url it has a client");
-                self.secured(Endpoint::of(client))?
-            }
-            _ => unreachable!("several urls are a cluster's"),
+            Target::Client(client) => Endpoint::of(client),
         };
+        self.secure([&mut endpoint])?;
         Ok(Topology::Fixed(Box::new(endpoint)))
     }
 
-    fn endpoint(&self, url: &str) -> Result<Endpoint, Fault> {
-        self.secured(Endpoint::parse(url)?)
+    /// Gives all servers of a store one TLS configuration.
+    #[cfg(feature = "tls-rustls")]
+    fn secure<'a>(
+        &self,
+        endpoints: impl IntoIterator<Item = &'a mut Endpoint>,
+    ) -> Result<(), Fault> {
+        let given = self.certificates.as_ref().map(Certificates::read);
+        let (is_given, tls) = (given.is_some(), given.transpose()?);
+        let tls = Arc::new(tls.unwrap_or_default());
+        let mut endpoints = endpoints.into_iter();
+        endpoints.try_for_each(|endpoint| endpoint.secure(&tls, is_given))
     }
 
-    fn secured(&self, endpoint: Endpoint) -> Result<Endpoint, Fault> {
-        #[cfg(feature = "tls-rustls")]
-        if let Some(certificates) = &self.certificates {
-            return endpoint.secured(certificates);
-        }
-        Ok(endpoint)
+    #[cfg(not(feature = "tls-rustls"))]
+    fn secure<T>(&self, _: T) -> Result<(), Fault> {
+        Ok(())
     }
 }
 

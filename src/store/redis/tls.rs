@@ -37,30 +37,25 @@ impl Certificates {
 
     /// Reads the texts, so that what is wrong with them is known before anything connects.
     pub(super) fn read(&self) -> Result<Tls, Fault> {
-        let setup = self.setup();
-        let setup = setup.map_err(|reason| Fault::invalid("certificates", reason))?;
-        Ok(Tls(Arc::new(setup)))
-    }
-
-    fn setup(&self) -> Result<Setup, String> {
-        let mut setup = Setup::default();
+        let mut tls = Tls::default();
         if !self.roots.is_empty() {
-            setup.roots = Some(read_roots(&self.roots)?);
+            tls.roots = Some(read_roots(&self.roots)?);
         }
         if let Some((certificate, key)) = &self.client {
-            setup.client = Some(Arc::new(read_identity(certificate, key)?));
+            tls.client = Some(read_identity(certificate, key)?);
         }
-        Ok(setup)
+        Ok(tls)
     }
 }
 
-/// How a store makes its connections over TLS. Clones share one configuration, and with it the
-/// sessions that a server resumes.
-#[derive(Clone, Default)]
-pub(super) struct Tls(Arc<Setup>);
+fn invalid(reason: impl ToString) -> Fault {
+    Fault::invalid("certificates", reason)
+}
 
+/// How a store makes its connections over TLS: with one configuration, and with it the sessions that
+/// a server resumes.
 #[derive(Default)]
-struct Setup {
+pub(super) struct Tls {
     /// `None`: those of the system, read from its files at the first connection.
     roots: Option<Arc<RootCertStore>>,
     client: Option<Arc<SingleCertAndKey>>,
@@ -77,12 +72,12 @@ impl Tls {
             let kind = ErrorKind::InvalidClientConfig;
             RedisError::from((kind, "the host name cannot be in a certificate"))
         })?;
-        let connector = self.0.connector.get_or_try_init(|| self.connector());
+        let connector = self.connector.get_or_try_init(|| self.connector());
         Ok(connector.await?.connect(name, stream).await?)
     }
 
     async fn connector(&self) -> io::Result<TlsConnector> {
-        let roots = match &self.0.roots {
+        let roots = match &self.roots {
             Some(roots) => roots.clone(),
             None => tokio::task::spawn_blocking(system_roots).await??,
         };
@@ -90,7 +85,7 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?
             .with_root_certificates(roots);
-        let config = match &self.0.client {
+        let config = match &self.client {
             Some(client) => config.with_client_cert_resolver(client.clone()),
             None => config.with_no_client_auth(),
         };
@@ -111,33 +106,33 @@ fn system_roots() -> io::Result<Arc<RootCertStore>> {
     Ok(Arc::new(store))
 }
 
-fn read_roots(pem: &[u8]) -> Result<Arc<RootCertStore>, String> {
+fn read_roots(pem: &[u8]) -> Result<Arc<RootCertStore>, Fault> {
     let mut store = RootCertStore::empty();
     for certificate in read_certificates(pem, "root")? {
         let added = store.add(certificate);
-        added.map_err(|error| format!("root certificate: {error}"))?;
+        added.map_err(|error| invalid(format!("root certificate: {error}")))?;
     }
     Ok(Arc::new(store))
 }
 
-fn read_identity(certificate: &[u8], key: &[u8]) -> Result<SingleCertAndKey, String> {
+fn read_identity(certificate: &[u8], key: &[u8]) -> Result<Arc<SingleCertAndKey>, Fault> {
     let chain = read_certificates(certificate, "client")?;
     // The error itself might show a part of the key.
     let key = PrivateKeyDer::from_pem_slice(key)
-        .map_err(|_| "no private key in PEM for the client certificate")?;
+        .map_err(|_| invalid("no private key in PEM for the client certificate"))?;
     let identity = CertifiedKey::from_der(chain, key, &default_provider())
-        .map_err(|error| format!("client certificate and key: {error}"))?;
-    Ok(identity.into())
+        .map_err(|error| invalid(format!("client certificate and key: {error}")))?;
+    Ok(Arc::new(identity.into()))
 }
 
-fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, Fault> {
     // The error itself shows the line that it stopped at. Where line breaks were lost that is the
     // whole text, with the key of those who keep both in one file.
-    let found =
-        found.map_err(|_| format!("{whose} certificate: broken PEM (are line breaks missing?)"))?;
+    let broken = |_| format!("{whose} certificate: broken PEM (are line breaks missing?)");
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| invalid(broken(error)))?;
     if found.is_empty() {
-        return Err(format!("no {whose} certificate in PEM"));
+        return Err(invalid(format!("no {whose} certificate in PEM")));
     }
     Ok(found)
 }

@@ -101,14 +101,12 @@ impl Topology {
     /// Connects once, to see that a server answers and accepts our credentials.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
         match self {
-            Self::Fixed(endpoint) => endpoint.try_out(within).await,
-            #[cfg(feature = "sentinel")]
-            Self::Sentinels(sentinels) => {
-                let primary = sentinels.primary(within).await?;
-                let tried = primary.try_out(within).await;
-                tried.inspect_err(|_| sentinels.doubt())
-            }
             Self::Cluster(seeds) => seeds.find_map(within).await.map(drop),
+            _ => {
+                let endpoint = self.endpoint("", within).await?;
+                let tried = endpoint.try_out(within).await;
+                tried.inspect_err(|_| self.doubt())
+            }
         }
     }
 }
