@@ -1,6 +1,7 @@
 //! Certificates: which servers are trusted, what the client shows, and why a handshake failed.
 
 use std::error::Error;
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 
@@ -48,7 +49,7 @@ impl Certificates {
     }
 }
 
-fn invalid(reason: impl ToString) -> Fault {
+fn invalid(reason: impl Display) -> Fault {
     Fault::invalid("certificates", reason)
 }
 
