@@ -29,7 +29,6 @@ const NEXT_AFTER: u32 = 8;
 #[derive(Clone, Debug)]
 pub(super) struct Seeds {
     endpoints: Vec<Endpoint>,
-    address: Arc<str>,
 }
 
 impl Seeds {
@@ -47,9 +46,9 @@ impl Seeds {
     }
 
     pub(super) fn new(endpoints: Vec<Endpoint>) -> Result<Self, Fault> {
-        let Some(first) = endpoints.first() else {
+        if endpoints.is_empty() {
             return Err(Fault::url("a cluster needs at least one node"));
-        };
+        }
         let is_unix = |it: &Endpoint| matches!(it.info.addr(), ConnectionAddr::Unix(_));
         if endpoints.iter().any(is_unix) {
             return Err(Fault::url("the nodes of a cluster have hosts and ports"));
@@ -60,13 +59,12 @@ impl Seeds {
         {
             return Err(Fault::url("a cluster has database 0 only"));
         }
-        let address = first.address().clone();
-        Ok(Self { endpoints, address })
+        Ok(Self { endpoints })
     }
 
     /// The first one's.
     pub(super) fn address(&self) -> &Arc<str> {
-        &self.address
+        self.endpoints[0].address()
     }
 
     /// A node that the map names: with the first seed's user and certificates.
@@ -178,13 +176,11 @@ fn from<T: FromRedisValue>(value: &Value) -> Option<T> {
 pub(super) fn absolute(address: &str, asked: &str) -> Option<Address> {
     let (host, port) = address.rsplit_once(':')?;
     port.parse::<u16>().ok()?;
-    match host {
-        "" | "?" => {
-            let (own, _) = asked.rsplit_once(':')?;
-            Some(format!("{own}:{port}").into())
-        }
-        host => is_host(host).then(|| address.into()),
-    }
+    let host = match host {
+        "" | "?" => asked.rsplit_once(':')?.0,
+        host => host,
+    };
+    is_host(host).then(|| format!("{host}:{port}").into())
 }
 
 #[cfg(test)]

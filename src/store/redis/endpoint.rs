@@ -154,17 +154,16 @@ impl Endpoint {
 
     /// Another server, with the same user and certificates.
     pub(super) fn elsewhere(&self, host: &str, port: u16) -> Self {
-        let mut addr = self.info.addr().clone();
-        if let ConnectionAddr::Tcp(old_host, old_port)
-        | ConnectionAddr::TcpTls {
-            host: old_host,
-            port: old_port,
-            ..
-        } = &mut addr
-        {
-            host.clone_into(old_host);
-            *old_port = port;
-        }
+        let host = host.to_owned();
+        let addr = match self.is_tls() {
+            true => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+            false => ConnectionAddr::Tcp(host, port),
+        };
         Self {
             address: addr.to_string().into(),
             info: self.info.clone().set_addr(addr),

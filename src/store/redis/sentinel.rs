@@ -60,7 +60,7 @@ impl Sentinels {
             user,
             hosts,
             tail,
-        } = Url::split(url);
+        } = &Url::split(url);
         let scheme = match scheme.strip_suffix("+sentinel") {
             Some(scheme @ ("redis" | "valkey" | "rediss" | "valkeys")) => scheme,
             _ => return Err(invalid("unknown scheme")),
@@ -214,26 +214,21 @@ impl Sentinels {
         let mut question = cmd("SENTINEL");
         question.arg(&["GET-MASTER-ADDR-BY-NAME", &*self.service]);
         let address = &sentinel.address;
-        match link.ask(&question, address, within).await? {
-            Value::Nil => Err(Fault::invalid("service", format!("unknown to {address}"))),
-            answer => {
-                let (host, port) = read(answer).ok_or_else(|| Fault::Garbled {
-                    address: address.clone(),
-                    what: "its answer is no address",
-                })?;
-                Ok(self.at(&host, port, sentinel))
-            }
+        let answer = link.ask(&question, address, within).await?;
+        if answer == Value::Nil {
+            return Err(Fault::invalid("service", format!("unknown to {address}")));
         }
+        let (host, port) = read(answer).ok_or_else(|| Fault::Garbled {
+            address: address.clone(),
+            what: "its answer is no address",
+        })?;
+        Ok(self.at(&host, port, sentinel))
     }
 
     fn at(&self, host: &str, port: u16, sentinel: &Endpoint) -> Endpoint {
         let mut server = self.server.elsewhere(host, port);
-        let (service, sentinel) = (&self.service, sentinel.info.addr());
-        let address = format!(
-            "{} (primary of {service:?}, says {sentinel})",
-            server.address
-        );
-        server.address = address.into();
+        let (address, service, sentinel) = (&server.address, &self.service, sentinel.info.addr());
+        server.address = format!("{address} (primary of {service:?}, says {sentinel})").into();
         server
     }
 }

@@ -1,6 +1,6 @@
 //! Which slot a name lies in, and the shortest hash tag for each slot.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use crc::{CRC_16_XMODEM, Crc, Digest};
@@ -25,7 +25,7 @@ fn slot_of(hashed: &str) -> Slot {
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
 /// Tags are tried in this order. All processes must make the same, so it never changes.
-const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+const LETTERS: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// For each slot the shortest hash tag that is in it: a fence's name ends with one, between braces.
 #[derive(Debug)]
@@ -56,8 +56,9 @@ impl Tags {
     /// Tries all texts, the shortest first, after those that `digest` has seen.
     fn make(digest: Digest<'_, u16>) -> Self {
         let mut tags = vec![Box::<str>::default(); SLOTS];
-        let mut missing = SLOTS;
-        for number in 1.. {
+        let (mut missing, mut number) = (SLOTS, 0);
+        while missing > 0 {
+            number += 1;
             let text = text(number);
             let mut digest = digest.clone();
             digest.update(text.as_bytes());
@@ -66,23 +67,20 @@ impl Tags {
                 *tag = text.into();
                 missing -= 1;
             }
-            if missing == 0 {
-                break;
-            }
         }
         Self(tags.into())
     }
 }
 
 /// The texts from 1 on, in their order: the shortest first, the last letter counts fastest.
-fn text(mut number: usize) -> String {
-    let mut letters = VecDeque::new();
-    while number > 0 {
-        number -= 1;
-        letters.push_front(char::from(LETTERS[number % LETTERS.len()]));
-        number /= LETTERS.len();
+fn text(number: usize) -> String {
+    match number.checked_sub(1) {
+        None => String::new(),
+        Some(before) => {
+            let last = before % LETTERS.len();
+            text(before / LETTERS.len()) + &LETTERS[last..=last]
+        }
     }
-    letters.into_iter().collect()
 }
 
 /// A set of slots.

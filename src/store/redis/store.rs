@@ -1,7 +1,6 @@
 //! The store, as a user makes it.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,7 +17,7 @@ use super::replicas::{self, MinReplicas};
 use super::sentinel::Sentinels;
 use super::session::RedisSession;
 #[cfg(feature = "tls-rustls")]
-use super::tls::Certificates;
+use super::tls::Tls;
 use super::topology::Topology;
 use crate::StoreError;
 use crate::store::contract::{Opening, Session};
@@ -220,10 +219,9 @@ impl LockStore for RedisStore {
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
     target: Target,
-    /// How many, and within which time.
-    replicas: Option<(u32, Duration)>,
+    min_replicas: Result<Option<MinReplicas>, Fault>,
     #[cfg(feature = "tls-rustls")]
-    certificates: Option<Certificates>,
+    certificates: Result<Option<Tls>, Fault>,
 }
 
 /// What a store connects to.
@@ -241,9 +239,9 @@ impl RedisStoreBuilder {
     fn new(target: Target) -> Self {
         Self {
             target,
-            replicas: None,
+            min_replicas: Ok(None),
             #[cfg(feature = "tls-rustls")]
-            certificates: None,
+            certificates: Ok(None),
         }
     }
 
@@ -332,7 +330,7 @@ impl RedisStoreBuilder {
     /// # let _ = locks; Ok(()) }
     /// ```
     pub fn min_replicas(mut self, n: u32, within: Duration) -> Self {
-        self.replicas = Some((n, within));
+        self.min_replicas = MinReplicas::new(n, within);
         self
     }
 
@@ -344,8 +342,8 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        let certificates = self.certificates.get_or_insert_default();
-        certificates.trust(pem.as_ref());
+        let tls = self.certificates.map(Option::unwrap_or_default);
+        self.certificates = tls.and_then(|tls| tls.trusting(pem.as_ref()).map(Some));
         self
     }
 
@@ -355,8 +353,8 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        let certificates = self.certificates.get_or_insert_default();
-        certificates.identify(pem.into(), key.into());
+        let tls = self.certificates.map(Option::unwrap_or_default);
+        self.certificates = tls.and_then(|tls| tls.showing(&pem.into(), &key.into()).map(Some));
         self
     }
 
@@ -393,12 +391,9 @@ impl RedisStoreBuilder {
     /// If the url is not one, needs a feature that is not there, or does not go with the certificates, those are none, or
     /// replicas are given no time, or a day and more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
-        let min_replicas = self
-            .replicas
-            .map(|(least, within)| MinReplicas::new(least, within));
         Ok(RedisStore {
             topology: self.topology()?,
-            min_replicas: min_replicas.transpose()?.flatten(),
+            min_replicas: self.min_replicas?,
         })
     }
 
@@ -430,9 +425,9 @@ impl RedisStoreBuilder {
         &self,
         endpoints: impl IntoIterator<Item = &'a mut Endpoint>,
     ) -> Result<(), Fault> {
-        let given = self.certificates.as_ref().map(Certificates::read);
-        let (is_given, tls) = (given.is_some(), given.transpose()?);
-        let tls = Arc::new(tls.unwrap_or_default());
+        let given = self.certificates.clone()?;
+        let is_given = given.is_some();
+        let tls = Arc::new(given.unwrap_or_default());
         let mut endpoints = endpoints.into_iter();
         endpoints.try_for_each(|endpoint| endpoint.secure(&tls, is_given))
     }

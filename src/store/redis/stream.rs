@@ -1,6 +1,5 @@
 //! A connection's stream: how it is opened, and how much may come on it.
 
-use std::future::{self, Future};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -86,7 +85,7 @@ impl Link {
                     let connecting = client.get_multiplexed_async_connection_with_config(&config);
                     return Ok(Self {
                         connection: connecting.await?,
-                        driver: future::pending().boxed(),
+                        driver: futures::future::pending().boxed(),
                     });
                 }
                 #[cfg(feature = "tls-rustls")]

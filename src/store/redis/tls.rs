@@ -18,44 +18,14 @@ use tokio_rustls::client::TlsStream;
 
 use super::fault::Fault;
 
-/// What a store was given, in PEM. Shows nothing of it.
-#[derive(Clone, Default)]
-pub(super) struct Certificates {
-    roots: Vec<u8>,
-    client: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl Certificates {
-    pub(super) fn trust(&mut self, pem: &[u8]) {
-        self.roots.extend_from_slice(pem);
-        // The text may end without a line break, and the next must begin a line.
-        self.roots.push(b'\n');
-    }
-
-    pub(super) fn identify(&mut self, certificate: Vec<u8>, key: Vec<u8>) {
-        self.client = Some((certificate, key));
-    }
-
-    /// Reads the texts, so that what is wrong with them is known before anything connects.
-    pub(super) fn read(&self) -> Result<Tls, Fault> {
-        let mut tls = Tls::default();
-        if !self.roots.is_empty() {
-            tls.roots = Some(read_roots(&self.roots)?);
-        }
-        if let Some((certificate, key)) = &self.client {
-            tls.client = Some(read_identity(certificate, key)?);
-        }
-        Ok(tls)
-    }
-}
-
 fn invalid(reason: impl Display) -> Fault {
     Fault::invalid("certificates", reason)
 }
 
 /// How a store makes its connections over TLS: with one configuration, and with it the sessions that
-/// a server resumes.
-#[derive(Default)]
+/// a server resumes. What the user gave it is read at once, so that what is wrong with it is known
+/// before anything connects.
+#[derive(Clone, Default)]
 pub(super) struct Tls {
     /// `None`: those of the system, read from its files at the first connection.
     roots: Option<Arc<RootCertStore>>,
@@ -64,6 +34,31 @@ pub(super) struct Tls {
 }
 
 impl Tls {
+    /// With these authorities, in PEM, and those that it was given before.
+    pub(super) fn trusting(mut self, pem: &[u8]) -> Result<Self, Fault> {
+        let mut roots = self
+            .roots
+            .map_or_else(RootCertStore::empty, Arc::unwrap_or_clone);
+        for certificate in read_certificates(pem, "root")? {
+            let added = roots.add(certificate);
+            added.map_err(|error| invalid(format!("root certificate: {error}")))?;
+        }
+        self.roots = Some(Arc::new(roots));
+        Ok(self)
+    }
+
+    /// With this certificate and key, in PEM.
+    pub(super) fn showing(mut self, certificate: &[u8], key: &[u8]) -> Result<Self, Fault> {
+        let chain = read_certificates(certificate, "client")?;
+        // The error itself might show a part of the key.
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|_| invalid("no private key in PEM for the client certificate"))?;
+        let identity = CertifiedKey::from_der(chain, key, &default_provider())
+            .map_err(|error| invalid(format!("client certificate and key: {error}")))?;
+        self.client = Some(Arc::new(identity.into()));
+        Ok(self)
+    }
+
     pub(super) async fn connect(
         &self,
         host: &str,
@@ -105,25 +100,6 @@ fn system_roots() -> io::Result<Arc<RootCertStore>> {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(found.certs);
     Ok(Arc::new(store))
-}
-
-fn read_roots(pem: &[u8]) -> Result<Arc<RootCertStore>, Fault> {
-    let mut store = RootCertStore::empty();
-    for certificate in read_certificates(pem, "root")? {
-        let added = store.add(certificate);
-        added.map_err(|error| invalid(format!("root certificate: {error}")))?;
-    }
-    Ok(Arc::new(store))
-}
-
-fn read_identity(certificate: &[u8], key: &[u8]) -> Result<Arc<SingleCertAndKey>, Fault> {
-    let chain = read_certificates(certificate, "client")?;
-    // The error itself might show a part of the key.
-    let key = PrivateKeyDer::from_pem_slice(key)
-        .map_err(|_| invalid("no private key in PEM for the client certificate"))?;
-    let identity = CertifiedKey::from_der(chain, key, &default_provider())
-        .map_err(|error| invalid(format!("client certificate and key: {error}")))?;
-    Ok(Arc::new(identity.into()))
 }
 
 fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, Fault> {
