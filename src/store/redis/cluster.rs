@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, FromRedisValue, Value, cmd};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::endpoint::{Endpoint, Url, is_host};
+use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::slots::{SLOTS, Slot};
 use super::stream;
@@ -34,30 +34,24 @@ pub(super) struct Seeds {
 impl Seeds {
     /// Splits `redis+cluster://user:password@host:port,host:port/` into one url for each node.
     pub(super) fn split(url: &str) -> Option<Vec<String>> {
-        let parts = Url::split(url);
-        let (scheme, user, tail) = (
-            parts.scheme.strip_suffix("+cluster")?,
-            parts.user,
-            parts.tail,
-        );
+        let (scheme, user, hosts, tail) = split_url(url);
+        let scheme = scheme.strip_suffix("+cluster")?;
         // Faults of the url are found in those that this makes.
         let url = |host| format!("{scheme}://{user}{host}{tail}");
-        Some(parts.hosts.split(',').map(url).collect())
+        Some(hosts.split(',').map(url).collect())
     }
 
     pub(super) fn new(endpoints: Vec<Endpoint>) -> Result<Self, Fault> {
         if endpoints.is_empty() {
             return Err(Fault::url("a cluster needs at least one node"));
         }
-        let is_unix = |it: &Endpoint| matches!(it.info.addr(), ConnectionAddr::Unix(_));
-        if endpoints.iter().any(is_unix) {
-            return Err(Fault::url("the nodes of a cluster have hosts and ports"));
-        }
-        if endpoints
-            .iter()
-            .any(|it| it.info.redis_settings().db() != 0)
-        {
-            return Err(Fault::url("a cluster has database 0 only"));
+        for Endpoint { info, .. } in &endpoints {
+            if let ConnectionAddr::Unix(_) = info.addr() {
+                return Err(Fault::url("the nodes of a cluster have hosts and ports"));
+            }
+            if info.redis_settings().db() != 0 {
+                return Err(Fault::url("a cluster has database 0 only"));
+            }
         }
         Ok(Self { endpoints })
     }

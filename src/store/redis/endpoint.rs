@@ -19,31 +19,14 @@ use super::tls::Tls;
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
 
-/// A url in parts, none of them decoded.
-pub(super) struct Url<'a> {
-    /// In lower case.
-    pub(super) scheme: String,
-    /// User and password, with the `@` after them.
-    pub(super) user: &'a str,
-    pub(super) hosts: &'a str,
-    /// From the first `/`, `?` or `#` on.
-    pub(super) tail: &'a str,
-}
-
-impl<'a> Url<'a> {
-    pub(super) fn split(url: &'a str) -> Self {
-        let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
-        let rest = rest.strip_prefix("//").unwrap_or("");
-        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
-        let scheme = scheme.to_ascii_lowercase();
-        Self {
-            scheme,
-            user,
-            hosts,
-            tail,
-        }
-    }
+/// Takes a url apart, and decodes nothing: the scheme in lower case; user and password, with the `@`
+/// after them; the hosts; and what begins with the first `/`, `?` or `#` after these.
+pub(super) fn split_url(url: &str) -> (String, &str, &str, &str) {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+    let rest = rest.strip_prefix("//").unwrap_or("");
+    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    (scheme.to_ascii_lowercase(), user, hosts, tail)
 }
 
 /// Where a server is, and the user there. Shows neither user nor password.
@@ -60,13 +43,13 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Reads `redis://`, `rediss://` and `unix://` urls, and their `valkey` variants.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
-        let parts = Url::split(url);
+        let (scheme, _, hosts, tail) = split_url(url);
         // Else the rest of a password would be taken for something that is shown, such as a host.
-        if !parts.scheme.contains("unix") && parts.tail.contains('@') {
+        if !scheme.contains("unix") && tail.contains('@') {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
             return Err(Fault::url(reason));
         }
-        let missing = match &*parts.scheme {
+        let missing = match &*scheme {
             it if it.ends_with("+cluster") && cfg!(not(feature = "cluster")) => "cluster",
             it if it.ends_with("+sentinel") && cfg!(not(feature = "sentinel")) => "sentinel",
             "rediss" | "valkeys" if cfg!(not(feature = "tls-rustls")) => "tls-rustls",
@@ -82,7 +65,7 @@ impl Endpoint {
             let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
             Fault::url(format!("{text}; expected {EXPECTED}"))
         })?;
-        if parts.hosts.contains(',') {
+        if hosts.contains(',') {
             let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
             return Err(Fault::url(reason));
         }
@@ -130,14 +113,13 @@ impl Endpoint {
         }
     }
 
-    /// Takes a TLS configuration that it shares with others, where it needs one. It must if that
-    /// `is_given` by the user.
+    /// Takes the TLS configuration of its store, where it needs one.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secure(&mut self, tls: &Arc<Tls>, is_given: bool) -> Result<(), Fault> {
-        if is_given && !self.is_tls() {
+    pub(super) fn secure(&mut self, tls: &Arc<Tls>) -> Result<(), Fault> {
+        if tls.has_certificates() && !self.is_tls() {
             return Err(Fault::invalid("certificates", "they need a rediss:// url"));
         }
-        if is_given || matches!(self.opener, Opener::Tls(_)) {
+        if tls.has_certificates() || matches!(self.opener, Opener::Tls(_)) {
             self.opener = Opener::Tls(tls.clone());
         }
         Ok(())
@@ -214,12 +196,17 @@ impl Endpoint {
     ) -> Result<Link, Fault> {
         let settings = self.info.redis_settings().clone().set_protocol(protocol);
         let info = self.info.clone().set_redis_settings(settings);
-        let link = Link::open(&info, &self.opener, within, pushes).await;
-        let mut link = link.map_err(|source| Fault::Connect {
-            address: self.address.clone(),
-            is_tls: self.is_tls(),
-            source,
-        })?;
+        let (address, is_tls) = (self.address.clone(), self.is_tls());
+        let mut link = match Link::open(&info, &self.opener, within, pushes).await {
+            Ok(link) => link,
+            Err(source) => {
+                return Err(Fault::Connect {
+                    address,
+                    is_tls,
+                    source,
+                });
+            }
+        };
         if !self.must_be_primary {
             return Ok(link);
         }
@@ -232,9 +219,7 @@ impl Endpoint {
             }
             Err(fault) => Err(fault),
             Ok(Value::Array(role)) if role.first() == Some(&master) => Ok(link),
-            Ok(_) => Err(Fault::NotPrimary {
-                address: self.address.clone(),
-            }),
+            Ok(_) => Err(Fault::NotPrimary { address }),
         }
     }
 }

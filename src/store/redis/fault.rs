@@ -199,14 +199,10 @@ impl Refusal {
 
     /// The refusal in an error that the client library made of a server's reply.
     pub(super) fn of(error: &RedisError) -> Option<Self> {
-        match error.kind() {
-            ErrorKind::Server(_) | ErrorKind::Extension => {
-                let code = error.code().unwrap_or("ERR");
-                let text = error.detail().map_or_else(|| error.to_string(), Into::into);
-                Some(Self::parse(&format!("{code} {text}")))
-            }
-            _ => None,
-        }
+        let is_servers = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        let code = error.code().unwrap_or("ERR");
+        let text = error.detail().map_or_else(|| error.to_string(), Into::into);
+        is_servers.then(|| Self::parse(&format!("{code} {text}")))
     }
 
     pub(super) fn code(&self) -> &str {

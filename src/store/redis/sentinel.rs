@@ -9,7 +9,7 @@ use redis::{PushInfo, PushKind, RedisConnectionInfo, Value, cmd};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::endpoint::{Endpoint, Url, is_host};
+use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::stream::Link;
 
@@ -49,18 +49,13 @@ pub(super) struct Sentinels {
 impl Sentinels {
     /// Whether a url is one of sentinels.
     pub(super) fn are_named_by(url: &str) -> bool {
-        Url::split(url).scheme.ends_with("+sentinel")
+        split_url(url).0.ends_with("+sentinel")
     }
 
     /// Takes a url apart, into those of servers. Nothing of it may be shown.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
         let invalid = |reason| Fault::url(format!("{reason}; expected {EXPECTED}"));
-        let Url {
-            scheme,
-            user,
-            hosts,
-            tail,
-        } = &Url::split(url);
+        let (scheme, user, hosts, tail) = split_url(url);
         let scheme = match scheme.strip_suffix("+sentinel") {
             Some(scheme @ ("redis" | "valkey" | "rediss" | "valkeys")) => scheme,
             _ => return Err(invalid("unknown scheme")),

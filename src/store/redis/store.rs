@@ -97,12 +97,8 @@ impl RedisStore {
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         let url = url.into();
         // Without the feature the error says so.
-        if cfg!(feature = "cluster")
-            && let Some(urls) = Seeds::split(&url)
-        {
-            return RedisStoreBuilder::new(Target::Cluster(urls));
-        }
-        RedisStoreBuilder::new(Target::Url(url))
+        let nodes = Seeds::split(&url).filter(|_| cfg!(feature = "cluster"));
+        RedisStoreBuilder::new(nodes.map_or(Target::Url(url), Target::Cluster))
     }
 
     /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
@@ -172,8 +168,9 @@ impl RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.topology.address();
         f.debug_struct("RedisStore")
-            .field("address", self.topology.address())
+            .field("address", address)
             .finish()
     }
 }
@@ -182,11 +179,8 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        Arc::new(RedisSession::new(
-            self.topology.clone(),
-            self.min_replicas,
-            opening,
-        ))
+        let topology = self.topology.clone();
+        Arc::new(RedisSession::new(topology, self.min_replicas, opening))
     }
 
     fn overhead(&self) -> Duration {
@@ -221,7 +215,7 @@ pub struct RedisStoreBuilder {
     target: Target,
     min_replicas: Result<Option<MinReplicas>, Fault>,
     #[cfg(feature = "tls-rustls")]
-    certificates: Result<Option<Tls>, Fault>,
+    tls: Result<Tls, Fault>,
 }
 
 /// What a store connects to.
@@ -241,7 +235,7 @@ impl RedisStoreBuilder {
             target,
             min_replicas: Ok(None),
             #[cfg(feature = "tls-rustls")]
-            certificates: Ok(None),
+            tls: Ok(Tls::default()),
         }
     }
 
@@ -342,8 +336,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        let tls = self.certificates.map(Option::unwrap_or_default);
-        self.certificates = tls.and_then(|tls| tls.trusting(pem.as_ref()).map(Some));
+        self.tls = self.tls.and_then(|tls| tls.trusting(pem.as_ref()));
         self
     }
 
@@ -353,8 +346,9 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        let tls = self.certificates.map(Option::unwrap_or_default);
-        self.certificates = tls.and_then(|tls| tls.showing(&pem.into(), &key.into()).map(Some));
+        self.tls = self
+            .tls
+            .and_then(|tls| tls.showing(&pem.into(), &key.into()));
         self
     }
 
@@ -379,9 +373,8 @@ impl RedisStoreBuilder {
             }
             Ok(store)
         };
-        ConnectStore {
-            connecting: connecting.boxed(),
-        }
+        let connecting = connecting.boxed();
+        ConnectStore { connecting }
     }
 
     /// The same without connecting, as [`RedisStore::connect_lazy`] does.
@@ -425,11 +418,9 @@ impl RedisStoreBuilder {
         &self,
         endpoints: impl IntoIterator<Item = &'a mut Endpoint>,
     ) -> Result<(), Fault> {
-        let given = self.certificates.clone()?;
-        let is_given = given.is_some();
-        let tls = Arc::new(given.unwrap_or_default());
+        let tls = Arc::new(self.tls.clone()?);
         let mut endpoints = endpoints.into_iter();
-        endpoints.try_for_each(|endpoint| endpoint.secure(&tls, is_given))
+        endpoints.try_for_each(|endpoint| endpoint.secure(&tls))
     }
 
     #[cfg(not(feature = "tls-rustls"))]

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, maybe_done, select, select_ok};
+use redis::ErrorKind::InvalidClientConfig;
 use redis::aio::{AsyncPushSender, AsyncStream, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
-    ProtocolVersion, PushInfo, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, Pipeline, ProtocolVersion,
+    PushInfo, RedisResult, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -98,10 +99,7 @@ impl Link {
                 }
                 #[cfg(unix)]
                 (_, ConnectionAddr::Unix(path)) => Box::pin(UnixStream::connect(path).await?),
-                _ => {
-                    let kind = ErrorKind::InvalidClientConfig;
-                    return Err((kind, "unsupported kind of address").into());
-                }
+                _ => return Err((InvalidClientConfig, "unsupported kind of address").into()),
             };
             Self::over(Limited { stream, received }, info, config).await
         };
@@ -199,8 +197,7 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResu
         .map(|address| TcpStream::connect(address).boxed())
         .collect();
     if attempts.is_empty() {
-        let kind = ErrorKind::InvalidClientConfig;
-        return Err((kind, "the host has no address").into());
+        return Err((InvalidClientConfig, "the host has no address").into());
     }
     let (stream, _) = select_ok(attempts).await?;
     stream.set_nodelay(settings.nodelay())?;

@@ -34,6 +34,11 @@ pub(super) struct Tls {
 }
 
 impl Tls {
+    /// Whether the user gave any.
+    pub(super) fn has_certificates(&self) -> bool {
+        self.roots.is_some() || self.client.is_some()
+    }
+
     /// With these authorities, in PEM, and those that it was given before.
     pub(super) fn trusting(mut self, pem: &[u8]) -> Result<Self, Fault> {
         let mut roots = self
