@@ -92,11 +92,13 @@ impl Seeds {
         let mut asking = FuturesUnordered::new();
         loop {
             let next = nodes.next();
-            let patience = match next {
-                Some(_) => within / NEXT_AFTER,
-                None => within,
-            };
-            asking.extend(next.map(|node| connect_and_ask(node, within, give_up)));
+            let patience = within / next.as_ref().map_or(1, |_| NEXT_AFTER);
+            asking.extend(next.map(|node| async move {
+                let address = node.address().clone();
+                let silent = Fault::Silent { address, within };
+                let asking = connect_and_ask(&node, within);
+                timeout_at(give_up, asking).await.unwrap_or(Err(silent))
+            }));
             match timeout(patience, asking.next()).await {
                 Ok(Some(Ok(map))) => return Ok(map),
                 Ok(Some(Err(fault))) => faults.push(fault),
@@ -111,20 +113,11 @@ impl Seeds {
     }
 }
 
-async fn connect_and_ask(
-    node: Endpoint,
-    within: Duration,
-    give_up: Instant,
-) -> Result<SlotMap, Fault> {
-    let asking = async {
-        let mut link = node.connect_any(within).await?;
-        let mut connection = link.connection.clone();
-        let asking = ask_map(&mut connection, node.address(), within);
-        link.run(asking).await
-    };
-    let address = node.address().clone();
-    let silent = Fault::Silent { address, within };
-    timeout_at(give_up, asking).await.unwrap_or(Err(silent))
+async fn connect_and_ask(node: &Endpoint, within: Duration) -> Result<SlotMap, Fault> {
+    let mut link = node.connect_any(within).await?;
+    let mut connection = link.connection.clone();
+    let asking = ask_map(&mut connection, node.address(), within);
+    link.run(asking).await
 }
 
 /// Asks for the map over a connection that stands.

@@ -80,34 +80,28 @@ impl Endpoint {
     /// The server and user of a client, whatever protocol it was made for.
     #[cfg(feature = "redis-1")]
     pub(super) fn of(client: &redis::Client) -> Self {
-        let info = client.get_connection_info();
-        let mut endpoint = Self::new(info.clone());
-        if let ConnectionAddr::TcpTls {
-            insecure,
-            tls_params,
-            ..
-        } = info.addr()
-            && (*insecure || tls_params.is_some() || cfg!(not(feature = "tls-rustls")))
-        {
-            endpoint.opener = Opener::Client;
-        }
-        endpoint
+        Self::new(client.get_connection_info().clone())
     }
 
-    /// Over TLS it trusts the system's roots, and shows no certificate.
+    /// Over TLS it trusts the system's roots, and shows no certificate; but for a client that was made
+    /// with others, which are in it and cannot be read.
     fn new(info: ConnectionInfo) -> Self {
         let opener = match info.addr() {
+            #[cfg(feature = "redis-1")]
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } if *insecure || tls_params.is_some() || cfg!(not(feature = "tls-rustls")) => {
+                Opener::Client
+            }
             #[cfg(feature = "tls-rustls")]
             ConnectionAddr::TcpTls { .. } => Opener::Tls(Arc::default()),
             _ => Opener::Plain,
         };
-        let address = match info.addr() {
-            ConnectionAddr::Unix(path) => path.display().to_string(),
-            address => address.to_string(),
-        };
         Self {
+            address: info.addr().to_string().into(),
             info,
-            address: address.into(),
             opener,
             must_be_primary: false,
         }

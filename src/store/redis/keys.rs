@@ -77,13 +77,10 @@ impl Names {
 
     /// Names of nobody's for a probe in a slot: a lock, its queue and its channel.
     pub(super) fn probe_in(&self, slot: Slot) -> [String; 3] {
-        let stem = self.fence_in(slot).concat();
-        let instance = &self.instance;
-        [
-            format!("{stem}:~probe:{instance}"),
-            format!("{stem}:~probe:{instance}:~queue1"),
-            format!("{stem}:~grant:{instance}"),
-        ]
+        let (stem, instance) = (self.fence_in(slot).concat(), &self.instance);
+        let lock = format!("{stem}:~probe:{instance}");
+        let queue = format!("{lock}:~queue1");
+        [lock, queue, format!("{stem}:~grant:{instance}")]
     }
 
     /// The same for a probe on one server.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
-use crc::{CRC_16_XMODEM, Crc, Digest};
+use crc::{CRC_16_XMODEM, Crc};
 
 use crate::key::hash_tag;
 
@@ -32,7 +32,7 @@ const LETTERS: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU
 pub(super) struct Tags(Box<[Box<str>]>);
 
 /// Those for all prefixes without a brace.
-static USUAL: LazyLock<Arc<Tags>> = LazyLock::new(|| Arc::new(Tags::make(CRC.digest())));
+static USUAL: LazyLock<Arc<Tags>> = LazyLock::new(|| Arc::new(Tags::make("")));
 
 impl Tags {
     /// The tags for the fences of a prefix. One with an open brace makes all that follows it part of
@@ -40,12 +40,7 @@ impl Tags {
     pub(super) fn after(prefix: &str) -> Arc<Self> {
         match prefix.split_once('{') {
             None => USUAL.clone(),
-            Some((_, begun)) => {
-                let mut digest = CRC.digest();
-                digest.update(begun.as_bytes());
-                digest.update(b":~fence:{");
-                Arc::new(Self::make(digest))
-            }
+            Some((_, begun)) => Arc::new(Self::make(&format!("{begun}:~fence:{{"))),
         }
     }
 
@@ -53,14 +48,16 @@ impl Tags {
         &self.0[usize::from(slot)]
     }
 
-    /// Tries all texts, the shortest first, after those that `digest` has seen.
-    fn make(digest: Digest<'_, u16>) -> Self {
+    /// Tries all texts, the shortest first, after that `before` them.
+    fn make(before: &str) -> Self {
+        let mut begun = CRC.digest();
+        begun.update(before.as_bytes());
         let mut tags = vec![Box::<str>::default(); SLOTS];
         let (mut missing, mut number) = (SLOTS, 0);
         while missing > 0 {
             number += 1;
             let text = text(number);
-            let mut digest = digest.clone();
+            let mut digest = begun.clone();
             digest.update(text.as_bytes());
             let tag = &mut tags[usize::from(digest.finalize()) % SLOTS];
             if tag.is_empty() {

@@ -74,7 +74,7 @@ impl Link {
         if info.redis_settings().protocol() == ProtocolVersion::RESP3 {
             let received = received.clone();
             config = config.set_push_sender(move |push: PushInfo| {
-                received.begin_message();
+                received.store(0, Ordering::Relaxed);
                 pushes.send(push)
             });
         }
@@ -217,14 +217,7 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResu
 /// The client keeps a message until its end has come. Where the end of the last one was cannot be
 /// seen from the stream, so the count starts anew at each push, and at each write: a reply follows a
 /// write, and a session that writes notices by itself that no reply comes.
-#[derive(Clone, Default)]
-struct Received(Arc<AtomicUsize>);
-
-impl Received {
-    fn begin_message(&self) {
-        self.0.store(0, Ordering::Relaxed);
-    }
-}
+type Received = Arc<AtomicUsize>;
 
 /// A stream that errs when a message on it is too long.
 struct Limited {
@@ -241,7 +234,7 @@ impl AsyncRead for Limited {
         let before = buffer.filled().len();
         ready!(self.stream.as_mut().poll_read(cx, buffer))?;
         let read = buffer.filled().len() - before;
-        if self.received.0.fetch_add(read, Ordering::Relaxed) + read > LONGEST_MESSAGE {
+        if self.received.fetch_add(read, Ordering::Relaxed) + read > LONGEST_MESSAGE {
             let reason = "the server sent a message of more than 16 MiB";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, reason)));
         }
@@ -255,7 +248,7 @@ impl AsyncWrite for Limited {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.received.begin_message();
+        self.received.store(0, Ordering::Relaxed);
         self.stream.as_mut().poll_write(cx, bytes)
     }
 
@@ -366,7 +359,7 @@ mod tests {
         let replies = async |ours: &mut Limited| ours.write_all(b"x").await.unwrap();
         let replies = readable(4 * LONGEST_MESSAGE, replies).await;
         assert_eq!(replies, 4 * LONGEST_MESSAGE);
-        let pushes = async |ours: &mut Limited| ours.received.begin_message();
+        let pushes = async |ours: &mut Limited| ours.received.store(0, Ordering::Relaxed);
         let pushes = readable(4 * LONGEST_MESSAGE, pushes).await;
         assert_eq!(pushes, 4 * LONGEST_MESSAGE);
     }
