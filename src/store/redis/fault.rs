@@ -78,8 +78,7 @@ impl Fault {
 
     /// No sentinel, or no node of a cluster, says where the keys are: this is what they answered.
     pub(super) fn not_found(what: impl fmt::Display, faults: &[Self]) -> Self {
-        let listed = faults.iter().take(LISTED).map(Self::to_string);
-        let mut answers: Vec<_> = listed.collect();
+        let mut answers: Vec<_> = faults.iter().take(LISTED).map(Self::to_string).collect();
         if let Some(more @ 1..) = faults.len().checked_sub(LISTED) {
             answers.push(format!("and {more} more"));
         }
@@ -231,11 +230,12 @@ impl Refusal {
         match self.code.as_str() {
             "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT" => true,
             "ERR" => {
-                self.text.starts_with("unknown command")
-                    || self.text.starts_with("DB index")
-                    || self
-                        .text
-                        .starts_with("This instance has cluster support disabled")
+                let lasting = [
+                    "unknown command",
+                    "DB index",
+                    "This instance has cluster support disabled",
+                ];
+                lasting.iter().any(|begin| self.text.starts_with(begin))
             }
             _ => false,
         }

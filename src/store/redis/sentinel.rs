@@ -40,7 +40,7 @@ const PORT: &str = ":26379";
 pub(super) struct Sentinels {
     service: Arc<str>,
     all: Vec<Endpoint>,
-    /// Which one is asked first: the one that answered last.
+    /// Which one is asked first, counted round and round: the one that answered last.
     first: AtomicUsize,
     /// The user at the service's servers. Its address names the sentinels: it is for show.
     pub(super) server: Endpoint,
@@ -112,9 +112,8 @@ impl Sentinels {
     pub(super) async fn primary(&self, within: Duration) -> Result<Endpoint, Fault> {
         let first = self.first.load(Ordering::Relaxed);
         let mut faults = Vec::new();
-        for step in 0..self.all.len() {
-            let index = (first + step) % self.all.len();
-            let sentinel = &self.all[index];
+        for index in first..first + self.all.len() {
+            let sentinel = &self.all[index % self.all.len()];
             let asking = async {
                 let mut link = sentinel.connect_resp2(within).await?;
                 self.ask(sentinel, &mut link, within).await
@@ -146,8 +145,8 @@ impl Sentinels {
     pub(super) async fn moved(&self, here: &Endpoint, within: Duration) -> Endpoint {
         let mut index = self.first.load(Ordering::Relaxed);
         loop {
-            index %= self.all.len();
-            if let Ok(primary) = self.follow(&self.all[index], here, within).await {
+            let sentinel = &self.all[index % self.all.len()];
+            if let Ok(primary) = self.follow(sentinel, here, within).await {
                 self.first.store(index, Ordering::Relaxed);
                 return primary;
             }
