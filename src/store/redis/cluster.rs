@@ -140,23 +140,18 @@ pub(super) async fn ask_map(
 /// Reads the answer of the node at `asked`, which leaves out its own host where it does not know it.
 fn read_map(answer: &Value, asked: &str) -> Option<SlotMap> {
     let read = |range: &Value| {
-        let [first, last, primary, ..] = range.as_sequence()? else {
-            return None;
-        };
-        let [host, port, ..] = primary.as_sequence()? else {
-            return None;
-        };
-        let (first, last): (Slot, Slot) = (from(first)?, from(last)?);
-        let host: Option<String> = from(host)?;
-        let address = format!("{}:{}", host.unwrap_or_default(), from::<u16>(port)?);
+        let (first, last): (Slot, Slot) = (part(range, 0)?, part(range, 1)?);
+        let primary: Value = part(range, 2)?;
+        let (host, port): (Option<String>, u16) = (part(&primary, 0)?, part(&primary, 1)?);
+        let address = format!("{}:{port}", host.unwrap_or_default());
         let is_range = first <= last && usize::from(last) < SLOTS;
         is_range.then_some((absolute(&address, asked)?, first..=last))
     };
     answer.as_sequence()?.iter().map(read).collect()
 }
 
-fn from<T: FromRedisValue>(value: &Value) -> Option<T> {
-    redis::from_redis_value_ref(value).ok()
+fn part<T: FromRedisValue>(list: &Value, index: usize) -> Option<T> {
+    redis::from_redis_value_ref(list.as_sequence()?.get(index)?).ok()
 }
 
 /// The address of a node as another one names it; without a host it is a port of the node `asked`.

@@ -188,8 +188,9 @@ impl Refusal {
         let message = message.trim().trim_start_matches('-');
         // A missing right may come as a plain ERR, and in scripts before 7 without any code.
         let plain = message.strip_prefix("ERR ").unwrap_or(message);
+        let lacks_right = NO_RIGHT.iter().any(|it| plain.contains(it));
         let (code, text) = match message.split_once(' ').unwrap_or((message, "")) {
-            ("ERR" | "The", _) if NO_RIGHT.iter().any(|it| plain.contains(it)) => ("NOPERM", plain),
+            ("ERR" | "The" | "ACL", _) if lacks_right => ("NOPERM", plain),
             known => known,
         };
         let (code, text) = (brief(code), brief(text));
@@ -339,6 +340,7 @@ mod tests {
         for right in [
             "ERR The user executing the script can't run this command or subcommand",
             "@user_script: 1: The user executing the script can't run this command or subcommand",
+            "ACL failure in script: No permissions to access a key",
             "ERR ACL failure in script: User x has no permissions to run the 'del' command",
             "ERR ACL failure in script: No permissions to access a key",
         ] {
