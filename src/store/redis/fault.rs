@@ -161,8 +161,8 @@ impl From<Fault> for StoreError {
     }
 }
 
-/// How servers say without a code that a right is missing: Redis to 7.2 within scripts, all others
-/// within scripts, and of a command that sets a connection up, whose code the client library drops.
+/// How servers say that a right is missing where no code says so: within scripts, Redis to 7.2 and all
+/// others; and of a command that sets a connection up, whose code the client library drops.
 const NO_RIGHT: [&str; 3] = [
     "The user executing the script can't",
     "ACL failure in script",
