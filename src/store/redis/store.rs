@@ -226,7 +226,7 @@ enum Target {
     /// The nodes with these urls, and those that they name.
     Cluster(Vec<String>),
     #[cfg(feature = "redis-1")]
-    Client(redis::Client),
+    Client(Box<redis::Client>),
 }
 
 impl RedisStoreBuilder {
@@ -262,7 +262,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     pub fn from_client(client: redis::Client) -> Self {
-        Self::new(Target::Client(client))
+        Self::new(Target::Client(Box::new(client)))
     }
 
     /// Lets an acquisition count only when at least `n` replicas of the server have it.
