@@ -143,9 +143,13 @@ pub(crate) fn prefix_fault(prefix: &str) -> Option<&'static str> {
 /// Whether Redis hashes only a part of the name: from the first `{` to the first `}` after it, if
 /// something stands between.
 pub(crate) fn has_hash_tag(name: &str) -> bool {
-    name.split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .is_some_and(|(tag, _)| !tag.is_empty())
+    hash_tag(name).is_some()
+}
+
+/// That part.
+pub(crate) fn hash_tag(name: &str) -> Option<&str> {
+    let (tag, _) = name.split_once('{')?.1.split_once('}')?;
+    (!tag.is_empty()).then_some(tag)
 }
 
 fn ends_like_a_set(key: &str) -> bool {

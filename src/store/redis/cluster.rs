@@ -1,6 +1,6 @@
 //! The nodes of a cluster: how it is named in urls, and which primary has which slot.
 
-use std::fmt;
+use std::iter;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
-use redis::{Value, cmd};
+use redis::{ConnectionAddr, FromRedisValue, Value, cmd};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::endpoint::{Endpoint, ignore, is_host};
-use super::fault::{Fault, Refusal};
+use super::endpoint::{Endpoint, is_host, split_url};
+use super::fault::Fault;
 use super::slots::{SLOTS, Slot};
+use super::stream;
 
 /// `host:port` of a node.
 pub(super) type Address = Arc<str>;
@@ -25,46 +26,39 @@ pub(super) type SlotMap = Vec<(Address, RangeInclusive<Slot>)>;
 const NEXT_AFTER: u32 = 8;
 
 /// Some nodes of a cluster, of which one is enough to find the others.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Seeds {
     endpoints: Vec<Endpoint>,
-    address: Arc<str>,
 }
 
 impl Seeds {
     /// Splits `redis+cluster://user:password@host:port,host:port/` into one url for each node.
     pub(super) fn split(url: &str) -> Option<Vec<String>> {
-        let (scheme, rest) = url.split_once("://")?;
-        let scheme = scheme.to_ascii_lowercase();
+        let (scheme, user, hosts, tail) = split_url(url);
         let scheme = scheme.strip_suffix("+cluster")?;
-        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         // Faults of the url are found in those that this makes.
-        let (authority, tail) = rest.split_at(end);
-        let (user, hosts) = match authority.rsplit_once('@') {
-            Some((user, hosts)) => (format!("{user}@"), hosts),
-            None => (String::new(), authority),
-        };
         let url = |host| format!("{scheme}://{user}{host}{tail}");
         Some(hosts.split(',').map(url).collect())
     }
 
     pub(super) fn new(endpoints: Vec<Endpoint>) -> Result<Self, Fault> {
-        let Some(first) = endpoints.first() else {
+        if endpoints.is_empty() {
             return Err(Fault::url("a cluster needs at least one node"));
-        };
-        if endpoints.iter().any(|endpoint| endpoint.host().is_none()) {
-            return Err(Fault::url("the nodes of a cluster have hosts and ports"));
         }
-        if endpoints.iter().any(|endpoint| endpoint.db() != 0) {
-            return Err(Fault::url("a cluster has database 0 only"));
+        for Endpoint { info, .. } in &endpoints {
+            if let ConnectionAddr::Unix(_) = info.addr() {
+                return Err(Fault::url("the nodes of a cluster have hosts and ports"));
+            }
+            if info.redis_settings().db() != 0 {
+                return Err(Fault::url("a cluster has database 0 only"));
+            }
         }
-        let address = first.address().clone();
-        Ok(Self { endpoints, address })
+        Ok(Self { endpoints })
     }
 
     /// The first one's.
     pub(super) fn address(&self) -> &Arc<str> {
-        &self.address
+        self.endpoints[0].address()
     }
 
     /// A node that the map names: with the first seed's user and certificates.
@@ -75,7 +69,7 @@ impl Seeds {
 
     /// The map as the first seed that answers has it. `within` is for all of it.
     pub(super) async fn find_map(&self, within: Duration) -> Result<SlotMap, Fault> {
-        find_map(self.endpoints.clone(), within).await
+        self.find_map_among(&[], within).await
     }
 
     /// The same, asking these nodes as well.
@@ -85,71 +79,45 @@ impl Seeds {
         within: Duration,
     ) -> Result<SlotMap, Fault> {
         // In turns: those that we know may all be gone.
-        let mut seeds = self.endpoints.iter();
-        let mut endpoints = Vec::new();
-        for node in nodes {
-            endpoints.push(self.node(node));
-            endpoints.extend(seeds.next().cloned());
-        }
-        endpoints.extend(seeds.cloned());
-        find_map(endpoints, within).await
-    }
-}
+        let mut seeds = self.endpoints.iter().cloned();
+        let known = nodes.iter().map(|node| self.node(node));
+        let mixed = known.flat_map(|node| iter::once(node).chain(seeds.next()));
+        let mut nodes = mixed.collect::<Vec<_>>();
+        nodes.extend(seeds);
+        let mut nodes = nodes.into_iter();
 
-impl fmt::Debug for Seeds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.endpoints).finish()
-    }
-}
-
-/// Asks one node after the other, and does not wait for one that is slow before it asks the next.
-async fn find_map(nodes: Vec<Endpoint>, within: Duration) -> Result<SlotMap, Fault> {
-    let give_up = Instant::now() + within;
-    let mut faults: Vec<Fault> = Vec::new();
-    let mut silent: Vec<_> = nodes.iter().map(|node| node.address().clone()).collect();
-    let mut nodes = nodes.into_iter();
-    let mut asking = FuturesUnordered::new();
-    loop {
-        let next = nodes.next();
-        let until = match next {
-            Some(_) => give_up.min(Instant::now() + within / NEXT_AFTER),
-            None => give_up,
-        };
-        asking.extend(next.map(|node| connect_and_ask(node, within)));
-        match timeout_at(until, asking.next()).await {
-            Ok(Some((_, Ok(map)))) => return Ok(map),
-            Ok(Some((address, Err(fault)))) => {
-                silent.retain(|other| *other != address);
-                faults.push(fault);
+        // One after the other, without waiting for one that is slow before the next is asked.
+        let give_up = Instant::now() + within;
+        let mut faults = Vec::new();
+        let mut asking = FuturesUnordered::new();
+        loop {
+            let next = nodes.next();
+            let patience = within / next.as_ref().map_or(1, |_| NEXT_AFTER);
+            asking.extend(next.map(|node| async move {
+                let address = node.address().clone();
+                let silent = Fault::Silent { address, within };
+                let asking = connect_and_ask(&node, within);
+                timeout_at(give_up, asking).await.unwrap_or(Err(silent))
+            }));
+            match timeout(patience, asking.next()).await {
+                Ok(Some(Ok(map))) => return Ok(map),
+                Ok(Some(Err(fault))) => faults.push(fault),
+                Ok(None) => break,
+                Err(_) => {}
             }
-            Ok(None) => break,
-            Err(_) if Instant::now() >= give_up => break,
-            Err(_) => {}
         }
+        if faults.len() == 1 {
+            return Err(faults.swap_remove(0));
+        }
+        Err(Fault::not_found("the slots of the cluster", &faults))
     }
-    faults.extend(
-        silent
-            .into_iter()
-            .map(|address| Fault::Silent { address, within }),
-    );
-    if faults.len() == 1 {
-        return Err(faults.swap_remove(0));
-    }
-    Err(Fault::not_found("the slots of the cluster", &faults))
 }
 
-async fn connect_and_ask(node: Endpoint, within: Duration) -> (Address, Result<SlotMap, Fault>) {
-    let address = node.address().clone();
-    let asking = async {
-        let mut link = match node.connect(within, ignore).await? {
-            Some(link) => link,
-            None => node.connect_resp2(within).await?,
-        };
-        let mut connection = link.connection.clone();
-        link.run(ask_map(&mut connection, &address, within)).await
-    };
-    let asked = asking.await;
-    (address, asked)
+async fn connect_and_ask(node: &Endpoint, within: Duration) -> Result<SlotMap, Fault> {
+    let mut link = node.connect_any(within).await?;
+    let mut connection = link.connection.clone();
+    let asking = ask_map(&mut connection, node.address(), within);
+    link.run(asking).await
 }
 
 /// Asks for the map over a connection that stands.
@@ -159,70 +127,42 @@ pub(super) async fn ask_map(
     within: Duration,
 ) -> Result<SlotMap, Fault> {
     let question = cmd("CLUSTER").arg("SLOTS").take();
-    let address = address.clone();
-    let garbled = |what| {
-        let address = address.clone();
-        Err(Fault::Garbled { address, what })
+    let answer = stream::ask(connection, &question, address, within).await?;
+    let what = match read_map(&answer, address) {
+        Some(map) if !map.is_empty() => return Ok(map),
+        Some(_) => "nobody in its cluster has a slot",
+        None => "it does not tell where the slots are",
     };
-    match timeout(within, connection.send_packed_command(&question)).await {
-        Err(_) => Err(Fault::Silent { address, within }),
-        Ok(Err(source)) => Err(Fault::Broken { address, source }),
-        Ok(Ok(Value::ServerError(error))) => {
-            let refusal = Refusal::from(&error);
-            Err(Fault::Refused { address, refusal })
-        }
-        Ok(Ok(answer)) => match read_map(&answer, &address) {
-            None => garbled("it does not tell where the slots are"),
-            Some(map) if map.is_empty() => garbled("nobody in its cluster has a slot"),
-            Some(map) => Ok(map),
-        },
-    }
+    let address = address.clone();
+    Err(Fault::Garbled { address, what })
 }
 
 /// Reads the answer of the node at `asked`, which leaves out its own host where it does not know it.
 fn read_map(answer: &Value, asked: &str) -> Option<SlotMap> {
-    list(answer)?
-        .iter()
-        .map(|range| read_range(range, asked))
-        .collect()
+    let read = |range: &Value| {
+        let (first, last): (Slot, Slot) = (part(range, 0)?, part(range, 1)?);
+        let primary: Value = part(range, 2)?;
+        let (host, port): (Option<String>, u16) = (part(&primary, 0)?, part(&primary, 1)?);
+        let address = format!("{}:{port}", host.unwrap_or_default());
+        let is_range = first <= last && usize::from(last) < SLOTS;
+        is_range.then_some((absolute(&address, asked)?, first..=last))
+    };
+    answer.as_sequence()?.iter().map(read).collect()
 }
 
-fn read_range(range: &Value, asked: &str) -> Option<(Address, RangeInclusive<Slot>)> {
-    let [Value::Int(first), Value::Int(last), primary, ..] = list(range)? else {
-        return None;
-    };
-    let [host, Value::Int(port), ..] = list(primary)? else {
-        return None;
-    };
-    let host = match host {
-        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
-        _ => "",
-    };
-    let (first, last) = (Slot::try_from(*first).ok()?, Slot::try_from(*last).ok()?);
-    if usize::from(last) >= SLOTS {
-        return None;
-    }
-    Some((absolute(&format!("{host}:{port}"), asked)?, first..=last))
+fn part<T: FromRedisValue>(list: &Value, index: usize) -> Option<T> {
+    redis::from_redis_value_ref(list.as_sequence()?.get(index)?).ok()
 }
 
 /// The address of a node as another one names it; without a host it is a port of the node `asked`.
 pub(super) fn absolute(address: &str, asked: &str) -> Option<Address> {
     let (host, port) = address.rsplit_once(':')?;
     port.parse::<u16>().ok()?;
-    match host {
-        "" | "?" => {
-            let (own, _) = asked.rsplit_once(':')?;
-            Some(format!("{own}:{port}").into())
-        }
-        host => is_host(host).then(|| address.into()),
-    }
-}
-
-fn list(value: &Value) -> Option<&[Value]> {
-    match value {
-        Value::Array(values) | Value::Set(values) => Some(values),
-        _ => None,
-    }
+    let host = match host {
+        "" | "?" => asked.rsplit_once(':')?.0,
+        host => host,
+    };
+    is_host(host).then(|| format!("{host}:{port}").into())
 }
 
 #[cfg(test)]

@@ -7,17 +7,27 @@ use std::time::Duration;
 use redis::aio::AsyncPushSender;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, RedisError,
-    Value, cmd,
+    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    RedisError, Value, cmd,
 };
 
 use super::fault::{Fault, Refusal};
 use super::stream::{Link, Opener};
 #[cfg(feature = "tls-rustls")]
-use super::tls::{Certificates, Tls};
+use super::tls::Tls;
 
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
+
+/// Takes a url apart, and decodes nothing: the scheme in lower case; user and password, with the `@`
+/// after them; the hosts; and what begins with the first `/`, `?` or `#` after these.
+pub(super) fn split_url(url: &str) -> (String, &str, &str, &str) {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+    let rest = rest.strip_prefix("//").unwrap_or("");
+    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    (scheme.to_ascii_lowercase(), user, hosts, tail)
+}
 
 /// Where a server is, and the user there. Shows neither user nor password.
 #[derive(Clone)]
@@ -33,12 +43,9 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Reads `redis://`, `rediss://` and `unix://` urls, and their `valkey` variants.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
-        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-        let scheme = scheme.to_ascii_lowercase();
+        let (scheme, _, hosts, tail) = split_url(url);
         // Else the rest of a password would be taken for something that is shown, such as a host.
-        let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
-        let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());
-        if !scheme.contains("unix") && authority[end..].contains('@') {
+        if !scheme.contains("unix") && tail.contains('@') {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
             return Err(Fault::url(reason));
         }
@@ -52,81 +59,64 @@ impl Endpoint {
             let reason = format!("it needs lockstream's feature `{missing}`");
             return Err(Fault::url(reason));
         }
-        let client = Client::open(url).map_err(|error| {
+        let info = url.into_connection_info().map_err(|error| {
             // The client library's errors about urls never show the password.
             let text = error.to_string();
             let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
             Fault::url(format!("{text}; expected {EXPECTED}"))
         })?;
-        let info = client.get_connection_info().clone();
-        match info.addr() {
-            ConnectionAddr::TcpTls { insecure: true, .. } => {
-                Err(Fault::url("TLS without verification is not supported"))
-            }
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }
-                if host.contains(',') =>
-            {
-                let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
-                Err(Fault::url(reason))
-            }
-            _ => Ok(Self::new(info)),
+        if hosts.contains(',') {
+            let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
+            return Err(Fault::url(reason));
         }
+        if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
+            return Err(Fault::url("TLS without verification is not supported"));
+        }
+        // By default a second call would wait in the kernel for the reply to the first.
+        let settings = TcpSettings::default().set_nodelay(true);
+        Ok(Self::new(info.set_tcp_settings(settings)))
     }
 
     /// The server and user of a client, whatever protocol it was made for.
     #[cfg(feature = "redis-1")]
-    pub(super) fn of(client: &Client) -> Self {
-        let info = client.get_connection_info();
-        let mut endpoint = Self::new(info.clone());
-        // With the TCP settings of the client.
-        endpoint.info = info.clone();
-        if let ConnectionAddr::TcpTls {
-            insecure,
-            tls_params,
-            ..
-        } = info.addr()
-            && (*insecure || tls_params.is_some() || cfg!(not(feature = "tls-rustls")))
-        {
-            endpoint.opener = Opener::Client;
-        }
-        endpoint
+    pub(super) fn of(client: &redis::Client) -> Self {
+        Self::new(client.get_connection_info().clone())
     }
 
-    /// Over TLS it trusts the system's roots, and shows no certificate.
-    pub(super) fn new(info: ConnectionInfo) -> Self {
+    /// Over TLS it trusts the system's roots, and shows no certificate; but for a client that was made
+    /// with others, which are in it and cannot be read.
+    fn new(info: ConnectionInfo) -> Self {
         let opener = match info.addr() {
+            #[cfg(feature = "redis-1")]
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } if *insecure || tls_params.is_some() || cfg!(not(feature = "tls-rustls")) => {
+                Opener::Client
+            }
             #[cfg(feature = "tls-rustls")]
-            ConnectionAddr::TcpTls { .. } => Opener::Tls(Tls::default()),
+            ConnectionAddr::TcpTls { .. } => Opener::Tls(Arc::default()),
             _ => Opener::Plain,
         };
-        let address = match info.addr() {
-            ConnectionAddr::Unix(path) => path.display().to_string(),
-            address => address.to_string(),
-        };
         Self {
-            // By default a second call would wait in the kernel for the reply to the first.
-            info: info.set_tcp_settings(TcpSettings::default().set_nodelay(true)),
-            address: address.into(),
+            address: info.addr().to_string().into(),
+            info,
             opener,
             must_be_primary: false,
         }
     }
 
-    /// The same with certificates.
+    /// Takes the TLS configuration of its store, where it needs one.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secured(self, certificates: &Certificates) -> Result<Self, Fault> {
-        if !self.is_tls() {
+    pub(super) fn secure(&mut self, tls: &Arc<Tls>) -> Result<(), Fault> {
+        if tls.has_certificates() && !self.is_tls() {
             return Err(Fault::invalid("certificates", "they need a rediss:// url"));
         }
-        let opener = Opener::Tls(certificates.read()?);
-        Ok(Self { opener, ..self })
-    }
-
-    /// Takes over the TLS configuration of another endpoint of the same store.
-    pub(super) fn share_tls(&mut self, other: &Self) {
-        if self.is_tls() && other.is_tls() {
-            self.opener = other.opener.clone();
+        if tls.has_certificates() || matches!(self.opener, Opener::Tls(_)) {
+            self.opener = Opener::Tls(tls.clone());
         }
+        Ok(())
     }
 
     /// Host and port, or the socket's path.
@@ -134,35 +124,22 @@ impl Endpoint {
         &self.address
     }
 
-    /// `None` for a socket's path.
-    pub(super) fn host(&self) -> Option<&str> {
-        match self.info.addr() {
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Some(host),
-            _ => None,
-        }
-    }
-
-    pub(super) fn db(&self) -> i64 {
-        self.info.redis_settings().db()
-    }
-
-    pub(super) fn is_tls(&self) -> bool {
+    fn is_tls(&self) -> bool {
         matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
     }
 
     /// Another server, with the same user and certificates.
     pub(super) fn elsewhere(&self, host: &str, port: u16) -> Self {
-        let mut addr = self.info.addr().clone();
-        if let ConnectionAddr::Tcp(old_host, old_port)
-        | ConnectionAddr::TcpTls {
-            host: old_host,
-            port: old_port,
-            ..
-        } = &mut addr
-        {
-            host.clone_into(old_host);
-            *old_port = port;
-        }
+        let host = host.to_owned();
+        let addr = match self.is_tls() {
+            true => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+            false => ConnectionAddr::Tcp(host, port),
+        };
         Self {
             address: addr.to_string().into(),
             info: self.info.clone().set_addr(addr),
@@ -187,19 +164,21 @@ impl Endpoint {
         self.open(ProtocolVersion::RESP2, within, ignore).await
     }
 
+    /// Connects for questions, with whatever protocol the server speaks.
+    pub(super) async fn connect_any(&self, within: Duration) -> Result<Link, Fault> {
+        match self.connect(within, ignore).await? {
+            Some(link) => Ok(link),
+            None => self.connect_resp2(within).await,
+        }
+    }
+
     /// Connects and hangs up: whether the server answers, and lets this user in.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
-        let mut link = match self.connect(within, ignore).await? {
-            Some(link) => link,
-            None => self.connect_resp2(within).await?,
-        };
+        let mut link = self.connect_any(within).await?;
         // With RESP2 connecting does not show whether a password is missing.
-        match link.ask(&cmd("PING"), &self.address, within).await? {
-            Value::ServerError(error) if error.code() != "NOPERM" => Err(Fault::Refused {
-                address: self.address.clone(),
-                refusal: (&error).into(),
-            }),
-            _ => Ok(()),
+        match link.ask(&cmd("PING"), &self.address, within).await {
+            Err(Fault::Refused { refusal, .. }) if refusal.code() == "NOPERM" => Ok(()),
+            answer => answer.map(drop),
         }
     }
 
@@ -211,38 +190,36 @@ impl Endpoint {
     ) -> Result<Link, Fault> {
         let settings = self.info.redis_settings().clone().set_protocol(protocol);
         let info = self.info.clone().set_redis_settings(settings);
-        let link = Link::open(&info, &self.opener, within, pushes).await;
-        let mut link = link.map_err(|source| Fault::Connect {
-            address: self.address.clone(),
-            is_tls: self.is_tls(),
-            source,
-        })?;
-        if self.must_be_primary {
-            self.check_role(&mut link, within).await?;
+        let (address, is_tls) = (self.address.clone(), self.is_tls());
+        let mut link = match Link::open(&info, &self.opener, within, pushes).await {
+            Ok(link) => link,
+            Err(source) => {
+                return Err(Fault::Connect {
+                    address,
+                    is_tls,
+                    source,
+                });
+            }
+        };
+        if !self.must_be_primary {
+            return Ok(link);
         }
-        Ok(link)
-    }
-
-    /// Asks the server itself: sentinels may be late to learn of a fail-over.
-    async fn check_role(&self, link: &mut Link, within: Duration) -> Result<(), Fault> {
-        let address = self.address.clone();
-        match link.ask(&cmd("ROLE"), &self.address, within).await? {
+        // Asks the server itself: sentinels may be late to learn of a fail-over.
+        let master = Value::BulkString("master".into());
+        match link.ask(&cmd("ROLE"), &self.address, within).await {
             // Without the right to ask, the probe of a session finds out whether it takes writes.
-            Value::ServerError(error) if matches!(error.code(), "NOPERM" | "ERR") => Ok(()),
-            Value::ServerError(error) => {
-                let refusal = (&error).into();
-                Err(Fault::Refused { address, refusal })
+            Err(Fault::Refused { refusal, .. }) if matches!(refusal.code(), "NOPERM" | "ERR") => {
+                Ok(link)
             }
-            Value::Array(role) if role.first() == Some(&Value::BulkString("master".into())) => {
-                Ok(())
-            }
-            _ => Err(Fault::NotPrimary { address }),
+            Err(fault) => Err(fault),
+            Ok(Value::Array(role)) if role.first() == Some(&master) => Ok(link),
+            Ok(_) => Err(Fault::NotPrimary { address }),
         }
     }
 }
 
 /// For connections to which nothing is pushed that matters.
-pub(super) fn ignore(_: PushInfo) -> Result<(), ()> {
+fn ignore(_: PushInfo) -> Result<(), ()> {
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What goes wrong between a session and a server, and whether to ask again may help.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use crate::StoreError;
 /// derive passes over.)
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// What the user configured cannot be used.
-    #[error("invalid {what}: {reason}")]
-    Invalid { what: &'static str, reason: String },
+    /// What nobody takes apart.
+    #[error("{text}")]
+    Told { text: String, is_lasting: bool },
     #[error(
         "cannot connect to Redis at {address}: {}{}",
-        brief(r#source.to_string()),
+        brief(&r#source.to_string()),
         hint(r#source, *is_tls).map_or_else(String::new, |hint| format!(" ({hint})"))
     )]
     Connect {
@@ -30,7 +31,7 @@ pub(super) enum Fault {
     },
     #[error("Redis at {address} did not answer within {within:?}")]
     Silent { address: Arc<str>, within: Duration },
-    #[error("connection to Redis at {address} broke: {}", brief(r#source.to_string()))]
+    #[error("connection to Redis at {address} broke: {}", brief(&r#source.to_string()))]
     Broken {
         address: Arc<str>,
         r#source: RedisError,
@@ -43,22 +44,10 @@ pub(super) enum Fault {
         address: Arc<str>,
         what: &'static str,
     },
-    /// No sentinel, or no node of a cluster, says where the keys are.
-    #[error("{what} not found: {answers}")]
-    NotFound {
-        what: String,
-        answers: String,
-        is_lasting: bool,
-    },
     #[error("Redis at {address} is not a primary")]
     NotPrimary { address: Arc<str> },
-    /// Too few replicas are known to have a lock.
-    #[error("lock not confirmed by replicas: {reason}")]
-    Unconfirmed { reason: String, is_lasting: bool },
     #[error("Redis at {address} refused: {refusal}")]
     Refused { address: Arc<str>, refusal: Refusal },
-    #[error("Redis at {address} is a node of a cluster, not a server of its own: {refusal}")]
-    Clustered { address: Arc<str>, refusal: Refusal },
     #[error("Redis at {address} cannot push grants: {reason}")]
     NoPush { address: Arc<str>, reason: String },
     #[error("renewal not sent to Redis at {address}: too late for an answer in time")]
@@ -68,33 +57,34 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    pub(super) fn invalid(what: &'static str, reason: impl ToString) -> Self {
-        let reason = reason.to_string();
-        Self::Invalid { what, reason }
+    /// What the user configured cannot be used.
+    pub(super) fn invalid(what: &str, reason: impl fmt::Display) -> Self {
+        Self::told(format!("invalid {what}: {reason}"), true)
     }
 
-    pub(super) fn url(reason: impl ToString) -> Self {
+    pub(super) fn url(reason: impl fmt::Display) -> Self {
         Self::invalid("Redis url", reason)
     }
 
-    pub(super) fn unconfirmed(reason: impl ToString, is_lasting: bool) -> Self {
-        let reason = reason.to_string();
-        Self::Unconfirmed { reason, is_lasting }
+    /// Too few replicas are known to have a lock.
+    pub(super) fn unconfirmed(reason: impl fmt::Display, is_lasting: bool) -> Self {
+        let text = format!("lock not confirmed by replicas: {reason}");
+        Self::told(text, is_lasting)
     }
 
-    /// What all who were asked answered.
-    pub(super) fn not_found(what: impl ToString, faults: &[Self]) -> Self {
-        let listed = faults.iter().take(LISTED).map(Self::to_string);
-        let mut answers: Vec<_> = listed.collect();
+    fn told(text: String, is_lasting: bool) -> Self {
+        Self::Told { text, is_lasting }
+    }
+
+    /// No sentinel, or no node of a cluster, says where the keys are: this is what they answered.
+    pub(super) fn not_found(what: impl fmt::Display, faults: &[Self]) -> Self {
+        let mut answers: Vec<_> = faults.iter().take(LISTED).map(Self::to_string).collect();
         if let Some(more @ 1..) = faults.len().checked_sub(LISTED) {
             answers.push(format!("and {more} more"));
         }
-        Self::NotFound {
-            what: what.to_string(),
-            answers: answers.join("; "),
-            // Those that are away may know it.
-            is_lasting: faults.iter().all(Self::is_lasting),
-        }
+        let text = format!("{what} not found: {}", answers.join("; "));
+        // Those that are away may know it.
+        Self::told(text, faults.iter().all(Self::is_lasting))
     }
 
     /// A server's no to a script, where the server is taken for one of its own. A cluster's node
@@ -103,7 +93,8 @@ impl Fault {
     pub(super) fn refused(address: Arc<str>, refusal: Refusal, names: &Names) -> Self {
         let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
         if is_clusters && !crate::key::has_hash_tag(names.prefix()) {
-            Self::Clustered { address, refusal }
+            let what = "is a node of a cluster, not a server of its own";
+            Self::told(format!("Redis at {address} {what}: {refusal}"), true)
         } else {
             Self::Refused { address, refusal }
         }
@@ -112,8 +103,7 @@ impl Fault {
     /// Whether to ask again is in vain.
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Invalid { .. } | Self::Clustered { .. } => true,
-            Self::NotFound { is_lasting, .. } | Self::Unconfirmed { is_lasting, .. } => *is_lasting,
+            Self::Told { is_lasting, .. } => *is_lasting,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
             Self::Connect { source, .. } => match source.kind() {
                 ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
@@ -153,11 +143,11 @@ const LISTED: usize = 5;
 const LONGEST_TEXT: usize = 400;
 
 /// One line of a length that a log can take.
-fn brief(mut text: String) -> String {
-    if let Some((end, _)) = text.char_indices().nth(LONGEST_TEXT) {
-        text.truncate(end);
-        text.push('…');
-    }
+fn brief(text: &str) -> String {
+    let text = match text.char_indices().nth(LONGEST_TEXT) {
+        Some((end, _)) => &format!("{}…", &text[..end]),
+        None => text,
+    };
     text.replace(char::is_control, " ")
 }
 
@@ -171,14 +161,13 @@ impl From<Fault> for StoreError {
     }
 }
 
-/// How servers say within scripts that a right is missing: Redis to 7.2, and all others.
-const IN_SCRIPTS: [&str; 2] = [
+/// How servers say that a right is missing where no code says so: within scripts, Redis to 7.2 and all
+/// others; and of a command that sets a connection up, whose code the client library drops.
+const NO_RIGHT: [&str; 3] = [
     "The user executing the script can't",
     "ACL failure in script",
+    "no permissions to run",
 ];
-
-/// The same of a command that sets a connection up, whose code the client library drops.
-const NO_PERMISSIONS: &str = "no permissions to run";
 
 /// The error that a server answered with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -189,7 +178,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// Reads an error as a script caught it.
+    /// Reads an error as a server sent it, or as a script caught it.
     pub(super) fn parse(message: &str) -> Self {
         // Servers before 7 begin with the place in the script: "@user_script: 12: -READONLY …".
         let message = match message.strip_prefix('@') {
@@ -197,41 +186,23 @@ impl Refusal {
             None => message,
         };
         let message = message.trim().trim_start_matches('-');
-        // In scripts a missing right comes as a plain ERR, and before 7 without any code.
+        // A missing right may come as a plain ERR, and in scripts before 7 without any code.
         let plain = message.strip_prefix("ERR ").unwrap_or(message);
-        let (code, text) = if IN_SCRIPTS
-            .iter()
-            .any(|no_right| plain.starts_with(no_right))
-        {
-            ("NOPERM", plain)
-        } else {
-            message.split_once(' ').unwrap_or((message, ""))
+        let lacks_right = NO_RIGHT.iter().any(|it| plain.contains(it));
+        let (code, text) = match message.split_once(' ').unwrap_or((message, "")) {
+            ("ERR" | "The" | "ACL", _) if lacks_right => ("NOPERM", plain),
+            known => known,
         };
-        Self::new(code, text)
-    }
-
-    fn new(code: &str, text: &str) -> Self {
-        Self {
-            code: brief(code.to_owned()),
-            text: brief(text.to_owned()),
-        }
+        let (code, text) = (brief(code), brief(text));
+        Self { code, text }
     }
 
     /// The refusal in an error that the client library made of a server's reply.
     pub(super) fn of(error: &RedisError) -> Option<Self> {
-        match error.kind() {
-            ErrorKind::Server(_) | ErrorKind::Extension => {
-                let text = error
-                    .detail()
-                    .map_or_else(|| error.to_string(), str::to_owned);
-                let code = match error.code().unwrap_or("ERR") {
-                    "ERR" if text.contains(NO_PERMISSIONS) => "NOPERM",
-                    code => code,
-                };
-                Some(Self::new(code, &text))
-            }
-            _ => None,
-        }
+        let is_servers = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        let code = error.code().unwrap_or("ERR");
+        let text = error.detail().map_or_else(|| error.to_string(), Into::into);
+        is_servers.then(|| Self::parse(&format!("{code} {text}")))
     }
 
     pub(super) fn code(&self) -> &str {
@@ -259,13 +230,14 @@ impl Refusal {
     pub(super) fn is_lasting(&self) -> bool {
         match self.code.as_str() {
             "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT" => true,
-            "ERR" => [
-                "unknown command",
-                "DB index",
-                "This instance has cluster support disabled",
-            ]
-            .iter()
-            .any(|begin| self.text.starts_with(begin)),
+            "ERR" => {
+                let lasting = [
+                    "unknown command",
+                    "DB index",
+                    "This instance has cluster support disabled",
+                ];
+                lasting.iter().any(|begin| self.text.starts_with(begin))
+            }
             _ => false,
         }
     }
@@ -368,6 +340,7 @@ mod tests {
         for right in [
             "ERR The user executing the script can't run this command or subcommand",
             "@user_script: 1: The user executing the script can't run this command or subcommand",
+            "ACL failure in script: No permissions to access a key",
             "ERR ACL failure in script: User x has no permissions to run the 'del' command",
             "ERR ACL failure in script: No permissions to access a key",
         ] {

@@ -36,29 +36,18 @@ const FREED: &str = "freed";
 /// `probe <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
 pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> {
     let text = std::str::from_utf8(payload).ok()?;
-    let (format, rest) = text.split_once(' ')?;
-    if format == PROBE {
-        return Some(Message::Probe(rest));
-    }
-    if format == FREED {
-        return Some(Message::Freed { key: rest.into() });
-    }
-    if format != FORMAT {
-        return None;
-    }
+    let fields = match text.split_once(' ')? {
+        (PROBE, nonce) => return Some(Message::Probe(nonce)),
+        (FREED, key) => return Some(Message::Freed { key: key.into() }),
+        (FORMAT, fields) => fields,
+        _ => return None,
+    };
     // The key comes last, since it may hold spaces.
-    let mut fields = rest.splitn(5, ' ');
+    let mut fields = fields.splitn(5, ' ');
     let (instance, sequence) = fields.next()?.rsplit_once(':')?;
-    if instance != names.instance() {
-        return None;
-    }
     let owner = Owner(sequence.parse().ok()?);
     let ttl = Duration::from_millis(fields.next()?.parse().ok()?);
     let draw = fields.next()?.parse().ok()?;
-    if ttl > *TTL.end() || !is_draw(draw) {
-        // No ticket of ours asked for that, and no fence of ours said it.
-        return None;
-    }
     let at = fields.next()?.parse().ok()?;
     let key = fields.next()?.into();
     let grant = Grant {
@@ -67,7 +56,9 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
         draw,
         at,
     };
-    Some(Message::Granted { key, grant })
+    // Else no ticket of ours asked for that, or no fence of ours said it.
+    let is_ours = instance == names.instance() && ttl <= *TTL.end() && is_draw(draw);
+    is_ours.then_some(Message::Granted { key, grant })
 }
 
 /// The message that a probe publishes.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::slots::{self, Slot, Tags};
+use crate::key::has_hash_tag;
 
 /// The names under one prefix, as one registry uses them.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ impl Names {
     /// The same on a cluster, whose scripts name nothing outside of a lock's slot. Under a prefix with
     /// a hash tag all locks have one slot, and so one fence.
     pub(super) fn clustered(prefix: Arc<str>, instance: Arc<str>) -> Self {
-        let tags = (!crate::key::has_hash_tag(&prefix)).then(|| Tags::after(&prefix));
+        let tags = (!has_hash_tag(&prefix)).then(|| Tags::after(&prefix));
         Self {
             tags,
             ..Self::new(prefix, instance)
@@ -48,10 +49,7 @@ impl Names {
 
     /// Where every draw for the lock comes from.
     pub(super) fn fence<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
-        if self.tags.is_some() {
-            return self.fence_in(self.slot(key));
-        }
-        [&self.fence, "", "", ""]
+        self.fence_in(self.slot(key))
     }
 
     /// The fence of a slot.
@@ -64,11 +62,7 @@ impl Names {
 
     /// Where the lock lies on a cluster.
     pub(super) fn slot(&self, key: &str) -> Slot {
-        if key.contains('{') || self.prefix.contains('{') {
-            slots::slot(&self.lock(key).concat())
-        } else {
-            slots::slot_of(&self.lock(key))
-        }
+        slots::slot(&self.lock(key).concat())
     }
 
     /// The one slot of all locks, if there is but one.
@@ -83,13 +77,10 @@ impl Names {
 
     /// Names of nobody's for a probe in a slot: a lock, its queue and its channel.
     pub(super) fn probe_in(&self, slot: Slot) -> [String; 3] {
-        let stem = self.fence_in(slot).concat();
-        let instance = &self.instance;
-        [
-            format!("{stem}:~probe:{instance}"),
-            format!("{stem}:~probe:{instance}:~queue1"),
-            format!("{stem}:~grant:{instance}"),
-        ]
+        let (stem, instance) = (self.fence_in(slot).concat(), &self.instance);
+        let lock = format!("{stem}:~probe:{instance}");
+        let queue = format!("{lock}:~queue1");
+        [lock, queue, format!("{stem}:~grant:{instance}")]
     }
 
     /// The same for a probe on one server.
@@ -123,25 +114,12 @@ impl Names {
 
     /// A name in the lock's hash slot.
     fn beside<'a>(&'a self, key: &'a str, what: &'a str) -> [&'a str; 6] {
-        let (open, close) = if self.has_hash_tag(key) {
-            ("", "")
-        } else {
-            ("{", "}")
+        let has_brace = key.contains('{') || self.prefix.contains('{');
+        let (open, close) = match has_brace && has_hash_tag(&self.lock(key).concat()) {
+            true => ("", ""),
+            false => ("{", "}"),
         };
         [open, &self.prefix, ":", key, close, what]
-    }
-
-    /// Whether Redis takes a part of the lock's name for its slot: what stands between the first `{`
-    /// and the first `}` after it, if that is something.
-    fn has_hash_tag(&self, key: &str) -> bool {
-        if !key.contains('{') && !self.prefix.contains('{') {
-            return false;
-        }
-        self.lock(key)
-            .concat()
-            .split_once('{')
-            .and_then(|(_, rest)| rest.split_once('}'))
-            .is_some_and(|(tag, _)| !tag.is_empty())
     }
 }
 

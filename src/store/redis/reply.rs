@@ -39,14 +39,12 @@ pub(super) fn read_reply(number: u64, jobs: &[impl Borrow<Job>], reply: Value) -
     }
     // Plain wins draw one after the other, from the server's time on.
     let mut draws = at.into_iter().flat_map(|at| at..u64::MAX);
-    let verdicts = jobs
-        .iter()
-        .zip(answers)
-        .map(|(job, answer)| match answer {
-            Answer::Word(word) => read_word(job.borrow(), word, &mut draws),
-            Answer::Table(fields) => read_table(&job.borrow().wish, fields),
-        })
-        .collect::<Option<_>>()?;
+    let jobs = jobs.iter().map(Borrow::borrow);
+    let verdicts = jobs.zip(answers).map(|(job, answer)| match answer {
+        Answer::Word(word) => read_word(job, word, &mut draws),
+        Answer::Table(fields) => read_table(&job.wish, fields),
+    });
+    let verdicts = verdicts.collect::<Option<_>>()?;
     Some(Reply { at, verdicts })
 }
 
@@ -68,15 +66,13 @@ enum Answer<'a> {
 }
 
 /// The server's time and the answers, if the reply names this call.
-fn read_head(number: u64, reply: &Value) -> Option<(Option<ServerTime>, Vec<Answer<'_>>)> {
-    let answers = match reply {
-        Value::Array(values) => values
-            .iter()
-            .map(|value| match value {
-                Value::Array(fields) => Some(Answer::Table(fields)),
-                value => Some(Answer::Word(text(value)?)),
-            })
-            .collect::<Option<Vec<_>>>()?,
+fn read_head<'a>(number: u64, reply: &'a Value) -> Option<(Option<ServerTime>, Vec<Answer<'a>>)> {
+    let read = |value: &'a Value| match value {
+        Value::Array(fields) => Some(Answer::Table(fields)),
+        value => Some(Answer::Word(text(value)?)),
+    };
+    let answers: Vec<_> = match reply {
+        Value::Array(values) => values.iter().map(read).collect::<Option<_>>()?,
         value => text(value)?.split(' ').map(Answer::Word).collect(),
     };
     let mut answers = answers.into_iter();
@@ -122,12 +118,11 @@ fn won(draw: u64) -> Option<Outcome> {
 
 fn read_busy(place: &str) -> Option<Outcome> {
     let (left, score) = place.split_once(':')?;
-    let left: i64 = left.parse().ok()?;
+    let left = read_left(left.parse().ok()?);
     let score = match score {
         "" => None,
         score => Some(score.parse().ok()?),
     };
-    let left = read_left(left);
     Some(Outcome::Busy { left, score })
 }
 
@@ -139,13 +134,9 @@ fn read_table(wish: &Wish, fields: &[Value]) -> Option<Verdict> {
     else {
         return None;
     };
-    let owner = match owner {
-        Value::Nil => None,
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        _ => return None,
-    };
+    let owner: Option<Vec<u8>> = redis::from_redis_value_ref(owner).ok()?;
     let sight = Sight {
-        owner,
+        owner: owner.map(|it| String::from_utf8_lossy(&it).into_owned()),
         left: read_left(*left),
         tickets: u64::try_from(*tickets).ok()?,
     };

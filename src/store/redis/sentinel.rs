@@ -1,6 +1,5 @@
 //! Sentinels, which say where the primary of a service is.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,11 +9,9 @@ use redis::{PushInfo, PushKind, RedisConnectionInfo, Value, cmd};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::endpoint::{Endpoint, is_host};
+use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::stream::Link;
-#[cfg(feature = "tls-rustls")]
-use super::tls::Certificates;
 
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";
@@ -39,45 +36,36 @@ const SOON: Duration = Duration::from_millis(100);
 const PORT: &str = ":26379";
 
 /// The sentinels of one service. Clones of a store share this, and with it who answered last.
+#[derive(Debug)]
 pub(super) struct Sentinels {
     service: Arc<str>,
     all: Vec<Endpoint>,
-    /// Which one is asked first: the one that answered last.
+    /// Which one is asked first, counted round and round: the one that answered last.
     first: AtomicUsize,
     /// The user at the service's servers. Its address names the sentinels: it is for show.
     pub(super) server: Endpoint,
 }
 
-impl fmt::Debug for Sentinels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sentinels").field(self.address()).finish()
-    }
-}
-
 impl Sentinels {
     /// Whether a url is one of sentinels.
     pub(super) fn are_named_by(url: &str) -> bool {
-        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-        scheme.to_ascii_lowercase().ends_with("+sentinel")
+        split_url(url).0.ends_with("+sentinel")
     }
 
     /// Takes a url apart, into those of servers. Nothing of it may be shown.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
         let invalid = |reason| Fault::url(format!("{reason}; expected {EXPECTED}"));
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("no host"))?;
-        let scheme = scheme.to_ascii_lowercase();
+        let (scheme, user, hosts, tail) = split_url(url);
         let scheme = match scheme.strip_suffix("+sentinel") {
             Some(scheme @ ("redis" | "valkey" | "rediss" | "valkeys")) => scheme,
             _ => return Err(invalid("unknown scheme")),
         };
         // Else the rest of a password would be taken for something that is shown.
-        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         if tail.contains(['@', '#']) {
             return Err(invalid("/ ? # and @ must be percent-encoded"));
         }
         let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
         let path = path.trim_start_matches('/');
-        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
         let (service, db) = path.split_once('/').unwrap_or((path, ""));
         let service = decoded(service)
             .filter(|it| !it.is_empty())
@@ -95,7 +83,6 @@ impl Sentinels {
         for host in hosts.split(',') {
             let mut sentinel = endpoint("", host, "")?;
             sentinel.info = sentinel.info.set_redis_settings(login.clone());
-            sentinel.share_tls(&server);
             addresses.push(sentinel.address.to_string());
             sentinel.address = format!("{} (sentinel)", sentinel.address).into();
             all.push(sentinel);
@@ -109,13 +96,9 @@ impl Sentinels {
         })
     }
 
-    /// The same with certificates, for sentinels and servers alike.
-    #[cfg(feature = "tls-rustls")]
-    pub(super) fn secured(mut self, certificates: &Certificates) -> Result<Self, Fault> {
-        self.server = self.server.secured(certificates)?;
-        let server = &self.server;
-        self.all.iter_mut().for_each(|it| it.share_tls(server));
-        Ok(self)
+    /// Sentinels and servers alike.
+    pub(super) fn endpoints(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+        self.all.iter_mut().chain([&mut self.server])
     }
 
     /// The sentinels and the service, for errors and logs.
@@ -129,14 +112,13 @@ impl Sentinels {
     pub(super) async fn primary(&self, within: Duration) -> Result<Endpoint, Fault> {
         let first = self.first.load(Ordering::Relaxed);
         let mut faults = Vec::new();
-        for step in 0..self.all.len() {
-            let index = (first + step) % self.all.len();
-            let sentinel = &self.all[index];
-            let answer = match sentinel.connect_resp2(within).await {
-                Ok(mut link) => self.ask(sentinel, &mut link, within).await,
-                Err(fault) => Err(fault),
+        for index in first..first + self.all.len() {
+            let sentinel = &self.all[index % self.all.len()];
+            let asking = async {
+                let mut link = sentinel.connect_resp2(within).await?;
+                self.ask(sentinel, &mut link, within).await
             };
-            match answer {
+            match asking.await {
                 Ok(primary) => {
                     self.first.store(index, Ordering::Relaxed);
                     return Ok(primary);
@@ -163,8 +145,8 @@ impl Sentinels {
     pub(super) async fn moved(&self, here: &Endpoint, within: Duration) -> Endpoint {
         let mut index = self.first.load(Ordering::Relaxed);
         loop {
-            index %= self.all.len();
-            if let Ok(primary) = self.follow(&self.all[index], here, within).await {
+            let sentinel = &self.all[index % self.all.len()];
+            if let Ok(primary) = self.follow(sentinel, here, within).await {
                 self.first.store(index, Ordering::Relaxed);
                 return primary;
             }
@@ -193,9 +175,9 @@ impl Sentinels {
                 pause = SELDOM;
                 for channel in CHANNELS {
                     let subscribe = cmd("SUBSCRIBE").arg(channel).take();
-                    let answer = link.ask(&subscribe, sentinel.address(), within).await?;
-                    if let Value::ServerError(_) = answer {
-                        pause = OFTEN;
+                    match link.ask(&subscribe, sentinel.address(), within).await {
+                        Err(Fault::Refused { .. }) => pause = OFTEN,
+                        answer => drop(answer?),
                     }
                 }
                 link
@@ -226,30 +208,21 @@ impl Sentinels {
         let mut question = cmd("SENTINEL");
         question.arg(&["GET-MASTER-ADDR-BY-NAME", &*self.service]);
         let address = &sentinel.address;
-        match link.ask(&question, address, within).await? {
-            Value::Nil => Err(Fault::invalid("service", format!("unknown to {address}"))),
-            Value::ServerError(error) => Err(Fault::Refused {
-                address: address.clone(),
-                refusal: (&error).into(),
-            }),
-            answer => {
-                let (host, port) = read(answer).ok_or_else(|| Fault::Garbled {
-                    address: address.clone(),
-                    what: "its answer is no address",
-                })?;
-                Ok(self.at(&host, port, sentinel))
-            }
+        let answer = link.ask(&question, address, within).await?;
+        if answer == Value::Nil {
+            return Err(Fault::invalid("service", format!("unknown to {address}")));
         }
+        let (host, port) = read(answer).ok_or_else(|| Fault::Garbled {
+            address: address.clone(),
+            what: "its answer is no address",
+        })?;
+        Ok(self.at(&host, port, sentinel))
     }
 
     fn at(&self, host: &str, port: u16, sentinel: &Endpoint) -> Endpoint {
         let mut server = self.server.elsewhere(host, port);
-        let (service, sentinel) = (&self.service, sentinel.info.addr());
-        let address = format!(
-            "{} (primary of {service:?}, says {sentinel})",
-            server.address
-        );
-        server.address = address.into();
+        let (address, service, sentinel) = (&server.address, &self.service, sentinel.info.addr());
+        server.address = format!("{address} (primary of {service:?}, says {sentinel})").into();
         server
     }
 }

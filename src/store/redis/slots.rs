@@ -1,8 +1,11 @@
 //! Which slot a name lies in, and the shortest hash tag for each slot.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
-use crc::{CRC_16_XMODEM, Crc, Digest};
+use crc::{CRC_16_XMODEM, Crc};
+
+use crate::key::hash_tag;
 
 /// The slot of a key in a cluster: below [`SLOTS`].
 pub(super) type Slot = u16;
@@ -11,33 +14,25 @@ pub(super) const SLOTS: usize = 16_384;
 
 /// The slot of a name, or of the hash tag in it.
 pub(super) fn slot(name: &str) -> Slot {
-    let tag = name
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .map(|(tag, _)| tag)
-        .filter(|tag| !tag.is_empty());
-    slot_of(&[tag.unwrap_or(name)])
+    slot_of(hash_tag(name).unwrap_or(name))
 }
 
-/// The slot of a name in pieces that has no hash tag.
-pub(super) fn slot_of(pieces: &[&str]) -> Slot {
-    let mut digest = CRC.digest();
-    pieces.iter().for_each(|it| digest.update(it.as_bytes()));
-    digest.finalize() % SLOTS as u16
+fn slot_of(hashed: &str) -> Slot {
+    CRC.checksum(hashed.as_bytes()) % SLOTS as u16
 }
 
 /// The checksum that the specification of Redis Cluster names.
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
 /// Tags are tried in this order. All processes must make the same, so it never changes.
-const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+const LETTERS: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// For each slot the shortest hash tag that is in it: a fence's name ends with one, between braces.
 #[derive(Debug)]
 pub(super) struct Tags(Box<[Box<str>]>);
 
 /// Those for all prefixes without a brace.
-static USUAL: LazyLock<Arc<Tags>> = LazyLock::new(|| Arc::new(Tags::make(CRC.digest())));
+static USUAL: LazyLock<Arc<Tags>> = LazyLock::new(|| Arc::new(Tags::make("")));
 
 impl Tags {
     /// The tags for the fences of a prefix. One with an open brace makes all that follows it part of
@@ -45,12 +40,7 @@ impl Tags {
     pub(super) fn after(prefix: &str) -> Arc<Self> {
         match prefix.split_once('{') {
             None => USUAL.clone(),
-            Some((_, begun)) => {
-                let mut digest = CRC.digest();
-                digest.update(begun.as_bytes());
-                digest.update(b":~fence:{");
-                Arc::new(Self::make(digest))
-            }
+            Some((_, begun)) => Arc::new(Self::make(&format!("{begun}:~fence:{{"))),
         }
     }
 
@@ -58,18 +48,20 @@ impl Tags {
         &self.0[usize::from(slot)]
     }
 
-    /// Tries all texts, the shortest first, after those that `digest` has seen.
-    fn make(digest: Digest<'_, u16>) -> Self {
+    /// Tries all texts, the shortest first, after that `before` them.
+    fn make(before: &str) -> Self {
+        let mut begun = CRC.digest();
+        begun.update(before.as_bytes());
         let mut tags = vec![Box::<str>::default(); SLOTS];
-        let mut missing = SLOTS;
-        let mut text = Vec::new();
+        let (mut missing, mut number) = (SLOTS, 0);
         while missing > 0 {
-            next(&mut text);
-            let mut digest = digest.clone();
-            digest.update(&text);
+            number += 1;
+            let text = text(number);
+            let mut digest = begun.clone();
+            digest.update(text.as_bytes());
             let tag = &mut tags[usize::from(digest.finalize()) % SLOTS];
             if tag.is_empty() {
-                *tag = String::from_utf8_lossy(&text).into();
+                *tag = text.into();
                 missing -= 1;
             }
         }
@@ -77,23 +69,20 @@ impl Tags {
     }
 }
 
-/// The text after this one: of the same length, or the first that is longer.
-fn next(text: &mut Vec<u8>) {
-    for place in (0..text.len()).rev() {
-        let index = LETTERS.iter().position(|letter| *letter == text[place]);
-        let next = index.expect("texts are made of letters") + 1;
-        if let Some(letter) = LETTERS.get(next) {
-            text[place] = *letter;
-            return;
+/// The texts from 1 on, in their order: the shortest first, the last letter counts fastest.
+fn text(number: usize) -> String {
+    match number.checked_sub(1) {
+        None => String::new(),
+        Some(before) => {
+            let last = before % LETTERS.len();
+            text(before / LETTERS.len()) + &LETTERS[last..=last]
         }
-        text[place] = LETTERS[0];
     }
-    text.push(LETTERS[0]);
 }
 
 /// A set of slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SlotSet(Option<Box<[u64; SLOTS / 64]>>);
+pub(super) struct SlotSet(BTreeSet<Slot>);
 
 impl SlotSet {
     /// The slots whose owners are such.
@@ -105,54 +94,45 @@ impl SlotSet {
     /// The slots that have not the same owner in both.
     pub(super) fn differing(owners: &[u16], others: &[u16]) -> Self {
         let pairs = (0..).zip(owners.iter().zip(others));
-        pairs
-            .filter(|(_, (one, other))| one != other)
-            .map(|(slot, _)| slot)
-            .collect()
+        let differing = pairs.filter(|(_, (one, other))| one != other);
+        differing.map(|(slot, _)| slot).collect()
     }
 
     pub(super) fn insert(&mut self, slot: Slot) {
-        let words = self.0.get_or_insert_with(|| Box::new([0; SLOTS / 64]));
-        words[usize::from(slot / 64)] |= 1 << (slot % 64);
+        self.0.insert(slot);
     }
 
     pub(super) fn contains(&self, slot: Slot) -> bool {
-        let word = |words: &[u64; SLOTS / 64]| words[usize::from(slot / 64)];
-        self.0
-            .as_deref()
-            .is_some_and(|words| word(words) >> (slot % 64) & 1 == 1)
+        self.0.contains(&slot)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_none()
+        self.0.is_empty()
     }
 
     pub(super) fn intersects(&self, others: &Self) -> bool {
-        self.iter().any(|slot| others.contains(slot))
+        !self.0.is_disjoint(&others.0)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Slot> {
-        (0..SLOTS as Slot).filter(|slot| self.contains(*slot))
+        self.0.iter().copied()
     }
 
     pub(super) fn extend(&mut self, others: &Self) {
-        others.iter().for_each(|slot| self.insert(slot));
+        self.0.extend(&others.0);
     }
 
     /// Removes the slots that are in `others`, too, and returns them.
     pub(super) fn take(&mut self, others: &Self) -> Self {
-        let (taken, left) = self.iter().partition(|slot: &Slot| others.contains(*slot));
-        let (taken, left): (Vec<_>, Vec<_>) = (taken, left);
-        *self = left.into_iter().collect();
-        taken.into_iter().collect()
+        let taken = &self.0 & &others.0;
+        self.0 = &self.0 - &others.0;
+        Self(taken)
     }
 }
 
 impl FromIterator<Slot> for SlotSet {
     fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> Self {
-        let mut set = Self::default();
-        slots.into_iter().for_each(|slot| set.insert(slot));
-        set
+        Self(slots.into_iter().collect())
     }
 }
 
@@ -165,8 +145,8 @@ mod tests {
         assert_eq!(slot("123456789"), 0x31c3);
         assert_eq!(slot("foo"), 12_182);
         assert_eq!(slot("{user1000}.following"), slot("user1000"));
-        assert_eq!(slot("foo{}{bar}"), slot_of(&["foo{}", "{bar}"]));
-        assert_eq!(slot("foo{{bar}}zap"), slot_of(&["{bar"]));
+        assert_eq!(slot("foo{}{bar}"), slot_of("foo{}{bar}"));
+        assert_eq!(slot("foo{{bar}}zap"), slot_of("{bar"));
         assert_eq!(slot("foo{bar}{zap}"), slot("bar"));
     }
 

@@ -1,7 +1,6 @@
 //! The store, as a user makes it.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,7 +17,7 @@ use super::replicas::{self, MinReplicas};
 use super::sentinel::Sentinels;
 use super::session::RedisSession;
 #[cfg(feature = "tls-rustls")]
-use super::tls::Certificates;
+use super::tls::Tls;
 use super::topology::Topology;
 use crate::StoreError;
 use crate::store::contract::{Opening, Session};
@@ -98,20 +97,8 @@ impl RedisStore {
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         let url = url.into();
         // Without the feature the error says so.
-        if cfg!(feature = "cluster")
-            && let Some(urls) = Seeds::split(&url)
-        {
-            return RedisStoreBuilder::cluster(urls);
-        }
-        RedisStoreBuilder {
-            urls: vec![url],
-            #[cfg(feature = "redis-1")]
-            client: None,
-            is_cluster: false,
-            replicas: None,
-            #[cfg(feature = "tls-rustls")]
-            certificates: None,
-        }
+        let nodes = Seeds::split(&url).filter(|_| cfg!(feature = "cluster"));
+        RedisStoreBuilder::new(nodes.map_or(Target::Url(url), Target::Cluster))
     }
 
     /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
@@ -148,7 +135,7 @@ impl RedisStore {
         let urls = urls.into_iter().map(Into::into);
         // Whoever has the one url for all nodes may well bring it here.
         let urls = urls.flat_map(|url: String| Seeds::split(&url).unwrap_or_else(|| vec![url]));
-        RedisStoreBuilder::cluster(urls.collect()).connect()
+        RedisStoreBuilder::new(Target::Cluster(urls.collect())).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
@@ -181,8 +168,9 @@ impl RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.topology.address();
         f.debug_struct("RedisStore")
-            .field("address", self.topology.address())
+            .field("address", address)
             .finish()
     }
 }
@@ -191,11 +179,8 @@ impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
     fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        Arc::new(RedisSession::new(
-            self.topology.clone(),
-            self.min_replicas,
-            opening,
-        ))
+        let topology = self.topology.clone();
+        Arc::new(RedisSession::new(topology, self.min_replicas, opening))
     }
 
     fn overhead(&self) -> Duration {
@@ -227,18 +212,33 @@ impl LockStore for RedisStore {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    /// One, or those of a cluster's nodes; none for a client.
-    urls: Vec<String>,
-    #[cfg(feature = "redis-1")]
-    client: Option<redis::Client>,
-    is_cluster: bool,
-    /// How many, and within which time.
-    replicas: Option<(u32, Duration)>,
+    target: Target,
+    min_replicas: Result<Option<MinReplicas>, Fault>,
     #[cfg(feature = "tls-rustls")]
-    certificates: Option<Certificates>,
+    tls: Result<Tls, Fault>,
+}
+
+/// What a store connects to.
+#[derive(Clone)]
+enum Target {
+    /// One server, or the primary behind sentinels.
+    Url(String),
+    /// The nodes with these urls, and those that they name.
+    Cluster(Vec<String>),
+    #[cfg(feature = "redis-1")]
+    Client(Box<redis::Client>),
 }
 
 impl RedisStoreBuilder {
+    fn new(target: Target) -> Self {
+        Self {
+            target,
+            min_replicas: Ok(None),
+            #[cfg(feature = "tls-rustls")]
+            tls: Ok(Tls::default()),
+        }
+    }
+
     /// For a store that opens its connections as `client` would, as [`RedisStore::from_client`] does; that page says whom
     /// it trusts with `rediss://`.
     ///
@@ -262,14 +262,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     pub fn from_client(client: redis::Client) -> Self {
-        Self {
-            urls: Vec::new(),
-            client: Some(client),
-            is_cluster: false,
-            replicas: None,
-            #[cfg(feature = "tls-rustls")]
-            certificates: None,
-        }
+        Self::new(Target::Client(Box::new(client)))
     }
 
     /// Lets an acquisition count only when at least `n` replicas of the server have it.
@@ -331,20 +324,8 @@ impl RedisStoreBuilder {
     /// # let _ = locks; Ok(()) }
     /// ```
     pub fn min_replicas(mut self, n: u32, within: Duration) -> Self {
-        self.replicas = Some((n, within));
+        self.min_replicas = MinReplicas::new(n, within);
         self
-    }
-
-    fn cluster(urls: Vec<String>) -> Self {
-        Self {
-            urls,
-            #[cfg(feature = "redis-1")]
-            client: None,
-            is_cluster: true,
-            replicas: None,
-            #[cfg(feature = "tls-rustls")]
-            certificates: None,
-        }
     }
 
     /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts. (The
@@ -355,8 +336,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        let certificates = self.certificates.get_or_insert_default();
-        certificates.trust(pem.as_ref());
+        self.tls = self.tls.and_then(|tls| tls.trusting(pem.as_ref()));
         self
     }
 
@@ -366,8 +346,9 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        let certificates = self.certificates.get_or_insert_default();
-        certificates.identify(pem.into(), key.into());
+        self.tls = self
+            .tls
+            .and_then(|tls| tls.showing(&pem.into(), &key.into()));
         self
     }
 
@@ -392,9 +373,8 @@ impl RedisStoreBuilder {
             }
             Ok(store)
         };
-        ConnectStore {
-            connecting: connecting.boxed(),
-        }
+        let connecting = connecting.boxed();
+        ConnectStore { connecting }
     }
 
     /// The same without connecting, as [`RedisStore::connect_lazy`] does.
@@ -404,56 +384,48 @@ impl RedisStoreBuilder {
     /// If the url is not one, needs a feature that is not there, or does not go with the certificates, those are none, or
     /// replicas are given no time, or a day and more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
-        let min_replicas = self
-            .replicas
-            .map(|(least, within)| MinReplicas::new(least, within));
         Ok(RedisStore {
             topology: self.topology()?,
-            min_replicas: min_replicas.transpose()?.flatten(),
+            min_replicas: self.min_replicas?,
         })
     }
 
     fn topology(&self) -> Result<Topology, Fault> {
-        if self.is_cluster {
-            let endpoints = self.urls.iter().map(|url| self.endpoint(url));
-            let mut endpoints: Vec<_> = endpoints.collect::<Result<_, _>>()?;
-            if let Some(first) = endpoints.first().cloned() {
-                endpoints.iter_mut().for_each(|it| it.share_tls(&first));
+        let mut endpoint = match &self.target {
+            Target::Cluster(urls) => {
+                let endpoints = urls.iter().map(|url| Endpoint::parse(url));
+                let mut endpoints = endpoints.collect::<Result<Vec<_>, _>>()?;
+                self.secure(&mut endpoints)?;
+                return Ok(Topology::Cluster(Arc::new(Seeds::new(endpoints)?)));
             }
-            return Ok(Topology::Cluster(Arc::new(Seeds::new(endpoints)?)));
-        }
-        let endpoint = match &self.urls[..] {
             #[cfg(feature = "sentinel")]
-            [url] if Sentinels::are_named_by(url) => {
-                let sentinels = Sentinels::parse(url)?;
-                #[cfg(feature = "tls-rustls")]
-                let sentinels = match &self.certificates {
-                    Some(certificates) => sentinels.secured(certificates)?,
-                    None => sentinels,
-                };
+            Target::Url(url) if Sentinels::are_named_by(url) => {
+                let mut sentinels = Sentinels::parse(url)?;
+                self.secure(sentinels.endpoints())?;
                 return Ok(Topology::Sentinels(Arc::new(sentinels)));
             }
-            [url] => self.endpoint(url)?,
+            Target::Url(url) => Endpoint::parse(url)?,
             #[cfg(feature = "redis-1")]
-            [] => {
-                let client = self.client.as_ref().expect("without a url it has a client");
-                self.secured(Endpoint::of(client))?
-            }
-            _ => unreachable!("several urls are a cluster's"),
+            Target::Client(client) => Endpoint::of(client),
         };
+        self.secure([&mut endpoint])?;
         Ok(Topology::Fixed(Box::new(endpoint)))
     }
 
-    fn endpoint(&self, url: &str) -> Result<Endpoint, Fault> {
-        self.secured(Endpoint::parse(url)?)
+    /// Gives all servers of a store one TLS configuration.
+    #[cfg(feature = "tls-rustls")]
+    fn secure<'a>(
+        &self,
+        endpoints: impl IntoIterator<Item = &'a mut Endpoint>,
+    ) -> Result<(), Fault> {
+        let tls = Arc::new(self.tls.clone()?);
+        let mut endpoints = endpoints.into_iter();
+        endpoints.try_for_each(|endpoint| endpoint.secure(&tls))
     }
 
-    fn secured(&self, endpoint: Endpoint) -> Result<Endpoint, Fault> {
-        #[cfg(feature = "tls-rustls")]
-        if let Some(certificates) = &self.certificates {
-            return endpoint.secured(certificates);
-        }
-        Ok(endpoint)
+    #[cfg(not(feature = "tls-rustls"))]
+    fn secure<T>(&self, _: T) -> Result<(), Fault> {
+        Ok(())
     }
 }
 

@@ -1,6 +1,5 @@
 //! A connection's stream: how it is opened, and how much may come on it.
 
-use std::future::{self, Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -9,19 +8,20 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, select_ok};
-use pin_project::pin_project;
-use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use futures::future::{BoxFuture, Either, maybe_done, select, select_ok};
+use redis::ErrorKind::InvalidClientConfig;
+use redis::aio::{AsyncPushSender, AsyncStream, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
-    ProtocolVersion, PushInfo, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, Pipeline, ProtocolVersion,
+    PushInfo, RedisResult, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 
 use super::fault::Fault;
 #[cfg(feature = "tls-rustls")]
@@ -41,7 +41,7 @@ pub(super) enum Opener {
     Plain,
     /// This module, over TLS.
     #[cfg(feature = "tls-rustls")]
-    Tls(Tls),
+    Tls(Arc<Tls>),
     /// The client library: it has certificates that cannot be read from a client.
     #[cfg(feature = "redis-1")]
     Client,
@@ -74,89 +74,66 @@ impl Link {
         if info.redis_settings().protocol() == ProtocolVersion::RESP3 {
             let received = received.clone();
             config = config.set_push_sender(move |push: PushInfo| {
-                received.begin_message();
+                received.store(0, Ordering::Relaxed);
                 pushes.send(push)
             });
         }
         let opening = async {
-            match (opener, info.addr()) {
+            let stream: Pin<Box<dyn AsyncStream + Send>> = match (opener, info.addr()) {
                 #[cfg(feature = "redis-1")]
                 (Opener::Client, _) => {
                     let client = redis::Client::open(info.clone())?;
                     let connecting = client.get_multiplexed_async_connection_with_config(&config);
-                    Ok(Self {
+                    return Ok(Self {
                         connection: connecting.await?,
-                        driver: future::pending().boxed(),
-                    })
+                        driver: futures::future::pending().boxed(),
+                    });
                 }
                 #[cfg(feature = "tls-rustls")]
                 (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
                     let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
-                    let stream = tls.connect(host, stream).await?;
-                    Self::over(stream, received, info, config).await
+                    Box::pin(tls.connect(host, stream).await?)
                 }
                 (_, ConnectionAddr::Tcp(host, port)) => {
-                    let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
-                    Self::over(stream, received, info, config).await
+                    Box::pin(connect_tcp(host, *port, info.tcp_settings()).await?)
                 }
                 #[cfg(unix)]
-                (_, ConnectionAddr::Unix(path)) => {
-                    let stream = UnixStream::connect(path).await?;
-                    Self::over(stream, received, info, config).await
-                }
-                _ => {
-                    let kind = ErrorKind::InvalidClientConfig;
-                    Err(RedisError::from((kind, "unsupported kind of address")))
-                }
-            }
+                (_, ConnectionAddr::Unix(path)) => Box::pin(UnixStream::connect(path).await?),
+                _ => return Err((InvalidClientConfig, "unsupported kind of address").into()),
+            };
+            Self::over(Limited { stream, received }, info, config).await
         };
         let began = std::time::Instant::now();
-        tokio::time::timeout(within, opening)
-            .await
-            .unwrap_or_else(|_| {
-                let reason = match began.elapsed() < within / 2 {
-                    true => "timed out: tokio's clock is paused",
-                    false => "timed out",
-                };
-                Err(io::Error::new(io::ErrorKind::TimedOut, reason).into())
-            })
+        timeout(within, opening).await.unwrap_or_else(|_| {
+            let reason = match began.elapsed() < within / 2 {
+                true => "timed out: tokio's clock is paused",
+                false => "timed out",
+            };
+            Err(io::Error::new(io::ErrorKind::TimedOut, reason).into())
+        })
     }
 
     async fn over(
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        received: Received,
+        stream: Limited,
         info: &ConnectionInfo,
         config: AsyncConnectionConfig,
     ) -> RedisResult<Self> {
-        let stream = Limited { stream, received };
         let (connection, driver) =
             MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
         Ok(Self {
             connection,
-            driver: driver.boxed(),
+            // May be polled again when it has ended.
+            driver: maybe_done(driver).boxed(),
         })
     }
 
     /// Polls the driver while `step` runs, for short conversations before the link is handed to its
     /// task. When the connection ends, whatever `step` awaits on it errs.
     pub(super) async fn run<T>(&mut self, step: impl Future<Output = T>) -> T {
-        let mut step = pin!(step);
-        poll_fn(|cx| {
-            if let Poll::Ready(done) = step.as_mut().poll(cx) {
-                return Poll::Ready(done);
-            }
-            let _ = self.poll_end(cx);
-            step.as_mut().poll(cx)
-        })
-        .await
-    }
-
-    /// Polls the driver. Ready, from then on, when the connection has ended.
-    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        ready!(self.driver.poll_unpin(cx));
-        // Polled again, the driver itself would panic.
-        self.driver = future::ready(()).boxed();
-        Poll::Ready(())
+        match select(pin!(step), &mut self.driver).await {
+            Either::Left((done, _)) => done,
+            Either::Right(((), step)) => step.await,
+        }
     }
 
     /// Sends one command, and waits for its reply no longer than `within`.
@@ -166,13 +143,12 @@ impl Link {
         address: &Arc<str>,
         within: Duration,
     ) -> Result<Value, Fault> {
-        let mut commands = Pipeline::with_capacity(1);
-        commands.add_command(command.clone());
-        let mut answers = self.ask_all(&commands, address, within).await?;
-        Ok(answers.pop().unwrap_or(Value::Nil))
+        let mut connection = self.connection.clone();
+        self.run(ask(&mut connection, command, address, within))
+            .await
     }
 
-    /// The same of several commands, which are sent in one go.
+    /// The same of several commands, which are sent in one go. Refusals are among the replies.
     pub(super) async fn ask_all(
         &mut self,
         commands: &Pipeline,
@@ -180,18 +156,37 @@ impl Link {
         within: Duration,
     ) -> Result<Vec<Value>, Fault> {
         let mut connection = self.connection.clone();
-        let asking = self.run(connection.send_packed_commands(commands, 0, commands.len()));
-        let address = || address.clone();
-        match tokio::time::timeout(within, asking).await {
-            Ok(reply) => reply.map_err(|source| Fault::Broken {
-                address: address(),
-                source,
-            }),
-            Err(_) => Err(Fault::Silent {
-                address: address(),
-                within,
-            }),
-        }
+        let asking = connection.send_packed_commands(commands, 0, commands.len());
+        self.run(in_time(asking, address, within)).await
+    }
+}
+
+/// Sends one command over a connection that is driven elsewhere.
+pub(super) async fn ask(
+    connection: &mut MultiplexedConnection,
+    command: &Cmd,
+    address: &Arc<str>,
+    within: Duration,
+) -> Result<Value, Fault> {
+    let asking = connection.send_packed_command(command);
+    match in_time(asking, address, within).await? {
+        Value::ServerError(error) => Err(Fault::Refused {
+            address: address.clone(),
+            refusal: (&error).into(),
+        }),
+        answer => Ok(answer),
+    }
+}
+
+async fn in_time<T>(
+    asking: impl Future<Output = RedisResult<T>>,
+    address: &Arc<str>,
+    within: Duration,
+) -> Result<T, Fault> {
+    let address = address.clone();
+    match timeout(within, asking).await {
+        Ok(reply) => reply.map_err(|source| Fault::Broken { address, source }),
+        Err(_) => Err(Fault::Silent { address, within }),
     }
 }
 
@@ -202,8 +197,7 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResu
         .map(|address| TcpStream::connect(address).boxed())
         .collect();
     if attempts.is_empty() {
-        let kind = ErrorKind::InvalidClientConfig;
-        return Err(RedisError::from((kind, "the host has no address")));
+        return Err((InvalidClientConfig, "the host has no address").into());
     }
     let (stream, _) = select_ok(attempts).await?;
     stream.set_nodelay(settings.nodelay())?;
@@ -223,62 +217,47 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResu
 /// The client keeps a message until its end has come. Where the end of the last one was cannot be
 /// seen from the stream, so the count starts anew at each push, and at each write: a reply follows a
 /// write, and a session that writes notices by itself that no reply comes.
-#[derive(Clone, Default)]
-struct Received(Arc<AtomicUsize>);
-
-impl Received {
-    fn begin_message(&self) {
-        self.0.store(0, Ordering::Relaxed);
-    }
-
-    fn add(&self, bytes: usize) -> io::Result<()> {
-        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > LONGEST_MESSAGE {
-            let reason = "the server sent a message of more than 16 MiB";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-        }
-        Ok(())
-    }
-}
+type Received = Arc<AtomicUsize>;
 
 /// A stream that errs when a message on it is too long.
-#[pin_project]
-struct Limited<S> {
-    #[pin]
-    stream: S,
+struct Limited {
+    stream: Pin<Box<dyn AsyncStream + Send>>,
     received: Received,
 }
 
-impl<S: AsyncRead> AsyncRead for Limited<S> {
+impl AsyncRead for Limited {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.project();
         let before = buffer.filled().len();
-        ready!(this.stream.poll_read(cx, buffer))?;
-        Poll::Ready(this.received.add(buffer.filled().len() - before))
+        ready!(self.stream.as_mut().poll_read(cx, buffer))?;
+        let read = buffer.filled().len() - before;
+        if self.received.fetch_add(read, Ordering::Relaxed) + read > LONGEST_MESSAGE {
+            let reason = "the server sent a message of more than 16 MiB";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, reason)));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
-impl<S: AsyncWrite> AsyncWrite for Limited<S> {
+impl AsyncWrite for Limited {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let this = self.project();
-        this.received.begin_message();
-        this.stream.poll_write(cx, bytes)
+        self.received.store(0, Ordering::Relaxed);
+        self.stream.as_mut().poll_write(cx, bytes)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.project().stream.poll_flush(cx)
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.project().stream.poll_shutdown(cx)
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_shutdown(cx)
     }
 }
 
@@ -298,8 +277,13 @@ mod tests {
         let info = "redis://localhost".into_connection_info().unwrap();
         let info = info.set_redis_settings(settings);
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        let opening = Link::over(ours, Received::default(), &info, config);
+        let opening = Link::over(limited(ours), &info, config);
         (opening.await.unwrap(), theirs)
+    }
+
+    fn limited(stream: DuplexStream) -> Limited {
+        let (stream, received) = (Box::pin(stream), Received::default());
+        Limited { stream, received }
     }
 
     async fn hear_ping(server: &mut DuplexStream) {
@@ -340,14 +324,10 @@ mod tests {
     }
 
     /// How many bytes come until the stream errs; after every mebibyte something is done.
-    async fn readable(
-        until: usize,
-        mut then: impl AsyncFnMut(&mut Limited<DuplexStream>),
-    ) -> usize {
+    async fn readable(until: usize, mut then: impl AsyncFnMut(&mut Limited)) -> usize {
         const PIECE: usize = 1 << 20;
         let (stream, theirs) = tokio::io::duplex(PIECE);
-        let received = Received::default();
-        let mut ours = Limited { stream, received };
+        let mut ours = limited(stream);
         let speaking = tokio::spawn(async move {
             let (mut hearing, mut speaking) = tokio::io::split(theirs);
             let mut heard = vec![0; PIECE];
@@ -376,10 +356,10 @@ mod tests {
     async fn a_message_has_a_limit_and_many_of_them_have_none() {
         let one = readable(4 * LONGEST_MESSAGE, async |_| {}).await;
         assert_eq!(one, LONGEST_MESSAGE);
-        let replies = async |ours: &mut Limited<_>| ours.write_all(b"x").await.unwrap();
+        let replies = async |ours: &mut Limited| ours.write_all(b"x").await.unwrap();
         let replies = readable(4 * LONGEST_MESSAGE, replies).await;
         assert_eq!(replies, 4 * LONGEST_MESSAGE);
-        let pushes = async |ours: &mut Limited<_>| ours.received.begin_message();
+        let pushes = async |ours: &mut Limited| ours.received.store(0, Ordering::Relaxed);
         let pushes = readable(4 * LONGEST_MESSAGE, pushes).await;
         assert_eq!(pushes, 4 * LONGEST_MESSAGE);
     }

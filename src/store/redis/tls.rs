@@ -1,6 +1,7 @@
 //! Certificates: which servers are trusted, what the client shows, and why a handshake failed.
 
 use std::error::Error;
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 
@@ -17,50 +18,15 @@ use tokio_rustls::client::TlsStream;
 
 use super::fault::Fault;
 
-/// What a store was given, in PEM. Shows nothing of it.
-#[derive(Clone, Default)]
-pub(super) struct Certificates {
-    roots: Vec<u8>,
-    client: Option<(Vec<u8>, Vec<u8>)>,
+fn invalid(reason: impl Display) -> Fault {
+    Fault::invalid("certificates", reason)
 }
 
-impl Certificates {
-    pub(super) fn trust(&mut self, pem: &[u8]) {
-        self.roots.extend_from_slice(pem);
-        // The text may end without a line break, and the next must begin a line.
-        self.roots.push(b'\n');
-    }
-
-    pub(super) fn identify(&mut self, certificate: Vec<u8>, key: Vec<u8>) {
-        self.client = Some((certificate, key));
-    }
-
-    /// Reads the texts, so that what is wrong with them is known before anything connects.
-    pub(super) fn read(&self) -> Result<Tls, Fault> {
-        let setup = self.setup();
-        let setup = setup.map_err(|reason| Fault::invalid("certificates", reason))?;
-        Ok(Tls(Arc::new(setup)))
-    }
-
-    fn setup(&self) -> Result<Setup, String> {
-        let mut setup = Setup::default();
-        if !self.roots.is_empty() {
-            setup.roots = Some(read_roots(&self.roots)?);
-        }
-        if let Some((certificate, key)) = &self.client {
-            setup.client = Some(Arc::new(read_identity(certificate, key)?));
-        }
-        Ok(setup)
-    }
-}
-
-/// How a store makes its connections over TLS. Clones share one configuration, and with it the
-/// sessions that a server resumes.
+/// How a store makes its connections over TLS: with one configuration, and with it the sessions that
+/// a server resumes. What the user gave it is read at once, so that what is wrong with it is known
+/// before anything connects.
 #[derive(Clone, Default)]
-pub(super) struct Tls(Arc<Setup>);
-
-#[derive(Default)]
-struct Setup {
+pub(super) struct Tls {
     /// `None`: those of the system, read from its files at the first connection.
     roots: Option<Arc<RootCertStore>>,
     client: Option<Arc<SingleCertAndKey>>,
@@ -68,6 +34,36 @@ struct Setup {
 }
 
 impl Tls {
+    /// Whether the user gave any.
+    pub(super) fn has_certificates(&self) -> bool {
+        self.roots.is_some() || self.client.is_some()
+    }
+
+    /// With these authorities, in PEM, and those that it was given before.
+    pub(super) fn trusting(mut self, pem: &[u8]) -> Result<Self, Fault> {
+        let mut roots = self
+            .roots
+            .map_or_else(RootCertStore::empty, Arc::unwrap_or_clone);
+        for certificate in read_certificates(pem, "root")? {
+            let added = roots.add(certificate);
+            added.map_err(|error| invalid(format!("root certificate: {error}")))?;
+        }
+        self.roots = Some(Arc::new(roots));
+        Ok(self)
+    }
+
+    /// With this certificate and key, in PEM.
+    pub(super) fn showing(mut self, certificate: &[u8], key: &[u8]) -> Result<Self, Fault> {
+        let chain = read_certificates(certificate, "client")?;
+        // The error itself might show a part of the key.
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|_| invalid("no private key in PEM for the client certificate"))?;
+        let identity = CertifiedKey::from_der(chain, key, &default_provider())
+            .map_err(|error| invalid(format!("client certificate and key: {error}")))?;
+        self.client = Some(Arc::new(identity.into()));
+        Ok(self)
+    }
+
     pub(super) async fn connect(
         &self,
         host: &str,
@@ -77,12 +73,12 @@ impl Tls {
             let kind = ErrorKind::InvalidClientConfig;
             RedisError::from((kind, "the host name cannot be in a certificate"))
         })?;
-        let connector = self.0.connector.get_or_try_init(|| self.connector());
+        let connector = self.connector.get_or_try_init(|| self.connector());
         Ok(connector.await?.connect(name, stream).await?)
     }
 
     async fn connector(&self) -> io::Result<TlsConnector> {
-        let roots = match &self.0.roots {
+        let roots = match &self.roots {
             Some(roots) => roots.clone(),
             None => tokio::task::spawn_blocking(system_roots).await??,
         };
@@ -90,7 +86,7 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?
             .with_root_certificates(roots);
-        let config = match &self.0.client {
+        let config = match &self.client {
             Some(client) => config.with_client_cert_resolver(client.clone()),
             None => config.with_no_client_auth(),
         };
@@ -111,33 +107,14 @@ fn system_roots() -> io::Result<Arc<RootCertStore>> {
     Ok(Arc::new(store))
 }
 
-fn read_roots(pem: &[u8]) -> Result<Arc<RootCertStore>, String> {
-    let mut store = RootCertStore::empty();
-    for certificate in read_certificates(pem, "root")? {
-        let added = store.add(certificate);
-        added.map_err(|error| format!("root certificate: {error}"))?;
-    }
-    Ok(Arc::new(store))
-}
-
-fn read_identity(certificate: &[u8], key: &[u8]) -> Result<SingleCertAndKey, String> {
-    let chain = read_certificates(certificate, "client")?;
-    // The error itself might show a part of the key.
-    let key = PrivateKeyDer::from_pem_slice(key)
-        .map_err(|_| "no private key in PEM for the client certificate")?;
-    let identity = CertifiedKey::from_der(chain, key, &default_provider())
-        .map_err(|error| format!("client certificate and key: {error}"))?;
-    Ok(identity.into())
-}
-
-fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, Fault> {
     // The error itself shows the line that it stopped at. Where line breaks were lost that is the
     // whole text, with the key of those who keep both in one file.
-    let found =
-        found.map_err(|_| format!("{whose} certificate: broken PEM (are line breaks missing?)"))?;
+    let broken = |_| format!("{whose} certificate: broken PEM (are line breaks missing?)");
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| invalid(broken(error)))?;
     if found.is_empty() {
-        return Err(format!("no {whose} certificate in PEM"));
+        return Err(invalid(format!("no {whose} certificate in PEM")));
     }
     Ok(found)
 }

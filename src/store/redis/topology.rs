@@ -81,34 +81,29 @@ impl Topology {
     /// Resolves when the primary is another server than `here`.
     pub(super) fn moved(&self, here: Endpoint, within: Duration) -> BoxFuture<'static, Fault> {
         let _ = (&here, within);
-        match self {
-            Self::Fixed(_) | Self::Cluster(_) => future::pending().boxed(),
-            #[cfg(feature = "sentinel")]
-            Self::Sentinels(sentinels) => {
-                let sentinels = sentinels.clone();
-                let moved = async move {
-                    let there = sentinels.moved(&here, within).await;
-                    let (from, to) = (&**here.address(), &**there.address());
-                    tracing::debug!(from, to, "the primary has changed");
-                    let address = here.address().clone();
-                    Fault::NotPrimary { address }
-                };
-                moved.boxed()
-            }
+        #[cfg(feature = "sentinel")]
+        if let Self::Sentinels(sentinels) = self.clone() {
+            let moved = async move {
+                let there = sentinels.moved(&here, within).await;
+                let address = here.address().clone();
+                let (from, to) = (&*address, &**there.address());
+                tracing::debug!(from, to, "the primary has changed");
+                Fault::NotPrimary { address }
+            };
+            return moved.boxed();
         }
+        future::pending().boxed()
     }
 
     /// Connects once, to see that a server answers and accepts our credentials.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
         match self {
-            Self::Fixed(endpoint) => endpoint.try_out(within).await,
-            #[cfg(feature = "sentinel")]
-            Self::Sentinels(sentinels) => {
-                let primary = sentinels.primary(within).await?;
-                let tried = primary.try_out(within).await;
-                tried.inspect_err(|_| sentinels.doubt())
-            }
             Self::Cluster(seeds) => seeds.find_map(within).await.map(drop),
+            _ => {
+                let endpoint = self.endpoint("", within).await?;
+                let tried = endpoint.try_out(within).await;
+                tried.inspect_err(|_| self.doubt())
+            }
         }
     }
 }
