@@ -95,6 +95,8 @@ pub(super) struct NodeTask {
     number: u64,
     /// The connection that ended with calls in flight.
     predecessor: Option<ClientId>,
+    /// Whether a connection was made.
+    has_connected: bool,
     /// Whether the task was ever polled.
     has_begun: bool,
     /// Whether the session knows that it has ended: there may be another by now.
@@ -175,6 +177,7 @@ impl NodeTask {
             confirmer: Confirmer::default(),
             number: 0,
             predecessor: None,
+            has_connected: false,
             has_begun: false,
             has_ended: false,
         }
@@ -250,10 +253,12 @@ impl NodeTask {
             purpose: shared.purpose(self.id),
             predecessor: self.predecessor.as_ref(),
             number: self.number,
+            asks_policy: !self.has_connected,
             within,
         };
         let connected = handshake.run().await;
         let connected = connected.inspect_err(|_| shared.topology.doubt())?;
+        self.has_connected = true;
         Ok((connected, shared.topology.moved(endpoint, within)))
     }
 
