@@ -3,11 +3,11 @@
 //! Pure, so that the simulator runs this very code.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 
 /// Requests of one priority may share a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Priority {
     Renew,
     Change,
@@ -72,91 +72,35 @@ pub(crate) struct Call<R, T> {
     bytes: usize,
 }
 
-/// Requests that wait, first come first, apart by group.
-#[derive(Debug)]
-struct Queue<R> {
-    groups: HashMap<u16, VecDeque<R>>,
-    /// The groups that have any, each once.
-    order: VecDeque<u16>,
-}
-
-impl<R: Sendable> Queue<R> {
-    fn new() -> Self {
-        Self {
-            groups: HashMap::new(),
-            order: VecDeque::new(),
-        }
-    }
-
-    fn group(&mut self, group: u16) -> &mut VecDeque<R> {
-        match self.groups.entry(group) {
-            Entry::Occupied(waiting) => waiting.into_mut(),
-            Entry::Vacant(place) => {
-                self.order.push_back(group);
-                place.insert(VecDeque::new())
-            }
-        }
-    }
-
-    /// The requests of the next call, of the first group that may send one.
-    fn next_call(&mut self, most: usize, may_send: impl Fn(u16, &VecDeque<R>) -> bool) -> Vec<R> {
-        let groups = &self.groups;
-        let is_next = |group: &u16| may_send(*group, &groups[group]);
-        let Some(index) = self.order.iter().position(is_next) else {
-            return Vec::new();
-        };
-        let group = self.order.remove(index).expect("it was just found");
-        let mut waiting = self.groups.remove(&group).expect("it is in the order");
-        let alone = waiting.iter().take(most).position(R::is_alone);
-        let count = alone.map_or(most, |index| index.max(1)).min(waiting.len());
-        let requests = waiting.drain(..count).collect();
-        if !waiting.is_empty() {
-            self.groups.insert(group, waiting);
-            self.order.push_back(group);
-        }
-        requests
-    }
-
-    fn drain(&mut self) -> impl Iterator<Item = R> {
-        let mut groups = std::mem::take(&mut self.groups);
-        let order = std::mem::take(&mut self.order);
-        order
-            .into_iter()
-            .flat_map(move |group| groups.remove(&group).unwrap_or_default())
-    }
-}
-
 /// Keeps the order: the changes of one key go one at a time, in the order in which they came, also
 /// when one has to go again (O2). Renewals and looks wait for nobody.
 #[derive(Debug)]
 pub(crate) struct SendWindow<R: Sendable, T> {
     limits: Limits,
-    queues: [Queue<R>; Priority::ALL.len()],
-    /// The keys with a change that is queued or in flight, and the changes that wait behind it.
+    /// What may be sent, by priority and group. None of them is empty.
+    waiting: BTreeMap<(Priority, u16), VecDeque<R>>,
+    /// The groups of each priority of which something is waiting: they take turns.
+    turns: [VecDeque<u16>; Priority::ALL.len()],
+    /// The keys with a change that is waiting or in flight, and the changes that wait behind it.
     changing: HashMap<R::Key, VecDeque<R>>,
     /// The oldest first: answers come in the order of the calls.
     in_flight: VecDeque<Call<R, T>>,
-    bytes: usize,
-    /// How many calls of renewals each group has in flight.
-    renewing: HashMap<u16, usize>,
 }
 
 impl<R: Sendable, T: Copy> SendWindow<R, T> {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            queues: Priority::ALL.map(|_| Queue::new()),
+            waiting: BTreeMap::new(),
+            turns: Default::default(),
             changing: HashMap::new(),
             in_flight: VecDeque::new(),
-            bytes: 0,
-            renewing: HashMap::new(),
         }
     }
 
     pub(crate) fn add(&mut self, requests: impl IntoIterator<Item = R>) {
         for request in requests {
-            let priority = request.priority();
-            if priority == Priority::Change {
+            if request.priority() == Priority::Change {
                 match self.changing.entry(request.key().clone()) {
                     Entry::Occupied(behind) => {
                         behind.into_mut().push_back(request);
@@ -165,15 +109,22 @@ impl<R: Sendable, T: Copy> SendWindow<R, T> {
                     Entry::Vacant(key) => key.insert(VecDeque::new()),
                 };
             }
-            let queue = &mut self.queues[priority as usize];
-            queue.group(request.group()).push_back(request);
+            self.beside(&request).push_back(request);
         }
     }
 
     /// Sends a request of an answered call again, before whatever else waits for its key.
     pub(crate) fn add_again(&mut self, request: R) {
-        let queue = &mut self.queues[request.priority() as usize];
-        queue.group(request.group()).push_front(request);
+        self.beside(&request).push_front(request);
+    }
+
+    /// What waits with the same priority and group. Whoever calls this adds the request to it.
+    fn beside(&mut self, request: &R) -> &mut VecDeque<R> {
+        let (priority, group) = (request.priority(), request.group());
+        self.waiting.entry((priority, group)).or_insert_with(|| {
+            self.turns[priority as usize].push_back(group);
+            VecDeque::new()
+        })
     }
 
     /// A request of an answered call is done here: the next one for its key may go.
@@ -182,69 +133,60 @@ impl<R: Sendable, T: Copy> SendWindow<R, T> {
             && let Entry::Occupied(mut behind) = self.changing.entry(request.key().clone())
         {
             match behind.get_mut().pop_front() {
-                Some(next) => {
-                    let queue = &mut self.queues[Priority::Change as usize];
-                    queue.group(next.group()).push_back(next);
-                }
-                None => {
-                    behind.remove();
-                }
+                Some(next) => self.beside(&next).push_back(next),
+                None => drop(behind.remove()),
             }
         }
     }
 
     /// The requests of the next call that may go, all of one priority and group.
     pub(crate) fn next_call(&mut self) -> Option<(Priority, Vec<R>)> {
-        if self.in_flight.len() >= self.limits.calls || self.bytes >= self.limits.bytes {
+        let bytes: usize = self.in_flight.iter().map(|call| call.bytes).sum();
+        if self.in_flight.len() >= self.limits.calls || bytes >= self.limits.bytes {
             return None;
         }
-        let (most, renewing) = (self.limits.requests, &self.renewing);
-        Priority::ALL.into_iter().find_map(|priority| {
-            // Renewals have time: those that come while one is in flight share the next call.
-            let may_send = |group, waiting: &VecDeque<R>| {
-                priority != Priority::Renew
-                    || waiting.len() >= most
-                    || waiting.front().is_some_and(R::is_alone)
-                    || !renewing.contains_key(&group)
-            };
-            let requests = self.queues[priority as usize].next_call(most, may_send);
-            (!requests.is_empty()).then_some((priority, requests))
-        })
+        let most = self.limits.requests;
+        let calls = self.in_flight.iter();
+        let renewing: HashSet<_> = calls.filter_map(|call| renews(&call.requests)).collect();
+        // Renewals have time: those that come while one is in flight share the next call.
+        let may_send = |priority, group: &u16| {
+            let waiting = &self.waiting[&(priority, *group)];
+            priority != Priority::Renew
+                || waiting.len() >= most
+                || waiting.front().is_some_and(R::is_alone)
+                || !renewing.contains(group)
+        };
+        let (priority, turn) = Priority::ALL.into_iter().find_map(|priority| {
+            let mut turns = self.turns[priority as usize].iter();
+            let turn = turns.position(|group| may_send(priority, group))?;
+            Some((priority, turn))
+        })?;
+        let turns = &mut self.turns[priority as usize];
+        let group = turns.remove(turn).expect("it was just found");
+        let place = (priority, group);
+        let waiting = self.waiting.get_mut(&place).expect("it has a turn");
+        let alone = waiting.iter().take(most).position(R::is_alone);
+        let count = alone.map_or(most, |index| index.max(1)).min(waiting.len());
+        let requests = waiting.drain(..count).collect();
+        match waiting.is_empty() {
+            true => drop(self.waiting.remove(&place)),
+            false => turns.push_back(group),
+        }
+        Some((priority, requests))
     }
 
     /// The call is on its way.
     pub(crate) fn sent(&mut self, requests: Vec<R>, now: T) {
-        if let Some(group) = Self::renews(&requests) {
-            *self.renewing.entry(group).or_default() += 1;
-        }
-        let bytes = requests.iter().map(R::size).sum();
-        self.bytes += bytes;
         self.in_flight.push_back(Call {
+            bytes: requests.iter().map(R::size).sum(),
             requests,
             sent_at: now,
-            bytes,
         });
     }
 
     /// The oldest call is answered. Each of its requests must be finished or added again.
     pub(crate) fn answered(&mut self) -> Option<Call<R, T>> {
-        let call = self.in_flight.pop_front()?;
-        self.bytes -= call.bytes;
-        if let Some(group) = Self::renews(&call.requests)
-            && let Entry::Occupied(mut calls) = self.renewing.entry(group)
-        {
-            *calls.get_mut() -= 1;
-            if *calls.get() == 0 {
-                calls.remove();
-            }
-        }
-        Some(call)
-    }
-
-    /// The group of a call of renewals.
-    fn renews(requests: &[R]) -> Option<u16> {
-        let first = requests.first()?;
-        (first.priority() == Priority::Renew).then(|| first.group())
+        self.in_flight.pop_front()
     }
 
     /// When the oldest call in flight was sent.
@@ -254,20 +196,25 @@ impl<R: Sendable, T: Copy> SendWindow<R, T> {
 
     /// Whether a request waits to be sent.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.queues.iter().any(|queue| !queue.order.is_empty())
+        !self.waiting.is_empty()
     }
 
     /// No answer will come any more: the requests in flight, the oldest first, and those that were
     /// not sent.
     pub(crate) fn abort(&mut self) -> (Vec<R>, Vec<R>) {
-        self.bytes = 0;
-        self.renewing.clear();
-        let calls = std::mem::take(&mut self.in_flight);
-        let sent = calls.into_iter().flat_map(|call| call.requests).collect();
-        let mut unsent: Vec<_> = self.queues.iter_mut().flat_map(Queue::drain).collect();
-        unsent.extend(std::mem::take(&mut self.changing).into_values().flatten());
-        (sent, unsent)
+        let calls = std::mem::take(&mut self.in_flight).into_iter();
+        let waiting = std::mem::take(&mut self.waiting).into_values();
+        self.turns = Default::default();
+        let behind = std::mem::take(&mut self.changing).into_values();
+        let unsent = waiting.chain(behind).flatten().collect();
+        (calls.flat_map(|call| call.requests).collect(), unsent)
     }
+}
+
+/// The group of a call of renewals.
+fn renews<R: Sendable>(requests: &[R]) -> Option<u16> {
+    let first = requests.first()?;
+    (first.priority() == Priority::Renew).then(|| first.group())
 }
 
 #[cfg(test)]

@@ -216,8 +216,10 @@ impl Change<'_> {
             if !node.has_task && (node.resumes || !node.inbox.is_empty()) {
                 self.effects.nodes.push(id);
             }
+            if !node.subscriber.has_task && self.state.subscriptions.is_wanted_at(id) {
+                self.effects.subscribers.push(id);
+            }
         }
-        self.wake_subscribers();
         if self.state.search.is_due {
             self.search();
         }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value, cmd};
+use redis::{Cmd, Pipeline, PushInfo, PushKind, Value, cmd};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::call;
 use super::clock::Clock;
+use super::cluster::Address;
 use super::endpoint::Endpoint;
 use super::fault::{Fault, Refusal};
 use super::grant::{self, Message};
@@ -73,201 +74,177 @@ pub(super) struct Handshake<'a> {
     pub(super) predecessor: Option<&'a ClientId>,
     /// The probe's call number.
     pub(super) number: u64,
+    /// Whether to ask if the server evicts: `INFO` takes far longer than other commands.
+    pub(super) asks_policy: bool,
     /// Each round trip may take so long.
     pub(super) within: Duration,
 }
 
+pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
+pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
+
 impl Handshake<'_> {
     /// May be dropped half-way: no step touches a lock.
     pub(super) async fn run(&self) -> Result<Connected, Fault> {
+        let (address, within) = (self.endpoint.address(), self.within);
         let (sender, mut pushes) = mpsc::unbounded_channel();
         let open = sender.clone();
-        let (mut link, speaks_resp3) = match self.endpoint.connect(self.within, sender).await? {
+        let (mut link, speaks_resp3) = match self.endpoint.connect(within, sender).await? {
             Some(link) => (link, true),
-            None => (self.endpoint.connect_resp2(self.within).await?, false),
+            None => (self.endpoint.connect_resp2(within).await?, false),
         };
         let subscribes = self.purpose == Purpose::Server && speaks_resp3;
-        let nonce = format!("{:016x}", rand::random::<u64>());
-        let (asked, subscribed, probed) = {
-            let connection = &link.connection;
-            let mut questions = vec![cmd("CLIENT").arg("INFO").take()];
-            questions.extend(["server", "memory"].map(|it| cmd("INFO").arg(it).take()));
-            questions.extend(self.predecessor.map(ClientId::kill));
-            // Polled in this order, so all of it is sent in this order and in one go.
-            let asking = questions.into_iter().map(|question| {
-                let mut connection = connection.clone();
-                async move { connection.send_packed_command(&question).await }
-            });
-            let asking = futures::future::join_all(asking);
-            let mut subscriber = connection.clone();
-            let subscribing = async {
-                match subscribes {
-                    true => subscriber.subscribe(self.names.channel()).await,
-                    false => Ok(()),
-                }
-            };
-            let mut prober = connection.clone();
-            let probing = self.probe(&mut prober, &nonce, subscribes);
-            let steps = async { tokio::join!(asking, subscribing, probing) };
-            let (within, address) = (self.within, self.address());
-            timeout(within, link.run(steps))
-                .await
-                .map_err(|_| Fault::Silent { address, within })?
-        };
-        let mut answers = Vec::new();
-        for answer in asked {
-            answers.push(answer.map_err(|source| self.broken(source))?);
+        let probe = Probe::new(self.names, address);
+        let last = self.last_command(&probe, subscribes);
+        let mut commands = client_commands(self.predecessor);
+        commands.cmd("INFO").arg("server");
+        if self.asks_policy {
+            commands.cmd("INFO").arg("memory");
         }
-        let (clock, probe_refusal) = probed?;
-        let mut no_push = self.no_push(speaks_resp3, subscribed)?;
-        no_push = no_push.or(probe_refusal.map(|refusal| refusal.to_string()));
-        let mut heard = Heard::default();
-        while let Ok(push) = pushes.try_recv() {
-            self.hear(push, &nonce, &mut heard)?;
+        if subscribes {
+            commands.cmd("SUBSCRIBE").arg(self.names.channel());
         }
-        let give_up = Instant::now() + self.within;
-        while subscribes && no_push.is_none() && !heard.nonce {
-            match timeout_at(give_up, link.run(pushes.recv())).await {
-                Ok(Some(push)) => self.hear(push, &nonce, &mut heard)?,
-                Ok(None) => return Err(self.closed()),
-                Err(_) => {
-                    let reason = "a message published to our own channel did not arrive";
-                    no_push = Some(reason.to_owned());
-                }
+        commands.add_command(last.clone());
+        let mut answers = link.ask_all(&commands, address, within).await?;
+        let mut last_answer = || answers.pop().unwrap_or(Value::Nil);
+        let proved = last_answer();
+        let subscribed = subscribes.then(&mut last_answer);
+        let memory = self.asks_policy.then(&mut last_answer);
+        let server = last_answer();
+        let (clock, mut no_push) = self.read_last(&mut link, &last, proved).await?;
+        let mut early = Vec::new();
+        if let Some(subscribed) = subscribed {
+            if let Value::ServerError(error) = &subscribed {
+                no_push = Some(Refusal::from(error).naming(self.names).to_string());
             }
+            // What has come is read in any case: a push confirms the subscription, too.
+            let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
+            let heard;
+            (heard, early) = probe.hear(&mut link, &mut pushes, wait).await?;
+            if !heard {
+                no_push.get_or_insert_with(|| UNHEARD.to_owned());
+            }
+        } else if !speaks_resp3 {
+            no_push = Some(ONLY_RESP2.to_owned());
         }
         Ok(Connected {
             link,
             pushes,
             open,
-            early: heard.early,
+            early,
             no_push,
             clock,
-            id: ClientId::read(&answers[0]),
-            server: ServerInfo::read(&answers[1], &answers[2]),
+            id: answers.first().and_then(ClientId::read),
+            server: ServerInfo::read(&server, &memory.unwrap_or(Value::Nil)),
         })
     }
 
-    fn address(&self) -> Arc<str> {
-        self.endpoint.address().clone()
-    }
-
-    fn broken(&self, source: RedisError) -> Fault {
-        let address = self.address();
-        Fault::Broken { address, source }
-    }
-
-    fn garbled(&self, what: &'static str) -> Fault {
-        let address = self.address();
-        Fault::Garbled { address, what }
-    }
-
-    /// Why grants cannot be pushed, as far as the subscription tells.
-    fn no_push(
-        &self,
-        speaks_resp3: bool,
-        subscribed: RedisResult<()>,
-    ) -> Result<Option<String>, Fault> {
-        if !speaks_resp3 {
-            return Ok(Some(
-                "it, or a proxy before it, speaks RESP2 only".to_owned(),
-            ));
-        }
-        match subscribed {
-            Ok(()) => Ok(None),
-            Err(error) => match Refusal::of(&error) {
-                Some(refusal) => Ok(Some(refusal.naming(self.names).to_string())),
-                None => Err(self.broken(error)),
-            },
-        }
-    }
-
     /// Sees that the server takes writes and gives us the rights that the scripts need, and has it
-    /// publish the nonce. The refusal is one to publish.
-    async fn probe(
-        &self,
-        connection: &mut redis::aio::MultiplexedConnection,
-        nonce: &str,
-        publishes: bool,
-    ) -> Result<(Clock, Option<Refusal>), Fault> {
+    /// publish the probe; or asks for its time alone.
+    fn last_command(&self, probe: &Probe<'_>, publishes: bool) -> Cmd {
         let keys = match self.purpose {
             Purpose::Server => self.names.probe(),
             Purpose::Primary(slot) => self.names.probe_in(slot),
-            Purpose::Importing => return self.ask_time(connection).await,
+            Purpose::Importing => return cmd("TIME"),
         };
         let [lock, queue, channel] = &keys;
         let channel = if publishes { &**channel } else { "" };
-        let message = grant::probe(nonce);
-        let command =
-            call::probe_command(self.script, [lock, queue], self.number, channel, &message);
-        let mut answer = self.send(connection, &command).await?;
+        let message = probe.message();
+        call::probe_command(self.script, [lock, queue], self.number, channel, &message)
+    }
+
+    /// Tells the server's time, and why it does not publish.
+    async fn read_last(
+        &self,
+        link: &mut Link,
+        command: &Cmd,
+        mut answer: Value,
+    ) -> Result<(Clock, Option<String>), Fault> {
+        let address = self.endpoint.address();
+        let garbled = |what| {
+            let address = address.clone();
+            Fault::Garbled { address, what }
+        };
+        if self.purpose == Purpose::Importing {
+            let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)
+                .map_err(|_| garbled("it does not tell its time"))?;
+            let at = seconds.saturating_mul(1_000_000).saturating_add(micros);
+            return Ok((Clock::told(at, Instant::now()), None));
+        }
         if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-            let load = self.script.load();
-            let loaded = self.send(connection, &load).await?;
-            answer = match loaded {
+            let loaded = link.ask(&self.script.load(), address, self.within).await?;
+            let again = match loaded {
                 // Without the right to load it, each call carries the whole text.
-                Value::ServerError(_) => {
-                    self.send(connection, &self.script.in_full(&command))
-                        .await?
-                }
-                _ => self.send(connection, &command).await?,
+                Value::ServerError(_) => &self.script.in_full(command),
+                _ => command,
             };
+            answer = link.ask(again, address, self.within).await?;
         }
         if let Value::ServerError(error) = &answer {
             let refusal = Refusal::from(error).naming(self.names);
-            return Err(Fault::refused(self.address(), refusal, self.names));
+            return Err(Fault::refused(address.clone(), refusal, self.names));
         }
         let (at, refusal) = reply::read_probe(self.number, &answer)
-            .ok_or_else(|| self.garbled("the reply to the probe is another's"))?;
-        let refusal = refusal.map(|refusal| refusal.naming(self.names));
+            .ok_or_else(|| garbled("the reply to the probe is another's"))?;
+        let refusal = refusal.map(|refusal| refusal.naming(self.names).to_string());
         Ok((Clock::told(at, Instant::now()), refusal))
-    }
-
-    async fn send(
-        &self,
-        connection: &mut redis::aio::MultiplexedConnection,
-        command: &Cmd,
-    ) -> Result<Value, Fault> {
-        let sent = connection.send_packed_command(command).await;
-        sent.map_err(|source| self.broken(source))
-    }
-
-    async fn ask_time(
-        &self,
-        connection: &mut redis::aio::MultiplexedConnection,
-    ) -> Result<(Clock, Option<Refusal>), Fault> {
-        let time = self.send(connection, &cmd("TIME")).await?;
-        let heard = Instant::now();
-        let (seconds, micros): (u64, u64) =
-            redis::from_redis_value(time).map_err(|_| self.garbled("it does not tell its time"))?;
-        let at = seconds.saturating_mul(1_000_000).saturating_add(micros);
-        Ok((Clock::told(at, heard), None))
-    }
-
-    /// The predecessor may still be subscribed too, so no other message proves anything.
-    fn hear(&self, push: PushInfo, nonce: &str, heard: &mut Heard) -> Result<(), Fault> {
-        if push.kind == PushKind::Disconnection {
-            return Err(self.closed());
-        }
-        match message(self.names, &push) {
-            Some(Message::Probe(other)) => heard.nonce |= other == nonce,
-            _ if push.kind == PushKind::Subscribe => {}
-            _ => heard.early.push(push),
-        }
-        Ok(())
-    }
-
-    fn closed(&self) -> Fault {
-        let address = self.address();
-        Fault::Closed { address }
     }
 }
 
-/// What came during the handshake.
-#[derive(Default)]
-struct Heard {
-    nonce: bool,
-    early: Vec<PushInfo>,
+/// What a connection asks first: who it is to the server, and that the one before it is closed.
+pub(super) fn client_commands(predecessor: Option<&ClientId>) -> Pipeline {
+    let mut commands = Pipeline::new();
+    commands.cmd("CLIENT").arg("INFO");
+    if let Some(predecessor) = predecessor {
+        commands.add_command(predecessor.kill());
+    }
+    commands
+}
+
+/// A message to ourselves, which proves that pushes arrive (O4).
+pub(super) struct Probe<'a> {
+    names: &'a Names,
+    address: &'a Address,
+    nonce: String,
+}
+
+impl<'a> Probe<'a> {
+    pub(super) fn new(names: &'a Names, address: &'a Address) -> Self {
+        Self {
+            names,
+            address,
+            nonce: format!("{:016x}", rand::random::<u64>()),
+        }
+    }
+
+    pub(super) fn message(&self) -> String {
+        grant::probe(&self.nonce)
+    }
+
+    /// Whether the message comes within that time, and what else came until then. No other message
+    /// proves anything: the predecessor may still be subscribed, too.
+    pub(super) async fn hear(
+        &self,
+        link: &mut Link,
+        pushes: &mut UnboundedReceiver<PushInfo>,
+        within: Duration,
+    ) -> Result<(bool, Vec<PushInfo>), Fault> {
+        let mut others = Vec::new();
+        let hearing = async {
+            while let Some(push) = pushes.recv().await {
+                match (message(self.names, &push), &push.kind) {
+                    (Some(Message::Probe(nonce)), _) if nonce == self.nonce => return Ok(true),
+                    (_, PushKind::Disconnection) => break,
+                    (_, PushKind::Subscribe) => {}
+                    _ => others.push(push),
+                }
+            }
+            let address = self.address.clone();
+            Err(Fault::Closed { address })
+        };
+        let heard = timeout(within, link.run(hearing)).await;
+        Ok((heard.unwrap_or(Ok(false))?, others))
+    }
 }
 
 /// Whether the client takes such a push for the answer to the oldest request.
@@ -297,24 +274,13 @@ impl ClientId {
     /// Has the server close the connection. Without the right to do so it is refused, and O5 guards
     /// against the worst.
     pub(super) fn kill(&self) -> Cmd {
-        let mut kill = cmd("CLIENT");
-        kill.arg("KILL")
-            .arg("ID")
-            .arg(&self.id)
-            .arg("ADDR")
-            .arg(&self.address);
-        kill
+        let words = ["KILL", "ID", &self.id, "ADDR", &self.address];
+        cmd("CLIENT").arg(&words).take()
     }
 
     /// Reads the answer to `CLIENT INFO`.
     pub(super) fn read(info: &Value) -> Option<Self> {
-        let text = text(info)?;
-        let field = |name| {
-            let mut fields = text.split_ascii_whitespace();
-            fields
-                .find_map(|field| field.strip_prefix(name))
-                .map(str::to_owned)
-        };
+        let field = |name| field(info, name).map(str::to_owned);
         Some(Self {
             id: field("id=")?,
             address: field("addr=")?,
@@ -324,14 +290,11 @@ impl ClientId {
 
 impl ServerInfo {
     fn read(server: &Value, memory: &Value) -> Self {
+        let run_id = field(server, "run_id:").filter(|id| is_run_id(id));
         let policy = field(memory, "maxmemory_policy:");
         Self {
-            run_id: field(server, "run_id:")
-                .filter(|id| is_run_id(id))
-                .map(Into::into),
-            evicts: policy
-                .filter(|policy| *policy != "noeviction")
-                .map(str::to_owned),
+            run_id: run_id.map(Into::into),
+            evicts: policy.filter(|it| *it != "noeviction").map(str::to_owned),
             refusal: match server {
                 Value::ServerError(error) => Some(error.into()),
                 _ => None,
@@ -345,19 +308,15 @@ fn is_run_id(id: &str) -> bool {
     id.len() == 40 && id.bytes().any(|digit| digit != b'0')
 }
 
+/// The word that follows `name`, with which a word of the text begins.
 fn field<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
-    text(info)?
-        .lines()
-        .find_map(|line| line.strip_prefix(name))
-        .map(str::trim)
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
+    let text = match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
+        _ => return None,
+    };
+    let mut words = text.split_ascii_whitespace();
+    words.find_map(|word| word.strip_prefix(name))
 }
 
 #[cfg(test)]

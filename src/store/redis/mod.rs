@@ -6,7 +6,7 @@
 //! | `endpoint`, `stream`, `tls` | how one server is named in a url, and connected to |
 //! | `topology`, `sentinel`, `cluster`, `slots` | which servers there are, and which one has a key |
 //! | `session`, `change`, `routing`, `request`, `retry` | a registry's session: takes requests to nodes, and answers back |
-//! | `node`, `handshake`, `backoff`, `clock` | the task that has the connection to one primary |
+//! | `node`, `handshake`, `pipe`, `backoff`, `clock` | the task that has the connection to one primary |
 //! | `subscriber`, `subscriptions` | on a cluster, the task that hears a primary's grants |
 //! | `replicas` | acquisitions that count only when replicas have them |
 //! | `call`, `reply`, `grant`, `keys`, `script`, `*.lua` | what requests, answers and grants look like on the wire |
@@ -24,6 +24,7 @@ mod grant;
 mod handshake;
 mod keys;
 mod node;
+mod pipe;
 mod replicas;
 mod reply;
 mod request;

@@ -1,10 +1,7 @@
 //! The task that has the connection to one primary: connects, sends calls, and reads what comes.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -13,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tokio::task::{coop, yield_now};
+use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::call;
@@ -22,6 +19,7 @@ use super::cluster::Address;
 use super::fault::{Fault, Refusal};
 use super::grant::Message;
 use super::handshake::{ClientId, Connected, Handshake, is_subscription, message};
+use super::pipe::Pipe;
 use super::replicas::Confirmer;
 use super::reply::{self, Verdict};
 use super::request::Request;
@@ -97,6 +95,8 @@ pub(super) struct NodeTask {
     number: u64,
     /// The connection that ended with calls in flight.
     predecessor: Option<ClientId>,
+    /// Whether a connection was made.
+    has_connected: bool,
     /// Whether the task was ever polled.
     has_begun: bool,
     /// Whether the session knows that it has ended: there may be another by now.
@@ -113,8 +113,7 @@ struct Connection {
     has_pushes: bool,
     id: Option<ClientId>,
     clock: Clock,
-    /// In the order in which they were sent, which is the order of the answers.
-    replies: VecDeque<Reply>,
+    replies: Pipe<Of>,
     /// Whether the script is being loaded: no call is sent meanwhile.
     is_loading: bool,
     /// Whether it was, and no call was answered since.
@@ -126,12 +125,6 @@ struct Connection {
     last_used: Instant,
     /// What came and was not told yet.
     received: Vec<Received>,
-}
-
-struct Reply {
-    of: Of,
-    sent_at: Instant,
-    value: Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>,
 }
 
 /// What a reply answers.
@@ -149,7 +142,7 @@ impl Connection {
             has_pushes: connected.no_push.is_none(),
             id: connected.id,
             clock: connected.clock,
-            replies: VecDeque::new(),
+            replies: Pipe::new(),
             is_loading: false,
             has_loaded: false,
             sends_text: false,
@@ -159,54 +152,13 @@ impl Connection {
         }
     }
 
-    /// Writes a request. The future is polled once, so that it is sent whatever happens to this task
-    /// (O2: a call that is dropped before it is written is never sent, and nobody knows).
-    fn send(
-        &mut self,
-        of: Of,
-        now: Instant,
-        sending: impl Future<Output = RedisResult<Value>> + Send + 'static,
-    ) {
-        // The client has room for more calls than the window lets through, so it never waits here;
-        // nor may tokio's budget make it wait.
-        let mut value: BoxFuture<'static, _> = Box::pin(coop::unconstrained(sending));
-        let value = match (&mut value).now_or_never() {
-            Some(done) => Box::pin(std::future::ready(done)),
-            None => value,
-        };
-        self.replies.push_back(Reply {
-            of,
-            sent_at: now,
-            value,
-        });
-        self.last_used = now;
-    }
-
     /// When to look whether the oldest request is overdue, or the connection idle.
     fn alarm(&self, response_timeout: Duration) -> Instant {
-        match self.replies.front() {
-            Some(oldest) => oldest.sent_at + response_timeout,
+        match self.replies.oldest_sent_at() {
+            Some(sent_at) => sent_at + response_timeout,
             None => self.last_used + IDLE,
         }
     }
-
-    /// The answer to the oldest request, if it is here.
-    fn next_reply(&mut self) -> Option<(Of, Instant, RedisResult<Value>)> {
-        let value = (&mut self.replies.front_mut()?.value).now_or_never()?;
-        let reply = self.replies.pop_front().expect("it was just looked at");
-        Some((reply.of, reply.sent_at, value))
-    }
-}
-
-/// Resolves when the oldest reply is here.
-async fn arrives(replies: &mut VecDeque<Reply>) -> (Of, Instant, RedisResult<Value>) {
-    let value = poll_fn(|cx| match replies.front_mut() {
-        Some(reply) => reply.value.poll_unpin(cx),
-        None => Poll::Pending,
-    });
-    let value = value.await;
-    let reply = replies.pop_front().expect("it was just looked at");
-    (reply.of, reply.sent_at, value)
 }
 
 impl NodeTask {
@@ -225,6 +177,7 @@ impl NodeTask {
             confirmer: Confirmer::default(),
             number: 0,
             predecessor: None,
+            has_connected: false,
             has_begun: false,
             has_ended: false,
         }
@@ -301,10 +254,12 @@ impl NodeTask {
             purpose: shared.purpose(self.id),
             predecessor: self.predecessor.as_ref(),
             number: self.number,
+            asks_policy: !self.has_connected,
             within,
         };
         let connected = handshake.run().await;
         let connected = connected.inspect_err(|_| shared.topology.doubt())?;
+        self.has_connected = true;
         Ok((connected, shared.topology.moved(endpoint, within)))
     }
 
@@ -355,7 +310,7 @@ impl NodeTask {
                 biased;
                 // Moves the bytes, and so comes first.
                 () = &mut connection.link.driver => self.read_rest(connection),
-                reply = arrives(&mut connection.replies) => {
+                reply = connection.replies.next() => {
                     let read = self.on_reply(connection, reply);
                     read.and_then(|()| self.read_ready(connection))
                 }
@@ -368,7 +323,7 @@ impl NodeTask {
                     Ok(())
                 }
                 () = self.wake.notified() => {
-                    if !connection.replies.is_empty() {
+                    if connection.replies.oldest_sent_at().is_some() {
                         // Callers that were woken together share the next call.
                         yield_now().await;
                     }
@@ -437,7 +392,8 @@ impl NodeTask {
         let asks = requests.iter().any(|request| request.asking.is_some());
         let client = connection.link.connection.clone();
         let sending = send_command(client, command, asks);
-        connection.send(Of::Call(number), now, sending);
+        connection.replies.send(Of::Call(number), now, sending);
+        connection.last_used = now;
         self.window.sent(requests, now);
     }
 
@@ -452,7 +408,7 @@ impl NodeTask {
 
     /// Reads the replies that are here.
     fn read_ready(&mut self, connection: &mut Connection) -> Result<(), Fault> {
-        while let Some(reply) = connection.next_reply() {
+        while let Some(reply) = connection.replies.next().now_or_never() {
             self.on_reply(connection, reply)?;
         }
         Ok(())
@@ -523,7 +479,7 @@ impl NodeTask {
                     let mut client = connection.link.connection.clone();
                     let load = self.shared.script.load();
                     let loading = async move { client.send_packed_command(&load).await };
-                    connection.send(Of::Load, now, loading);
+                    connection.replies.send(Of::Load, now, loading);
                 }
                 true
             }
@@ -607,7 +563,7 @@ impl NodeTask {
         let now = Instant::now();
         let within = self.shared.opening.response_timeout;
         if connection.alarm(within) <= now {
-            if !connection.replies.is_empty() {
+            if connection.replies.oldest_sent_at().is_some() {
                 let address = self.address.clone();
                 return Err(Fault::Silent { address, within }.into());
             }

@@ -5,26 +5,22 @@
 //! answer to its oldest request. So such a push ends this connection, and another one replaces it at
 //! once; the connection for calls does not notice.
 
-use std::collections::{HashMap, VecDeque};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
-use tokio::task::coop;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::backoff::Backoff;
 use super::change::Change;
 use super::cluster::Address;
 use super::fault::{Fault, Refusal};
-use super::grant::{self, Message};
-use super::handshake::{ClientId, message};
+use super::grant::Message;
+use super::handshake::{ClientId, ONLY_RESP2, Probe, UNHEARD, client_commands, message};
 use super::node::Received;
+use super::pipe::Pipe;
 use super::session::{NodeId, Shared};
 use super::stream::Link;
 use super::subscriptions::Order;
@@ -43,7 +39,7 @@ const PING: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Status {
     pub(super) wake: Arc<Notify>,
-    has_task: bool,
+    pub(super) has_task: bool,
     backoff: Backoff,
 }
 
@@ -58,208 +54,119 @@ pub(super) struct SubscriberTask {
     has_ended: bool,
 }
 
-/// Why a connection ends.
-enum End {
-    /// The session was dropped, or no key of the node is waited for.
-    Needless,
-    /// The server took a subscription away.
-    Condemned,
-    Broken(Fault),
-}
-
-impl From<Fault> for End {
-    fn from(fault: Fault) -> Self {
-        Self::Broken(fault)
-    }
-}
-
 struct Connection {
     link: Link,
     pushes: UnboundedReceiver<PushInfo>,
-    id: Option<ClientId>,
-    /// In the order in which it was sent.
-    asked: VecDeque<Asked>,
-    /// How often we asked to leave each channel without having seen it confirmed.
-    leaving: HashMap<String, u32>,
-}
-
-struct Asked {
-    what: Question,
-    sent_at: Instant,
-    answer: BoxFuture<'static, RedisResult<Value>>,
-}
-
-enum Question {
-    Subscribe { key: Arc<str>, channel: String },
-    Unsubscribe { channel: String },
-    Ping,
+    /// `None`: a `PING`.
+    asked: Pipe<Option<Order>>,
+    /// The channels that we asked to leave, each time, without having seen it confirmed.
+    leaving: Vec<String>,
 }
 
 impl SubscriberTask {
     pub(super) async fn run(mut self) {
-        loop {
-            let Some(not_before) = self.shared.next_subscriber_attempt(self.id) else {
-                self.has_ended = true;
-                return;
-            };
-            let connecting = async {
-                if let Some(until) = not_before {
-                    sleep_until(until).await;
-                }
-                self.connect().await
-            };
-            let connected = tokio::select! {
-                connected = connecting => connected,
-                () = self.shared.closed() => break,
-            };
-            let (end, stood_since) = match connected {
+        let shared = self.shared.clone();
+        // May be dropped anywhere: the connection is dropped with it.
+        tokio::select! {
+            () = self.connect_and_serve() => {}
+            () = shared.closed() => {}
+        }
+    }
+
+    /// Until no key of the node is waited for.
+    async fn connect_and_serve(&mut self) {
+        while let Some(not_before) = self.shared.next_subscriber_attempt(self.id) {
+            if let Some(until) = not_before {
+                sleep_until(until).await;
+            }
+            let mut stood_since = None;
+            let ended = match self.connect().await {
                 Ok(connection) => {
-                    let since = Instant::now();
-                    self.predecessor.clone_from(&connection.id);
+                    stood_since = Some(Instant::now());
                     self.shared.subscriber_up(self.id);
-                    (self.serve(connection).await, Some(since))
+                    self.serve(connection).await
                 }
-                Err(fault) => (fault.into(), None),
+                Err(fault) => Err(fault),
             };
-            let address = &*self.address;
-            match end {
-                End::Needless => {}
-                End::Condemned => {
-                    tracing::debug!(address, "the server ended a subscription, connecting anew");
-                    self.shared.subscriber_condemned(self.id, stood_since);
-                }
-                End::Broken(fault) => {
-                    tracing::debug!(address, error = %fault, "lost the subscriptions");
-                    self.shared.subscriber_lost(self.id, fault, stood_since);
-                }
+            if let Err(fault) = ended {
+                tracing::debug!(address = &*self.address, error = %fault, "lost the subscriptions");
+                self.shared.subscriber_lost(self.id, fault, stood_since);
             }
         }
+        self.has_ended = true;
     }
 
     /// Connects, and sees that a message that is published in a slot of the node arrives (O4).
-    async fn connect(&self) -> Result<Connection, Fault> {
+    async fn connect(&mut self) -> Result<Connection, Fault> {
         let within = self.shared.opening.response_timeout;
         let endpoint = self.shared.topology.endpoint(&self.address, within).await?;
         let (sender, mut pushes) = mpsc::unbounded_channel();
-        let address = self.address.clone();
         let Some(mut link) = endpoint.connect(within, sender).await? else {
-            let reason = "it, or a proxy before it, speaks RESP2 only";
-            return Err(Fault::NoPush {
-                address,
-                reason: reason.to_owned(),
-            });
+            return Err(self.no_push(ONLY_RESP2.to_owned()));
         };
         let channel = self.shared.probe_channel(self.id);
-        let nonce = format!("{:016x}", rand::random::<u64>());
-        let mut questions = vec![cmd("CLIENT").arg("INFO").take()];
-        questions.extend(self.predecessor.as_ref().map(ClientId::kill));
-        let optional = questions.len();
-        questions.push(cmd("SSUBSCRIBE").arg(&channel).take());
-        let probe = grant::probe(&nonce);
-        questions.push(cmd("SPUBLISH").arg(&channel).arg(probe).take());
-        questions.push(cmd("SUNSUBSCRIBE").arg(&channel).take());
-        // Polled in this order, so all of it is sent in this order and in one go.
-        let asking = questions.into_iter().map(|question| {
-            let mut connection = link.connection.clone();
-            async move { connection.send_packed_command(&question).await }
-        });
-        let asking = futures::future::join_all(asking);
-        let Ok(answers) = timeout(within, link.run(asking)).await else {
-            return Err(Fault::Silent { address, within });
-        };
-        let broken = |source| {
-            let address = address.clone();
-            Fault::Broken { address, source }
-        };
-        let answers: Vec<_> = answers
-            .into_iter()
-            .collect::<RedisResult<_>>()
-            .map_err(broken)?;
+        let probe = Probe::new(&self.shared.names, &self.address);
+        let mut commands = client_commands(self.predecessor.as_ref());
+        let optional = commands.len();
+        commands.cmd("SSUBSCRIBE").arg(&channel);
+        commands.cmd("SPUBLISH").arg(&channel).arg(probe.message());
+        commands.cmd("SUNSUBSCRIBE").arg(&channel);
+        let answers = link.ask_all(&commands, &self.address, within).await?;
         for answer in &answers[optional..] {
             if let Value::ServerError(error) = answer {
                 let refusal = Refusal::from(error).naming(&self.shared.names);
-                return Err(match refusal.is_lasting() {
-                    true => Fault::NoPush {
-                        address,
-                        reason: refusal.to_string(),
-                    },
-                    false => Fault::Refused { address, refusal },
-                });
+                if refusal.is_lasting() {
+                    return Err(self.no_push(refusal.to_string()));
+                }
+                let address = self.address.clone();
+                return Err(Fault::Refused { address, refusal });
             }
         }
-        let mut has_heard = false;
-        let give_up = Instant::now() + within;
-        while !has_heard {
-            let Ok(push) = timeout_at(give_up, link.run(pushes.recv())).await else {
-                let reason = "a message published to our own channel did not arrive".to_owned();
-                return Err(Fault::NoPush { address, reason });
-            };
-            let Some(push) = push.filter(|push| push.kind != PushKind::Disconnection) else {
-                return Err(Fault::Closed { address });
-            };
-            let heard = message(&self.shared.names, &push);
-            has_heard = matches!(heard, Some(Message::Probe(heard)) if heard == nonce);
+        if !probe.hear(&mut link, &mut pushes, within).await?.0 {
+            return Err(self.no_push(UNHEARD.to_owned()));
         }
         // The rest is about the probe's channel.
         while pushes.try_recv().is_ok() {}
+        self.predecessor = ClientId::read(&answers[0]);
         Ok(Connection {
             link,
             pushes,
-            id: ClientId::read(&answers[0]),
-            asked: VecDeque::new(),
-            leaving: HashMap::new(),
+            asked: Pipe::new(),
+            leaving: Vec::new(),
         })
     }
 
-    async fn serve(&self, mut connection: Connection) -> End {
+    /// Ends well when no key of the node is waited for.
+    async fn serve(&self, mut connection: Connection) -> Result<(), Fault> {
         let within = self.shared.opening.response_timeout;
         let mut cleanup = interval_at(Instant::now() + CLEANUP, CLEANUP);
         cleanup.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ping = interval_at(Instant::now() + PING.mul_f64(rand::random()), PING);
-        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut alarm = pin!(sleep_until(Instant::now() + within));
-        let mut closed = pin!(self.shared.closed());
         loop {
             self.follow_orders(&mut connection);
+            let oldest = connection.asked.oldest_sent_at();
+            let due = oldest.unwrap_or_else(Instant::now) + within;
             tokio::select! {
                 biased;
-                () = &mut connection.link.driver => {
-                    let address = self.address.clone();
-                    return Fault::Closed { address }.into();
-                }
+                () = &mut connection.link.driver => return Err(self.closed()),
                 push = connection.pushes.recv() => {
-                    let Some(push) = push else {
-                        let address = self.address.clone();
-                        return Fault::Closed { address }.into();
-                    };
-                    if let Err(end) = self.on_push(&mut connection, &push) {
-                        return end;
-                    }
+                    let push = push.ok_or_else(|| self.closed())?;
+                    self.on_push(&mut connection, &push)?;
                 }
-                answer = first_answer(&mut connection.asked) => {
-                    if let Err(end) = self.on_answer(answer) {
-                        return end;
-                    }
-                }
+                (order, _, answer) = connection.asked.next() => self.on_answer(order, answer)?,
                 () = self.wake.notified() => {}
-                () = &mut closed => return End::Needless,
-                () = &mut alarm => {
-                    let now = Instant::now();
-                    let oldest = connection.asked.front().map(|asked| asked.sent_at);
-                    if oldest.is_some_and(|sent_at| sent_at + within <= now) {
-                        let address = self.address.clone();
-                        return Fault::Silent { address, within }.into();
-                    }
-                    alarm.as_mut().reset(oldest.unwrap_or(now) + within);
+                () = sleep_until(due), if oldest.is_some() => {
+                    let address = self.address.clone();
+                    return Err(Fault::Silent { address, within });
                 }
                 _ = cleanup.tick() => {
                     if !self.shared.clean_up_subscriptions(self.id) {
-                        return End::Needless;
+                        return Ok(());
                     }
                 }
                 _ = ping.tick() => {
-                    if connection.asked.is_empty() {
-                        connection.ask(Question::Ping);
+                    if oldest.is_none() {
+                        connection.ask(cmd("PING"), None);
                     }
                 }
             }
@@ -270,105 +177,88 @@ impl SubscriberTask {
         while connection.asked.len() < UNCONFIRMED
             && let Some(order) = self.shared.next_order(self.id)
         {
-            let question = match order {
-                Order::Subscribe(key) => {
-                    let channel = self.shared.names.channel_of(&key);
-                    Question::Subscribe { key, channel }
-                }
-                Order::Unsubscribe(key) => {
-                    let channel = self.shared.names.channel_of(&key);
-                    *connection.leaving.entry(channel.clone()).or_default() += 1;
-                    Question::Unsubscribe { channel }
-                }
+            let channel = self.shared.names.channel_of(&order.key);
+            let command = match order.number {
+                Some(_) => cmd("SSUBSCRIBE").arg(&channel).take(),
+                None => cmd("SUNSUBSCRIBE").arg(&channel).take(),
             };
-            connection.ask(question);
+            if order.number.is_none() {
+                connection.leaving.push(channel);
+            }
+            connection.ask(command, Some(order));
         }
     }
 
-    fn on_push(&self, connection: &mut Connection, push: &PushInfo) -> Result<(), End> {
+    fn on_push(&self, connection: &mut Connection, push: &PushInfo) -> Result<(), Fault> {
         match push.kind {
-            PushKind::Disconnection => {
-                let address = self.address.clone();
-                return Err(Fault::Closed { address }.into());
-            }
+            PushKind::Disconnection => return Err(self.closed()),
             PushKind::SUnsubscribe => {
-                let channel = named_channel(&push.data).unwrap_or_default();
-                match connection.leaving.get_mut(channel) {
-                    None => return Err(End::Condemned),
-                    Some(1) => drop(connection.leaving.remove(channel)),
-                    Some(times) => *times -= 1,
-                }
+                let channel = named_channel(&push.data);
+                let left = connection
+                    .leaving
+                    .iter()
+                    .position(|it| Some(&**it) == channel);
+                let left = left.ok_or_else(|| self.condemned())?;
+                connection.leaving.swap_remove(left);
             }
             _ => {
                 if let Some(Message::Granted { key, grant }) = message(&self.shared.names, push) {
-                    self.shared
-                        .received(self.id, &mut vec![Received::Granted { key, grant }]);
+                    let mut received = vec![Received::Granted { key, grant }];
+                    self.shared.received(self.id, &mut received);
                 }
             }
         }
         Ok(())
     }
 
-    fn on_answer(&self, (what, answer): (Question, RedisResult<Value>)) -> Result<(), End> {
+    fn on_answer(&self, order: Option<Order>, answer: RedisResult<Value>) -> Result<(), Fault> {
         let address = self.address.clone();
         let answer = answer.map_err(|source| Fault::Broken { address, source })?;
-        let is_its_own = match (&what, &answer) {
-            (Question::Ping, answer) => !matches!(answer, Value::Push { .. }),
-            (_, Value::ServerError(_)) => true,
-            (Question::Subscribe { channel, .. }, Value::Push { kind, data }) => {
-                *kind == PushKind::SSubscribe && named_channel(data) == Some(channel)
-            }
-            (Question::Unsubscribe { channel }, Value::Push { kind, data }) => {
-                *kind == PushKind::SUnsubscribe && named_channel(data) == Some(channel)
-            }
-            _ => false,
+        let refusal = match (&order, &answer) {
+            (_, Value::ServerError(error)) => Some(Refusal::from(error)),
+            (Some(order), Value::Push { kind, data }) if self.is_done(order, kind, data) => None,
+            (None, answer) if !matches!(answer, Value::Push { .. }) => None,
+            _ => return Err(self.condemned()),
         };
-        if !is_its_own {
-            return Err(End::Condemned);
-        }
-        match (what, answer) {
-            (Question::Subscribe { key, .. }, Value::ServerError(error)) => {
-                self.shared
-                    .subscription_refused(self.id, &key, &Refusal::from(&error));
-            }
-            (Question::Subscribe { key, .. }, _) => self.shared.subscribed(self.id, &key),
-            // Whoever has lost the slot refuses this too; then nothing is heard there any more.
-            (Question::Unsubscribe { .. } | Question::Ping, _) => {}
+        if let Some(order) = order {
+            self.shared.told(self.id, &order, refusal.as_ref());
         }
         Ok(())
+    }
+
+    /// Whether a push says that the order was followed.
+    fn is_done(&self, order: &Order, kind: &PushKind, data: &[Value]) -> bool {
+        let wanted = match order.number {
+            Some(_) => PushKind::SSubscribe,
+            None => PushKind::SUnsubscribe,
+        };
+        *kind == wanted && named_channel(data) == Some(&self.shared.names.channel_of(&order.key))
+    }
+
+    fn no_push(&self, reason: String) -> Fault {
+        let address = self.address.clone();
+        Fault::NoPush { address, reason }
+    }
+
+    fn closed(&self) -> Fault {
+        let address = self.address.clone();
+        Fault::Closed { address }
+    }
+
+    /// The server took a subscription away.
+    fn condemned(&self) -> Fault {
+        let address = self.address.clone();
+        let what = "a subscription changed that nobody asked to";
+        Fault::Garbled { address, what }
     }
 }
 
 impl Connection {
-    fn ask(&mut self, what: Question) {
-        let command: Cmd = match &what {
-            Question::Subscribe { channel, .. } => cmd("SSUBSCRIBE").arg(channel).take(),
-            Question::Unsubscribe { channel } => cmd("SUNSUBSCRIBE").arg(channel).take(),
-            Question::Ping => cmd("PING"),
-        };
+    fn ask(&mut self, command: Cmd, order: Option<Order>) {
         let mut client = self.link.connection.clone();
         let asking = async move { client.send_packed_command(&command).await };
-        let mut answer = coop::unconstrained(asking).boxed();
-        // Polled once, so that questions are sent in this order.
-        if let Some(done) = (&mut answer).now_or_never() {
-            answer = std::future::ready(done).boxed();
-        }
-        self.asked.push_back(Asked {
-            what,
-            sent_at: Instant::now(),
-            answer,
-        });
+        self.asked.send(order, Instant::now(), asking);
     }
-}
-
-/// Resolves when the oldest question is answered.
-async fn first_answer(asked: &mut VecDeque<Asked>) -> (Question, RedisResult<Value>) {
-    let Some(first) = asked.front_mut() else {
-        return std::future::pending().await;
-    };
-    let answer = (&mut first.answer).await;
-    let first = asked.pop_front().expect("it was just looked at");
-    (first.what, answer)
 }
 
 fn named_channel(data: &[Value]) -> Option<&str> {
@@ -386,16 +276,14 @@ impl Drop for SubscriberTask {
     }
 }
 
-/// Subscriptions on their way to a node.
 impl Change<'_> {
-    /// There are new orders for the tasks, or a runtime.
+    /// There are new orders for the tasks.
     pub(super) fn wake_subscribers(&mut self) {
-        for (id, node) in self.state.nodes.iter().enumerate() {
-            if node.subscriber.has_task {
-                if self.state.subscriptions.has_orders(id) {
-                    node.subscriber.wake.notify_one();
-                }
-            } else if self.state.subscriptions.is_wanted_at(id) {
+        for id in self.state.subscriptions.nodes_with_orders() {
+            let subscriber = &self.state.nodes[id].subscriber;
+            if subscriber.has_task {
+                subscriber.wake.notify_one();
+            } else {
                 self.effects.subscribers.push(id);
             }
         }
@@ -423,6 +311,10 @@ impl Shared {
         self.clean_up_subscriptions(id);
         self.change(|change| {
             let is_wanted = !change.state.is_closed && change.state.subscriptions.is_wanted_at(id);
+            if !is_wanted {
+                // Nobody is there to be told what was left.
+                change.state.subscriptions.lost(id);
+            }
             let subscriber = &mut change.state.nodes[id].subscriber;
             subscriber.has_task = is_wanted;
             is_wanted.then(|| subscriber.backoff.not_before())
@@ -453,28 +345,23 @@ impl Shared {
         });
     }
 
-    /// The first replacement of a connection that stood for a while has no pause.
-    fn subscriber_condemned(self: &Arc<Self>, id: NodeId, stood_since: Option<Instant>) {
-        self.change(|change| {
-            let node = &mut change.state.nodes[id];
-            if stood_since.is_some_and(|since| since.elapsed() < CLEANUP) {
-                node.subscriber.backoff.failed(Instant::now(), stood_since);
-            }
-            change.state.subscriptions.lost(id);
-            // Perhaps a slot has moved.
-            change.search();
-        });
-    }
-
     fn subscriber_lost(self: &Arc<Self>, id: NodeId, fault: Fault, stood_since: Option<Instant>) {
         if let (Fault::NoPush { address, reason }, None) = (&fault, stood_since) {
             self.warn_of_no_push(address, reason);
         }
         self.change(|change| {
             let node = &mut change.state.nodes[id];
-            node.subscriber.backoff.failed(Instant::now(), stood_since);
+            // The first replacement of a connection that stood for a while has no pause, if the server
+            // ended a subscription. Perhaps a slot has moved.
+            let is_condemned = matches!(fault, Fault::Garbled { .. });
+            if !is_condemned || stood_since.is_none_or(|since| since.elapsed() < CLEANUP) {
+                node.subscriber.backoff.failed(Instant::now(), stood_since);
+            }
             change.state.subscriptions.lost(id);
             if stood_since.is_some() {
+                if is_condemned {
+                    change.search();
+                }
                 return;
             }
             if let Fault::NoPush { reason, .. } = &fault {
@@ -495,23 +382,21 @@ impl Shared {
     fn subscriber_ended(self: &Arc<Self>, id: NodeId) {
         self.change(|change| {
             if std::mem::take(&mut change.state.nodes[id].subscriber.has_task) {
+                change.state.subscriptions.lost(id);
                 self.lack_task();
             }
         });
     }
 
-    fn subscribed(self: &Arc<Self>, id: NodeId, key: &str) {
+    /// The node followed an order, or refused to. Whoever has lost the slot refuses to be left, too;
+    /// then nothing is heard there any more.
+    fn told(self: &Arc<Self>, id: NodeId, order: &Order, refusal: Option<&Refusal>) {
         self.change(|change| {
-            for request in change.state.subscriptions.confirmed(id, key) {
-                change.hand_to(id, request);
-            }
-        });
-    }
-
-    fn subscription_refused(self: &Arc<Self>, id: NodeId, key: &str, refusal: &Refusal) {
-        self.change(|change| {
-            for request in change.state.subscriptions.refused(id, key) {
-                change.on_refused(id, request, refusal);
+            for request in change.state.subscriptions.told(order, refusal.is_none()) {
+                match refusal {
+                    Some(refusal) => change.on_refused(id, request, refusal),
+                    None => change.hand_to(id, request),
+                }
             }
         });
     }

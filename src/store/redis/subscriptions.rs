@@ -12,8 +12,8 @@ use super::session::NodeId;
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     keys: HashMap<Arc<str>, Subscription>,
-    /// What each node is to be asked next.
-    orders: HashMap<NodeId, VecDeque<Order>>,
+    /// The keys that were subscribed to or left at each node, and of which it was not told yet.
+    changed: HashMap<NodeId, VecDeque<Arc<str>>>,
     /// Counts the subscriptions.
     last: u64,
 }
@@ -32,10 +32,11 @@ struct Subscription {
     pending: Vec<Request>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Order {
-    Subscribe(Arc<str>),
-    Unsubscribe(Arc<str>),
+/// What a node is to be told.
+pub(super) struct Order {
+    pub(super) key: Arc<str>,
+    /// Of the subscription that is wanted, if one is.
+    pub(super) number: Option<u64>,
 }
 
 impl Subscriptions {
@@ -45,26 +46,38 @@ impl Subscriptions {
 
     /// Gives a request back if the grants of its key are heard at `node`; else it waits for that.
     pub(super) fn enter(&mut self, node: NodeId, mut request: Request) -> Option<Request> {
-        let key = &request.job.key;
-        if let Some(old) = self.keys.get(key)
-            && old.node != node
-        {
-            let order = Order::Unsubscribe(key.clone());
-            self.orders.entry(old.node).or_default().push_back(order);
-            let moved = self.keys.remove(key).expect("it was just seen");
-            self.subscribe(node, key.clone(), moved.pending);
-        }
-        if !self.keys.contains_key(key) {
-            self.subscribe(node, key.clone(), Vec::new());
-        }
-        let subscription = self.keys.get_mut(key).expect("it was just added");
+        let key = request.job.key.clone();
+        let mut subscription = match self.keys.remove(&key) {
+            Some(here) if here.node == node => here,
+            elsewhere => {
+                let left = elsewhere.as_ref().map(|it| it.node);
+                for node in left.into_iter().chain([node]) {
+                    self.changed.entry(node).or_default().push_back(key.clone());
+                }
+                self.last += 1;
+                Subscription {
+                    node,
+                    number: self.last,
+                    is_confirmed: false,
+                    is_doubtful: false,
+                    is_used: true,
+                    pending: elsewhere.map_or_else(Vec::new, |it| it.pending),
+                }
+            }
+        };
         subscription.is_used = true;
-        if subscription.is_confirmed {
-            request.heard = Some(subscription.number);
-            return Some(request);
-        }
-        subscription.pending.push(request);
-        None
+        let ready = match subscription.is_confirmed {
+            true => {
+                request.heard = Some(subscription.number);
+                Some(request)
+            }
+            false => {
+                subscription.pending.push(request);
+                None
+            }
+        };
+        self.keys.insert(key, subscription);
+        ready
     }
 
     /// Whether the grants of the key were heard all the time since that subscription.
@@ -73,72 +86,58 @@ impl Subscriptions {
         subscription.is_some_and(|it| it.is_confirmed && it.number == number)
     }
 
-    fn subscribe(&mut self, node: NodeId, key: Arc<str>, pending: Vec<Request>) {
-        let order = Order::Subscribe(key.clone());
-        self.orders.entry(node).or_default().push_back(order);
-        self.last += 1;
-        let subscription = Subscription {
-            node,
-            number: self.last,
-            is_confirmed: false,
-            is_doubtful: false,
-            is_used: true,
-            pending,
-        };
-        self.keys.insert(key, subscription);
+    /// The nodes whose task is to be told something.
+    pub(super) fn nodes_with_orders(&self) -> impl Iterator<Item = NodeId> {
+        let changed = self.changed.iter().filter(|(_, keys)| !keys.is_empty());
+        changed.map(|(node, _)| *node)
     }
 
+    /// What a node is to be told next. However often a key changed, its last order says what is wanted:
+    /// an order is made when it is sent, and each change after that makes another.
     pub(super) fn next_order(&mut self, node: NodeId) -> Option<Order> {
-        self.orders.get_mut(&node)?.pop_front()
+        let key = self.changed.get_mut(&node)?.pop_front()?;
+        let wanted = self.keys.get(&key).filter(|it| it.node == node);
+        let number = wanted.map(|it| it.number);
+        Some(Order { key, number })
     }
 
-    /// The node confirmed a subscription: what may go now.
-    pub(super) fn confirmed(&mut self, node: NodeId, key: &str) -> Vec<Request> {
-        match self.keys.get_mut(key) {
-            Some(subscription) if subscription.node == node => {
-                subscription.is_confirmed = true;
-                let mut pending = std::mem::take(&mut subscription.pending);
-                for request in &mut pending {
-                    request.heard = Some(subscription.number);
-                    request.since = Instant::now();
-                }
-                pending
+    /// The node followed an order, or refused to: what waited for that.
+    pub(super) fn told(&mut self, order: &Order, is_followed: bool) -> Vec<Request> {
+        let subscription = self.keys.get_mut(&order.key);
+        let Some(subscription) = subscription.filter(|it| order.number == Some(it.number)) else {
+            return Vec::new();
+        };
+        subscription.is_confirmed = is_followed;
+        let mut pending = std::mem::take(&mut subscription.pending);
+        if is_followed {
+            for request in &mut pending {
+                request.heard = order.number;
+                request.since = Instant::now();
             }
-            _ => Vec::new(),
+        } else {
+            self.keys.remove(&order.key);
         }
-    }
-
-    /// The node refused a subscription: what waited for it.
-    pub(super) fn refused(&mut self, node: NodeId, key: &str) -> Vec<Request> {
-        match self.keys.get(key) {
-            Some(subscription) if subscription.node == node => {
-                let refused = self.keys.remove(key).expect("it was just seen");
-                refused.pending
-            }
-            _ => Vec::new(),
-        }
+        pending
     }
 
     /// A new connection to the node has no subscription yet: each is asked for again. Returns the
     /// keys that had been confirmed before, whose grants may have been missed.
     pub(super) fn renew(&mut self, node: NodeId) -> HashSet<Arc<str>> {
         let mut doubtful = HashSet::new();
-        let mut orders = VecDeque::new();
-        for (key, subscription) in &mut self.keys {
-            if subscription.node == node {
-                orders.push_back(Order::Subscribe(key.clone()));
-                if std::mem::take(&mut subscription.is_doubtful) {
-                    doubtful.insert(key.clone());
-                }
+        let mut here = VecDeque::new();
+        for (key, subscription) in self.keys.iter_mut().filter(|(_, it)| it.node == node) {
+            here.push_back(key.clone());
+            if std::mem::take(&mut subscription.is_doubtful) {
+                doubtful.insert(key.clone());
             }
         }
-        self.orders.insert(node, orders);
+        self.changed.insert(node, here);
         doubtful
     }
 
     /// The connection that carried the subscriptions at the node has ended.
     pub(super) fn lost(&mut self, node: NodeId) {
-        self.orders.remove(&node);
+        self.changed.remove(&node);
         for subscription in self.keys.values_mut().filter(|it| it.node == node) {
             subscription.is_doubtful |= std::mem::take(&mut subscription.is_confirmed);
             self.last += 1;
@@ -146,31 +145,22 @@ impl Subscriptions {
         }
     }
 
-    /// No connection could be made for the subscriptions at the node. Forgets those that never were,
-    /// so that their keys are attempted again; returns what waited.
+    /// No connection could be made for the subscriptions at the node, either. Forgets those that never
+    /// were, so that their keys are attempted again; returns what waited.
     pub(super) fn take_pending(&mut self, node: NodeId) -> Vec<Request> {
-        self.orders.remove(&node);
-        let is_here = |it: &Subscription| it.node == node;
         let mut pending = Vec::new();
-        for subscription in self.keys.values_mut().filter(|it| is_here(it)) {
-            pending.append(&mut subscription.pending);
-        }
-        self.keys
-            .retain(|_, it| !is_here(it) || it.is_confirmed || it.is_doubtful);
+        self.keys.retain(|_, it| {
+            if it.node == node {
+                pending.append(&mut it.pending);
+            }
+            it.node != node || it.is_doubtful
+        });
         pending
     }
 
     /// Whether any key is to be heard at the node.
     pub(super) fn is_wanted_at(&self, node: NodeId) -> bool {
-        self.keys
-            .values()
-            .any(|subscription| subscription.node == node)
-    }
-
-    pub(super) fn has_orders(&self, node: NodeId) -> bool {
-        self.orders
-            .get(&node)
-            .is_some_and(|orders| !orders.is_empty())
+        self.keys.values().any(|it| it.node == node)
     }
 
     /// The keys at the node into which nothing was entered since the last call.
@@ -188,8 +178,112 @@ impl Subscriptions {
             && subscription.pending.is_empty()
         {
             self.keys.remove(key);
-            let order = Order::Unsubscribe(key.clone());
-            self.orders.entry(node).or_default().push_back(order);
+            self.changed.entry(node).or_default().push_back(key.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::contract::{Op, Owner};
+    use crate::store::redis::call::Job;
+
+    fn request(key: &str) -> Request {
+        let op = Op::Enter {
+            owner: Owner(1),
+            ttl: Duration::from_secs(30),
+            score: None,
+        };
+        Request::new(Job::new(key, op), 0, Instant::now())
+    }
+
+    /// As if nobody waited for the key for two rounds of the clean-up.
+    fn leave(subscriptions: &mut Subscriptions, key: &str) {
+        subscriptions.unused_at(0);
+        subscriptions.leave(0, &key.into());
+    }
+
+    #[test]
+    fn a_request_waits_until_its_key_is_heard() {
+        let mut subscriptions = Subscriptions::default();
+        assert!(subscriptions.enter(0, request("k")).is_none());
+        assert!(subscriptions.enter(0, request("k")).is_none());
+        let order = subscriptions.next_order(0).unwrap();
+        assert!(subscriptions.next_order(0).is_none(), "asked for once");
+        let ready = subscriptions.told(&order, true);
+        let number = order.number.unwrap();
+        assert_eq!(ready.len(), 2);
+        assert!(ready.iter().all(|request| request.heard == Some(number)));
+        let next = subscriptions.enter(0, request("k")).unwrap();
+        assert_eq!(next.heard, Some(number));
+        assert!(subscriptions.is_heard("k", number));
+        subscriptions.lost(0);
+        assert!(!subscriptions.is_heard("k", number));
+        assert!(subscriptions.renew(0).contains("k"), "grants were missed");
+    }
+
+    #[test]
+    fn a_key_that_moves_is_left_at_the_one_node_and_heard_at_the_other() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        let first = subscriptions.next_order(0).unwrap();
+        subscriptions.enter(1, request("k"));
+        assert_eq!(subscriptions.next_order(0).unwrap().number, None);
+        assert!(subscriptions.told(&first, true).is_empty(), "not there");
+        let second = subscriptions.next_order(1).unwrap();
+        assert_eq!(subscriptions.told(&second, true).len(), 2);
+        assert!(!subscriptions.is_wanted_at(0) && subscriptions.is_wanted_at(1));
+    }
+
+    /// Its subscription was on its way when the key was left and entered again. Its answer comes
+    /// before that to the order to leave: whoever believed it would enter a ticket whose grants are
+    /// not heard.
+    #[test]
+    fn the_answer_to_an_earlier_subscription_confirms_nothing() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        let first = subscriptions.next_order(0).unwrap();
+        assert_eq!(subscriptions.told(&first, true).len(), 1);
+        subscriptions.lost(0);
+        subscriptions.renew(0);
+        let earlier = subscriptions.next_order(0).unwrap();
+        leave(&mut subscriptions, "k");
+        assert_eq!(subscriptions.next_order(0).unwrap().number, None);
+        assert!(subscriptions.enter(0, request("k")).is_none());
+        assert!(subscriptions.told(&earlier, true).is_empty());
+        let last = subscriptions.next_order(0).unwrap();
+        assert_eq!(subscriptions.told(&last, true).len(), 1);
+    }
+
+    #[test]
+    fn a_key_that_is_entered_before_it_could_be_left_stays() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        let first = subscriptions.next_order(0).unwrap();
+        subscriptions.told(&first, true);
+        leave(&mut subscriptions, "k");
+        subscriptions.enter(0, request("k"));
+        for _ in 0..2 {
+            assert!(subscriptions.next_order(0).unwrap().number.is_some());
+        }
+        assert!(subscriptions.next_order(0).is_none());
+        assert_eq!(subscriptions.nodes_with_orders().count(), 0);
+    }
+
+    #[test]
+    fn what_was_never_heard_is_forgotten_where_no_connection_is_made() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("old"));
+        let order = subscriptions.next_order(0).unwrap();
+        subscriptions.told(&order, true);
+        subscriptions.enter(0, request("new"));
+        subscriptions.lost(0);
+        assert_eq!(subscriptions.take_pending(0).len(), 1);
+        assert!(subscriptions.contains("old") && !subscriptions.contains("new"));
+        let doubtful = subscriptions.renew(0);
+        assert_eq!(doubtful.len(), 1);
     }
 }

@@ -55,6 +55,26 @@ async fn o4_a_reconnect_goes_in_order() {
     );
 }
 
+/// `INFO` takes a server far longer than other commands. Its run id may be another each time, and the
+/// policy is warned of once.
+#[tokio::test]
+async fn g2_the_memory_policy_is_asked_for_at_the_first_connection_alone() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let record = asked.clone();
+    let fake = Fake::start(move |request| {
+        if request.is("INFO") {
+            let mut asked = record.lock().unwrap();
+            asked.push(format!("{} {}", request.connection, request.words[1]));
+        }
+        (request.connection == 1 && request.is_call()).then(|| b"what is this".to_vec())
+    });
+    let mut one = Settings::url(fake.url(), "a1").up().await;
+    unknown(one.ask("k", attempt(1)).await);
+    one.down().await;
+    assert!(one.up().await);
+    assert_eq!(*asked.lock().unwrap(), ["1 server", "1 memory", "2 server"]);
+}
+
 /// A command was on its way when the connection broke, and arrives after all: the one that asked
 /// has long been told that nobody knows, and has begun anew.
 #[tokio::test]

@@ -1,4 +1,21 @@
-//! How a node's task asks the replicas, and whether a server lets it.
+//! Acquisitions that count only when replicas have them.
+//!
+//! A request that won a lock is not answered, but goes to the node that has the lock's slot once more:
+//! to be confirmed there. So does each grant. On its way it is redirected, delayed and lost like any
+//! other request.
+//!
+//! `WAIT` holds up its connection, and counts the writes of that connection alone. So each node's task
+//! has one more connection, on which it first writes something that comes after the acquisition in the
+//! stream to the replicas: a replica that has the one has the other. All acquisitions that come
+//! meanwhile share the next question.
+//!
+//! Whoever has the lock by then is asked, which need not be the node that gave it: a slot has moved, or
+//! a replica was promoted. What counts is that one node says, on one connection, that the lock is its
+//! owner's and how many of its replicas know that.
+//!
+//! Renewals and releases ask nobody. A replica that missed a renewal has the lock for as long as the
+//! renewal before said. A replica that missed a release keeps the lock until its ttl is over, and gives
+//! it to nobody.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -10,28 +27,81 @@ use futures::stream::FuturesUnordered;
 use redis::{Cmd, Pipeline, ServerError, Value, cmd};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::held::MinReplicas;
-use crate::store::redis::backoff::Backoff;
-use crate::store::redis::cluster::Address;
-use crate::store::redis::fault::{Fault, Refusal};
-use crate::store::redis::keys::Names;
-use crate::store::redis::node::{IDLE, Received};
-use crate::store::redis::request::Request;
-use crate::store::redis::script::Script;
-use crate::store::redis::session::Shared;
-use crate::store::redis::stream::Link;
-use crate::store::redis::topology::Topology;
+use super::backoff::Backoff;
+use super::cluster::Address;
+use super::fault::{Fault, Refusal};
+use super::keys::Names;
+use super::node::{IDLE, Received};
+use super::request::Request;
+use super::script::Script;
+use super::session::Shared;
+use super::stream::Link;
+use super::topology::Topology;
+use crate::settings::TTL;
+use crate::store::contract::{News, OpError, Owner};
 
 /// So many locks share a call at most: a longer script would hold up everybody else's.
 const MOST_IN_CALL: usize = 512;
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("confirm.lua")));
 
+/// How many replicas must have an acquisition, and how long they have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MinReplicas {
+    least: u32,
+    pub(super) within: Duration,
+}
+
+impl MinReplicas {
+    /// `None` for no replicas: nobody is asked.
+    pub(super) fn new(least: u32, within: Duration) -> Result<Option<Self>, Fault> {
+        // To the server no time at all is for ever.
+        if !(Duration::from_millis(1)..*TTL.end()).contains(&within) {
+            let reason = format!("{within:?} is not from 1 ms to less than 24 h");
+            return Err(Fault::invalid("min_replicas", reason));
+        }
+        Ok((least > 0).then_some(Self { least, within }))
+    }
+}
+
+/// An acquisition on its way to the replicas and back.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) owner: Owner,
+    /// What is told once it is confirmed.
+    pub(super) news: News,
+    /// When it is given up, counted from when the replicas were first asked.
+    pub(super) until: Option<Instant>,
+}
+
+impl Held {
+    /// What is told if it was not confirmed. Of a grant whose connection broke that is nothing (O3).
+    pub(super) fn failed(self, error: OpError) -> Option<News> {
+        let error = match error {
+            OpError::Unsent(error) | OpError::Refused(error) => {
+                let fault = Fault::unconfirmed(&error, !error.is_retryable());
+                OpError::Unconfirmed(fault.into())
+            }
+            other => other,
+        };
+        match (self.news, error) {
+            (News::Replied { key, op, .. }, error) => {
+                let result = Err(error);
+                Some(News::Replied { key, op, result })
+            }
+            (News::Granted { key, grant }, OpError::Unconfirmed(error)) => {
+                Some(News::Unconfirmed { key, grant, error })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// The requests of a node that wait for replicas, and the connection on which these are asked.
 /// Dropped, it closes the connection: `WAIT` holds that up.
 #[derive(Default)]
-pub(in crate::store::redis) struct Confirmer {
-    pub(in crate::store::redis) waiting: Vec<Request>,
+pub(super) struct Confirmer {
+    pub(super) waiting: Vec<Request>,
     /// What the round under way is about. Those that share a call follow each other.
     asked: Vec<Request>,
     round: Option<BoxFuture<'static, Result<Round, Fault>>>,
@@ -51,18 +121,18 @@ struct Round {
 }
 
 impl Confirmer {
-    pub(in crate::store::redis) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.asked.is_empty()
     }
 
     /// Closes the connection, and returns all requests.
-    pub(in crate::store::redis) fn abort(&mut self) -> impl Iterator<Item = Request> + use<> {
+    pub(super) fn abort(&mut self) -> impl Iterator<Item = Request> + use<> {
         let aborted = std::mem::take(self);
         aborted.asked.into_iter().chain(aborted.waiting)
     }
 
     /// Begins a round with all that waits, however much that is: so nobody waits for more than two.
-    pub(in crate::store::redis) fn begin(&mut self, shared: &Arc<Shared>, address: &Address) {
+    pub(super) fn begin(&mut self, shared: &Arc<Shared>, address: &Address) {
         let now = Instant::now();
         let is_idle = |it: &mut (_, _, Instant)| now >= it.2 + IDLE;
         self.connection.take_if(is_idle);
@@ -115,7 +185,7 @@ impl Confirmer {
     }
 
     /// Resolves when a round has ended. May be dropped half-way.
-    pub(in crate::store::redis) async fn end(&mut self) -> Vec<Received> {
+    pub(super) async fn end(&mut self) -> Vec<Received> {
         loop {
             match (&mut self.round, &mut self.connection) {
                 (Some(round), _) => {
@@ -241,10 +311,7 @@ fn refused(address: &Address, error: &ServerError) -> Fault {
 
 /// Whether the server, or a primary of the cluster, lets us wait for its replicas. `within` is for all
 /// of it.
-pub(in crate::store::redis) async fn try_out(
-    topology: &Topology,
-    within: Duration,
-) -> Result<(), Fault> {
+pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(), Fault> {
     let until = Instant::now() + within;
     let nodes: BTreeSet<Address> = match topology.seeds() {
         Some(seeds) => {
