@@ -245,15 +245,8 @@ impl Change<'_> {
                 self.effects.news.extend(confirmed);
             }
             Received::Refused { request, refusal } => self.on_refused(id, request, &refusal),
-            Received::Unconfirmed { request, fault } => {
-                self.answer(request, Err(OpError::Unconfirmed(fault.into())));
-            }
+            Received::Failed { request, error } => self.answer(request, Err(error)),
             Received::Freed { key } => self.effects.news.push(News::Freed { key }),
-            Received::TooLate { request } => {
-                let address = self.state.nodes[id].address.clone();
-                let error = OpError::TooLate(Fault::TooLate { address }.into());
-                self.answer(request, Err(error));
-            }
             Received::Answer {
                 request,
                 at,

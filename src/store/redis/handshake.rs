@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, PushInfo, PushKind, Value, cmd};
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::{Instant, timeout};
 
 use super::call;
@@ -24,8 +24,6 @@ pub(super) struct Connected {
     pub(super) link: Link,
     /// What the server sends unasked.
     pub(super) pushes: UnboundedReceiver<PushInfo>,
-    /// Keeps that open where the server sends nothing.
-    pub(super) open: UnboundedSender<PushInfo>,
     /// Grants that came during the handshake.
     pub(super) early: Vec<PushInfo>,
     /// Why the server cannot push grants to us, if it cannot.
@@ -88,7 +86,6 @@ impl Handshake<'_> {
     pub(super) async fn run(&self) -> Result<Connected, Fault> {
         let (address, within) = (self.endpoint.address(), self.within);
         let (sender, mut pushes) = mpsc::unbounded_channel();
-        let open = sender.clone();
         let (mut link, speaks_resp3) = match self.endpoint.connect(within, sender).await? {
             Some(link) => (link, true),
             None => (self.endpoint.connect_resp2(within).await?, false),
@@ -130,7 +127,6 @@ impl Handshake<'_> {
         Ok(Connected {
             link,
             pushes,
-            open,
             early,
             no_push,
             clock,
@@ -171,14 +167,17 @@ impl Handshake<'_> {
             let at = seconds.saturating_mul(1_000_000).saturating_add(micros);
             return Ok((Clock::told(at, Instant::now()), None));
         }
-        if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-            let loaded = link.ask(&self.script.load(), address, self.within).await?;
-            let again = match loaded {
-                // Without the right to load it, each call carries the whole text.
-                Value::ServerError(_) => &self.script.in_full(command),
-                _ => command,
-            };
-            answer = link.ask(again, address, self.within).await?;
+        // Without the right to load it, the call carries the whole text.
+        let loaded = vec![self.script.load(), command.clone()];
+        for again in [loaded, vec![self.script.in_full(command)]] {
+            if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+                let mut commands = Pipeline::new();
+                for command in again {
+                    commands.add_command(command);
+                }
+                let answers = link.ask_all(&commands, address, self.within).await?;
+                answer = answers.into_iter().last().unwrap_or(Value::Nil);
+            }
         }
         if let Value::ServerError(error) = &answer {
             let refusal = Refusal::from(error).naming(self.names);

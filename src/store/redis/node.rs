@@ -1,6 +1,6 @@
 //! The task that has the connection to one primary: connects, sends calls, and reads what comes.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +9,8 @@ use futures::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::yield_now;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::call;
 use super::clock::Clock;
@@ -24,8 +23,7 @@ use super::replicas::Confirmer;
 use super::reply::{self, Verdict};
 use super::request::Request;
 use super::session::{NodeId, Shared};
-use super::stream::Link;
-use crate::store::contract::{Grant, ServerTime};
+use crate::store::contract::{Grant, OpError, ServerTime};
 use crate::store::send_window::{Limits, Priority, SendWindow};
 
 /// A connection that was not used for so long is closed, unless leases or callers need it.
@@ -49,38 +47,20 @@ pub(super) enum Received {
     Freed {
         key: Arc<str>,
     },
-    /// A renewal that was not sent, since it could not be answered in time.
-    TooLate {
+    /// Not sent in time, or not confirmed by enough replicas.
+    Failed {
         request: Request,
+        error: OpError,
     },
     /// Enough replicas have what it acquired.
     Confirmed {
         request: Request,
-    },
-    Unconfirmed {
-        request: Request,
-        fault: Fault,
     },
     /// A question about what it acquired was refused.
     Refused {
         request: Request,
         refusal: Refusal,
     },
-}
-
-/// Why a connection serves no more, or was not made.
-pub(super) enum End {
-    /// The session was dropped.
-    Closed,
-    /// Nobody needs it.
-    Idle,
-    Broken(Fault),
-}
-
-impl From<Fault> for End {
-    fn from(fault: Fault) -> Self {
-        Self::Broken(fault)
-    }
 }
 
 /// Dropped, wherever it stands, it gives every request that it has back to the session.
@@ -106,19 +86,12 @@ pub(super) struct NodeTask {
 /// A connection in use. Dropping it drops what moves its bytes, and so closes it with all that was
 /// not written (O4).
 struct Connection {
-    link: Link,
-    pushes: UnboundedReceiver<PushInfo>,
-    /// Keeps that open where the server sends nothing.
-    _open: UnboundedSender<PushInfo>,
-    has_pushes: bool,
-    id: Option<ClientId>,
-    clock: Clock,
+    connected: Connected,
     replies: Pipe<Of>,
-    /// Whether the script is being loaded: no call is sent meanwhile.
-    is_loading: bool,
-    /// Whether it was, and no call was answered since.
-    has_loaded: bool,
-    /// Whether each call carries the whole script, for want of the right to load it.
+    /// The last call before the script was loaded anew; none of those after it was answered yet.
+    loaded_after: Option<u64>,
+    /// Whether each call carries the whole script: it cannot be loaded, or a proxy stands before
+    /// several servers.
     sends_text: bool,
     /// How long the last calls took, smoothed.
     round_trip: Duration,
@@ -134,24 +107,6 @@ enum Of {
 }
 
 impl Connection {
-    fn new(connected: Connected, now: Instant) -> Self {
-        Self {
-            link: connected.link,
-            pushes: connected.pushes,
-            _open: connected.open,
-            has_pushes: connected.no_push.is_none(),
-            id: connected.id,
-            clock: connected.clock,
-            replies: Pipe::new(),
-            is_loading: false,
-            has_loaded: false,
-            sends_text: false,
-            round_trip: Duration::ZERO,
-            last_used: now,
-            received: Vec::new(),
-        }
-    }
-
     /// When to look whether the oldest request is overdue, or the connection idle.
     fn alarm(&self, response_timeout: Duration) -> Instant {
         match self.replies.oldest_sent_at() {
@@ -186,32 +141,35 @@ impl NodeTask {
     /// Runs until the session is dropped, or nobody needs the node.
     pub(super) async fn run(mut self) {
         self.has_begun = true;
-        loop {
-            let Some(not_before) = self.shared.next_attempt(self.id) else {
-                self.has_ended = true;
-                return;
-            };
-            let Some(connected) = self.connect_after(not_before).await else {
-                break;
-            };
-            let (end, stood_since) = match connected {
-                Ok(connected) => {
-                    let since = Instant::now();
-                    (self.serve(connected).await, Some(since))
+        let shared = self.shared.clone();
+        // May be dropped anywhere: the connection is dropped with it (O2).
+        tokio::select! {
+            biased;
+            () = shared.closed() => {}
+            () = self.connect_and_serve() => self.has_ended = true,
+        }
+    }
+
+    async fn connect_and_serve(&mut self) {
+        while let Some(not_before) = self.shared.next_attempt(self.id) {
+            if let Some(until) = not_before {
+                sleep_until(until).await;
+            }
+            let mut stood_since = None;
+            let ended = match self.connect().await {
+                Ok((connected, moved)) => {
+                    stood_since = Some(Instant::now());
+                    self.serve(connected, moved).await
                 }
-                Err(fault) => (fault.into(), None),
+                Err(fault) => Err(fault),
             };
-            match end {
-                End::Closed => break,
-                End::Idle => {
-                    self.confirmer = Confirmer::default();
-                    self.shared.closed_idle(self.id);
-                }
-                End::Broken(fault) => {
-                    tracing::debug!(address = &*self.address, error = %fault, "lost the connection");
-                    let (sent, unsent) = self.abort();
-                    self.shared.lost(self.id, fault, sent, unsent, stood_since);
-                }
+            if let Err(fault) = ended {
+                tracing::debug!(address = &*self.address, error = %fault, "lost the connection");
+                let (sent, unsent) = self.abort();
+                self.shared.lost(self.id, fault, sent, unsent, stood_since);
+            } else {
+                self.confirmer = Confirmer::default();
+                self.shared.closed_idle(self.id);
             }
         }
     }
@@ -223,27 +181,8 @@ impl NodeTask {
         (sent, unsent)
     }
 
-    /// Waits until an attempt may begin, and connects; `None`: the session was dropped meanwhile.
-    async fn connect_after(
-        &mut self,
-        not_before: Option<Instant>,
-    ) -> Option<Result<(Connected, BoxFuture<'static, Fault>), Fault>> {
-        self.number += 1;
-        let shared = self.shared.clone();
-        let connecting = async {
-            if let Some(until) = not_before {
-                sleep_until(until).await;
-            }
-            self.connect().await
-        };
-        // May be dropped half-way: no op runs in it (O2).
-        tokio::select! {
-            connected = connecting => Some(connected),
-            () = shared.closed() => None,
-        }
-    }
-
     async fn connect(&mut self) -> Result<(Connected, BoxFuture<'static, Fault>), Fault> {
+        self.number += 1;
         let shared = &self.shared;
         let within = shared.opening.response_timeout;
         let endpoint = shared.topology.endpoint(&self.address, within).await?;
@@ -263,24 +202,32 @@ impl NodeTask {
         Ok((connected, shared.topology.moved(endpoint, within)))
     }
 
-    /// Sends and reads on a connection until it ends.
-    async fn serve(&mut self, connected: (Connected, BoxFuture<'static, Fault>)) -> End {
-        let (mut connected, mut moved) = connected;
+    /// Sends and reads on a connection until it is lost, or nobody needs it.
+    async fn serve(
+        &mut self,
+        mut connected: Connected,
+        mut moved: BoxFuture<'static, Fault>,
+    ) -> Result<(), Fault> {
         self.predecessor = None;
-        let address = self.address.clone();
-        self.shared.connected(self.id, &address, &connected);
+        self.shared.connected(self.id, &self.address, &connected);
         let early = std::mem::take(&mut connected.early);
-        let mut connection = Connection::new(connected, Instant::now());
-        let end = match early
-            .iter()
-            .try_for_each(|push| self.on_push(&mut connection, push))
-        {
-            Ok(()) => self.serve_until_end(&mut connection, &mut moved).await,
-            Err(fault) => fault.into(),
+        let mut connection = Connection {
+            connected,
+            replies: Pipe::new(),
+            loaded_after: None,
+            sends_text: false,
+            round_trip: Duration::ZERO,
+            last_used: Instant::now(),
+            received: Vec::new(),
         };
+        let mut read = early.iter();
+        let mut end = read.try_for_each(|push| self.on_push(&mut connection, push));
+        if end.is_ok() {
+            end = self.serve_until_end(&mut connection, &mut moved).await;
+        }
         self.shared.received(self.id, &mut connection.received);
         if self.window.oldest().is_some() {
-            self.predecessor = connection.id;
+            self.predecessor = connection.connected.id;
         }
         end
     }
@@ -289,16 +236,12 @@ impl NodeTask {
         &mut self,
         connection: &mut Connection,
         moved: &mut BoxFuture<'static, Fault>,
-    ) -> End {
+    ) -> Result<(), Fault> {
         let timeout = self.shared.opening.response_timeout;
         let mut alarm = pin!(sleep_until(connection.alarm(timeout)));
         loop {
-            if self
-                .shared
-                .take(self.id, &mut self.window, &mut self.confirmer.waiting)
-            {
-                return End::Closed;
-            }
+            let (window, to_confirm) = (&mut self.window, &mut self.confirmer.waiting);
+            self.shared.take(self.id, window, to_confirm);
             self.send_calls(connection);
             self.shared.received(self.id, &mut connection.received);
             self.confirmer.begin(&self.shared, &self.address);
@@ -309,15 +252,12 @@ impl NodeTask {
             let read = tokio::select! {
                 biased;
                 // Moves the bytes, and so comes first.
-                () = &mut connection.link.driver => self.read_rest(connection),
+                () = &mut connection.connected.link.driver => self.read_rest(connection),
                 reply = connection.replies.next() => {
                     let read = self.on_reply(connection, reply);
                     read.and_then(|()| self.read_ready(connection))
                 }
-                push = connection.pushes.recv() => match push {
-                    Some(push) => self.on_push(connection, &push),
-                    None => Err(self.closed()),
-                },
+                Some(push) = connection.connected.pushes.recv() => self.on_push(connection, &push),
                 mut confirmed = self.confirmer.end() => {
                     connection.received.append(&mut confirmed);
                     Ok(())
@@ -329,17 +269,18 @@ impl NodeTask {
                     }
                     Ok(())
                 }
-                () = &mut alarm => match self.on_alarm(connection, alarm.as_mut()) {
-                    Ok(()) => Ok(()),
-                    Err(end) => return end,
-                },
+                () = &mut alarm => {
+                    if self.is_idle(connection)? {
+                        return Ok(());
+                    }
+                    alarm.as_mut().reset(connection.alarm(timeout));
+                    Ok(())
+                }
                 fault = &mut *moved => Err(fault),
             };
             let told = connection.received.len();
             self.shared.received(self.id, &mut connection.received);
-            if let Err(fault) = read {
-                return fault.into();
-            }
+            read?;
             if told > FEW {
                 yield_now().await;
             }
@@ -348,7 +289,7 @@ impl NodeTask {
 
     /// Sends as many calls as may go.
     fn send_calls(&mut self, connection: &mut Connection) {
-        if connection.is_loading || !self.window.is_waiting() {
+        if !self.window.is_waiting() {
             return;
         }
         let now = Instant::now();
@@ -360,7 +301,11 @@ impl NodeTask {
                     request.useful_until().is_some_and(|until| until <= in_time)
                 };
                 for request in requests.extract_if(.., is_late) {
-                    connection.received.push(Received::TooLate { request });
+                    let address = self.address.clone();
+                    let error = OpError::TooLate(Fault::TooLate { address }.into());
+                    connection
+                        .received
+                        .push(Received::Failed { request, error });
                 }
                 if requests.is_empty() {
                     continue;
@@ -374,15 +319,15 @@ impl NodeTask {
         self.number += 1;
         let number = self.number;
         let shared = &self.shared;
-        if !connection.has_pushes {
+        let connected = &connection.connected;
+        if connected.no_push.is_some() {
             // Nobody may wait for a message that cannot reach us (W5).
             requests
                 .iter_mut()
                 .for_each(|request| request.job.listen_to_nothing());
         }
-        let useful_until = connection
-            .clock
-            .of_use(now, shared.opening.response_timeout);
+        let within = shared.opening.response_timeout;
+        let useful_until = connected.clock.of_use(now, within);
         let (script, names) = (shared.script, &shared.names);
         let command = call::command(script, names, number, useful_until, &requests);
         let command = match connection.sends_text {
@@ -390,7 +335,7 @@ impl NodeTask {
             false => command,
         };
         let asks = requests.iter().any(|request| request.asking.is_some());
-        let client = connection.link.connection.clone();
+        let client = connected.link.connection.clone();
         let sending = send_command(client, command, asks);
         connection.replies.send(Of::Call(number), now, sending);
         connection.last_used = now;
@@ -400,7 +345,7 @@ impl NodeTask {
     /// Reads what the connection brought before it ended.
     fn read_rest(&mut self, connection: &mut Connection) -> Result<(), Fault> {
         self.read_ready(connection)?;
-        while let Ok(push) = connection.pushes.try_recv() {
+        while let Ok(push) = connection.connected.pushes.try_recv() {
             self.on_push(connection, &push)?;
         }
         Err(self.closed())
@@ -421,7 +366,7 @@ impl NodeTask {
     ) -> Result<(), Fault> {
         // What came before the reply is read before it; above all a change of subscriptions, after
         // which the client gives each call its neighbour's answer (O4).
-        while let Ok(push) = connection.pushes.try_recv() {
+        while let Ok(push) = connection.connected.pushes.try_recv() {
             self.on_push(connection, &push)?;
         }
         let address = self.address.clone();
@@ -429,29 +374,24 @@ impl NodeTask {
         let now = Instant::now();
         let took = now.saturating_duration_since(sent_at);
         connection.round_trip = (connection.round_trip * 7 + took) / 8;
-        let number = match of {
-            Of::Call(number) => number,
-            Of::Load => {
-                connection.is_loading = false;
-                connection.has_loaded = true;
-                connection.sends_text = matches!(reply, Value::ServerError(_));
-                return Ok(());
-            }
+        let Of::Call(number) = of else {
+            // What came of it shows the next call.
+            return Ok(());
         };
         let call = self.window.answered().expect("each call has one reply");
         if let Value::ServerError(error) = &reply {
-            return self.on_refused_call(connection, call.requests, error.into(), now);
+            return self.on_refused_call(connection, number, call.requests, error.into());
         }
-        connection.has_loaded = false;
+        connection.loaded_after.take_if(|last| number > *last);
         let Some(reply) = reply::read_reply(number, &call.requests, reply) else {
             // Perhaps they are done, perhaps not: lost() tells so of all that is in flight.
             self.window.sent(call.requests, sent_at);
             return Err(self.garbled("a reply is not the one to its call"));
         };
         if let Some(at) = reply.at {
-            connection.clock = Clock::told(at, now);
+            connection.connected.clock = Clock::told(at, now);
         }
-        let at = connection.clock.last();
+        let at = connection.connected.clock.last();
         // Whatever ends the connection does so after the last of the answers.
         let mut end = Ok(());
         for (request, verdict) in call.requests.into_iter().zip(reply.verdicts) {
@@ -464,22 +404,16 @@ impl NodeTask {
     fn on_refused_call(
         &mut self,
         connection: &mut Connection,
+        number: u64,
         requests: Vec<Request>,
         refusal: Refusal,
-        now: Instant,
     ) -> Result<(), Fault> {
         let is_shared = requests.len() > 1;
         let again = match refusal.code() {
             "NOSCRIPT" => {
-                if connection.has_loaded {
-                    // Perhaps a proxy before several servers.
-                    connection.sends_text = true;
-                } else if !connection.is_loading {
-                    connection.is_loading = true;
-                    let mut client = connection.link.connection.clone();
-                    let load = self.shared.script.load();
-                    let loading = async move { client.send_packed_command(&load).await };
-                    connection.replies.send(Of::Load, now, loading);
+                match connection.loaded_after {
+                    Some(last) => connection.sends_text |= number > last,
+                    None => self.load_script(connection),
                 }
                 true
             }
@@ -495,13 +429,21 @@ impl NodeTask {
             }
             return Ok(());
         }
-        let at = connection.clock.last();
+        let at = connection.connected.clock.last();
         let mut end = Ok(());
         for request in requests {
             let verdict = Verdict::Refused(refusal.clone());
             end = end.and(self.on_verdict(connection, request, at, verdict));
         }
         end
+    }
+
+    fn load_script(&self, connection: &mut Connection) {
+        connection.loaded_after = Some(self.number);
+        let mut client = connection.connected.link.connection.clone();
+        let load = self.shared.script.load();
+        let loading = async move { client.send_packed_command(&load).await };
+        connection.replies.send(Of::Load, Instant::now(), loading);
     }
 
     fn on_verdict(
@@ -558,22 +500,19 @@ impl NodeTask {
         Ok(())
     }
 
-    /// The oldest request may be overdue, or the connection idle.
-    fn on_alarm(&self, connection: &mut Connection, mut alarm: Pin<&mut Sleep>) -> Result<(), End> {
+    /// Whether nobody needs the connection any more. Errs when an answer is overdue.
+    fn is_idle(&self, connection: &mut Connection) -> Result<bool, Fault> {
         let now = Instant::now();
         let within = self.shared.opening.response_timeout;
-        if connection.alarm(within) <= now {
-            if connection.replies.oldest_sent_at().is_some() {
-                let address = self.address.clone();
-                return Err(Fault::Silent { address, within }.into());
-            }
-            if self.confirmer.is_empty() && !self.shared.is_needed(self.id) {
-                return Err(End::Idle);
-            }
-            connection.last_used = now;
+        if now < connection.alarm(within) {
+            return Ok(false);
         }
-        alarm.as_mut().reset(connection.alarm(within));
-        Ok(())
+        if connection.replies.oldest_sent_at().is_some() {
+            let address = self.address.clone();
+            return Err(Fault::Silent { address, within });
+        }
+        connection.last_used = now;
+        Ok(self.confirmer.is_empty() && !self.shared.is_needed(self.id))
     }
 
     fn closed(&self) -> Fault {

@@ -18,13 +18,14 @@
 //! it to nobody.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use redis::{Cmd, Pipeline, ServerError, Value, cmd};
+use redis::{Cmd, Pipeline, Value, cmd};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::backoff::Backoff;
@@ -230,8 +231,7 @@ impl Confirmer {
                     return Received::Refused { request, refusal };
                 }
             };
-            let fault = Fault::unconfirmed(reason, false);
-            Received::Unconfirmed { request, fault }
+            unconfirmed(request, reason, false)
         });
         told.collect()
     }
@@ -244,10 +244,9 @@ impl Confirmer {
             let has_time = |it: &mut Request| it.useful_until().is_some_and(|until| now < until);
             self.waiting.extend(asked.extract_if(.., has_time));
         }
-        let over = asked.into_iter().map(|request| {
-            let fault = Fault::unconfirmed(fault, fault.is_lasting());
-            Received::Unconfirmed { request, fault }
-        });
+        let over = asked
+            .into_iter()
+            .map(|request| unconfirmed(request, fault, fault.is_lasting()));
         over.collect()
     }
 }
@@ -298,15 +297,19 @@ fn read(
         // A server that has nothing of ours may be a replica by now, and refuse to count.
         _ if !states.contains(&Ok(true)) => 0,
         Some(Value::Int(count)) => u64::try_from(count).unwrap_or(0),
-        Some(Value::ServerError(error)) => return Err(refused(address, &error)),
+        Some(Value::ServerError(error)) => {
+            let (address, refusal) = (address.clone(), (&error).into());
+            return Err(Fault::Refused { address, refusal });
+        }
         _ => return Err(garbled()),
     };
     Ok((states, replicas))
 }
 
-fn refused(address: &Address, error: &ServerError) -> Fault {
-    let (address, refusal) = (address.clone(), error.into());
-    Fault::Refused { address, refusal }
+fn unconfirmed(request: Request, reason: impl fmt::Display, is_lasting: bool) -> Received {
+    let fault = Fault::unconfirmed(reason, is_lasting);
+    let error = OpError::Unconfirmed(fault.into());
+    Received::Failed { request, error }
 }
 
 /// Whether the server, or a primary of the cluster, lets us wait for its replicas. `within` is for all
@@ -324,10 +327,7 @@ pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(),
         let (mut link, address) = topology.connect_resp2(node, within).await?;
         // For none, so that the answer comes at once. A replica says that it is one.
         let wait = wait(0, Duration::from_millis(1));
-        match link.ask(&wait, &address, within).await? {
-            Value::ServerError(error) => Err(refused(&address, &error)),
-            _ => Ok(()),
-        }
+        link.ask(&wait, &address, within).await
     });
     let mut asking: FuturesUnordered<_> = asking.collect();
     let mut told: Option<Fault> = None;

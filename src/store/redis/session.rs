@@ -131,12 +131,7 @@ impl Session for RedisSession {
 
 impl Drop for RedisSession {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.is_closed = true;
-        for node in &state.nodes {
-            node.wake.notify_one();
-        }
-        drop(state);
+        self.shared.lock().is_closed = true;
         self.shared.closing.send_replace(true);
     }
 }
@@ -290,18 +285,17 @@ impl Shared {
         }
     }
 
-    /// Hands a node's requests to its task; true: the session was dropped.
+    /// Hands a node's requests to its task.
     pub(super) fn take(
         &self,
         id: NodeId,
         window: &mut SendWindow<Request, Instant>,
         to_confirm: &mut Vec<Request>,
-    ) -> bool {
+    ) {
         let mut state = self.lock();
         let inbox = &mut state.nodes[id].inbox;
         to_confirm.extend(inbox.extract_if(.., |request| request.held.is_some()));
         window.add(inbox.drain(..));
-        state.is_closed
     }
 
     /// The keys in these slots.
