@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::channel::oneshot;
+use futures::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -12,9 +14,9 @@ use super::backoff::Backoff;
 use super::call::Wish;
 use super::cluster::Address;
 use super::fault::{Fault, Refusal};
-use super::node::Received;
+use super::node::{NodeTask, Received};
 use super::request::Request;
-use super::retry::Retry;
+use super::retry::{Retry, RetryTask};
 use super::session::{NodeId, Shared};
 use super::slots::{Slot, SlotSet};
 use super::subscriber;
@@ -92,12 +94,8 @@ pub(super) struct Effects {
     pub(super) news: Vec<News>,
     /// Answers to looks at locks.
     pub(super) looks: Vec<Look>,
-    /// Nodes whose tasks are to be started.
-    pub(super) nodes: Vec<NodeId>,
-    pub(super) subscribers: Vec<NodeId>,
-    pub(super) searches: bool,
-    /// What is to be tried again, and when.
-    pub(super) retries: Vec<(Instant, Retry)>,
+    /// What is to be spawned. Dropped before it was ever polled, each says so to the session.
+    pub(super) tasks: Vec<BoxFuture<'static, ()>>,
 }
 
 type Look = (
@@ -105,18 +103,9 @@ type Look = (
     Result<Sight, StoreError>,
 );
 
-impl Effects {
-    pub(super) fn has_no_tasks(&self) -> bool {
-        self.nodes.is_empty()
-            && self.subscribers.is_empty()
-            && !self.searches
-            && self.retries.is_empty()
-    }
-}
-
 /// A change of the state, which is locked meanwhile.
 pub(super) struct Change<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a Arc<Shared>,
     pub(super) state: &'a mut State,
     pub(super) effects: &'a mut Effects,
 }
@@ -163,10 +152,17 @@ impl Change<'_> {
     pub(super) fn hand_to(&mut self, id: NodeId, request: Request) {
         let node = &mut self.state.nodes[id];
         node.inbox.push(request);
-        if node.has_task {
-            node.wake.notify_one();
-        } else {
-            self.effects.nodes.push(id);
+        node.wake.notify_one();
+        self.start_node(id);
+    }
+
+    fn start_node(&mut self, id: NodeId) {
+        let node = &mut self.state.nodes[id];
+        if !std::mem::replace(&mut node.has_task, true) {
+            node.resumes = false;
+            let (address, wake) = (node.address.clone(), node.wake.clone());
+            let task = NodeTask::new(self.shared.clone(), id, address, wake);
+            self.effects.tasks.push(task.run().boxed());
         }
     }
 
@@ -206,18 +202,23 @@ impl Change<'_> {
         request.delays += 1;
         request.hops = 0;
         request.asking = None;
-        let retry = Retry::Request(Box::new(request));
-        self.effects.retries.push((due.min(patience), retry));
+        self.try_again(due.min(patience), Retry::Request(Box::new(request)));
+    }
+
+    fn try_again(&mut self, due: Instant, what: Retry) {
+        let task = RetryTask::new(self.shared, what);
+        self.effects.tasks.push(task.run(due).boxed());
     }
 
     /// Starts what had to wait for a runtime.
     pub(super) fn start_tasks(&mut self) {
-        for (id, node) in self.state.nodes.iter().enumerate() {
-            if !node.has_task && (node.resumes || !node.inbox.is_empty()) {
-                self.effects.nodes.push(id);
+        for id in 0..self.state.nodes.len() {
+            let node = &self.state.nodes[id];
+            if node.resumes || !node.inbox.is_empty() {
+                self.start_node(id);
             }
-            if !node.subscriber.has_task && self.state.subscriptions.is_wanted_at(id) {
-                self.effects.subscribers.push(id);
+            if self.state.subscriptions.is_wanted_at(id) {
+                self.start_subscriber(id);
             }
         }
         if self.state.search.is_due {
@@ -375,9 +376,9 @@ impl Change<'_> {
                 if !slots.is_empty() {
                     ups.push((slots, node.no_push.is_none()));
                 }
-            } else if !node.has_task && self.state.unsettled.intersects(&slots) {
+            } else if self.state.unsettled.intersects(&slots) {
                 // It ends at once if nobody needs it.
-                self.effects.nodes.push(id);
+                self.start_node(id);
             }
         }
         if ups.is_empty() && complete && self.state.owes_complete {
@@ -397,8 +398,7 @@ impl Change<'_> {
     pub(super) fn settle_soon(&mut self) {
         if !std::mem::replace(&mut self.state.settles_soon, true) {
             let pause = Duration::from_millis(rand::random_range(20..=50));
-            let retry = (Instant::now() + pause, Retry::Settle);
-            self.effects.retries.push(retry);
+            self.try_again(Instant::now() + pause, Retry::Settle);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use rand::seq::SliceRandom;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -123,7 +124,10 @@ impl Change<'_> {
     pub(super) fn search(&mut self) {
         let search = &mut self.state.search;
         search.is_due = true;
-        self.effects.searches |= !std::mem::replace(&mut search.is_running, true);
+        if !std::mem::replace(&mut search.is_running, true) {
+            let task = SearchTask::new(self.shared.clone());
+            self.effects.tasks.push(task.run().boxed());
+        }
     }
 
     fn install(&mut self, map: SlotMap) {

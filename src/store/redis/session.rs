@@ -20,11 +20,9 @@ use super::cluster::Address;
 use super::fault::Fault;
 use super::handshake::{Connected, Purpose};
 use super::keys::Names;
-use super::node::{NodeTask, Received};
+use super::node::Received;
 use super::replicas::MinReplicas;
 use super::request::Request;
-use super::retry::RetryTask;
-use super::routing::SearchTask;
 use super::script::{self, Script};
 use super::slots::{Slot, SlotSet};
 use super::topology::Topology;
@@ -172,50 +170,12 @@ impl Shared {
             // Whoever asked may have gone.
             let _ = answer.send(sight);
         }
-        self.spawn(effects);
+        if let (Ok(runtime), false) = (Handle::try_current(), effects.tasks.is_empty()) {
+            for task in effects.tasks {
+                runtime.spawn(task);
+            }
+        }
         result
-    }
-
-    fn spawn(self: &Arc<Self>, effects: Effects) {
-        if effects.has_no_tasks() {
-            return;
-        }
-        // Tasks are made here and not by themselves: if no runtime ever runs one, its drop says so.
-        let retries = effects.retries.into_iter();
-        let retries = retries.map(|(due, what)| RetryTask::new(self, what).run(due));
-        let retries: Vec<_> = retries.collect();
-        let Ok(runtime) = Handle::try_current() else {
-            self.lack_task();
-            return;
-        };
-        for retry in retries {
-            runtime.spawn(retry);
-        }
-        for id in effects.nodes {
-            if let Some(task) = self.node_task(id) {
-                runtime.spawn(task.run());
-            }
-        }
-        for id in effects.subscribers {
-            if let Some(task) = self.subscriber_task(id) {
-                runtime.spawn(task.run());
-            }
-        }
-        if effects.searches {
-            runtime.spawn(SearchTask::new(self.clone()).run());
-        }
-    }
-
-    fn node_task(self: &Arc<Self>, id: NodeId) -> Option<NodeTask> {
-        let mut state = self.lock();
-        let node = &mut state.nodes[id];
-        if std::mem::replace(&mut node.has_task, true) {
-            return None;
-        }
-        node.resumes = false;
-        let (address, wake) = (node.address.clone(), node.wake.clone());
-        drop(state);
-        Some(NodeTask::new(self.clone(), id, address, wake))
     }
 
     /// Starts what had to wait for a runtime.

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -39,7 +40,7 @@ const PING: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Status {
     pub(super) wake: Arc<Notify>,
-    pub(super) has_task: bool,
+    has_task: bool,
     backoff: Backoff,
 }
 
@@ -279,33 +280,30 @@ impl Drop for SubscriberTask {
 impl Change<'_> {
     /// There are new orders for the tasks.
     pub(super) fn wake_subscribers(&mut self) {
-        for id in self.state.subscriptions.nodes_with_orders() {
-            let subscriber = &self.state.nodes[id].subscriber;
-            if subscriber.has_task {
-                subscriber.wake.notify_one();
-            } else {
-                self.effects.subscribers.push(id);
-            }
+        let nodes: Vec<_> = self.state.subscriptions.nodes_with_orders().collect();
+        for id in nodes {
+            self.state.nodes[id].subscriber.wake.notify_one();
+            self.start_subscriber(id);
         }
     }
-}
 
-impl Shared {
-    pub(super) fn subscriber_task(self: &Arc<Self>, id: NodeId) -> Option<SubscriberTask> {
-        self.change(|change| {
-            let node = &mut change.state.nodes[id];
-            let is_new = !std::mem::replace(&mut node.subscriber.has_task, true);
-            is_new.then(|| SubscriberTask {
-                shared: self.clone(),
+    pub(super) fn start_subscriber(&mut self, id: NodeId) {
+        let node = &mut self.state.nodes[id];
+        if !std::mem::replace(&mut node.subscriber.has_task, true) {
+            let task = SubscriberTask {
+                shared: self.shared.clone(),
                 id,
                 address: node.address.clone(),
                 wake: node.subscriber.wake.clone(),
                 predecessor: None,
                 has_ended: false,
-            })
-        })
+            };
+            self.effects.tasks.push(task.run().boxed());
+        }
     }
+}
 
+impl Shared {
     /// When the task is to connect; `None`: not at all, and it ends.
     fn next_subscriber_attempt(self: &Arc<Self>, id: NodeId) -> Option<Option<Instant>> {
         self.clean_up_subscriptions(id);
