@@ -314,7 +314,7 @@ fn field<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
         Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
         _ => return None,
     };
-    let mut words = text.split_ascii_whitespace();
+    let mut words = text.split_whitespace();
     words.find_map(|word| word.strip_prefix(name))
 }
 
