@@ -1,14 +1,17 @@
-//! A cluster of one node that says what no real one says on demand: what becomes of the requests that wait for
-//! something when their runtime goes, or when a connection for subscriptions cannot be made.
+//! A cluster of one node that says what no real one says on demand: what becomes of requests that wait for something
+//! when their runtime goes, when the node cannot be subscribed at, and when it refuses a whole call.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::fake::{Fake, NOW, Request, push};
 use super::paused::in_real_time;
-use super::registry::{BOUND, Registry, Settings, attempt, enter, place, unsent, won};
+use super::registry::{BOUND, Registry, Settings, TTL, attempt, enter, place, renew, unsent, won};
 use super::support::wait_until;
-use crate::store::contract::News;
+use crate::store::contract::{News, Outcome};
 
 /// Its ticket's place in the queue.
 const PLACE: u64 = 5;
@@ -178,4 +181,67 @@ async fn a_key_whose_ticket_could_not_be_sent_may_ask_again_as_soon_as_its_node_
     assert!(queue, "it is away for a moment only");
     assert!(scope.contains("k") && !scope.contains("other"));
     assert_eq!(place(&one.outcome("k", enter(1)).await), PLACE);
+}
+
+/// What has no right to subscribe does not get it by asking again: no key of the node is waited for in a queue.
+#[tokio::test]
+async fn without_the_right_to_subscribe_no_key_of_the_node_has_a_queue() {
+    let subscribed = Arc::new(AtomicUsize::new(0));
+    let count = subscribed.clone();
+    let mut one = registry(move |request| {
+        if request.is("SSUBSCRIBE") {
+            count.fetch_add(1, Ordering::Relaxed);
+            return Some(b"-NOPERM this user has no permissions\r\n".to_vec());
+        }
+        busy(request)
+    });
+    one.submit("k", enter(1));
+    assert!(one.up().await, "it may push as far as is known");
+    let error = unsent(one.reply("k", &enter(1)).await);
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+    let news = one.next().await;
+    let News::Up { scope, queue, .. } = &news else {
+        panic!("{news:?}");
+    };
+    assert!(!queue && scope.contains("k") && scope.contains("other"));
+    // Whoever enters all the same stands in no queue.
+    let before = subscribed.load(Ordering::Relaxed);
+    let outcome = one.outcome("other", enter(2)).await;
+    let has_no_place = matches!(outcome, Outcome::Busy { score: None, .. });
+    assert!(has_no_place, "{outcome:?}");
+    assert_eq!(subscribed.load(Ordering::Relaxed), before);
+}
+
+/// The node says of all keys of a call that it cannot do it for one of them. Those that it could do for must not wait
+/// for those that it could not.
+#[tokio::test(start_paused = true)]
+async fn what_shared_a_refused_call_goes_again_one_by_one_and_at_once() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = calls.clone();
+    let mut one = registry(move |request| {
+        let is_renewal = request.is_call() && request.letters().contains('N');
+        is_renewal.then(|| {
+            let count = request.letters().len();
+            seen.lock().unwrap().push(count);
+            match count {
+                1 => request.reply(NOW, b"$1\r\n1\r\n"),
+                _ => b"-TRYAGAIN not all of them are here\r\n".to_vec(),
+            }
+        })
+    });
+    in_real_time(async {
+        let keys = ["{k}:1", "{k}:2", "{k}:3"];
+        won(&one.outcome("{k}", attempt(9)).await);
+        let begin = Instant::now();
+        for (owner, key) in (1..).zip(keys) {
+            one.submit(key, renew(owner, TTL));
+        }
+        for (owner, key) in (1..).zip(keys) {
+            let answer = one.reply(key, &renew(owner, TTL)).await.unwrap();
+            assert_eq!(answer.outcome, Outcome::Renewed);
+        }
+        assert_eq!(begin.elapsed(), Duration::ZERO, "a pause");
+    })
+    .await;
+    assert_eq!(*calls.lock().unwrap(), [3, 1, 1, 1]);
 }
