@@ -6,7 +6,8 @@ use tokio::time::{sleep, timeout};
 
 #[cfg(feature = "tls-rustls")]
 use crate::authority::Authority;
-use crate::support::{Cluster, Program, RedisServer, least_rights};
+use crate::moving::errors;
+use crate::support::{Cluster, Program, RedisServer, least_rights, wait_until};
 use crate::{BOUND, BY_GRANT, ms, nothing_left, queued};
 
 #[tokio::test]
@@ -115,6 +116,36 @@ async fn the_rights_that_are_told_are_enough() {
     lease.release().await.unwrap();
     let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
     next.release().await.unwrap();
+}
+
+/// The right to publish is there, and grants reach nobody all the same: whoever waits asks again and again, and stands
+/// in no queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_right_to_subscribe_a_waiter_gets_the_lock_by_asking() {
+    let rights = user(&RIGHTS.replace("+ssubscribe", ""));
+    let cluster = Cluster::of(Program::Usual, &[&rights]);
+    let connect = || {
+        let url = cluster.url_with("lockstream:password@");
+        let store = RedisStore::connect_lazy(url).unwrap();
+        LockRegistry::builder(store).build()
+    };
+    let (here, there) = (connect(), connect());
+    let home = cluster.server(cluster.home("lock:k"));
+    let lease = here.obtain("k").lease().await.unwrap();
+    let waiter = tokio::spawn(there.obtain("k").lease());
+    // Their one connection there carries nothing else.
+    let asked = home.calls("evalsha");
+    wait_until("it asks again and again", BOUND, || {
+        home.calls("evalsha") > asked + 5
+    })
+    .await;
+    assert!(!waiter.is_finished());
+    assert_eq!(here.obtain("k").inspect().await.unwrap().waiting, 0);
+    assert!(errors(&cluster, "NOPERM") > 0, "it tried to subscribe");
+    lease.release().await.unwrap();
+    let next = timeout(BOUND, waiter).await.expect("by asking");
+    next.unwrap().unwrap().release().await.unwrap();
+    nothing_left(&cluster, &[&here, &there]).await;
 }
 
 /// Nodes are connected to as the seeds are: over TLS, with the same certificates, by whatever address the cluster names.

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use futures::future::join_all;
+use lockstream::Lease;
 use tokio::time::{sleep, timeout};
 
 use crate::load::Load;
@@ -9,7 +11,7 @@ use crate::support::{Cluster, RedisServer, wait_until};
 use crate::{BOUND, builder, ms, nothing_left, queued};
 
 /// How often the primaries have answered so.
-fn errors(cluster: &Cluster, word: &str) -> u64 {
+pub(crate) fn errors(cluster: &Cluster, word: &str) -> u64 {
     let count = |server: &RedisServer| {
         let stats: String = server.ask(&["INFO", "errorstats"]);
         let begin = format!("errorstat_{word}:count=");
@@ -115,5 +117,47 @@ async fn a_lock_is_released_while_its_slot_is_half_way() {
     cluster.end_move(slot, from, to);
     let lease = timeout(BOUND, patient).await.unwrap().unwrap().unwrap();
     lease.release().await.unwrap();
+    nothing_left(&cluster, &[&registry]).await;
+}
+
+/// Renewals share calls, and a call that names keys of both halves of the slot is refused as a whole: each then goes by
+/// itself to where its key is, and no lease of many is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_leases_are_renewed_while_their_slot_is_half_way() {
+    const LEASES: usize = 200;
+    let cluster = Cluster::without_replicas();
+    let registry = builder(&cluster).ttl(ms(3000)).build();
+    let (slot, from) = (cluster.slot("m"), cluster.home("m"));
+    let to = (from + 1) % 3;
+    let locks = (0..LEASES).map(|number| registry.obtain(format!("{{m}}:{number}")));
+    let leases = join_all(locks.map(|lock| lock.lease())).await;
+    let leases: Vec<_> = leases.into_iter().map(Result::unwrap).collect();
+
+    cluster.begin_move(slot, from, to);
+    for number in (0..LEASES).step_by(2) {
+        cluster.move_key(&format!("lock:{{m}}:{number}"), from, to);
+    }
+    let half_way = Instant::now();
+    // A lease that is lost keeps its deadline.
+    wait_until("all were renewed, twice at least", BOUND, || {
+        let until = half_way + ms(6000);
+        let is_renewed = |lease: &Lease| lease.deadline().into_std() > until;
+        leases.iter().all(is_renewed) || !leases.iter().all(Lease::is_valid)
+    })
+    .await;
+    let lost = leases.iter().filter(|lease| !lease.is_valid()).count();
+    assert_eq!(lost, 0, "leases are lost");
+    for word in ["TRYAGAIN", "ASK"] {
+        assert!(errors(&cluster, word) > 0, "nobody was answered {word}");
+    }
+    for (at, count) in [(from, LEASES / 2), (to, LEASES / 2)] {
+        assert_eq!(cluster.server(at).keys("lock:{m}:*").len(), count);
+    }
+
+    while cluster.move_keys(slot, from, to, 100) > 0 {}
+    cluster.end_move(slot, from, to);
+    for released in join_all(leases.into_iter().map(Lease::release)).await {
+        released.unwrap();
+    }
     nothing_left(&cluster, &[&registry]).await;
 }

@@ -1,5 +1,6 @@
+use futures::StreamExt;
 use lockstream::store::RedisStore;
-use lockstream::{LockError, LockRegistry};
+use lockstream::{LockError, LockEvent, LockRegistry};
 use tokio::time::timeout;
 
 use crate::oracle::Oracle;
@@ -216,4 +217,38 @@ async fn a_primary_that_takes_no_more_writes_is_left() {
     assert!(new.exists("lock:k"));
     assert_eq!(new.channels().len(), 2, "both are there");
     next.release().await.unwrap();
+}
+
+/// The connection is lost while nobody needs it, so that nobody makes it again: its loss is told, and that the store is
+/// back when it is used next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_use_after_a_fail_over_tells_that_the_store_is_back() {
+    let (mut old, new) = pair();
+    wait_until_synced(&new).await;
+    let oracle = Oracle::saying(old.port());
+    let locks = registry(&url(&[&oracle])).await;
+    let mut events = locks.events();
+    let mut told = async |is_up: bool| loop {
+        let event = timeout(BOUND, events.next()).await.expect("it is told");
+        match event.expect("the registry lives") {
+            LockEvent::StoreUp { .. } if is_up => break,
+            LockEvent::StoreDown { .. } if !is_up => break,
+            LockEvent::StoreUp { .. } | LockEvent::StoreDown { .. } => panic!("out of turn"),
+            _ => {}
+        }
+    };
+    let lease = locks.obtain("k").lease().await.unwrap();
+    told(true).await;
+    lease.release().await.unwrap();
+    wait_until("nothing is needed", BOUND, || locks.in_use() == 0).await;
+
+    new.cmd(&["REPLICAOF", "NO", "ONE"]);
+    oracle.say(new.port());
+    old.kill();
+    told(false).await;
+    assert_eq!(new.channels().len(), 0, "nobody is there yet");
+    let lease = locks.obtain("k").lease().await.unwrap();
+    assert!(new.exists("lock:k"));
+    told(true).await;
+    lease.release().await.unwrap();
 }

@@ -19,6 +19,9 @@ mod listening;
 mod model;
 #[cfg(feature = "sentinel")]
 mod news;
+#[cfg(feature = "cluster")]
+mod one_node;
+mod paused;
 mod plain;
 mod queue;
 mod registry;
