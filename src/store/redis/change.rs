@@ -158,7 +158,8 @@ impl Change<'_> {
 
     fn start_node(&mut self, id: NodeId) {
         let node = &mut self.state.nodes[id];
-        if !std::mem::replace(&mut node.has_task, true) {
+        if !node.has_task && self.shared.has_runtime() {
+            node.has_task = true;
             node.resumes = false;
             let (address, wake) = (node.address.clone(), node.wake.clone());
             let task = NodeTask::new(self.shared.clone(), id, address, wake);

@@ -115,9 +115,7 @@ impl Seeds {
 
 async fn connect_and_ask(node: &Endpoint, within: Duration) -> Result<SlotMap, Fault> {
     let mut link = node.connect_any(within).await?;
-    let mut connection = link.connection.clone();
-    let asking = ask_map(&mut connection, node.address(), within);
-    link.run(asking).await
+    ask_map(&mut link.connection, node.address(), within).await
 }
 
 /// Asks for the map over a connection that stands.

@@ -117,7 +117,7 @@ impl Handshake<'_> {
             // What has come is read in any case: a push confirms the subscription, too.
             let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
             let heard;
-            (heard, early) = probe.hear(&mut link, &mut pushes, wait).await?;
+            (heard, early) = probe.hear(&mut pushes, wait).await?;
             if !heard {
                 no_push.get_or_insert_with(|| UNHEARD.to_owned());
             }
@@ -224,7 +224,6 @@ impl<'a> Probe<'a> {
     /// proves anything: the predecessor may still be subscribed, too.
     pub(super) async fn hear(
         &self,
-        link: &mut Link,
         pushes: &mut UnboundedReceiver<PushInfo>,
         within: Duration,
     ) -> Result<(bool, Vec<PushInfo>), Fault> {
@@ -241,7 +240,7 @@ impl<'a> Probe<'a> {
             let address = self.address.clone();
             Err(Fault::Closed { address })
         };
-        let heard = timeout(within, link.run(hearing)).await;
+        let heard = timeout(within, hearing).await;
         Ok((heard.unwrap_or(Ok(false))?, others))
     }
 }

@@ -251,8 +251,7 @@ impl NodeTask {
             }
             let read = tokio::select! {
                 biased;
-                // Moves the bytes, and so comes first.
-                () = &mut connection.connected.link.driver => self.read_rest(connection),
+                () = connection.connected.link.ended() => self.read_rest(connection),
                 reply = connection.replies.next() => {
                     let read = self.on_reply(connection, reply);
                     read.and_then(|()| self.read_ready(connection))

@@ -195,7 +195,7 @@ impl Confirmer {
                     return self.on_end(ended);
                 }
                 (None, Some((link, ..))) => {
-                    (&mut link.driver).await;
+                    link.ended().await;
                     self.connection = None;
                 }
                 (None, None) => std::future::pending().await,

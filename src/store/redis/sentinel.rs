@@ -192,7 +192,7 @@ impl Sentinels {
                 return Ok(there);
             }
             let pause = about(if is_another { SOON } else { pause });
-            if timeout(pause, link.run(told.notified())).await.is_ok() {
+            if timeout(pause, told.notified()).await.is_ok() {
                 // The whole fleet is told at the same moment.
                 sleep(SOON.mul_f64(rand::random())).await;
             }

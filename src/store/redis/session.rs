@@ -170,7 +170,9 @@ impl Shared {
             // Whoever asked may have gone.
             let _ = answer.send(sight);
         }
-        if let (Ok(runtime), false) = (Handle::try_current(), effects.tasks.is_empty()) {
+        if !effects.tasks.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
             for task in effects.tasks {
                 runtime.spawn(task);
             }
@@ -183,6 +185,15 @@ impl Shared {
         if Handle::try_current().is_ok() && self.lacks_task.swap(false, Ordering::Relaxed) {
             self.change(|change| change.start_tasks());
         }
+    }
+
+    /// Whether a task can be started here; if not, somebody with a runtime is to do so.
+    pub(super) fn has_runtime(&self) -> bool {
+        let has_runtime = Handle::try_current().is_ok();
+        if !has_runtime {
+            self.lack_task();
+        }
+        has_runtime
     }
 
     /// A task was dropped with its runtime: somebody with another runtime is to start the next one.
@@ -420,10 +431,10 @@ impl Shared {
         sent: Vec<Request>,
         mut unsent: Vec<Request>,
     ) {
-        self.lack_task();
         self.change(|change| {
             let node = &mut change.state.nodes[id];
             node.has_task = false;
+            self.lack_task();
             node.connection = None;
             node.resumes = true;
             if has_begun {

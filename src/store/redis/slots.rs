@@ -125,7 +125,9 @@ impl SlotSet {
     /// Removes the slots that are in `others`, too, and returns them.
     pub(super) fn take(&mut self, others: &Self) -> Self {
         let taken = &self.0 & &others.0;
-        self.0 = &self.0 - &others.0;
+        for slot in &taken {
+            self.0.remove(slot);
+        }
         Self(taken)
     }
 }

@@ -1,14 +1,15 @@
 //! A connection's stream: how it is opened, and how much may come on it.
 
+use std::future;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, Either, maybe_done, select, select_ok};
+use futures::future::select_ok;
 use redis::ErrorKind::InvalidClientConfig;
 use redis::aio::{AsyncPushSender, AsyncStream, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
@@ -21,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::fault::Fault;
@@ -47,14 +49,12 @@ pub(super) enum Opener {
     Client,
 }
 
-/// A connection, and the future that moves its bytes. Dropped, it closes the connection with all
-/// that was not written.
+/// A connection, and the task that moves its bytes. Dropped, it closes the connection with all that
+/// was not written.
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
-    /// Resolves when the connection has ended, and calls under way err.
-    ///
-    /// Never resolves where the client library opened the stream and so moves the bytes by itself.
-    pub(super) driver: BoxFuture<'static, ()>,
+    /// Never ends where the client library opened the stream and so moves the bytes by itself.
+    driver: JoinSet<()>,
 }
 
 impl Link {
@@ -84,10 +84,7 @@ impl Link {
                 (Opener::Client, _) => {
                     let client = redis::Client::open(info.clone())?;
                     let connecting = client.get_multiplexed_async_connection_with_config(&config);
-                    return Ok(Self {
-                        connection: connecting.await?,
-                        driver: futures::future::pending().boxed(),
-                    });
+                    return Ok(Self::new(connecting.await?, future::pending()));
                 }
                 #[cfg(feature = "tls-rustls")]
                 (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
@@ -120,20 +117,20 @@ impl Link {
     ) -> RedisResult<Self> {
         let (connection, driver) =
             MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-        Ok(Self {
-            connection,
-            // May be polled again when it has ended.
-            driver: maybe_done(driver).boxed(),
-        })
+        Ok(Self::new(connection, driver))
     }
 
-    /// Polls the driver while `step` runs, for short conversations before the link is handed to its
-    /// task. When the connection ends, whatever `step` awaits on it errs.
-    pub(super) async fn run<T>(&mut self, step: impl Future<Output = T>) -> T {
-        match select(pin!(step), &mut self.driver).await {
-            Either::Left((done, _)) => done,
-            Either::Right(((), step)) => step.await,
-        }
+    fn new(
+        connection: MultiplexedConnection,
+        driver: impl Future<Output = ()> + Send + 'static,
+    ) -> Self {
+        let driver = JoinSet::from_iter([driver]);
+        Self { connection, driver }
+    }
+
+    /// Resolves when the connection has ended: what it brought is here, and calls under way err.
+    pub(super) async fn ended(&mut self) {
+        self.driver.join_next().await;
     }
 
     /// Sends one command, and waits for its reply no longer than `within`.
@@ -143,9 +140,7 @@ impl Link {
         address: &Arc<str>,
         within: Duration,
     ) -> Result<Value, Fault> {
-        let mut connection = self.connection.clone();
-        self.run(ask(&mut connection, command, address, within))
-            .await
+        ask(&mut self.connection, command, address, within).await
     }
 
     /// The same of several commands, which are sent in one go. Refusals are among the replies.
@@ -155,13 +150,13 @@ impl Link {
         address: &Arc<str>,
         within: Duration,
     ) -> Result<Vec<Value>, Fault> {
-        let mut connection = self.connection.clone();
+        let connection = &mut self.connection;
         let asking = connection.send_packed_commands(commands, 0, commands.len());
-        self.run(in_time(asking, address, within)).await
+        in_time(asking, address, within).await
     }
 }
 
-/// Sends one command over a connection that is driven elsewhere.
+/// Sends one command, and waits for its reply no longer than `within`.
 pub(super) async fn ask(
     connection: &mut MultiplexedConnection,
     command: &Cmd,
@@ -303,9 +298,10 @@ mod tests {
         let address = Arc::from("a:1");
         let answer = link.ask(&redis::cmd("PING"), &address, BOUND).await;
         assert_eq!(answer.unwrap(), Value::SimpleString("PONG".into()));
-        tokio::time::timeout(BOUND, link.driver)
-            .await
-            .expect("it ended");
+        for _ in 0..2 {
+            let ended = tokio::time::timeout(BOUND, link.ended());
+            ended.await.expect("it ended, and still has");
+        }
     }
 
     #[tokio::test]

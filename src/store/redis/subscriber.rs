@@ -123,7 +123,7 @@ impl SubscriberTask {
                 return Err(Fault::Refused { address, refusal });
             }
         }
-        if !probe.hear(&mut link, &mut pushes, within).await?.0 {
+        if !probe.hear(&mut pushes, within).await?.0 {
             return Err(self.no_push(UNHEARD.to_owned()));
         }
         // The rest is about the probe's channel.
@@ -149,7 +149,7 @@ impl SubscriberTask {
             let due = oldest.unwrap_or_else(Instant::now) + within;
             tokio::select! {
                 biased;
-                () = &mut connection.link.driver => return Err(self.closed()),
+                () = connection.link.ended() => return Err(self.closed()),
                 push = connection.pushes.recv() => {
                     let push = push.ok_or_else(|| self.closed())?;
                     self.on_push(&mut connection, &push)?;
@@ -289,7 +289,8 @@ impl Change<'_> {
 
     pub(super) fn start_subscriber(&mut self, id: NodeId) {
         let node = &mut self.state.nodes[id];
-        if !std::mem::replace(&mut node.subscriber.has_task, true) {
+        if !node.subscriber.has_task && self.shared.has_runtime() {
+            node.subscriber.has_task = true;
             let task = SubscriberTask {
                 shared: self.shared.clone(),
                 id,

@@ -107,14 +107,14 @@ impl Subscriptions {
         let Some(subscription) = subscription.filter(|it| order.number == Some(it.number)) else {
             return Vec::new();
         };
-        subscription.is_confirmed = is_followed;
+        subscription.is_confirmed |= is_followed;
         let mut pending = std::mem::take(&mut subscription.pending);
         if is_followed {
             for request in &mut pending {
                 request.heard = order.number;
                 request.since = Instant::now();
             }
-        } else {
+        } else if !subscription.is_confirmed {
             self.keys.remove(&order.key);
         }
         pending
