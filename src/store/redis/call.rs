@@ -1,61 +1,14 @@
 //! Ops as the words of a script call.
 
-use std::borrow::Borrow;
 use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures::channel::oneshot;
 use redis::{Cmd, RedisWrite};
 
 use super::keys::Names;
+use super::request::{Request, Wish};
 use super::script::Script;
-use crate::StoreError;
-use crate::store::contract::{Op, Owner, ServerTime, Sight};
-
-/// One wish about one lock, on its way to the server and back.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub(super) key: Arc<str>,
-    pub(super) wish: Wish,
-    /// Whether it was refused with the whole of a call, perhaps for a neighbour's sake (S1).
-    pub(super) alone: bool,
-    /// Whether the server has refused it once for coming too late (O5).
-    pub(super) was_stale: bool,
-    /// A release that names the lock key alone, since its slot is being moved.
-    pub(super) is_bare: bool,
-}
-
-#[derive(Debug)]
-pub(super) enum Wish {
-    Op(Op),
-    Look(oneshot::Sender<Result<Sight, StoreError>>),
-}
-
-impl Job {
-    pub(super) fn new(key: impl Into<Arc<str>>, op: Op) -> Self {
-        Self::of(key.into(), Wish::Op(op))
-    }
-
-    pub(super) fn of(key: Arc<str>, wish: Wish) -> Self {
-        Self {
-            key,
-            wish,
-            alone: false,
-            was_stale: false,
-            is_bare: false,
-        }
-    }
-
-    /// Who cannot be told is not to be.
-    pub(super) fn listen_to_nothing(&mut self) {
-        if let Wish::Op(op) = &mut self.wish
-            && let Op::Listen { owner, ttl } = *op
-        {
-            *op = Op::Attempt { owner, ttl };
-        }
-    }
-}
+use crate::store::contract::{Op, Owner, ServerTime};
 
 /// The call that proves a connection (O4). `keys`: a lock that never exists, and its queue. `channel`:
 /// where the message is to be published, or `""`.
@@ -72,17 +25,16 @@ pub(super) fn probe_command(
     command
 }
 
-/// The call for these jobs, which are all renewals, all bare releases, all looks, or all others.
+/// The call for these requests, which are all renewals, all bare releases, all looks, or all others.
 /// `of_use`: the last server time at which whoever asks still waits for an answer (O5).
 pub(super) fn command(
     script: &Script,
     names: &Names,
     number: u64,
     of_use: ServerTime,
-    jobs: &[impl Borrow<Job>],
+    requests: &[Request],
 ) -> Cmd {
-    let jobs = jobs.iter().map(Borrow::borrow);
-    let ops: Vec<_> = jobs.clone().map(spell).collect();
+    let ops: Vec<_> = requests.iter().map(spell).collect();
     // Of the locks, the queues, the listeners and the fence so many are named, in this order.
     let sets = match ops.first() {
         Some((b'N' | b'F', _)) => 1,
@@ -91,17 +43,17 @@ pub(super) fn command(
     };
     let keys = sets.min(3) * ops.len() + sets / 4;
     let mut command = script.command(keys, 3 + 3 * ops.len());
-    for job in jobs.clone() {
-        add(&mut command, &names.lock(&job.key));
+    for request in requests {
+        add(&mut command, &names.lock(&request.key));
     }
-    for job in jobs.clone().filter(|_| sets > 1) {
-        add(&mut command, &names.queue(&job.key));
+    for request in requests.iter().filter(|_| sets > 1) {
+        add(&mut command, &names.queue(&request.key));
     }
-    for job in jobs.clone().filter(|_| sets > 2) {
-        add(&mut command, &names.listeners(&job.key));
+    for request in requests.iter().filter(|_| sets > 2) {
+        add(&mut command, &names.listeners(&request.key));
     }
-    for job in jobs.take(sets / 4) {
-        add(&mut command, &names.fence(&job.key));
+    for request in requests.iter().take(sets / 4) {
+        add(&mut command, &names.fence(&request.key));
     }
     let letters: Vec<_> = ops.iter().map(|(letter, _)| *letter).collect();
     let is_of_use_for_a_time = letters.iter().any(|letter| b"AELD".contains(letter));
@@ -150,9 +102,9 @@ pub(super) enum Word<'a> {
 }
 
 /// What `script.lua` calls it, and its arguments.
-pub(super) fn spell(job: &Job) -> (u8, [Word<'_>; 3]) {
+pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
     use Word::{None, Number, Text};
-    let Wish::Op(op) = &job.wish else {
+    let Wish::Op(op) = &request.wish else {
         return (b'I', [None; 3]);
     };
     let owned = |owner: &Owner| Word::Owner(*owner);
@@ -165,7 +117,7 @@ pub(super) fn spell(job: &Job) -> (u8, [Word<'_>; 3]) {
         Op::Listen { owner, ttl } => (b'L', [owned(owner), ms(ttl), None]),
         Op::Withdraw { owner, ttl } => (b'W', [owned(owner), ms(ttl), None]),
         Op::Unlisten { owner } => (b'U', [owned(owner), None, None]),
-        Op::Release { owner } if job.is_bare => (b'F', [owned(owner), None, None]),
+        Op::Release { owner } if request.is_bare => (b'F', [owned(owner), None, None]),
         Op::Release { owner } => (b'R', [owned(owner), None, None]),
         Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
         Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
@@ -184,13 +136,15 @@ fn millis(ttl: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use futures::channel::oneshot;
+
     use super::*;
     use crate::store::redis::script;
 
     const TTL: Duration = Duration::from_secs(30);
 
-    fn job(op: Op) -> Job {
-        Job::new("k", op)
+    fn request(op: Op) -> Request {
+        Request::new("k", Wish::Op(op))
     }
 
     /// The words after the script's hash.
@@ -202,8 +156,8 @@ mod tests {
         words.collect::<Vec<_>>().join("|")
     }
 
-    fn batch(jobs: &[Job]) -> String {
-        words(&command(&script::SERVER, &names(), 5, 1000, jobs))
+    fn batch(requests: &[Request]) -> String {
+        words(&command(&script::SERVER, &names(), 5, 1000, requests))
     }
 
     fn names() -> Names {
@@ -265,7 +219,7 @@ mod tests {
         let owners = "ab:1|ab:2|ab:3|ab:4|ab:5|ab:6|ab:7|ab:8|ab:10|ab:11";
         let ttls = "30000|30000|30000|30000|30000|||30000|30000|1700000000000001";
         assert_eq!(
-            batch(&ops.clone().map(job)),
+            batch(&ops.clone().map(request)),
             format!("31|{keys}|5|AEELWURYDV|0000000000001000|{owners}|{ttls}|||7|||||ab:9|cd:9|1")
         );
         for (at, alone) in [
@@ -278,28 +232,31 @@ mod tests {
         ] {
             let keys = sets.concat();
             let expected = format!("4|{keys}|5|{alone}");
-            assert_eq!(batch(&[job(ops[at].clone())]), expected);
+            assert_eq!(batch(&[request(ops[at].clone())]), expected);
         }
     }
 
     #[test]
     fn renewals_and_bare_releases_name_the_locks_alone() {
         let (owner, ttl, within) = (Owner(8), TTL, TTL);
-        let jobs = [job(Op::Renew { owner, ttl, within })];
+        let jobs = [request(Op::Renew { owner, ttl, within })];
         assert_eq!(batch(&jobs), "1|lock:k|5|N||ab:8|30000");
-        let mut release = job(Op::Release { owner });
+        let mut release = request(Op::Release { owner });
         release.is_bare = true;
         assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
-        let look = Job::of("k".into(), Wish::Look(oneshot::channel().0));
+        let look = Request::new("k", Wish::Look(oneshot::channel().0));
         assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue1|5|I|");
     }
 
     #[test]
     fn who_cannot_be_told_asks_and_does_not_listen() {
         let (owner, ttl) = (Owner(5), TTL);
-        let mut listen = job(Op::Listen { owner, ttl });
+        let mut listen = request(Op::Listen { owner, ttl });
         listen.listen_to_nothing();
-        assert_eq!(batch(&[listen]), batch(&[job(Op::Attempt { owner, ttl })]));
+        assert_eq!(
+            batch(&[listen]),
+            batch(&[request(Op::Attempt { owner, ttl })])
+        );
     }
 
     #[test]

@@ -11,11 +11,10 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use super::call::Wish;
 use super::cluster::Address;
 use super::fault::{Fault, Refusal};
 use super::node::{NodeTask, Received};
-use super::request::Request;
+use super::request::{Request, Wish};
 use super::retry::{Retry, RetryTask};
 use super::session::{NodeId, Shared};
 use super::slots::{Slot, SlotSet};
@@ -113,7 +112,7 @@ pub(super) struct Change<'a> {
 /// Requests on their way to a node.
 impl Change<'_> {
     pub(super) fn submit(&mut self, mut request: Request) {
-        let is_heard = self.state.subscriptions.contains(&request.job.key);
+        let is_heard = self.state.subscriptions.contains(&request.key);
         if self.shared.is_cluster() && request.enters() && !is_heard {
             request.attempt_first();
         }
@@ -237,7 +236,7 @@ impl Change<'_> {
         match received {
             Received::Granted { key, grant } if self.shared.min_replicas.is_some() => {
                 let slot = self.shared.slot(&key);
-                self.route(Request::granted(key, grant, slot, Instant::now()));
+                self.route(Request::granted(key, grant, slot));
             }
             Received::Granted { key, grant } => {
                 self.effects.news.push(News::Granted { key, grant });
@@ -285,18 +284,18 @@ impl Change<'_> {
             return;
         }
         if let (Some(_), Wish::Op(op), Ok(answer)) =
-            (self.shared.min_replicas, &request.job.wish, &result)
+            (self.shared.min_replicas, &request.wish, &result)
             && let (Outcome::Won { .. }, Some(owner)) = (&answer.outcome, Request::winner(op))
         {
             // It is told when replicas have it.
-            let (key, op) = (request.job.key.clone(), op.clone());
+            let (key, op) = (request.key.clone(), op.clone());
             request.hold(owner, News::Replied { key, op, result });
             self.route(request);
             return;
         }
-        match (request.job.wish, result) {
+        match (request.wish, result) {
             (Wish::Op(op), result) => {
-                let key = request.job.key;
+                let key = request.key;
                 self.effects.news.push(News::Replied { key, op, result });
             }
             (Wish::Look(answer), Err(error)) => {

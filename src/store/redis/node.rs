@@ -323,7 +323,7 @@ impl NodeTask {
             // Nobody may wait for a message that cannot reach us (W5).
             requests
                 .iter_mut()
-                .for_each(|request| request.job.listen_to_nothing());
+                .for_each(|request| request.listen_to_nothing());
         }
         let within = shared.opening.response_timeout;
         let useful_until = connected.clock.of_use(now, within);
@@ -423,7 +423,7 @@ impl NodeTask {
         };
         if again {
             for mut request in requests.into_iter().rev() {
-                request.job.alone |= refusal.code() != "NOSCRIPT";
+                request.alone |= refusal.code() != "NOSCRIPT";
                 self.window.add_again(request);
             }
             return Ok(());
@@ -459,7 +459,7 @@ impl NodeTask {
                 return Ok(());
             }
             Verdict::Stale => {
-                if !std::mem::replace(&mut request.job.was_stale, true) {
+                if !std::mem::replace(&mut request.was_stale, true) {
                     self.window.add_again(request);
                     return Ok(());
                 }

@@ -142,14 +142,14 @@ impl Confirmer {
             return;
         };
         self.asked = std::mem::take(&mut self.waiting);
-        self.asked.sort_by_key(|it| (it.job.alone, it.slot));
+        self.asked.sort_by_key(|it| (it.alone, it.slot));
         let until = self.asked.iter_mut().filter_map(|it| it.held.as_mut());
         let until = until.map(|it| *it.until.get_or_insert(now + rule.within));
         let until = until.max().unwrap_or(now);
         let begin = self.backoff.not_before().map_or(now, |it| it.min(until));
         let connection = self.connection.take();
         let (mut commands, mut calls) = (Pipeline::new(), Vec::new());
-        let by_slot = |one: &Request, next: &Request| !next.job.alone && one.slot == next.slot;
+        let by_slot = |one: &Request, next: &Request| !next.alone && one.slot == next.slot;
         let slots = self.asked.chunk_by(by_slot);
         for requests in slots.flat_map(|requests| requests.chunks(MOST_IN_CALL)) {
             if requests[0].asking.is_some() {
@@ -227,7 +227,7 @@ impl Confirmer {
                 Ok(false) => format!("it was gone before Redis at {address} was asked"),
                 Err(refusal) => {
                     // Where its slot is not yet, others of it may be missing.
-                    request.job.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
+                    request.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
                     return Received::Refused { request, refusal };
                 }
             };
@@ -254,7 +254,7 @@ impl Confirmer {
 fn call(names: &Names, requests: &[Request]) -> Cmd {
     let mut call = SCRIPT.command(requests.len(), requests.len());
     for request in requests {
-        call.arg(names.lock(&request.job.key).concat());
+        call.arg(names.lock(&request.key).concat());
     }
     for held in requests.iter().filter_map(|it| it.held.as_ref()) {
         call.arg(format!("{}:{}", names.instance(), held.owner.0));

@@ -1,15 +1,15 @@
 //! What the reply to a script call says about each of its ops.
 
-use std::borrow::Borrow;
 use std::time::Duration;
 
 use redis::Value;
 
-use super::call::{Job, Wish, spell};
+use super::call::spell;
 use super::fault::Refusal;
+use super::request::{Request, Wish};
 use crate::store::contract::{Outcome, ServerTime, Sight};
 
-/// What a reply says about one job.
+/// What a reply says about one request.
 #[derive(Debug, PartialEq)]
 pub(super) enum Verdict {
     Done(Outcome),
@@ -31,18 +31,18 @@ pub(super) struct Reply {
 }
 
 /// Takes the reply to call `number` apart. `None` if it is not the reply to this call about these
-/// jobs: then whatever follows on its connection may be another's, too (O4).
-pub(super) fn read_reply(number: u64, jobs: &[impl Borrow<Job>], reply: Value) -> Option<Reply> {
+/// requests: then whatever follows on its connection may be another's, too (O4).
+pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Option<Reply> {
     let (at, answers) = read_head(number, &reply)?;
-    if answers.len() != jobs.len() {
+    if answers.len() != requests.len() {
         return None;
     }
     // Plain wins draw one after the other, from the server's time on.
     let mut draws = at.into_iter().flat_map(|at| at..u64::MAX);
-    let jobs = jobs.iter().map(Borrow::borrow);
-    let verdicts = jobs.zip(answers).map(|(job, answer)| match answer {
-        Answer::Word(word) => read_word(job, word, &mut draws),
-        Answer::Table(fields) => read_table(&job.wish, fields),
+    let answers = requests.iter().zip(answers);
+    let verdicts = answers.map(|(request, answer)| match answer {
+        Answer::Word(word) => read_word(request, word, &mut draws),
+        Answer::Table(fields) => read_table(&request.wish, fields),
     });
     let verdicts = verdicts.collect::<Option<_>>()?;
     Some(Reply { at, verdicts })
@@ -86,8 +86,12 @@ fn read_head<'a>(number: u64, reply: &'a Value) -> Option<(Option<ServerTime>, V
     (echo.parse() == Ok(number)).then(|| (at, answers.collect()))
 }
 
-fn read_word(job: &Job, word: &str, draws: &mut impl Iterator<Item = u64>) -> Option<Verdict> {
-    let outcome = match (spell(job).0, word) {
+fn read_word(
+    request: &Request,
+    word: &str,
+    draws: &mut impl Iterator<Item = u64>,
+) -> Option<Verdict> {
+    let outcome = match (spell(request).0, word) {
         (b'A' | b'E' | b'L' | b'D', "stale") => return Some(Verdict::Stale),
         (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U', "more") => return Some(Verdict::More),
         (b'Y' | b'D', "not-old") => Outcome::NotOld,

@@ -1,24 +1,32 @@
 //! A request on its way to the node that has its key, and back.
 
-use std::borrow::Borrow;
 use std::sync::Arc;
 
+use futures::channel::oneshot;
 use tokio::time::Instant;
 
-use super::call::{Job, Wish};
 use super::replicas::Held;
 use super::session::NodeId;
 use super::slots::Slot;
-use crate::store::contract::{Grant, News, Op, Owner};
+use crate::StoreError;
+use crate::store::contract::{Grant, News, Op, Owner, Sight};
 use crate::store::send_window::{Priority, Sendable};
 
+/// One wish about one lock.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) job: Job,
+    pub(super) key: Arc<str>,
+    pub(super) wish: Wish,
     /// Where its key lies on a cluster; 0 elsewhere.
     pub(super) slot: Slot,
     /// When the session took it.
     pub(super) since: Instant,
+    /// Whether it was refused with the whole of a call, perhaps for a neighbour's sake (S1).
+    pub(super) alone: bool,
+    /// Whether the server has refused it once for coming too late (O5).
+    pub(super) was_stale: bool,
+    /// A release that names the lock key alone, since its slot is being moved.
+    pub(super) is_bare: bool,
     /// How often it was redirected since it was taken or delayed.
     pub(super) hops: u32,
     /// How often it was delayed.
@@ -33,12 +41,22 @@ pub(super) struct Request {
     pub(super) held: Option<Held>,
 }
 
+#[derive(Debug)]
+pub(super) enum Wish {
+    Op(Op),
+    Look(oneshot::Sender<Result<Sight, StoreError>>),
+}
+
 impl Request {
-    pub(super) fn new(job: Job, slot: Slot, now: Instant) -> Self {
+    pub(super) fn new(key: impl Into<Arc<str>>, wish: Wish) -> Self {
         Self {
-            job,
-            slot,
-            since: now,
+            key: key.into(),
+            wish,
+            slot: 0,
+            since: Instant::now(),
+            alone: false,
+            was_stale: false,
+            is_bare: false,
             hops: 0,
             delays: 0,
             asking: None,
@@ -49,13 +67,14 @@ impl Request {
     }
 
     /// Has replicas confirm a grant.
-    pub(super) fn granted(key: Arc<str>, grant: Grant, slot: Slot, now: Instant) -> Self {
+    pub(super) fn granted(key: Arc<str>, grant: Grant, slot: Slot) -> Self {
         let op = Op::Enter {
             owner: grant.owner,
             ttl: grant.ttl,
             score: None,
         };
-        let mut request = Self::new(Job::new(key.clone(), op), slot, now);
+        let mut request = Self::new(key.clone(), Wish::Op(op));
+        request.slot = slot;
         request.hold(grant.owner, News::Granted { key, grant });
         request
     }
@@ -68,6 +87,15 @@ impl Request {
             news,
             until: None,
         });
+    }
+
+    /// Who cannot be told is not to be.
+    pub(super) fn listen_to_nothing(&mut self) {
+        if let Wish::Op(op) = &mut self.wish
+            && let Op::Listen { owner, ttl } = *op
+        {
+            *op = Op::Attempt { owner, ttl };
+        }
     }
 
     /// For whom an answer wins the lock.
@@ -87,7 +115,7 @@ impl Request {
     }
 
     fn op(&self) -> Option<&Op> {
-        match &self.job.wish {
+        match &self.wish {
             Wish::Op(op) => Some(op),
             Wish::Look(_) => None,
         }
@@ -95,7 +123,7 @@ impl Request {
 
     /// Makes an enter an attempt: a lock that is free is won without a subscription.
     pub(super) fn attempt_first(&mut self) {
-        if let Wish::Op(op) = &mut self.job.wish
+        if let Wish::Op(op) = &mut self.wish
             && let Op::Enter { owner, ttl, .. } = *op
         {
             self.enter = Some(std::mem::replace(op, Op::Attempt { owner, ttl }));
@@ -104,7 +132,7 @@ impl Request {
 
     /// Makes it the enter again that it was; false if it was none.
     pub(super) fn restore_enter(&mut self) -> bool {
-        match (&mut self.job.wish, self.enter.take()) {
+        match (&mut self.wish, self.enter.take()) {
             (Wish::Op(op), Some(enter)) => {
                 *op = enter;
                 true
@@ -140,17 +168,11 @@ impl Request {
     }
 }
 
-impl Borrow<Job> for Request {
-    fn borrow(&self) -> &Job {
-        &self.job
-    }
-}
-
 impl Sendable for Request {
     type Key = Arc<str>;
 
     fn key(&self) -> &Arc<str> {
-        &self.job.key
+        &self.key
     }
 
     fn priority(&self) -> Priority {
@@ -162,16 +184,16 @@ impl Sendable for Request {
     }
 
     fn is_alone(&self) -> bool {
-        self.job.alone
+        self.alone
     }
 
     /// A call names one slot, and is redirected or not as a whole.
     fn group(&self) -> u16 {
-        self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.job.is_bare) << 14
+        self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.is_bare) << 14
     }
 
     /// The names of lock and queue, and the rest.
     fn size(&self) -> usize {
-        2 * self.job.key.len() + 150
+        2 * self.key.len() + 150
     }
 }

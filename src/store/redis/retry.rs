@@ -4,7 +4,6 @@ use std::sync::{Arc, Weak};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::change::Change;
 use super::request::Request;
 use super::session::Shared;
 
@@ -30,31 +29,29 @@ impl RetryTask {
 
     pub(super) async fn run(mut self, due: Instant) {
         sleep_until(due).await;
-        self.end(|change, what| match what {
-            Retry::Request(request) => change.route(*request),
-            Retry::Settle => change.settle(),
-        });
+        self.end(true);
     }
 
-    fn end(&mut self, end: impl FnOnce(&mut Change<'_>, Retry)) {
-        if let (Some(what), Some(shared)) = (self.what.take(), self.shared.upgrade()) {
-            shared.change(|change| {
-                if let Retry::Settle = what {
-                    change.state.settles_soon = false;
+    fn end(&mut self, is_due: bool) {
+        let (Some(what), Some(shared)) = (self.what.take(), self.shared.upgrade()) else {
+            return;
+        };
+        shared.change(|change| match what {
+            Retry::Request(request) if is_due => change.route(*request),
+            Retry::Request(request) => change.answer_unsent(*request, shared.abandoned_error()),
+            Retry::Settle => {
+                change.state.settles_soon = false;
+                match is_due {
+                    true => change.settle(),
+                    false => shared.lack_task(),
                 }
-                end(change, what);
-            });
-        }
+            }
+        });
     }
 }
 
 impl Drop for RetryTask {
     fn drop(&mut self) {
-        self.end(|change, what| {
-            change.shared.lack_task();
-            if let Retry::Request(request) = what {
-                change.answer_unsent(*request, change.shared.abandoned_error());
-            }
-        });
+        self.end(false);
     }
 }

@@ -8,12 +8,11 @@ use rand::seq::SliceRandom;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::backoff::Backoff;
-use super::call::Wish;
 use super::change::Change;
 use super::cluster::{Seeds, SlotMap, absolute, ask_map};
 use super::fault::{Fault, Refusal};
 use super::reply::Verdict;
-use super::request::Request;
+use super::request::{Request, Wish};
 use super::session::{NodeId, Shared};
 use super::slots::{SLOTS, SlotSet};
 use crate::StoreError;
@@ -44,7 +43,7 @@ impl Change<'_> {
                 self.route(request);
             }
             Verdict::Done(outcome) => {
-                let (key, heard) = (request.job.key.clone(), request.heard);
+                let (key, heard) = (request.key.clone(), request.heard);
                 let is_busy = matches!(outcome, Outcome::Busy { .. });
                 self.answer(request, Ok(Answer { at, outcome }));
                 let subscriptions = &self.state.subscriptions;
@@ -58,7 +57,7 @@ impl Change<'_> {
                 }
             }
             Verdict::Seen(sight) => {
-                if let Wish::Look(answer) = request.job.wish {
+                if let Wish::Look(answer) = request.wish {
                     self.effects.looks.push((answer, Ok(sight)));
                 }
             }
@@ -101,7 +100,7 @@ impl Change<'_> {
             "TRYAGAIN" => {
                 // In time for the caller, who waits for one response time-out at most.
                 let patience = self.shared.opening.response_timeout / 2;
-                request.job.is_bare |= request.is_release() && request.since.elapsed() > patience;
+                request.is_bare |= request.is_release() && request.since.elapsed() > patience;
                 self.delay(request, refusal);
             }
             _ => self.refuse(id, request, refusal.clone()),

@@ -1,7 +1,6 @@
 //! A registry's session with a Redis store: the tasks of its nodes, and when their connections are
 //! needed.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +13,6 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::call::{Job, Wish};
 use super::change::{Change, Effects, State};
 use super::cluster::Address;
 use super::fault::Fault;
@@ -22,7 +20,7 @@ use super::handshake::{Connected, Purpose};
 use super::keys::Names;
 use super::node::Received;
 use super::replicas::MinReplicas;
-use super::request::Request;
+use super::request::{Request, Wish};
 use super::script::{self, Script};
 use super::slots::{Slot, SlotSet};
 use super::topology::Topology;
@@ -48,19 +46,19 @@ pub(super) struct Shared {
     pub(super) script: &'static Script,
     relay: Relay,
     state: Mutex<State>,
-    /// What was said in the log already.
-    warned: Mutex<HashSet<Warning>>,
+    warned: Warned,
     /// Whether a task is to be started as soon as somebody comes with a runtime.
     lacks_task: AtomicBool,
     /// True when the session was dropped.
     closing: watch::Sender<bool>,
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-enum Warning {
-    NoPush,
-    Evicts,
-    NoInfo,
+/// What was said in the log already.
+#[derive(Default)]
+struct Warned {
+    no_push: AtomicBool,
+    evicts: AtomicBool,
+    no_info: AtomicBool,
 }
 
 impl RedisSession {
@@ -89,7 +87,7 @@ impl RedisSession {
             relay: Relay::new(opening.listener.clone()),
             opening,
             state: Mutex::new(state),
-            warned: Mutex::default(),
+            warned: Warned::default(),
             lacks_task: AtomicBool::new(!is_cluster),
             closing: watch::Sender::new(false),
         };
@@ -107,7 +105,7 @@ impl Session for RedisSession {
     }
 
     fn submit(&self, key: Arc<str>, op: Op) {
-        self.shared.submit(Job::new(key, op));
+        self.shared.submit(Request::new(key, Wish::Op(op)));
     }
 
     fn identity(&self) -> Option<Arc<str>> {
@@ -118,7 +116,7 @@ impl Session for RedisSession {
         let shared = self.shared.clone();
         async move {
             let (answer, answered) = oneshot::channel();
-            shared.submit(Job::of(key, Wish::Look(answer)));
+            shared.submit(Request::new(key, Wish::Look(answer)));
             answered
                 .await
                 .unwrap_or_else(|_| Err(shared.abandoned_error()))
@@ -234,14 +232,13 @@ impl Shared {
         Fault::Abandoned { address }.into()
     }
 
-    fn submit(self: &Arc<Self>, mut job: Job) {
-        let slot = self.slot(&job.key);
+    fn submit(self: &Arc<Self>, mut request: Request) {
+        request.slot = self.slot(&request.key);
         if self.is_cluster() {
             // Notices that a lock is free need a subscription each: who listens asks by its policy
             // instead (W7).
-            job.listen_to_nothing();
+            request.listen_to_nothing();
         }
-        let request = Request::new(job, slot, Instant::now());
         self.change(|change| change.submit(request));
     }
 
@@ -333,7 +330,7 @@ impl Shared {
             self.warn_of_no_push(address, reason);
         }
         if let Some(policy) = &server.evicts
-            && self.warns_first(Warning::Evicts)
+            && !self.warned.evicts.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
                 address,
@@ -342,7 +339,7 @@ impl Shared {
             );
         }
         if let Some(refusal) = &server.refusal
-            && self.warns_first(Warning::NoInfo)
+            && !self.warned.no_info.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
                 address,
@@ -369,21 +366,13 @@ impl Shared {
     }
 
     pub(super) fn warn_of_no_push(&self, address: &str, reason: &str) {
-        if self.warns_first(Warning::NoPush) {
+        if !self.warned.no_push.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 address,
                 reason,
                 "this server cannot push grants to us: busy locks are asked for again and again"
             );
         }
-    }
-
-    /// Whether it was not said before.
-    fn warns_first(&self, warning: Warning) -> bool {
-        let warned = self.warned.lock();
-        warned
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(warning)
     }
 
     /// A connection was closed for want of use.

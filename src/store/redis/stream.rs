@@ -1,6 +1,5 @@
 //! A connection's stream: how it is opened, and how much may come on it.
 
-use std::future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -84,7 +83,7 @@ impl Link {
                 (Opener::Client, _) => {
                     let client = redis::Client::open(info.clone())?;
                     let connecting = client.get_multiplexed_async_connection_with_config(&config);
-                    return Ok(Self::new(connecting.await?, future::pending()));
+                    return Ok(Self::new(connecting.await?, futures::future::pending()));
                 }
                 #[cfg(feature = "tls-rustls")]
                 (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {

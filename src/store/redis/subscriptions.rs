@@ -46,7 +46,7 @@ impl Subscriptions {
 
     /// Gives a request back if the grants of its key are heard at `node`; else it waits for that.
     pub(super) fn enter(&mut self, node: NodeId, mut request: Request) -> Option<Request> {
-        let key = request.job.key.clone();
+        let key = request.key.clone();
         let mut subscription = match self.keys.remove(&key) {
             Some(here) if here.node == node => here,
             elsewhere => {
@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
     use crate::store::contract::{Op, Owner};
-    use crate::store::redis::call::Job;
+    use crate::store::redis::request::Wish;
 
     fn request(key: &str) -> Request {
         let op = Op::Enter {
@@ -197,7 +197,7 @@ mod tests {
             ttl: Duration::from_secs(30),
             score: None,
         };
-        Request::new(Job::new(key, op), 0, Instant::now())
+        Request::new(key, Wish::Op(op))
     }
 
     /// As if nobody waited for the key for two rounds of the clean-up.

@@ -8,8 +8,8 @@ use crate::store::contract::{Op, Owner};
 
 const TTL: Duration = Duration::from_secs(30);
 
-fn job(op: Op) -> Job {
-    Job::new("k", op)
+fn job(op: Op) -> Request {
+    Request::new("k", Wish::Op(op))
 }
 
 fn word(word: &str) -> Value {
@@ -17,7 +17,7 @@ fn word(word: &str) -> Value {
 }
 
 /// Op by op.
-fn read(jobs: &[Job], reply: &str) -> Option<Vec<Verdict>> {
+fn read(jobs: &[Request], reply: &str) -> Option<Vec<Verdict>> {
     let told = read_reply(5, jobs, word(reply))?;
     assert_eq!(told.at, Some(9));
     let array = reply.split(' ').map(word).collect();
@@ -163,7 +163,7 @@ fn a_reply_that_does_not_fit_its_call_is_none() {
         (&r#yield, "stale"),
     ] {
         let reply = word(&format!("5 9 {wrong}"));
-        assert_eq!(read_reply(5, &[job], reply), None, "{wrong:?}");
+        assert_eq!(read_reply(5, std::slice::from_ref(job), reply), None, "{wrong:?}");
     }
     for wrong in [
         Value::Nil,
@@ -351,7 +351,7 @@ proptest! {
 
     #[test]
     fn no_value_shows_a_lock_that_it_does_not_name(reply in value()) {
-        let look = Job::of("k".into(), Wish::Look(oneshot::channel().0));
+        let look = Request::new("k", Wish::Look(oneshot::channel().0));
         if let Some(reply) = read_reply(5, &[look], reply) {
             let [Verdict::Seen(_) | Verdict::Refused(_)] = &reply.verdicts[..] else {
                 panic!("{reply:?}")

@@ -15,9 +15,10 @@ use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn}
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::memory::{Asking, Keyspace};
-use crate::store::redis::call::{self, Job};
+use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
+use crate::store::redis::request::{Request, Wish};
 use crate::store::redis::script;
 
 const KEYS: [&str; 3] = ["k", "l", "m"];
@@ -237,7 +238,10 @@ impl Both {
             Step::BadFence if !self.is_ahead => {
                 self.ask::<()>(&["SET", &fence, "no number"]);
                 self.last_owner += 1;
-                let verdicts = self.send(0, &[Job::new("other", attempt(self.last_owner))]);
+                let verdicts = self.send(
+                    0,
+                    &[Request::new("other", Wish::Op(attempt(self.last_owner)))],
+                );
                 assert!(matches!(verdicts[0], Verdict::Refused(_)), "{verdicts:?}");
                 assert_eq!(self.ask::<String>(&["GET", &fence]), "no number");
                 assert!(!self.ask::<bool>(&["EXISTS", "p:other"]));
@@ -259,7 +263,7 @@ impl Both {
         seconds * 1_000_000 + micros
     }
 
-    fn send(&mut self, who: usize, jobs: &[Job]) -> Vec<Verdict> {
+    fn send(&mut self, who: usize, jobs: &[Request]) -> Vec<Verdict> {
         let names = Names::new(PREFIX.into(), INSTANCES[who].into());
         self.number += 1;
         let until = u64::MAX >> 12;
@@ -300,7 +304,7 @@ impl Both {
     fn call_of(&mut self, who: usize, ops: &[(usize, Op)]) {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| Job::new(KEYS[*key], op.clone()))
+            .map(|(key, op)| Request::new(KEYS[*key], Wish::Op(op.clone())))
             .collect();
         let before = self.drawn;
         let verdicts = self.send(who, &jobs);

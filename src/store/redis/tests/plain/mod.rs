@@ -11,9 +11,10 @@ use redis::ConnectionLike;
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
 use crate::store::contract::{News, Op, Outcome, Owner};
-use crate::store::redis::call::{self, Job};
+use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
+use crate::store::redis::request::{Request, Wish};
 use crate::store::redis::script;
 
 const FENCE: &str = "lock:~fence";
@@ -55,7 +56,7 @@ impl Caller {
     fn call_until(&mut self, of_use: u64, ops: &[(&str, Op)]) -> Told {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| Job::new(*key, op.clone()))
+            .map(|(key, op)| Request::new(*key, Wish::Op(op.clone())))
             .collect();
         let script = &script::SERVER;
         let command = call::command(script, &self.names, NUMBER, of_use, &jobs);
