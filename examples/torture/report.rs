@@ -12,8 +12,8 @@ use crate::judge::{holds, linear};
 use crate::plan::Kind;
 
 /// After a fault the child that was hit may take so long to its next lease.
-// The pauses between the first attempts to connect are 3.2 s at most together (G1).
-const LONGEST_RECOVERY: Duration = Duration::from_secs(14);
+// A waiter whose grant was lost asks again after 12 s at the latest (W2).
+const LONGEST_RECOVERY: Duration = Duration::from_secs(13);
 
 /// So many breaches of one sort are told in full.
 const TOLD: usize = 5;
