@@ -163,7 +163,11 @@ fn a_reply_that_does_not_fit_its_call_is_none() {
         (&r#yield, "stale"),
     ] {
         let reply = word(&format!("5 9 {wrong}"));
-        assert_eq!(read_reply(5, std::slice::from_ref(job), reply), None, "{wrong:?}");
+        assert_eq!(
+            read_reply(5, std::slice::from_ref(job), reply),
+            None,
+            "{wrong:?}"
+        );
     }
     for wrong in [
         Value::Nil,
