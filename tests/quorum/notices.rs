@@ -1,9 +1,10 @@
 //! Who waits asks as soon as one of the servers says that the key is free.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockstream::store::{QuorumStore, RedisStore};
-use lockstream::{Lease, LockRegistry, Repeat};
+use lockstream::{Lease, LockRegistry, LockRegistryBuilder, Repeat};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
@@ -18,18 +19,39 @@ const LISTENERS: &str = "{lock:k}:~listen1";
 /// What a busy machine may take for what takes a millisecond or two on an idle one.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-fn registry(servers: &[RedisServer]) -> LockRegistry {
-    patient(builder(servers).repeat(Repeat::fixed(PAUSE)))
+async fn registry(servers: &[RedisServer]) -> LockRegistry {
+    patient(servers, builder(servers).repeat(Repeat::fixed(PAUSE))).await
 }
 
-fn patient(builder: lockstream::LockRegistryBuilder) -> LockRegistry {
-    builder.wait(Duration::from_secs(100)).build()
+/// A patient registry that is connected to all servers: what waits for a connection is not sent any more once the
+/// others have refused, so a waiter would not listen there.
+async fn patient(servers: &[RedisServer], builder: LockRegistryBuilder) -> LockRegistry {
+    let registry = builder.wait(Duration::from_secs(100)).build();
+    let held = holds(servers, &registry, "another").await;
+    held.release().await.unwrap();
+    wait_until("all have let it go", BOUND, || {
+        servers.iter().all(|server| !server.exists("lock:another"))
+    })
+    .await;
+    registry
 }
 
 /// How many listen on each of them.
 fn listening(servers: &[RedisServer]) -> Vec<u64> {
     let listening = |server: &RedisServer| server.ask(&["ZCARD", LISTENERS]);
     servers.iter().map(listening).collect()
+}
+
+/// A lease that all have voted for: a majority is enough to have it, and whoever asks before the last vote has that one
+/// for a moment, and does not listen there.
+async fn holds(servers: &[RedisServer], registry: &LockRegistry, key: &str) -> Lease {
+    let held = registry.obtain(key).lease().await.unwrap();
+    let lock = format!("lock:{key}");
+    wait_until("all have voted", BOUND, || {
+        servers.iter().all(|server| server.exists(&lock))
+    })
+    .await;
+    held
 }
 
 async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<Lease> {
@@ -49,8 +71,8 @@ async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<L
 async fn a_waiter_has_the_lock_as_soon_as_it_is_released() {
     for count in [1, 3, 5] {
         let servers = servers(count);
-        let (here, there) = (registry(&servers), registry(&servers));
-        let held = here.obtain("k").lease().await.unwrap();
+        let (here, there) = (registry(&servers).await, registry(&servers).await);
+        let held = holds(&servers, &here, "k").await;
         let waiter = waits(&servers, &there).await;
         let begin = Instant::now();
         held.release().await.unwrap();
@@ -67,8 +89,8 @@ async fn a_waiter_has_the_lock_as_soon_as_it_is_released() {
 #[tokio::test]
 async fn a_notice_that_is_lost_costs_a_pause() {
     let servers = servers(3);
-    let (here, there) = (registry(&servers), registry(&servers));
-    let held = here.obtain("k").lease().await.unwrap();
+    let (here, there) = (registry(&servers).await, registry(&servers).await);
+    let held = holds(&servers, &here, "k").await;
     let waiter = waits(&servers, &there).await;
     for server in &servers {
         server.del(LISTENERS);
@@ -85,8 +107,11 @@ async fn a_notice_that_is_lost_costs_a_pause() {
 #[tokio::test]
 async fn all_of_many_waiters_are_served() {
     let servers = servers(3);
-    let registries: Vec<_> = (0..4).map(|_| registry(&servers)).collect();
-    let held = registries[0].obtain("k").lease().await.unwrap();
+    let mut registries = Vec::new();
+    for _ in 0..4 {
+        registries.push(registry(&servers).await);
+    }
+    let held = holds(&servers, &registries[0], "k").await;
     let mut waiters = JoinSet::new();
     for (at, registry) in registries.iter().cycle().take(20).enumerate() {
         let lock = registry.obtain("k");
@@ -112,9 +137,10 @@ async fn all_of_many_waiters_are_served() {
 #[tokio::test]
 async fn waiting_sends_nothing() {
     let servers = servers(3);
-    let here = registry(&servers);
-    let held = here.obtain("k").lease().await.unwrap();
-    let there = patient(builder(&servers).repeat(Repeat::fixed(Duration::from_secs(60))));
+    let here = registry(&servers).await;
+    let held = holds(&servers, &here, "k").await;
+    let slow = builder(&servers).repeat(Repeat::fixed(Duration::from_secs(60)));
+    let there = patient(&servers, slow).await;
     let mut waiters = vec![waits(&servers, &there).await];
     for _ in 0..100 {
         let lock = there.obtain("k");
@@ -160,10 +186,11 @@ async fn servers_that_cannot_tell() {
             let urls = servers.iter().enumerate().map(url);
             let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
             let store = QuorumStore::new(nodes).unwrap().quarantine(None);
-            patient(LockRegistry::builder(store).repeat(Repeat::fixed(pause)))
+            let builder = LockRegistry::builder(store).repeat(Repeat::fixed(pause));
+            patient(&servers, builder)
         };
-        let (here, there) = (registry(), registry());
-        let held = here.obtain("k").lease().await.unwrap();
+        let (here, there) = (registry().await, registry().await);
+        let held = holds(&servers, &here, "k").await;
         let lock = there.obtain("k");
         let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
         // Nothing shows that it was answered where it cannot stand.
@@ -191,11 +218,13 @@ async fn servers_that_cannot_tell() {
 /// The first in line was killed, and nobody waits for it.
 #[tokio::test]
 async fn one_whose_connections_are_gone_is_passed_by() {
-    let servers = servers(3);
-    let (here, there) = (registry(&servers), registry(&servers));
-    let held = here.obtain("k").lease().await.unwrap();
+    let servers = Arc::new(servers(3));
+    let (here, there) = (registry(&servers).await, registry(&servers).await);
+    let held = holds(&servers, &here, "k").await;
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let gone = registry(&servers);
+    let theirs = servers.clone();
+    let gone = runtime.spawn(async move { registry(&theirs).await });
+    let gone = gone.await.unwrap();
     let lock = gone.obtain("k");
     runtime.spawn(async move { lock.lease().await.unwrap() });
     wait_until("it listens", BOUND, || listening(&servers) == [1; 3]).await;
