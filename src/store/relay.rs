@@ -4,63 +4,46 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use super::contract::{Listener, News};
 
-/// Tells news in the order in which it was put in, whoever brings it, and with no lock held.
+/// Tells news in the order in which it was put in, whoever brings it. More may be put in while it tells.
 pub(super) struct Relay {
     listener: Weak<dyn Listener>,
-    shared: Mutex<Shared>,
-}
-
-#[derive(Default)]
-struct Shared {
-    news: Vec<News>,
-    /// Whether somebody tells it: others leave it to them, or the order would be lost.
-    is_told: bool,
+    news: Mutex<Vec<News>>,
+    /// Held by whoever tells: others leave it to them, or the order would be lost. It is only ever
+    /// tried. (Unlike one of std, it is not poisoned if the listener panics.)
+    telling: tokio::sync::Mutex<()>,
 }
 
 impl Relay {
     pub(super) fn new(listener: Weak<dyn Listener>) -> Self {
         Self {
             listener,
-            shared: Mutex::default(),
+            news: Mutex::default(),
+            telling: tokio::sync::Mutex::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn news(&self) -> MutexGuard<'_, Vec<News>> {
         // Every change leaves it whole.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts in what follows from a change, while the lock is held under which that was made: so it is told in the order
     /// of the changes.
     pub(super) fn put(&self, news: impl IntoIterator<Item = News>) {
-        self.lock().news.extend(news);
+        self.news().extend(news);
     }
 
     /// Tells the registry what is to be told, unless somebody does.
     pub(super) fn tell(&self) {
-        loop {
-            let news = {
-                let mut shared = self.lock();
-                if shared.is_told || shared.news.is_empty() {
-                    return;
-                }
-                shared.is_told = true;
-                std::mem::take(&mut shared.news)
-            };
-            // Also if the listener panics.
-            let _told = Told(self);
+        // Looks again after each turn: what came meanwhile was left to us.
+        while !self.news().is_empty()
+            && let Ok(_telling) = self.telling.try_lock()
+        {
+            let news = std::mem::take(&mut *self.news());
             if let Some(listener) = self.listener.upgrade() {
                 listener.all_news(news);
             }
         }
-    }
-}
-
-struct Told<'a>(&'a Relay);
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        self.0.lock().is_told = false;
     }
 }
 

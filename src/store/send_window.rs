@@ -3,7 +3,7 @@
 //! Pure, so that the simulator runs this very code.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
 
 /// Requests of one priority may share a call.
@@ -28,19 +28,13 @@ pub(crate) trait Sendable {
     fn priority(&self) -> Priority;
 
     /// Only requests of one group share a call: those of one slot of a cluster.
-    fn group(&self) -> u16 {
-        0
-    }
+    fn group(&self) -> u16;
 
     /// Whether it must have a call of its own.
-    fn is_alone(&self) -> bool {
-        false
-    }
+    fn is_alone(&self) -> bool;
 
     /// About how many bytes it adds to a call.
-    fn size(&self) -> usize {
-        0
-    }
+    fn size(&self) -> usize;
 }
 
 /// How much is sent before an answer is awaited.
@@ -54,28 +48,27 @@ pub(crate) struct Limits {
     pub(crate) bytes: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            requests: 64,
-            calls: 256,
-            bytes: 1 << 20,
-        }
-    }
+impl Limits {
+    pub(crate) const USUAL: Self = Self {
+        requests: 64,
+        calls: 256,
+        bytes: 1 << 20,
+    };
 }
 
-/// Requests that are sent in one call.
+/// Requests that were sent in one call.
 #[derive(Debug)]
-pub(crate) struct Call<R, T> {
-    pub(crate) requests: Vec<R>,
-    pub(crate) sent_at: T,
+struct Call<R> {
+    requests: Vec<R>,
     bytes: usize,
+    /// The group, if these are renewals.
+    renews: Option<u16>,
 }
 
 /// Keeps the order: the changes of one key go one at a time, in the order in which they came, also
 /// when one has to go again (O2). Renewals and looks wait for nobody.
 #[derive(Debug)]
-pub(crate) struct SendWindow<R: Sendable, T> {
+pub(crate) struct SendWindow<R: Sendable> {
     limits: Limits,
     /// What may be sent, by priority and group. None of them is empty.
     waiting: BTreeMap<(Priority, u16), VecDeque<R>>,
@@ -84,10 +77,10 @@ pub(crate) struct SendWindow<R: Sendable, T> {
     /// The keys with a change that is waiting or in flight, and the changes that wait behind it.
     changing: HashMap<R::Key, VecDeque<R>>,
     /// The oldest first: answers come in the order of the calls.
-    in_flight: VecDeque<Call<R, T>>,
+    in_flight: VecDeque<Call<R>>,
 }
 
-impl<R: Sendable, T: Copy> SendWindow<R, T> {
+impl<R: Sendable> SendWindow<R> {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -146,15 +139,14 @@ impl<R: Sendable, T: Copy> SendWindow<R, T> {
             return None;
         }
         let most = self.limits.requests;
-        let calls = self.in_flight.iter();
-        let renewing: HashSet<_> = calls.filter_map(|call| renews(&call.requests)).collect();
+        let is_renewing = |group| self.in_flight.iter().any(|it| it.renews == Some(group));
         // Renewals have time: those that come while one is in flight share the next call.
         let may_send = |priority, group: &u16| {
             let waiting = &self.waiting[&(priority, *group)];
             priority != Priority::Renew
                 || waiting.len() >= most
                 || waiting.front().is_some_and(R::is_alone)
-                || !renewing.contains(group)
+                || !is_renewing(*group)
         };
         let (priority, turn) = Priority::ALL.into_iter().find_map(|priority| {
             let mut turns = self.turns[priority as usize].iter();
@@ -176,22 +168,25 @@ impl<R: Sendable, T: Copy> SendWindow<R, T> {
     }
 
     /// The call is on its way.
-    pub(crate) fn sent(&mut self, requests: Vec<R>, now: T) {
+    pub(crate) fn sent(&mut self, requests: Vec<R>) {
+        let renewal = requests
+            .first()
+            .filter(|it| it.priority() == Priority::Renew);
         self.in_flight.push_back(Call {
             bytes: requests.iter().map(R::size).sum(),
+            renews: renewal.map(R::group),
             requests,
-            sent_at: now,
         });
     }
 
     /// The oldest call is answered. Each of its requests must be finished or added again.
-    pub(crate) fn answered(&mut self) -> Option<Call<R, T>> {
-        self.in_flight.pop_front()
+    pub(crate) fn answered(&mut self) -> Option<Vec<R>> {
+        self.in_flight.pop_front().map(|call| call.requests)
     }
 
-    /// When the oldest call in flight was sent.
-    pub(crate) fn oldest(&self) -> Option<T> {
-        self.in_flight.front().map(|call| call.sent_at)
+    /// Whether a call is not answered yet.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
     /// Whether a request waits to be sent.
@@ -209,12 +204,6 @@ impl<R: Sendable, T: Copy> SendWindow<R, T> {
         let unsent = waiting.chain(behind).flatten().collect();
         (calls.flat_map(|call| call.requests).collect(), unsent)
     }
-}
-
-/// The group of a call of renewals.
-fn renews<R: Sendable>(requests: &[R]) -> Option<u16> {
-    let first = requests.first()?;
-    (first.priority() == Priority::Renew).then(|| first.group())
 }
 
 #[cfg(test)]
@@ -260,7 +249,7 @@ mod tests {
         Request(key.into(), Priority::Renew, 0, 0)
     }
 
-    fn window() -> SendWindow<Request, u64> {
+    fn window() -> SendWindow<Request> {
         SendWindow::new(Limits {
             requests: 64,
             calls: 4,
@@ -272,16 +261,16 @@ mod tests {
         requests.iter().map(|request| request.2).collect()
     }
 
-    fn send(window: &mut SendWindow<Request, u64>) -> Option<Vec<u64>> {
+    fn send(window: &mut SendWindow<Request>) -> Option<Vec<u64>> {
         let (_, requests) = window.next_call()?;
         let sent = numbers(&requests);
-        window.sent(requests, 0);
+        window.sent(requests);
         Some(sent)
     }
 
-    fn finish_oldest(window: &mut SendWindow<Request, u64>) {
-        let call = window.answered().unwrap();
-        for request in &call.requests {
+    fn finish_oldest(window: &mut SendWindow<Request>) {
+        let requests = window.answered().unwrap();
+        for request in &requests {
             window.finish(request);
         }
     }
@@ -299,10 +288,10 @@ mod tests {
         assert!(window.next_call().is_none(), "the key has one in flight");
 
         // The request has to go again: it stays in front of the key's others.
-        let mut call = window.answered().unwrap();
-        let finished = call.requests.pop().unwrap();
+        let mut requests = window.answered().unwrap();
+        let finished = requests.pop().unwrap();
         window.finish(&finished);
-        window.add_again(call.requests.pop().unwrap());
+        window.add_again(requests.pop().unwrap());
         for expected in [1, 2, 4] {
             assert_eq!(send(&mut window).unwrap(), [expected]);
             finish_oldest(&mut window);
@@ -330,7 +319,7 @@ mod tests {
         window.add([release("a", 1), renew("a"), renew("b")]);
         let (priority, requests) = window.next_call().unwrap();
         assert_eq!((priority, requests.len()), (Priority::Renew, 2));
-        window.sent(requests, 0);
+        window.sent(requests);
         assert_eq!(window.next_call().unwrap().0, Priority::Change);
     }
 
@@ -377,7 +366,7 @@ mod tests {
             calls: 100,
             bytes: 500,
         };
-        let mut window = SendWindow::<Request, u64>::new(limits);
+        let mut window = SendWindow::<Request>::new(limits);
         window.add((0..100).map(|number| release(&format!("key {number}"), number)));
         let calls = std::iter::from_fn(|| send(&mut window)).count();
         assert_eq!(calls, 3, "the last one may be over the limit");
@@ -387,7 +376,7 @@ mod tests {
 
     #[test]
     fn o2_a_call_holds_one_group_and_each_key_keeps_its_order() {
-        let mut window = SendWindow::<Request, u64>::new(Limits {
+        let mut window = SendWindow::<Request>::new(Limits {
             requests: 3,
             calls: 9,
             bytes: 1 << 20,
@@ -422,7 +411,7 @@ mod tests {
         assert_eq!(numbers(&sent), [1, 2]);
         assert_eq!(numbers(&unsent), [4, 3]);
         assert!(!window.is_waiting());
-        assert_eq!(window.oldest(), None);
+        assert!(!window.is_in_flight());
         window.add([release("key 1", 5)]);
         assert_eq!(send(&mut window).unwrap(), [5]);
     }

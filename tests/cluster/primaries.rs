@@ -68,6 +68,23 @@ async fn a_primary_hands_over_under_load() {
     load.end().await;
 }
 
+/// The registry had the map before the fail-over, and connects to the node only after it. The node answers the probe with
+/// `MOVED`, which was told as a lasting fault: the caller was not to ask again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_demoted_before_it_was_needed_is_no_lasting_fault() {
+    let cluster = Cluster::start();
+    let registry = builder(&cluster).build();
+    let home = cluster.home("lock:k");
+    let mut keys = (0..).map(|number| format!("other:{number}"));
+    let elsewhere = keys.find(|key| cluster.home(&format!("lock:{key}")) != home);
+    let lock = registry.obtain(elsewhere.expect("names lie everywhere"));
+    lock.lease().await.unwrap().release().await.unwrap();
+    cluster.server(home + 3).cmd(&["CLUSTER", "FAILOVER"]);
+    cluster.wait_for_promotion(home + 3);
+    let lease = timeout(BOUND, registry.obtain("k").lease()).await.unwrap();
+    lease.unwrap().release().await.unwrap();
+}
+
 /// It may be that one alone, and first, that a caller names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_stopped_is_not_waited_for() {

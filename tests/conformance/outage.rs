@@ -49,13 +49,15 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
 pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
     w.set_offline(true);
     // On a connection that had stood an op might have got through, and then it is owed.
-    let registry = w.lazy_builder().build();
+    let within = ms(500);
+    let registry = w.lazy_builder().response_timeout(within).build();
     for _ in 0..3 {
+        // Between two attempts to connect there may be seconds (G1), and nobody waits for that.
         let begin = Instant::now();
         let lock = registry.obtain("k");
         assert_err!(lock.acquire_once().await, Store, "k");
         assert_err!(lock.acquire_within(ms(400)).await, Store, "k");
-        assert_took(begin, ms(400), SOON);
+        assert_took(begin, ms(400), within + W::LATE);
         idle(&registry).await;
     }
 }
@@ -99,7 +101,10 @@ pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
     sleep(ms(100)).await;
     assert!(poll_once(&mut first).await.is_none());
     w.set_offline(false);
-    eventually("the store is back", async || watch.inspect().await.is_ok()).await;
+    // To all of them: what is granted to one that is not back goes to the next.
+    for lock in [&watch, &locks[0], &locks[1]] {
+        eventually("the store is back", async || lock.inspect().await.is_ok()).await;
+    }
     waiting(&watch, 2).await;
     assert!(held.is_valid(), "an outage is no loss");
     held.release().await.unwrap();

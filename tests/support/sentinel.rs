@@ -195,10 +195,36 @@ impl Watched {
     pub fn order_fail_over(&self) {
         wait_until_blocking("a fail-over can be begun", 2 * FAIL_OVER, || {
             self.settle();
+            // In TILT mode it would begin a fail-over, and go on with it 30 s later.
+            let able = self.sentinels.iter().find(|it| !it.is_in_tilt());
             // "-NOGOODSLAVE", "-INPROG": not yet.
-            let told = self.sentinels[0].try_cmd(&["SENTINEL", "FAILOVER", Self::SERVICE]);
-            told.is_ok_and(|told| told == Value::Okay)
+            able.is_some_and(|able| {
+                let told = able.try_cmd(&["SENTINEL", "FAILOVER", Self::SERVICE]);
+                told.is_ok_and(|told| told == Value::Okay)
+            })
         });
+    }
+
+    /// Until no sentinel replaces the primary any more, whether another has become one or not.
+    ///
+    /// [`settle`](Self::settle) makes any second primary a replica. In the middle of a fail-over that is the one to come.
+    pub fn wait_until_fail_over_ends(&self) {
+        wait_until_blocking("the fail-over ends", FAIL_OVER, || {
+            let mut all = self.sentinels.iter();
+            !all.any(|it| it.flags().contains("failover_in_progress"))
+        });
+    }
+
+    /// Leaves one sentinel in TILT mode at most, so that the others are a majority that can replace the primary.
+    ///
+    /// A sentinel that stood still for more than two seconds enters TILT: for 30 s it answers clients, but neither
+    /// replaces a primary nor agrees that one is down. With two of three in TILT, nobody replaces a primary that dies. And
+    /// when TILT ends, each of the two counts the primary as down from that moment only. It then takes the replicas, cut
+    /// off for longer than that and ten times `down-after-milliseconds`, for outdated, and promotes none of them however
+    /// often it is elected ("-failover-abort-no-good-slave"). A new process is not in TILT.
+    pub fn end_tilt(&mut self) {
+        let in_tilt = self.sentinels.iter_mut().filter(|it| it.is_in_tilt());
+        in_tilt.skip(1).for_each(Sentinel::restart);
     }
 
     /// Starts a server again as it was when it was killed: as a primary, or as a replica of that one.
@@ -445,6 +471,13 @@ impl Sentinel {
     /// Whether it takes the primary for well, and does not replace it just now.
     fn is_calm(&self) -> bool {
         self.flags() == "master"
+    }
+
+    /// Whether it is in TILT mode. One that does not answer is not.
+    fn is_in_tilt(&self) -> bool {
+        let info = self.try_cmd(&["INFO", "sentinel"]);
+        let info = info.and_then(|info| Ok(String::from_redis_value(info)?));
+        info.is_ok_and(|info| info.contains("sentinel_tilt:1"))
     }
 
     /// What it says of the primary: `master`, and more if it is down or being replaced. Empty: it says nothing.

@@ -47,4 +47,6 @@ impl Node {
 pub(super) struct Outbox {
     pub(super) sends: Vec<(usize, Arc<str>, Op)>,
     pub(super) news: Vec<News>,
+    /// To be logged: the log sink is the user's code.
+    pub(super) same_server: Option<StoreError>,
 }

@@ -10,6 +10,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ballot::Quorum;
@@ -21,6 +22,7 @@ use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Listener, News, Op, Opening, Scope, Session, Sight};
 use crate::store::relay::Relay;
+use crate::user_code::log;
 
 /// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -41,7 +43,7 @@ struct Core {
     /// Whether no majority is there, as far as is known: seen at every arrival.
     is_down: AtomicBool,
     /// Told when nothing is under way any more.
-    idle: event_listener::Event,
+    idle: Notify,
 }
 
 struct Shared {
@@ -102,7 +104,7 @@ impl QuorumSession {
                     alarm: None,
                 }),
                 is_down: AtomicBool::new(false),
-                idle: event_listener::Event::new(),
+                idle: Notify::new(),
             }
         });
         Self { core }
@@ -138,10 +140,13 @@ impl Core {
                 shared.alarm = alarm;
             }
             if !shared.state.is_busy() {
-                self.idle.notify(usize::MAX);
+                self.idle.notify_waiters();
             }
             alarm
         };
+        if let Some(error) = &outbox.same_server {
+            log!(error, %error, "a node of the quorum has no vote");
+        }
         // At most one op a node and key is under way, so whoever sends, the order is right.
         for (node, key, op) in outbox.sends {
             self.nodes[node].submit(key, op);
@@ -308,7 +313,7 @@ impl Drop for QuorumSession {
             runtime.spawn(async move {
                 let idle = async {
                     loop {
-                        let idle = core.idle.listen();
+                        let idle = core.idle.notified();
                         if !core.lock().state.is_busy() {
                             break;
                         }

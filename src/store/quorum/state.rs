@@ -195,7 +195,7 @@ impl State {
         outbox: &mut Outbox,
     ) {
         let quorum = self.quorum;
-        let same = self.same_server(node, identity.as_ref());
+        let same = self.same_server(node, identity.as_ref(), outbox);
         let it = &mut self.nodes[node];
         if it.up.replace(same.is_none()).is_some() {
             it.back_at = Some(now);
@@ -231,7 +231,12 @@ impl State {
 
     /// What is wrong if a node that is up is the same server: two votes of one server make no
     /// majority. It is not told by the places of nodes, since a server may have several names.
-    fn same_server(&mut self, node: usize, identity: Option<&Arc<str>>) -> Option<StoreError> {
+    fn same_server(
+        &mut self,
+        node: usize,
+        identity: Option<&Arc<str>>,
+        outbox: &mut Outbox,
+    ) -> Option<StoreError> {
         let is_same = |(other, it): &(usize, &Node)| {
             *other != node && it.up == Some(true) && it.identity.as_ref() == identity
         };
@@ -240,7 +245,7 @@ impl State {
         let (first, second) = (first.name.clone(), self.nodes[node].name.clone());
         let error = StoreError::from(Fault::SameServer { first, second });
         if !std::mem::replace(&mut self.said_same, true) {
-            tracing::error!(%error, "a node of the quorum has no vote");
+            outbox.same_server = Some(error.clone());
         }
         Some(error)
     }

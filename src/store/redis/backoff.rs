@@ -1,18 +1,16 @@
 //! How long to wait between two attempts to connect (G1).
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest pauses after a lost connection and after the attempts that follow.
-const LONGEST: [Duration; 3] = [
-    Duration::from_millis(200),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-];
+/// The pauses, in seconds, after a lost connection and after the attempts that follow. The second ones begin after all
+/// of a fleet's first attempts.
+const PAUSES: [RangeInclusive<f64>; 3] = [0.0..=0.2, 0.2..=1.0, 0.4..=2.0];
 
-/// The longest pause once an outage has lasted for [`OUTAGE`].
-const LONGEST_IN_OUTAGE: Duration = Duration::from_secs(10);
+/// The pause once an outage has lasted for [`OUTAGE`].
+const PAUSE_IN_OUTAGE: RangeInclusive<f64> = 2.0..=10.0;
 
 const OUTAGE: Duration = Duration::from_secs(60);
 
@@ -43,13 +41,13 @@ impl Backoff {
             *self = Self::default();
         }
         let since = *self.since.get_or_insert(now);
-        let longest = if now.saturating_duration_since(since) >= OUTAGE {
-            LONGEST_IN_OUTAGE
+        let pause = if now.saturating_duration_since(since) >= OUTAGE {
+            PAUSE_IN_OUTAGE
         } else {
-            LONGEST[self.failures.min(LONGEST.len() - 1)]
+            PAUSES[self.failures.min(PAUSES.len() - 1)].clone()
         };
         self.failures += 1;
-        self.not_before = Some(now + longest.mul_f64(rand::random()));
+        self.not_before = Some(now + Duration::from_secs_f64(rand::random_range(pause)));
     }
 }
 
@@ -57,7 +55,8 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    fn longest_pause(backoff: &mut Backoff, now: Instant, stood_since: Option<Instant>) -> f64 {
+    /// The shortest and the longest of many pauses.
+    fn pauses(backoff: &mut Backoff, now: Instant, stood_since: Option<Instant>) -> [f64; 2] {
         let pauses = (0..300).map(|_| {
             let mut tried = Backoff {
                 failures: backoff.failures,
@@ -67,9 +66,11 @@ mod tests {
             tried.failed(now, stood_since);
             (tried.not_before().unwrap() - now).as_secs_f64()
         });
-        let longest = pauses.fold(0.0, f64::max);
+        let ends = pauses.fold([f64::MAX, 0.0], |[shortest, longest], pause| {
+            [shortest.min(pause), longest.max(pause)]
+        });
         backoff.failed(now, stood_since);
-        longest
+        ends
     }
 
     #[test]
@@ -77,16 +78,21 @@ mod tests {
         let begin = Instant::now();
         let mut backoff = Backoff::default();
         assert_eq!(backoff.not_before(), None, "the first attempt has no pause");
-        for longest in [0.2, 1.0, 2.0, 2.0] {
-            let pause = longest_pause(&mut backoff, begin, None);
-            assert!((longest * 0.9..=longest).contains(&pause), "{pause}");
+        for [least, most] in [[0.0, 0.2], [0.2, 1.0], [0.4, 2.0], [0.4, 2.0]] {
+            let [shortest, longest] = pauses(&mut backoff, begin, None);
+            assert!(
+                (least..=least + 0.1 * most).contains(&shortest),
+                "{shortest}"
+            );
+            assert!((0.9 * most..=most).contains(&longest), "{longest}");
         }
         let later = begin + OUTAGE;
-        assert!(longest_pause(&mut backoff, later, None) > 9.0);
+        let [shortest, longest] = pauses(&mut backoff, later, None);
+        assert!(shortest >= 2.0 && longest > 9.0);
         // A connection that breaks at once is as good as none.
         let stood = Some(later - Duration::from_secs(9));
-        assert!(longest_pause(&mut backoff, later, stood) > 9.0);
+        assert!(pauses(&mut backoff, later, stood)[1] > 9.0);
         let stood = Some(later - STEADY);
-        assert!(longest_pause(&mut backoff, later, stood) <= 0.2);
+        assert!(pauses(&mut backoff, later, stood)[1] <= 0.2);
     }
 }

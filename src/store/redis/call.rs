@@ -10,21 +10,6 @@ use super::request::{Request, Wish};
 use super::script::Script;
 use crate::store::contract::{Op, Owner, ServerTime};
 
-/// The call that proves a connection (O4). `keys`: a lock that never exists, and its queue. `channel`:
-/// where the message is to be published, or `""`.
-pub(super) fn probe_command(
-    script: &Script,
-    keys: [&str; 2],
-    number: u64,
-    channel: &str,
-    message: &str,
-) -> Cmd {
-    let mut command = script.command(keys.len(), 5);
-    command.arg(&keys).arg(number).arg("P").arg("");
-    command.arg(channel).arg(message);
-    command
-}
-
 /// The call for these requests, which are all renewals, all bare releases, all looks, or all others.
 /// `of_use`: the last server time at which whoever asks still waits for an answer (O5).
 pub(super) fn command(
@@ -64,12 +49,14 @@ pub(super) fn command(
     let is_said = |index: &usize| ops.iter().any(|(_, words)| words[*index] != Word::None);
     for index in (0..3).take_while(is_said) {
         for (_, words) in &ops {
-            match words[index] {
-                Word::None => command.arg(""),
-                Word::Number(number) => command.arg(number),
-                Word::Text(text) => command.arg(text),
-                Word::Owner(owner) => add_owner(&mut command, names, owner),
+            let mut word = command.writer_for_next_arg();
+            let written = match words[index] {
+                Word::None => Ok(()),
+                Word::Number(number) => write!(word, "{number}"),
+                Word::Text(text) => write!(word, "{text}"),
+                Word::Owner(owner) => write!(word, "{}:{}", names.instance(), owner.0),
             };
+            written.expect(TAKES_ALL);
         }
     }
     command
@@ -83,13 +70,6 @@ fn add(command: &mut Cmd, pieces: &[&str]) {
     for piece in pieces {
         word.write_all(piece.as_bytes()).expect(TAKES_ALL);
     }
-}
-
-fn add_owner<'a>(command: &'a mut Cmd, names: &Names, owner: Owner) -> &'a mut Cmd {
-    let mut word = command.writer_for_next_arg();
-    write!(word, "{}:{}", names.instance(), owner.0).expect(TAKES_ALL);
-    drop(word);
-    command
 }
 
 /// One argument of an op.
@@ -111,6 +91,9 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
     let ms = |ttl: &Duration| Number(millis(*ttl));
     match op {
         Op::Attempt { owner, ttl } => (b'A', [owned(owner), ms(ttl), None]),
+        Op::Enter { owner, ttl, .. } if request.attempts_first => {
+            (b'A', [owned(owner), ms(ttl), None])
+        }
         Op::Enter { owner, ttl, score } => {
             (b'E', [owned(owner), ms(ttl), score.map_or(None, Number)])
         }

@@ -1,7 +1,7 @@
 //! What a session knows, and how requests, answers and lost connections change it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::channel::oneshot;
@@ -15,7 +15,6 @@ use super::cluster::Address;
 use super::fault::{Fault, Refusal};
 use super::node::{NodeTask, Received};
 use super::request::{Request, Wish};
-use super::retry::{Retry, RetryTask};
 use super::session::{NodeId, Shared};
 use super::slots::{Slot, SlotSet};
 use super::subscriber;
@@ -28,14 +27,13 @@ use crate::store::contract::{Answer, News, OpError, Outcome, Sight};
 pub(super) struct State {
     pub(super) is_closed: bool,
     pub(super) nodes: Vec<Node>,
-    /// Of a cluster: one more than the node that has each slot, or 0. `None`: not known yet.
-    pub(super) owners: Option<Box<[u16]>>,
+    /// The node that has each slot, if one has; of one server there is slot 0 alone. Empty until it is
+    /// known.
+    pub(super) owners: Vec<Option<u16>>,
     /// What waits until that is known.
     pub(super) unrouted: Vec<Request>,
     /// The slots whose keys wait for a [`News::Up`].
     pub(super) unsettled: SlotSet,
-    /// Whether they are told so in a moment.
-    pub(super) settles_soon: bool,
     /// Whether the registry takes a part of the store to be away.
     owes_complete: bool,
     pub(super) subscriptions: Subscriptions,
@@ -61,8 +59,6 @@ pub(super) struct Node {
     pub(super) wake: Arc<Notify>,
     pub(super) inbox: Vec<Request>,
     pub(super) has_task: bool,
-    /// A task is to be started without a request: the runtime of the last one has gone.
-    pub(super) resumes: bool,
     /// While it stands.
     pub(super) connection: Option<MultiplexedConnection>,
     /// Its connection was lost, and is needed.
@@ -76,14 +72,24 @@ pub(super) struct Node {
 impl State {
     /// The node at an address.
     pub(super) fn node(&mut self, address: &Address) -> NodeId {
-        let known = self.nodes.iter().position(|node| node.address == *address);
-        known.unwrap_or_else(|| {
-            self.nodes.push(Node {
-                address: address.clone(),
-                ..Node::default()
-            });
-            self.nodes.len() - 1
-        })
+        let find = |address: &str| self.nodes.iter().position(|it| *it.address == *address);
+        // One that is forgotten has no address, and makes room for another.
+        let id = find(address).or_else(|| find(""));
+        let id = id.unwrap_or(self.nodes.len());
+        self.nodes
+            .resize_with(self.nodes.len().max(id + 1), Node::default);
+        self.nodes[id].address = address.clone();
+        id
+    }
+}
+
+impl Node {
+    /// Whether the session may forget it once it has no slot.
+    pub(super) fn is_forgettable(&self) -> bool {
+        let has_tasks = self.has_task || self.subscriber.has_task;
+        let mut pauses = [&self.backoff, &self.subscriber.backoff].into_iter();
+        let pauses = pauses.any(|it| it.not_before().is_some_and(|at| Instant::now() < at));
+        !has_tasks && !pauses && self.inbox.is_empty()
     }
 }
 
@@ -93,6 +99,8 @@ pub(super) struct Effects {
     pub(super) news: Vec<News>,
     /// Answers to looks at locks.
     pub(super) looks: Vec<Look>,
+    /// Nodes with a new request. A woken task may run at once: it is not to find the state locked.
+    pub(super) woken: Vec<Arc<Notify>>,
     /// What is to be spawned. Dropped before it was ever polled, each says so to the session.
     pub(super) tasks: Vec<BoxFuture<'static, ()>>,
 }
@@ -111,39 +119,24 @@ pub(super) struct Change<'a> {
 
 /// Requests on their way to a node.
 impl Change<'_> {
-    pub(super) fn submit(&mut self, mut request: Request) {
-        let is_heard = self.state.subscriptions.contains(&request.key);
-        if self.shared.is_cluster() && request.enters() && !is_heard {
-            request.attempt_first();
-        }
-        self.route(request);
-    }
-
-    fn owner(&self, slot: Slot) -> Option<NodeId> {
-        if !self.shared.is_cluster() {
-            return Some(0);
-        }
-        let owner = self.state.owners.as_ref()?[usize::from(slot)];
-        usize::from(owner).checked_sub(1)
+    pub(super) fn owner(&self, slot: Slot) -> Option<NodeId> {
+        let owner = *self.state.owners.get(usize::from(slot))?;
+        owner.map(usize::from)
     }
 
     pub(super) fn route(&mut self, request: Request) {
-        let owner = request.asking.or_else(|| self.owner(request.slot));
-        match owner {
-            Some(id)
-                if self.shared.is_cluster() && request.enters() && request.asking.is_none() =>
-            {
-                self.enter(id, request);
-            }
+        let subscribes = self.shared.is_cluster() && request.enters() && request.asking.is_none();
+        match request.asking.or_else(|| self.owner(request.slot)) {
+            Some(id) if subscribes => self.enter(id, request),
             Some(id) => self.hand_to(id, request),
-            None if self.state.owners.is_none() => {
-                self.state.unrouted.push(request);
-                self.search();
-            }
             None => {
                 self.search();
-                let refusal = Refusal::parse("CLUSTERDOWN nobody has the slot");
-                self.delay(request, &refusal);
+                if self.state.owners.is_empty() {
+                    self.state.unrouted.push(request);
+                } else {
+                    let refusal = Refusal::parse("CLUSTERDOWN nobody has the slot");
+                    self.delay(request, &refusal);
+                }
             }
         }
     }
@@ -151,7 +144,7 @@ impl Change<'_> {
     pub(super) fn hand_to(&mut self, id: NodeId, request: Request) {
         let node = &mut self.state.nodes[id];
         node.inbox.push(request);
-        node.wake.notify_one();
+        self.effects.woken.push(node.wake.clone());
         self.start_node(id);
     }
 
@@ -159,7 +152,6 @@ impl Change<'_> {
         let node = &mut self.state.nodes[id];
         if !node.has_task && self.shared.has_runtime() {
             node.has_task = true;
-            node.resumes = false;
             let (address, wake) = (node.address.clone(), node.wake.clone());
             let task = NodeTask::new(self.shared.clone(), id, address, wake);
             self.effects.tasks.push(task.run().boxed());
@@ -173,7 +165,7 @@ impl Change<'_> {
             // The registry is told in a moment that it must not stand in a queue there (W5).
             let address = node.address.clone();
             self.answer_unsent(request, Fault::NoPush { address, reason });
-            self.settle_soon();
+            self.search();
             return;
         }
         match self.state.subscriptions.enter(id, request) {
@@ -182,50 +174,22 @@ impl Change<'_> {
         }
     }
 
-    /// Tries again after a pause, as long as the answer is of use.
-    pub(super) fn delay(&mut self, mut request: Request, refusal: &Refusal) {
-        let now = Instant::now();
-        let patience = request.since + self.shared.opening.response_timeout * 3 / 4;
-        let patience = request.useful_until().unwrap_or(patience);
-        if now >= patience {
-            let owner = self.owner(request.slot);
-            let owner = owner.map(|id| &self.state.nodes[id].address);
-            let fault = Fault::Refused {
-                address: owner.unwrap_or(self.shared.topology.address()).clone(),
-                refusal: refusal.clone(),
-            };
-            self.answer(request, Err(OpError::Refused(fault.into())));
-            return;
-        }
-        let pause = Duration::from_millis(10 << request.delays.min(4));
-        let due = now + pause.mul_f64(rand::random_range(0.5..=1.0));
-        request.delays += 1;
-        request.hops = 0;
-        request.asking = None;
-        self.try_again(due.min(patience), Retry::Request(Box::new(request)));
-    }
-
-    fn try_again(&mut self, due: Instant, what: Retry) {
-        let task = RetryTask::new(self.shared, what);
-        self.effects.tasks.push(task.run(due).boxed());
-    }
-
     /// Starts what had to wait for a runtime.
     pub(super) fn start_tasks(&mut self) {
         for id in 0..self.state.nodes.len() {
-            let node = &self.state.nodes[id];
-            if node.resumes || !node.inbox.is_empty() {
-                self.start_node(id);
+            // A forgotten node has no task: another may take its place before the task runs.
+            if self.state.nodes[id].address.is_empty() {
+                continue;
             }
+            // The task ends at once if nobody needs the node.
+            self.start_node(id);
             if self.state.subscriptions.is_wanted_at(id) {
                 self.start_subscriber(id);
             }
         }
-        if self.state.search.is_due {
+        let is_unsettled = !self.state.unsettled.is_empty() || self.state.owes_complete;
+        if self.state.search.is_due || is_unsettled {
             self.search();
-        }
-        if !self.state.unsettled.is_empty() || self.state.owes_complete {
-            self.settle_soon();
         }
     }
 }
@@ -234,20 +198,17 @@ impl Change<'_> {
 impl Change<'_> {
     pub(super) fn received(&mut self, id: NodeId, received: Received) {
         match received {
-            Received::Granted { key, grant } if self.shared.min_replicas.is_some() => {
-                let slot = self.shared.slot(&key);
+            Received::Heard(News::Granted { key, grant }) if self.shared.min_replicas.is_some() => {
+                let slot = self.shared.names.slot(&key);
                 self.route(Request::granted(key, grant, slot));
             }
-            Received::Granted { key, grant } => {
-                self.effects.news.push(News::Granted { key, grant });
-            }
+            Received::Heard(news) => self.effects.news.push(news),
             Received::Confirmed { request } => {
                 let confirmed = request.held.map(|held| held.news);
                 self.effects.news.extend(confirmed);
             }
             Received::Refused { request, refusal } => self.on_refused(id, request, &refusal),
             Received::Failed { request, error } => self.answer(request, Err(error)),
-            Received::Freed { key } => self.effects.news.push(News::Freed { key }),
             Received::Answer {
                 request,
                 at,
@@ -256,14 +217,18 @@ impl Change<'_> {
         }
     }
 
-    pub(super) fn refuse(&mut self, id: NodeId, request: Request, refusal: Refusal) {
-        let (address, names) = (self.state.nodes[id].address.clone(), &self.shared.names);
-        let fault = match self.shared.is_cluster() {
+    pub(super) fn refuse(&mut self, id: Option<NodeId>, request: Request, refusal: &Refusal) {
+        let (shared, refusal) = (self.shared, refusal.clone());
+        let address = id.map_or(shared.topology.address(), |id| {
+            &self.state.nodes[id].address
+        });
+        let address = address.clone();
+        let fault = match shared.is_cluster() {
             true => Fault::Refused {
                 address,
-                refusal: refusal.naming(names),
+                refusal: refusal.naming(&shared.names),
             },
-            false => Fault::refused(address, refusal, names),
+            false => Fault::refused(address, refusal, &shared.names),
         };
         self.answer(request, Err(OpError::Refused(fault.into())));
     }
@@ -274,7 +239,6 @@ impl Change<'_> {
     }
 
     pub(super) fn answer(&mut self, mut request: Request, result: Result<Answer, OpError>) {
-        request.restore_enter();
         if let Err(OpError::Unknown(_) | OpError::Unsent(_)) = &result {
             self.state.unsettled.insert(request.slot);
         }
@@ -323,13 +287,10 @@ impl Change<'_> {
 
 /// Connections that are lost, and stand again.
 impl Change<'_> {
-    /// The slots of a node; of one server the one that stands for all.
     pub(super) fn slots_of(&self, id: NodeId) -> SlotSet {
-        match &self.state.owners {
-            Some(owners) => SlotSet::of(owners, |owner| usize::from(*owner) == id + 1),
-            None if self.shared.is_cluster() => SlotSet::default(),
-            None => SlotSet::from_iter([0]),
-        }
+        let owned = (0..).zip(&self.state.owners);
+        let owned = owned.filter(|(_, owner)| owner.map(usize::from) == Some(id));
+        owned.map(|(slot, _)| slot).collect()
     }
 
     /// A connection to the node has ended: `sent` may be done or not.
@@ -362,21 +323,21 @@ impl Change<'_> {
 
     /// Tells the registry that it may ask again for keys whose node stands.
     pub(super) fn settle(&mut self) {
-        let is_known = self.state.owners.is_some() || !self.shared.is_cluster();
+        let is_known = !self.state.owners.is_empty();
         let complete = is_known && !self.state.nodes.iter().any(|node| node.is_lost);
+        let mut by_owner = BTreeMap::<_, SlotSet>::new();
+        for slot in std::mem::take(&mut self.state.unsettled) {
+            by_owner.entry(self.owner(slot)).or_default().insert(slot);
+        }
         let mut ups = Vec::new();
-        for id in 0..self.state.nodes.len() {
-            if self.state.unsettled.is_empty() {
-                break;
+        for (owner, slots) in by_owner {
+            let node = owner.map(|id| &self.state.nodes[id]);
+            if let Some(node) = node.filter(|node| node.connection.is_some()) {
+                ups.push((slots, node.no_push.is_none()));
+                continue;
             }
-            let slots = self.slots_of(id);
-            let node = &self.state.nodes[id];
-            if node.connection.is_some() {
-                let slots = self.state.unsettled.take(&slots);
-                if !slots.is_empty() {
-                    ups.push((slots, node.no_push.is_none()));
-                }
-            } else if self.state.unsettled.intersects(&slots) {
+            self.state.unsettled.extend(slots);
+            if let Some(id) = owner {
                 // It ends at once if nobody needs it.
                 self.start_node(id);
             }
@@ -391,14 +352,6 @@ impl Change<'_> {
                 queue,
                 complete,
             });
-        }
-    }
-
-    /// The same in a moment: what is refused at once is not asked again at once.
-    pub(super) fn settle_soon(&mut self) {
-        if !std::mem::replace(&mut self.state.settles_soon, true) {
-            let pause = Duration::from_millis(rand::random_range(20..=50));
-            self.try_again(Instant::now() + pause, Retry::Settle);
         }
     }
 }

@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, FromRedisValue, Value, cmd};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::endpoint::{Endpoint, is_host, split_url};
+use super::endpoint::{Endpoint, ignore, is_host, split_url};
 use super::fault::Fault;
 use super::slots::{SLOTS, Slot};
 use super::stream;
@@ -28,7 +28,7 @@ const NEXT_AFTER: u32 = 8;
 /// Some nodes of a cluster, of which one is enough to find the others.
 #[derive(Clone, Debug)]
 pub(super) struct Seeds {
-    endpoints: Vec<Endpoint>,
+    pub(super) endpoints: Vec<Endpoint>,
 }
 
 impl Seeds {
@@ -41,7 +41,9 @@ impl Seeds {
         Some(hosts.split(',').map(url).collect())
     }
 
-    pub(super) fn new(endpoints: Vec<Endpoint>) -> Result<Self, Fault> {
+    pub(super) fn parse(urls: &[String]) -> Result<Self, Fault> {
+        let endpoints = urls.iter().map(|url| Endpoint::parse(url));
+        let endpoints = endpoints.collect::<Result<Vec<_>, _>>()?;
         if endpoints.is_empty() {
             return Err(Fault::url("a cluster needs at least one node"));
         }
@@ -56,24 +58,15 @@ impl Seeds {
         Ok(Self { endpoints })
     }
 
-    /// The first one's.
-    pub(super) fn address(&self) -> &Arc<str> {
-        self.endpoints[0].address()
-    }
-
     /// A node that the map names: with the first seed's user and certificates.
     pub(super) fn node(&self, address: &str) -> Endpoint {
         let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
         self.endpoints[0].elsewhere(host, port.parse().unwrap_or(6379))
     }
 
-    /// The map as the first seed that answers has it. `within` is for all of it.
-    pub(super) async fn find_map(&self, within: Duration) -> Result<SlotMap, Fault> {
-        self.find_map_among(&[], within).await
-    }
-
-    /// The same, asking these nodes as well.
-    pub(super) async fn find_map_among(
+    /// The map as the first that answers has it, of these nodes and the seeds. `within` is for all of
+    /// it.
+    pub(super) async fn find_map(
         &self,
         nodes: &[Address],
         within: Duration,
@@ -94,9 +87,12 @@ impl Seeds {
             let next = nodes.next();
             let patience = within / next.as_ref().map_or(1, |_| NEXT_AFTER);
             asking.extend(next.map(|node| async move {
-                let address = node.address().clone();
+                let address = node.address.clone();
                 let silent = Fault::Silent { address, within };
-                let asking = connect_and_ask(&node, within);
+                let asking = async {
+                    let (mut link, _) = node.connect(within, ignore).await?;
+                    ask_map(&mut link.connection, &node.address, within).await
+                };
                 timeout_at(give_up, asking).await.unwrap_or(Err(silent))
             }));
             match timeout(patience, asking.next()).await {
@@ -111,11 +107,6 @@ impl Seeds {
         }
         Err(Fault::not_found("the slots of the cluster", &faults))
     }
-}
-
-async fn connect_and_ask(node: &Endpoint, within: Duration) -> Result<SlotMap, Fault> {
-    let mut link = node.connect_any(within).await?;
-    ask_map(&mut link.connection, node.address(), within).await
 }
 
 /// Asks for the map over a connection that stands.

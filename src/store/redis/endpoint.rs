@@ -33,7 +33,7 @@ pub(super) fn split_url(url: &str) -> (String, &str, &str, &str) {
 #[derive(Clone)]
 pub(super) struct Endpoint {
     pub(super) info: ConnectionInfo,
-    /// For errors and logs.
+    /// Host and port, or the socket's path: for errors and logs.
     pub(super) address: Arc<str>,
     opener: Opener,
     /// Sentinels named it, who may be wrong: its role is asked for at each connection.
@@ -119,11 +119,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Host and port, or the socket's path.
-    pub(super) fn address(&self) -> &Arc<str> {
-        &self.address
-    }
-
     fn is_tls(&self) -> bool {
         matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
     }
@@ -147,15 +142,18 @@ impl Endpoint {
         }
     }
 
-    /// Connects for pushes. `Ok(None)`: the server, or a proxy before it, speaks RESP2 only.
+    /// Connects, and tells whether there may be pushes. There are none where the server, or a proxy
+    /// before it, speaks RESP2 only.
     pub(super) async fn connect(
         &self,
         within: Duration,
         pushes: impl AsyncPushSender,
-    ) -> Result<Option<Link>, Fault> {
+    ) -> Result<(Link, bool), Fault> {
         match self.open(ProtocolVersion::RESP3, within, pushes).await {
-            Err(Fault::Connect { source, .. }) if speaks_no_resp3(&source) => Ok(None),
-            link => link.map(Some),
+            Err(Fault::Connect { source, .. }) if speaks_no_resp3(&source) => {
+                Ok((self.connect_resp2(within).await?, false))
+            }
+            link => Ok((link?, true)),
         }
     }
 
@@ -164,17 +162,9 @@ impl Endpoint {
         self.open(ProtocolVersion::RESP2, within, ignore).await
     }
 
-    /// Connects for questions, with whatever protocol the server speaks.
-    pub(super) async fn connect_any(&self, within: Duration) -> Result<Link, Fault> {
-        match self.connect(within, ignore).await? {
-            Some(link) => Ok(link),
-            None => self.connect_resp2(within).await,
-        }
-    }
-
     /// Connects and hangs up: whether the server answers, and lets this user in.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
-        let mut link = self.connect_any(within).await?;
+        let (mut link, _) = self.connect(within, ignore).await?;
         // With RESP2 connecting does not show whether a password is missing.
         match link.ask(&cmd("PING"), &self.address, within).await {
             Err(Fault::Refused { refusal, .. }) if refusal.code() == "NOPERM" => Ok(()),
@@ -190,17 +180,12 @@ impl Endpoint {
     ) -> Result<Link, Fault> {
         let settings = self.info.redis_settings().clone().set_protocol(protocol);
         let info = self.info.clone().set_redis_settings(settings);
-        let (address, is_tls) = (self.address.clone(), self.is_tls());
-        let mut link = match Link::open(&info, &self.opener, within, pushes).await {
-            Ok(link) => link,
-            Err(source) => {
-                return Err(Fault::Connect {
-                    address,
-                    is_tls,
-                    source,
-                });
-            }
-        };
+        let opened = Link::open(&info, &self.opener, within, pushes).await;
+        let mut link = opened.map_err(|source| Fault::Connect {
+            address: self.address.clone(),
+            is_tls: self.is_tls(),
+            source,
+        })?;
         if !self.must_be_primary {
             return Ok(link);
         }
@@ -213,13 +198,15 @@ impl Endpoint {
             }
             Err(fault) => Err(fault),
             Ok(Value::Array(role)) if role.first() == Some(&master) => Ok(link),
-            Ok(_) => Err(Fault::NotPrimary { address }),
+            Ok(_) => Err(Fault::NotPrimary {
+                address: self.address.clone(),
+            }),
         }
     }
 }
 
 /// For connections to which nothing is pushed that matters.
-fn ignore(_: PushInfo) -> Result<(), ()> {
+pub(super) fn ignore(_: PushInfo) -> Result<(), ()> {
     Ok(())
 }
 

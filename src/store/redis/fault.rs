@@ -66,6 +66,12 @@ impl Fault {
         Self::invalid("Redis url", reason)
     }
 
+    /// The session ends the connection, for it is not what it should be.
+    pub(super) fn garbled(address: &Arc<str>, what: &'static str) -> Self {
+        let address = address.clone();
+        Self::Garbled { address, what }
+    }
+
     /// Too few replicas are known to have a lock.
     pub(super) fn unconfirmed(reason: impl fmt::Display, is_lasting: bool) -> Self {
         let text = format!("lock not confirmed by replicas: {reason}");
@@ -240,11 +246,6 @@ impl Refusal {
             }
             _ => false,
         }
-    }
-
-    /// Whether one key may be the reason that a whole call was refused.
-    pub(super) fn may_be_one_keys(&self) -> bool {
-        matches!(self.code.as_str(), "NOPERM" | "CROSSSLOT")
     }
 
     /// Whether the server does not know HELLO, or its version 3. (A full server says ERR to it as

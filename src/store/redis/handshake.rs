@@ -3,27 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, PushInfo, PushKind, Value, cmd};
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use redis::{Cmd, Pipeline, PushInfo, PushKind, Value};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::call;
 use super::clock::Clock;
 use super::cluster::Address;
 use super::endpoint::Endpoint;
 use super::fault::{Fault, Refusal};
 use super::grant::{self, Message};
 use super::keys::Names;
+use super::node::NodeTask;
+use super::pipe::{Event, Pipe};
 use super::reply;
-use super::script::Script;
-use super::slots::Slot;
 use super::stream::Link;
 
 /// A connection that is ready for calls.
 pub(super) struct Connected {
-    pub(super) link: Link,
-    /// What the server sends unasked.
-    pub(super) pushes: UnboundedReceiver<PushInfo>,
+    /// Each request is a call, and its tag the call's number.
+    pub(super) pipe: Pipe<u64>,
     /// Grants that came during the handshake.
     pub(super) early: Vec<PushInfo>,
     /// Why the server cannot push grants to us, if it cannot.
@@ -52,72 +50,61 @@ pub(super) struct ServerInfo {
     pub(super) refusal: Option<Refusal>,
 }
 
-/// What the calls of a connection will need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Calls and grants, on a server that has all keys.
-    Server,
-    /// Calls, on a primary that has this slot, among others.
-    Primary(Slot),
-    /// Calls, on a node that has no slot yet.
-    Importing,
-}
-
-pub(super) struct Handshake<'a> {
-    pub(super) endpoint: &'a Endpoint,
-    pub(super) names: &'a Names,
-    pub(super) script: &'a Script,
-    pub(super) purpose: Purpose,
-    /// The connection that ended with calls in flight: it may still hold some of them.
-    pub(super) predecessor: Option<&'a ClientId>,
-    /// The probe's call number.
-    pub(super) number: u64,
-    /// Whether to ask if the server evicts: `INFO` takes far longer than other commands.
-    pub(super) asks_policy: bool,
-    /// Each round trip may take so long.
-    pub(super) within: Duration,
-}
-
 pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
 pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
 
-impl Handshake<'_> {
-    /// May be dropped half-way: no step touches a lock.
-    pub(super) async fn run(&self) -> Result<Connected, Fault> {
-        let (address, within) = (self.endpoint.address(), self.within);
-        let (sender, mut pushes) = mpsc::unbounded_channel();
-        let (mut link, speaks_resp3) = match self.endpoint.connect(within, sender).await? {
-            Some(link) => (link, true),
-            None => (self.endpoint.connect_resp2(within).await?, false),
-        };
-        let subscribes = self.purpose == Purpose::Server && speaks_resp3;
-        let probe = Probe::new(self.names, address);
-        let last = self.last_command(&probe, subscribes);
-        let mut commands = client_commands(self.predecessor);
+impl NodeTask {
+    /// Connects. May be dropped half-way: no step touches a lock.
+    pub(super) async fn set_up(&mut self, endpoint: &Endpoint) -> Result<Connected, Fault> {
+        let shared = self.shared.clone();
+        let names = &shared.names;
+        let (address, within) = (&endpoint.address, shared.opening.response_timeout);
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let (mut link, speaks_resp3) = endpoint.connect(within, sender).await?;
+        let subscribes = !shared.is_cluster() && speaks_resp3;
+        let probe = Probe::new(names);
+        // Sees that the server takes writes and gives us the rights that the scripts need, and has it
+        // publish the probe. It names a lock that never exists. A node that has no slot yet can run
+        // none: its first call brings its time (O5).
+        let call = shared.probe_names(self.id).map(|[lock, queue, channel]| {
+            let channel = if subscribes { &*channel } else { "" };
+            let mut call = shared.script.command(2, 5);
+            call.arg(&[lock, queue]).arg(self.number).arg("P").arg("");
+            call.arg(channel).arg(probe.message()).take()
+        });
+        let mut commands = client_commands(self.predecessor.as_ref());
         commands.cmd("INFO").arg("server");
-        if self.asks_policy {
+        // `INFO memory` takes the server far longer than other commands.
+        let asks_policy = !self.has_connected;
+        if asks_policy {
             commands.cmd("INFO").arg("memory");
         }
         if subscribes {
-            commands.cmd("SUBSCRIBE").arg(self.names.channel());
+            commands.cmd("SUBSCRIBE").arg(names.channel());
         }
-        commands.add_command(last.clone());
+        if let Some(call) = &call {
+            commands.add_command(call.clone());
+        }
         let mut answers = link.ask_all(&commands, address, within).await?;
         let mut last_answer = || answers.pop().unwrap_or(Value::Nil);
-        let proved = last_answer();
+        let (mut clock, mut no_push) = (Clock::told(0, Instant::now()), None);
+        let probed = call.map(|call| (call, last_answer()));
         let subscribed = subscribes.then(&mut last_answer);
-        let memory = self.asks_policy.then(&mut last_answer);
+        let memory = asks_policy.then(&mut last_answer);
         let server = last_answer();
-        let (clock, mut no_push) = self.read_last(&mut link, &last, proved).await?;
+        if let Some((call, answer)) = probed {
+            (clock, no_push) = self.read_probe(&mut link, address, &call, answer).await?;
+        }
+        let mut pipe = Pipe::new(link, pushes, address.clone(), within);
         let mut early = Vec::new();
         if let Some(subscribed) = subscribed {
             if let Value::ServerError(error) = &subscribed {
-                no_push = Some(Refusal::from(error).naming(self.names).to_string());
+                no_push = Some(Refusal::from(error).naming(names).to_string());
             }
             // What has come is read in any case: a push confirms the subscription, too.
             let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
             let heard;
-            (heard, early) = probe.hear(&mut pushes, wait).await?;
+            (heard, early) = probe.hear(&mut pipe, wait).await?;
             if !heard {
                 no_push.get_or_insert_with(|| UNHEARD.to_owned());
             }
@@ -125,8 +112,7 @@ impl Handshake<'_> {
             no_push = Some(ONLY_RESP2.to_owned());
         }
         Ok(Connected {
-            link,
-            pushes,
+            pipe,
             early,
             no_push,
             clock,
@@ -135,57 +121,40 @@ impl Handshake<'_> {
         })
     }
 
-    /// Sees that the server takes writes and gives us the rights that the scripts need, and has it
-    /// publish the probe; or asks for its time alone.
-    fn last_command(&self, probe: &Probe<'_>, publishes: bool) -> Cmd {
-        let keys = match self.purpose {
-            Purpose::Server => self.names.probe(),
-            Purpose::Primary(slot) => self.names.probe_in(slot),
-            Purpose::Importing => return cmd("TIME"),
-        };
-        let [lock, queue, channel] = &keys;
-        let channel = if publishes { &**channel } else { "" };
-        let message = probe.message();
-        call::probe_command(self.script, [lock, queue], self.number, channel, &message)
-    }
-
     /// Tells the server's time, and why it does not publish.
-    async fn read_last(
-        &self,
+    async fn read_probe(
+        &mut self,
         link: &mut Link,
+        address: &Address,
         command: &Cmd,
         mut answer: Value,
     ) -> Result<(Clock, Option<String>), Fault> {
-        let address = self.endpoint.address();
-        let garbled = |what| {
-            let address = address.clone();
-            Fault::Garbled { address, what }
-        };
-        if self.purpose == Purpose::Importing {
-            let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)
-                .map_err(|_| garbled("it does not tell its time"))?;
-            let at = seconds.saturating_mul(1_000_000).saturating_add(micros);
-            return Ok((Clock::told(at, Instant::now()), None));
-        }
+        let shared = self.shared.clone();
+        let names = &shared.names;
+        let within = shared.opening.response_timeout;
         // Without the right to load it, the call carries the whole text.
-        let loaded = vec![self.script.load(), command.clone()];
-        for again in [loaded, vec![self.script.in_full(command)]] {
+        let loaded = vec![shared.script.load(), command.clone()];
+        for again in [loaded, vec![shared.script.in_full(command)]] {
             if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
                 let mut commands = Pipeline::new();
                 for command in again {
                     commands.add_command(command);
                 }
-                let answers = link.ask_all(&commands, address, self.within).await?;
+                let answers = link.ask_all(&commands, address, within).await?;
                 answer = answers.into_iter().last().unwrap_or(Value::Nil);
             }
         }
         if let Value::ServerError(error) = &answer {
-            let refusal = Refusal::from(error).naming(self.names);
-            return Err(Fault::refused(address.clone(), refusal, self.names));
+            let (address, refusal) = (address.clone(), Refusal::from(error).naming(names));
+            return Err(match shared.is_cluster() {
+                // Perhaps its slots have moved since: that is no lasting fault.
+                true => Fault::Refused { address, refusal },
+                false => Fault::refused(address, refusal, names),
+            });
         }
         let (at, refusal) = reply::read_probe(self.number, &answer)
-            .ok_or_else(|| garbled("the reply to the probe is another's"))?;
-        let refusal = refusal.map(|refusal| refusal.naming(self.names).to_string());
+            .ok_or_else(|| Fault::garbled(address, "the reply to the probe is another's"))?;
+        let refusal = refusal.map(|refusal| refusal.naming(names).to_string());
         Ok((Clock::told(at, Instant::now()), refusal))
     }
 }
@@ -195,7 +164,9 @@ pub(super) fn client_commands(predecessor: Option<&ClientId>) -> Pipeline {
     let mut commands = Pipeline::new();
     commands.cmd("CLIENT").arg("INFO");
     if let Some(predecessor) = predecessor {
-        commands.add_command(predecessor.kill());
+        // Without the right to do so it is refused, and O5 guards against the worst.
+        let words = ["KILL", "ID", &predecessor.id, "ADDR", &predecessor.address];
+        commands.cmd("CLIENT").arg(&words);
     }
     commands
 }
@@ -203,17 +174,13 @@ pub(super) fn client_commands(predecessor: Option<&ClientId>) -> Pipeline {
 /// A message to ourselves, which proves that pushes arrive (O4).
 pub(super) struct Probe<'a> {
     names: &'a Names,
-    address: &'a Address,
     nonce: String,
 }
 
 impl<'a> Probe<'a> {
-    pub(super) fn new(names: &'a Names, address: &'a Address) -> Self {
-        Self {
-            names,
-            address,
-            nonce: format!("{:016x}", rand::random::<u64>()),
-        }
+    pub(super) fn new(names: &'a Names) -> Self {
+        let nonce = format!("{:016x}", rand::random::<u64>());
+        Self { names, nonce }
     }
 
     pub(super) fn message(&self) -> String {
@@ -222,40 +189,27 @@ impl<'a> Probe<'a> {
 
     /// Whether the message comes within that time, and what else came until then. No other message
     /// proves anything: the predecessor may still be subscribed, too.
-    pub(super) async fn hear(
+    pub(super) async fn hear<T>(
         &self,
-        pushes: &mut UnboundedReceiver<PushInfo>,
+        pipe: &mut Pipe<T>,
         within: Duration,
     ) -> Result<(bool, Vec<PushInfo>), Fault> {
         let mut others = Vec::new();
         let hearing = async {
-            while let Some(push) = pushes.recv().await {
-                match (message(self.names, &push), &push.kind) {
-                    (Some(Message::Probe(nonce)), _) if nonce == self.nonce => return Ok(true),
-                    (_, PushKind::Disconnection) => break,
-                    (_, PushKind::Subscribe) => {}
+            loop {
+                let Event::Push(push) = pipe.next().await? else {
+                    continue;
+                };
+                match message(self.names, &push) {
+                    Some(Message::Probe(nonce)) if nonce == self.nonce => return Ok(true),
+                    _ if push.kind == PushKind::Subscribe => {}
                     _ => others.push(push),
                 }
             }
-            let address = self.address.clone();
-            Err(Fault::Closed { address })
         };
-        let heard = timeout(within, hearing).await;
-        Ok((heard.unwrap_or(Ok(false))?, others))
+        let heard = timeout(within, hearing).await.unwrap_or(Ok(false))?;
+        Ok((heard, others))
     }
-}
-
-/// Whether the client takes such a push for the answer to the oldest request.
-pub(super) fn is_subscription(kind: &PushKind) -> bool {
-    matches!(
-        kind,
-        PushKind::Subscribe
-            | PushKind::PSubscribe
-            | PushKind::SSubscribe
-            | PushKind::Unsubscribe
-            | PushKind::PUnsubscribe
-            | PushKind::SUnsubscribe
-    )
 }
 
 /// The message in a push, if it is one that we understand.
@@ -269,13 +223,6 @@ pub(super) fn message<'a>(names: &Names, push: &'a PushInfo) -> Option<Message<'
 }
 
 impl ClientId {
-    /// Has the server close the connection. Without the right to do so it is refused, and O5 guards
-    /// against the worst.
-    pub(super) fn kill(&self) -> Cmd {
-        let words = ["KILL", "ID", &self.id, "ADDR", &self.address];
-        cmd("CLIENT").arg(&words).take()
-    }
-
     /// Reads the answer to `CLIENT INFO`.
     pub(super) fn read(info: &Value) -> Option<Self> {
         let field = |name| field(info, name).map(str::to_owned);

@@ -11,9 +11,17 @@ pub(super) struct Names {
     prefix: Arc<str>,
     instance: Arc<str>,
     fence: Box<str>,
-    /// Of each slot of a cluster, where there is a fence in each.
-    tags: Option<Arc<Tags>>,
+    slots: Slots,
     channel: Box<str>,
+}
+
+/// In which slots the locks are, and the fences for them.
+#[derive(Clone, Debug)]
+enum Slots {
+    /// All in this one, with one fence.
+    One(Slot),
+    /// Each in its own. There is a fence in each slot, whose name ends with the slot's tag.
+    All(Arc<Tags>),
 }
 
 impl Names {
@@ -21,7 +29,7 @@ impl Names {
         Self {
             fence: format!("{prefix}:~fence").into(),
             channel: format!("{prefix}:~grant:{instance}").into(),
-            tags: None,
+            slots: Slots::One(0),
             prefix,
             instance,
         }
@@ -30,9 +38,12 @@ impl Names {
     /// The same on a cluster, whose scripts name nothing outside of a lock's slot. Under a prefix with
     /// a hash tag all locks have one slot, and so one fence.
     pub(super) fn clustered(prefix: Arc<str>, instance: Arc<str>) -> Self {
-        let tags = (!has_hash_tag(&prefix)).then(|| Tags::after(&prefix));
+        let slots = match has_hash_tag(&prefix) {
+            true => Slots::One(slots::slot(&prefix)),
+            false => Slots::All(Tags::after(&prefix)),
+        };
         Self {
-            tags,
+            slots,
             ..Self::new(prefix, instance)
         }
     }
@@ -54,20 +65,26 @@ impl Names {
 
     /// The fence of a slot.
     fn fence_in(&self, slot: Slot) -> [&str; 4] {
-        match &self.tags {
-            Some(tags) => [&self.fence, ":{", tags.of(slot), "}"],
-            None => [&self.fence, "", "", ""],
+        match &self.slots {
+            Slots::All(tags) => [&self.fence, ":{", tags.of(slot), "}"],
+            Slots::One(_) => [&self.fence, "", "", ""],
         }
     }
 
-    /// Where the lock lies on a cluster.
+    /// Where the lock lies on a cluster; 0 elsewhere.
     pub(super) fn slot(&self, key: &str) -> Slot {
-        slots::slot(&self.lock(key).concat())
+        match &self.slots {
+            Slots::All(_) => slots::slot(&self.lock(key).concat()),
+            Slots::One(slot) => *slot,
+        }
     }
 
-    /// The one slot of all locks, if there is but one.
-    pub(super) fn only_slot(&self) -> Option<Slot> {
-        self.tags.is_none().then(|| slots::slot(&self.fence))
+    /// Whether there may be locks in the slot.
+    pub(super) fn has_locks_in(&self, slot: Slot) -> bool {
+        match &self.slots {
+            Slots::All(_) => true,
+            Slots::One(one) => *one == slot,
+        }
     }
 
     /// Where the grants of the lock for this registry are published on a cluster: in its slot.

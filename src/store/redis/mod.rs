@@ -5,7 +5,7 @@
 //! | `store` | the public store and its builder |
 //! | `endpoint`, `stream`, `tls` | how one server is named in a url, and connected to |
 //! | `topology`, `sentinel`, `cluster`, `slots` | which servers there are, and which one has a key |
-//! | `session`, `change`, `routing`, `request`, `retry` | a registry's session: takes requests to nodes, and answers back |
+//! | `session`, `change`, `routing`, `request` | a registry's session: takes requests to nodes, and answers back |
 //! | `node`, `handshake`, `pipe`, `backoff`, `clock` | the task that has the connection to one primary |
 //! | `subscriber`, `subscriptions` | on a cluster, the task that hears a primary's grants |
 //! | `replicas` | acquisitions that count only when replicas have them |
@@ -28,10 +28,8 @@ mod pipe;
 mod replicas;
 mod reply;
 mod request;
-mod retry;
 mod routing;
 mod script;
-#[cfg(feature = "sentinel")]
 mod sentinel;
 mod session;
 mod slots;

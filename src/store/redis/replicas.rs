@@ -40,6 +40,7 @@ use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
 use crate::store::contract::{News, OpError, Owner};
+use crate::user_code::log;
 
 /// So many locks share a call at most: a longer script would hold up everybody else's.
 const MOST_IN_CALL: usize = 512;
@@ -187,20 +188,16 @@ impl Confirmer {
 
     /// Resolves when a round has ended. May be dropped half-way.
     pub(super) async fn end(&mut self) -> Vec<Received> {
-        loop {
-            match (&mut self.round, &mut self.connection) {
-                (Some(round), _) => {
-                    let ended = round.await;
-                    self.round = None;
-                    return self.on_end(ended);
-                }
-                (None, Some((link, ..))) => {
-                    link.ended().await;
-                    self.connection = None;
-                }
-                (None, None) => std::future::pending().await,
-            }
+        if let Some(round) = &mut self.round {
+            let ended = round.await;
+            self.round = None;
+            return self.on_end(ended);
         }
+        if let Some((link, ..)) = &mut self.connection {
+            link.ended().await;
+            self.connection = None;
+        }
+        std::future::pending().await
     }
 
     fn on_end(&mut self, ended: Result<Round, Fault>) -> Vec<Received> {
@@ -238,7 +235,7 @@ impl Confirmer {
 
     /// What has time left goes with the next round.
     fn on_fault(&mut self, mut asked: Vec<Request>, fault: &Fault, now: Instant) -> Vec<Received> {
-        tracing::debug!(%fault, "could not ask the replicas");
+        log!(debug, %fault, "could not ask the replicas");
         self.backoff.failed(now, None);
         if !fault.is_lasting() {
             let has_time = |it: &mut Request| it.useful_until().is_some_and(|until| now < until);
@@ -276,10 +273,7 @@ fn read(
 ) -> Result<(Vec<Result<bool, Refusal>>, u64), Fault> {
     // ASKING is answered by OK.
     let mut answers = answers.into_iter().filter(|answer| *answer != Value::Okay);
-    let garbled = || Fault::Garbled {
-        address: address.clone(),
-        what: "an answer about replicas makes no sense",
-    };
+    let garbled = || Fault::garbled(address, "an answer about replicas makes no sense");
     let mut states = Vec::new();
     for count in calls {
         match answers.next() {
@@ -318,7 +312,7 @@ pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(),
     let until = Instant::now() + within;
     let nodes: BTreeSet<Address> = match topology.seeds() {
         Some(seeds) => {
-            let map = seeds.find_map(within).await?;
+            let map = seeds.find_map(&[], within).await?;
             map.into_iter().map(|(node, _)| node).collect()
         }
         None => [topology.address().clone()].into(),

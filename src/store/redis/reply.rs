@@ -10,14 +10,14 @@ use super::request::{Request, Wish};
 use crate::store::contract::{Outcome, ServerTime, Sight};
 
 /// What a reply says about one request.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     Done(Outcome),
     Seen(Sight),
     /// The script ran too late for it to be of use (O5).
     Stale,
-    /// Dead tickets were cleared and others stand behind them, the lock is as it was: to be sent again
-    /// at once (G3).
+    /// To be sent again at once: dead tickets were cleared and others stand behind them, the lock is as
+    /// it was (G3); or the call was refused as a whole, for a reason that is seen to.
     More,
     Refused(Refusal),
 }

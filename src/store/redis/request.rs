@@ -35,8 +35,8 @@ pub(super) struct Request {
     pub(super) asking: Option<NodeId>,
     /// Under which subscription it is entered, if it is.
     pub(super) heard: Option<u64>,
-    /// The enter that it becomes if the lock is busy.
-    enter: Option<Op>,
+    /// An enter that is sent as an attempt: a lock that is free is won without a subscription.
+    pub(super) attempts_first: bool,
     /// It got the lock, which replicas are to confirm.
     pub(super) held: Option<Held>,
 }
@@ -61,7 +61,7 @@ impl Request {
             delays: 0,
             asking: None,
             heard: None,
-            enter: None,
+            attempts_first: false,
             held: None,
         }
     }
@@ -121,26 +121,6 @@ impl Request {
         }
     }
 
-    /// Makes an enter an attempt: a lock that is free is won without a subscription.
-    pub(super) fn attempt_first(&mut self) {
-        if let Wish::Op(op) = &mut self.wish
-            && let Op::Enter { owner, ttl, .. } = *op
-        {
-            self.enter = Some(std::mem::replace(op, Op::Attempt { owner, ttl }));
-        }
-    }
-
-    /// Makes it the enter again that it was; false if it was none.
-    pub(super) fn restore_enter(&mut self) -> bool {
-        match (&mut self.wish, self.enter.take()) {
-            (Wish::Op(op), Some(enter)) => {
-                *op = enter;
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Whether it asks for the lock, for a caller who may have gone by the time that it is sent.
     pub(super) fn asks(&self) -> bool {
         matches!(
@@ -149,13 +129,18 @@ impl Request {
         )
     }
 
+    pub(super) fn is_enter(&self) -> bool {
+        matches!(self.op(), Some(Op::Enter { .. }))
+    }
+
     pub(super) fn is_release(&self) -> bool {
         matches!(self.op(), Some(Op::Release { .. }))
     }
 
     /// Whether it puts a ticket into the queue, so that grants for its key must reach us.
     pub(super) fn enters(&self) -> bool {
-        self.held.is_none() && matches!(self.op(), Some(Op::Enter { .. } | Op::Yield { .. }))
+        let is_ticket = matches!(self.op(), Some(Op::Enter { .. } | Op::Yield { .. }));
+        is_ticket && self.held.is_none() && !self.attempts_first
     }
 
     /// When its answer is of no use any more, if it is a renewal or asked replicas.

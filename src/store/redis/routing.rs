@@ -1,20 +1,21 @@
 //! Where a request goes on a cluster: what answers and redirections say, and the map of the slots.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use rand::seq::SliceRandom;
-use tokio::time::{Instant, sleep, sleep_until};
+use rand::seq::{IteratorRandom, SliceRandom};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
-use super::change::Change;
+use super::change::{Change, Node};
 use super::cluster::{Seeds, SlotMap, absolute, ask_map};
 use super::fault::{Fault, Refusal};
 use super::reply::Verdict;
 use super::request::{Request, Wish};
 use super::session::{NodeId, Shared};
-use super::slots::{SLOTS, SlotSet};
+use super::slots::SLOTS;
 use crate::StoreError;
 use crate::store::contract::{Answer, News, OpError, Outcome, Scope, ServerTime};
 
@@ -38,8 +39,9 @@ impl Change<'_> {
         match verdict {
             // Now it enters the queue, once the grants of its key are heard.
             Verdict::Done(Outcome::Busy { .. })
-                if node.no_push.is_none() && request.restore_enter() =>
+                if node.no_push.is_none() && request.attempts_first =>
             {
+                request.attempts_first = false;
                 self.route(request);
             }
             Verdict::Done(outcome) => {
@@ -75,15 +77,22 @@ impl Change<'_> {
     /// Nothing of the call was done.
     pub(super) fn on_refused(&mut self, id: NodeId, mut request: Request, refusal: &Refusal) {
         match refusal.code() {
-            _ if !self.shared.is_cluster() => self.refuse(id, request, refusal.clone()),
+            _ if !self.shared.is_cluster() => self.refuse(Some(id), request, refusal),
             code @ ("MOVED" | "ASK") => {
                 let to = refusal.text().split(' ').nth(1);
                 let to = to.and_then(|to| absolute(to, &self.state.nodes[id].address));
                 let Some(to) = to.map(|to| self.state.node(&to)) else {
-                    return self.refuse(id, request, refusal.clone());
+                    return self.refuse(Some(id), request, refusal);
                 };
                 if code == "MOVED" {
-                    self.on_moved(&request, to);
+                    // The slot changes at once, and the rest of the map is asked for.
+                    let owner = owner_of(to);
+                    if let Some(known) = self.state.owners.get_mut(usize::from(request.slot))
+                        && std::mem::replace(known, owner) != owner
+                    {
+                        self.state.unsettled.insert(request.slot);
+                    }
+                    self.search();
                 }
                 if request.hops >= HOPS {
                     self.delay(request, refusal);
@@ -103,42 +112,61 @@ impl Change<'_> {
                 request.is_bare |= request.is_release() && request.since.elapsed() > patience;
                 self.delay(request, refusal);
             }
-            _ => self.refuse(id, request, refusal.clone()),
+            _ => self.refuse(Some(id), request, refusal),
         }
     }
 
-    /// The slot changes at once, and the rest of the map is asked for.
-    fn on_moved(&mut self, request: &Request, to: NodeId) {
-        let owner = owner_of(to);
-        if let Some(owners) = &mut self.state.owners
-            && std::mem::replace(&mut owners[usize::from(request.slot)], owner) != owner
-        {
-            self.state.unsettled.insert(request.slot);
-            self.settle_soon();
+    /// Tries again after a pause, as long as the answer is of use.
+    pub(super) fn delay(&mut self, mut request: Request, refusal: &Refusal) {
+        let now = Instant::now();
+        let patience = request.since + self.shared.opening.response_timeout * 3 / 4;
+        let patience = request.useful_until().unwrap_or(patience);
+        if now >= patience {
+            return self.refuse(self.owner(request.slot), request, refusal);
         }
-        self.search();
+        let pause = Duration::from_millis(10 << request.delays.min(4));
+        let due = now + pause.mul_f64(rand::random_range(0.5..=1.0));
+        request.delays += 1;
+        request.hops = 0;
+        request.asking = None;
+        let task = DelayedRequest {
+            shared: self.shared.clone(),
+            request: Some(request),
+        };
+        self.effects.tasks.push(task.run(due.min(patience)).boxed());
     }
 
-    /// Asks for the map, unless that is done already.
+    /// Asks a cluster for its map after a pause, unless that is under way. After the pause the
+    /// registry is told which unsettled keys it may ask for: what is refused at once is not asked
+    /// again at once.
     pub(super) fn search(&mut self) {
-        let search = &mut self.state.search;
-        search.is_due = true;
-        if !std::mem::replace(&mut search.is_running, true) {
-            let task = SearchTask::new(self.shared.clone());
+        let Some(seeds) = self.shared.topology.seeds() else {
+            return;
+        };
+        self.state.search.is_due = true;
+        if !std::mem::replace(&mut self.state.search.is_running, true) {
+            let task = SearchTask {
+                shared: self.shared.clone(),
+                seeds: seeds.clone(),
+                has_ended: false,
+            };
             self.effects.tasks.push(task.run().boxed());
         }
     }
 
-    fn install(&mut self, map: SlotMap) {
-        let mut owners = vec![0; SLOTS].into_boxed_slice();
+    pub(super) fn install(&mut self, map: SlotMap) {
+        self.state.search.backoff = Backoff::default();
+        let mut owners = vec![None; SLOTS];
         for (address, slots) in map {
             let owner = owner_of(self.state.node(&address));
             owners[usize::from(*slots.start())..=usize::from(*slots.end())].fill(owner);
         }
-        let changed = match &self.state.owners {
-            Some(old) => SlotSet::differing(old, &owners),
-            None => SlotSet::of(&owners, |owner| *owner > 0),
-        };
+        let mut old = std::mem::replace(&mut self.state.owners, owners);
+        old.resize(SLOTS, None);
+        let (owners, subscriptions) = (&self.state.owners, &self.state.subscriptions);
+        let changed = (0..).zip(old.iter().zip(owners));
+        let changed = changed.filter(|(_, (old, new))| old != new);
+        self.state.unsettled.extend(changed.map(|(slot, _)| slot));
         // Requests wait for their slots' new nodes.
         let mut rerouted = std::mem::take(&mut self.state.unrouted);
         for (id, node) in self.state.nodes.iter_mut().enumerate() {
@@ -146,9 +174,11 @@ impl Change<'_> {
                 request.asking.is_none() && owners[usize::from(request.slot)] != owner_of(id)
             };
             rerouted.extend(node.inbox.extract_if(.., is_misplaced));
+            let is_needed = owners.contains(&owner_of(id)) || subscriptions.is_wanted_at(id);
+            if !is_needed && node.is_forgettable() {
+                *node = Node::default();
+            }
         }
-        self.state.owners = Some(owners);
-        self.state.unsettled.extend(&changed);
         self.settle();
         for request in rerouted {
             self.route(request);
@@ -161,7 +191,7 @@ impl Change<'_> {
         for request in std::mem::take(&mut self.state.unrouted) {
             self.answer_unsent(request, error.clone());
         }
-        let is_wanted = self.state.owners.is_none() && !self.state.is_closed;
+        let is_wanted = self.state.owners.is_empty() && !self.state.is_closed;
         if is_wanted {
             self.effects.news.push(News::down(error));
         }
@@ -169,91 +199,84 @@ impl Change<'_> {
     }
 }
 
-impl Shared {
-    async fn find_map(&self, seeds: &Seeds) -> Result<SlotMap, Fault> {
-        let within = self.opening.response_timeout;
-        let (standing, mut known) = {
-            let nodes = self.nodes();
-            let standing = nodes.iter().filter_map(|(address, connection)| {
-                let connection = connection.clone()?;
-                Some((address.clone(), connection))
+/// Asks for the map until it is found; with an older one at hand only once.
+///
+/// Made before it is spawned, so that its drop tells also when the runtime never ran it.
+struct SearchTask {
+    shared: Arc<Shared>,
+    seeds: Seeds,
+    has_ended: bool,
+}
+
+impl SearchTask {
+    async fn run(mut self) {
+        let shared = self.shared.clone();
+        while !self.has_ended {
+            let not_before = shared.change(|change| {
+                let search = &mut change.state.search;
+                search.is_due = false;
+                // A fleet that hears of a change at the same moment does not ask at the same moment.
+                let jitter = SEARCH_PAUSE.mul_f64(rand::random_range(0.5..=1.5));
+                let has_map = !change.state.owners.is_empty();
+                let jitter = has_map.then(|| Instant::now() + jitter);
+                search.backoff.not_before().or(jitter)
             });
-            let standing: Vec<_> = standing.collect();
-            let known: Vec<_> = nodes.into_iter().map(|(address, _)| address).collect();
-            (standing, known)
-        };
-        let any = rand::random_range(0..standing.len().max(1));
-        if let Some((address, mut connection)) = standing.into_iter().nth(any)
+            if let Some(until) = not_before {
+                tokio::select! {
+                    () = self.settling(sleep_until(until)) => {}
+                    () = shared.closed() => {}
+                }
+            }
+            shared.change(|change| change.settle());
+            let mut is_wanted = false;
+            match self.settling(self.find_map()).await {
+                Ok(map) => shared.change(|change| change.install(map)),
+                Err(fault) => {
+                    is_wanted = shared.change(|change| change.on_no_map(fault.into()));
+                    let listener = shared.opening.listener.upgrade();
+                    is_wanted &= listener.is_some_and(|it| it.uses(&Scope::All));
+                }
+            }
+            // Under one lock: a search that is wanted after this starts the next task.
+            self.has_ended = shared.change(|change| {
+                let search = &mut change.state.search;
+                search.is_running = (search.is_due || is_wanted) && !change.state.is_closed;
+                !search.is_running
+            });
+        }
+    }
+
+    /// Settles now and then until `future` has ended: slots whose node is known and connected do not wait
+    /// for the map.
+    async fn settling<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        loop {
+            match timeout(SEARCH_PAUSE, &mut future).await {
+                Ok(output) => return output,
+                Err(_) => self.shared.change(|change| change.settle()),
+            }
+        }
+    }
+
+    async fn find_map(&self) -> Result<SlotMap, Fault> {
+        let within = self.shared.opening.response_timeout;
+        let (connected, mut known) = self.shared.change(|change| {
+            let nodes = &change.state.nodes;
+            let connected = nodes.iter().filter_map(|node| {
+                let connection = node.connection.clone()?;
+                Some((node.address.clone(), connection))
+            });
+            let known = nodes.iter().map(|node| node.address.clone());
+            let known: Vec<_> = known.filter(|it| !it.is_empty()).collect();
+            (connected.choose(&mut rand::rng()), known)
+        });
+        if let Some((address, mut connection)) = connected
             && let Ok(map) = ask_map(&mut connection, &address, within).await
         {
             return Ok(map);
         }
         known.shuffle(&mut rand::rng());
-        seeds.find_map_among(&known, within).await
-    }
-}
-
-/// Asks for the map until it is found; with an older one at hand only once.
-///
-/// Made before it is spawned, so that its drop tells also when the runtime never ran it.
-pub(super) struct SearchTask {
-    shared: Arc<Shared>,
-    has_ended: bool,
-}
-
-impl SearchTask {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let has_ended = false;
-        Self { shared, has_ended }
-    }
-
-    pub(super) async fn run(mut self) {
-        let shared = self.shared.clone();
-        let Some(seeds) = shared.topology.seeds() else {
-            return;
-        };
-        loop {
-            tokio::select! {
-                () = self.pause() => {}
-                () = shared.closed() => {}
-            }
-            match shared.find_map(seeds).await {
-                Ok(map) => shared.change(|change| {
-                    change.state.search.backoff = Backoff::default();
-                    change.install(map);
-                }),
-                Err(fault) => {
-                    let is_wanted = shared.change(|change| change.on_no_map(fault.into()));
-                    let listener = shared.opening.listener.upgrade();
-                    if is_wanted && listener.is_some_and(|it| it.uses(&Scope::All)) {
-                        continue;
-                    }
-                }
-            }
-            // Under one lock: a search that is wanted after this starts the next task.
-            self.has_ended = shared.change(|change| {
-                let again = change.state.search.is_due && !change.state.is_closed;
-                change.state.search.is_running = again;
-                !again
-            });
-            if self.has_ended {
-                return;
-            }
-        }
-    }
-
-    async fn pause(&self) {
-        let (not_before, has_map) = self.shared.change(|change| {
-            let search = &mut change.state.search;
-            search.is_due = false;
-            (search.backoff.not_before(), change.state.owners.is_some())
-        });
-        if let Some(until) = not_before {
-            sleep_until(until).await;
-        } else if has_map {
-            // A fleet that hears of a change at the same moment does not ask at the same moment.
-            sleep(SEARCH_PAUSE.mul_f64(rand::random_range(0.5..=1.5))).await;
-        }
+        self.seeds.find_map(&known, within).await
     }
 }
 
@@ -269,6 +292,34 @@ impl Drop for SearchTask {
     }
 }
 
-fn owner_of(id: NodeId) -> u16 {
-    u16::try_from(id + 1).expect("a cluster has at most 16,384 primaries")
+/// A request that is routed again after a pause. Dropped before that, its runtime has gone: then it is
+/// answered.
+struct DelayedRequest {
+    shared: Arc<Shared>,
+    request: Option<Request>,
+}
+
+impl DelayedRequest {
+    async fn run(mut self, due: Instant) {
+        sleep_until(due).await;
+        if let Some(request) = self.request.take() {
+            self.shared.change(|change| change.route(request));
+        }
+    }
+}
+
+impl Drop for DelayedRequest {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            let error = self.shared.abandoned_error();
+            self.shared
+                .change(|change| change.answer_unsent(request, error));
+            // The key is settled once there is a runtime.
+            self.shared.lack_task();
+        }
+    }
+}
+
+fn owner_of(id: NodeId) -> Option<u16> {
+    Some(u16::try_from(id).expect("a cluster has at most 16,384 primaries"))
 }

@@ -18,13 +18,14 @@
 --         stale  lost  not-old  more: the same op is to be sent again
 --         I: {'sight', value or nil, ms left or negative, tickets}        {'error', text}
 --
--- Times are in µs, ttls in ms. What comes before the shortest path runs in every call, and a reply of
--- nested tables costs the server as much as two commands.
+-- Times are in µs, ttls in ms. What comes before the shortest path runs in every call. A reply of nested
+-- tables costs the server as much as two commands; a function, and each variable that it takes from
+-- outside, costs half a command.
 
 -- On a cluster grants go through the shard that has the lock's slot, by a channel for each lock.
 local publish, numsub, sharded = 'PUBLISH', 'NUMSUB', false
 
-local call, try, sub, format = redis.call, redis.pcall, string.sub, string.format
+local try, sub = redis.pcall, string.sub
 local ops, of_use, count = ARGV[2], ARGV[3], #ARGV[2]
 local fence = KEYS[3 * count + 1]
 local clock, now, epoch
@@ -72,7 +73,7 @@ if of_use ~= '' then
   read_clock()
 end
 -- All keys of a call are looked at in one or two commands. What these do not tell, the op asks again.
-local found = fence and try('EXISTS', unpack(KEYS, 1, 3 * count))
+local found = fence and (count > 1 or ops == 'R' or of_use ~= '') and try('EXISTS', unpack(KEYS, 1, 3 * count))
 
 -- The shortest path: one lock that is free, or is released, and nobody waits. F1, F3: as in `draw`.
 if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and clock <= of_use then
@@ -89,25 +90,25 @@ end
 
 -- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
 -- every op. A double counts no further than 2^53. KEEPTTL: a key that is no fence is left as it was.
--- F3: `n .. ''` would lose the last digits of a number of 16.
+-- F3: `n .. ''` would lose the last digits of a number of 16. To spell one costs more than to reuse `clock`.
 local function draw()
   if not epoch then
-    local last = format('%d', now + count - 1)
-    local old = call('SET', fence, last, 'KEEPTTL', 'GET')
+    local last = count == 1 and clock or string.format('%d', now + count - 1)
+    local old = redis.call('SET', fence, last, 'KEEPTTL', 'GET')
     local held = tonumber(old or 0)
     if not (held and held < 9e15) then
-      call('SET', fence, old, 'KEEPTTL')
+      redis.call('SET', fence, old, 'KEEPTTL')
       error('WRONGTYPE the fence ' .. fence .. ' holds no number to go on from', 0)
     elseif held >= now then
-      call('SET', fence, format('%d', held + count))
+      redis.call('SET', fence, string.format('%d', held + count))
     end
     epoch = math.max(held, now - 1)
   end
   epoch = epoch + 1
-  return epoch
+  return epoch == now and clock or string.format('%d', epoch)
 end
 
-local reply, values = { ARGV[1], clock or '' }, found == 0 and {} or try('MGET', unpack(KEYS, 1, count))
+local reply, values = { ARGV[1], clock or '' }, found ~= 0 and count > 1 and try('MGET', unpack(KEYS, 1, count)) or {}
 
 -- A table among the answers is no text.
 local function finish()
@@ -141,9 +142,10 @@ if fence and count > 1 then
     freed, reply = {}, { ARGV[1], clock or '' }
   end
   for n = 1, free[1] and pcall(draw) and #free or 0 do
-    local i, number = free[n], n == 1 and epoch or draw()
+    local i = free[n]
     local set = try('SET', KEYS[i], ARGV[3 + i], 'PX', ARGV[3 + count + i])
-    reply[2 + i] = set.err and { 'error', set.err } or number == now + n - 1 and '+' or format('%d', number)
+    epoch = n == 1 and epoch or epoch + 1
+    reply[2 + i] = set.err and { 'error', set.err } or epoch == now + n - 1 and '+' or string.format('%d', epoch)
   end
   if #free + #freed == count and (epoch or not free[1]) then
     return finish()
@@ -154,121 +156,99 @@ if not now then
   read_clock()
   reply[2] = clock
 end
-local prefix = fence and fence:match('^(.*):~fence')
+local prefix = fence and string.match(fence, '^(.*):~fence')
 -- G3: how many tickets and listeners of registries that are gone one call clears.
 local clears = 100
+local TICKET, LISTENER = '^(([^%s:]+):%d+) ([1-9]%d*)$', '^(([^%s:]+):%d+)$'
 
 -- The first in a queue, or of the listeners, whose registry is there: its channel has a subscriber.
 -- (What PUBLISH returns says nothing: replicas pass messages on, and patterns make the dead look
 -- alive.) Those before it are dropped, and nothing is published to them (S2).
 local function first_live(op, set, pattern)
   while true do
-    local head = call('ZRANGE', set, '0', '0', 'WITHSCORES')
+    local head = redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')
     if not head[1] then
       return nil
     end
     local owner, instance, ttl = string.match(head[1], pattern)
-    local channel = owner and (sharded and sub(op.queue, 1, -9) or prefix) .. ':~grant:' .. instance
-    if channel and call('PUBSUB', numsub, channel)[2] > 0 then
-      return { member = head[1], score = tonumber(head[2]), owner = owner, ttl = ttl, channel = channel }
+    local channel = owner and (sharded and string.sub(op.queue, 1, -9) or prefix) .. ':~grant:' .. instance
+    if channel and redis.call('PUBSUB', numsub, channel)[2] > 0 then
+      return head, owner, ttl, channel
     elseif clears == 0 then
       error({ 'more' }, 0)
     end
     clears = clears - 1
-    call('ZREM', set, head[1])
+    redis.call('ZREM', set, head[1])
   end
 end
-
-local TICKET, LISTENER = '^((%S+):%d+) ([1-9]%d*)$', '^((%S+):%d+)$'
 
 -- Adds a ticket or a listener, or leaves it where it stands (K1). The place named before is kept,
 -- unless the clock has been set back behind it (K2). Removing the last member deletes a set and its
 -- expiry with it, so each ZADD sets that anew: 60 s more than the lock lasts, never shorter (K3). The
 -- second beyond saves the next one the write.
-local is_new
+local added
 local function stand(set, member, place, left)
   if not place or place > now then
-    local last = call('ZRANGE', set, '-1', '-1', 'WITHSCORES')[2]
+    local last = redis.call('ZRANGE', set, '-1', '-1', 'WITHSCORES')[2]
     place = last and math.max(now, last + 1) or now
   end
-  is_new = call('ZADD', set, 'NX', format('%d', place), member) == 1
-  place = is_new and place or tonumber(call('ZSCORE', set, member))
+  local score = place == now and clock or string.format('%d', place)
+  added = redis.call('ZADD', set, 'NX', score, member) == 1 and member
+  score = added and score or string.format('%d', redis.call('ZSCORE', set, member))
   local expiry = math.max(left, 0) + 60000
-  if call('PTTL', set) < expiry then
-    call('PEXPIRE', set, expiry + 1000)
+  if redis.call('PTTL', set) < expiry then
+    redis.call('PEXPIRE', set, expiry + 1000)
   end
-  return format('%d', place)
+  return score
 end
 
 -- S2: gives the lock to the first ticket, and `member` joins `set` meanwhile. The ticket leaves first,
 -- since that frees memory: a full server refuses a script whose first write takes some. State first,
--- publish last: a lock whose owner cannot be told is free, and the ticket stands again (S1).
-local function hand_over(op, head, set, member, place)
-  call('ZREM', op.queue, head.member)
-  is_new = false
-  local ok, err = pcall(function()
-    local drawn = format('%d', draw())
-    place = member and stand(set, member, place, head.ttl)
-    call('SET', op.lock, head.owner, 'PX', head.ttl)
-    local grant = '1 ' .. head.member .. ' ' .. drawn .. ' ' .. clock .. ' ' .. sub(op.lock, #prefix + 2)
-    local told = try(publish, head.channel, grant)
-    if type(told) == 'table' then
-      call('DEL', op.lock)
-      error(told)
-    end
-  end)
-  if ok then
-    return place
+-- publish last: a lock whose owner cannot be told is free (S1).
+local function hand_over(op, head, owner, ttl, channel, set, member, place)
+  op.head, added = head, nil
+  redis.call('ZREM', op.queue, head[1])
+  local grant = '1 ' .. head[1] .. ' ' .. draw() .. ' ' .. clock .. ' ' .. string.sub(op.lock, #prefix + 2)
+  place = member and stand(set, member, place, ttl)
+  redis.call('SET', op.lock, owner, 'PX', ttl)
+  local told = redis.pcall(publish, channel, grant)
+  if type(told) == 'table' then
+    redis.call('DEL', op.lock)
+    error(told)
   end
-  if is_new then
-    try('ZREM', set, member)
-  end
-  pcall(stand, op.queue, head.member, head.score, 0)
-  error(err, 0)
+  return place
 end
 
--- W7: the first listener is told that the lock is free, and nobody else gets it for the 100 ms that it
--- may take to ask.
-local function tell_listener(op)
-  local head = first_live(op, op.listeners, LISTENER)
-  if head then
-    call('ZREM', op.listeners, head.member)
-    try('SET', op.lock, head.owner, 'NX', 'PX', 100)
-    if type(try(publish, head.channel, 'freed ' .. sub(op.lock, #prefix + 2))) == 'table' then
-      call('DEL', op.lock)
-    end
-  end
-end
-
--- Serves the first ticket, or else frees the lock if it was held. What hinders a hand-over neither keeps
--- the lock locked nor fails the op: waiters find it free by themselves (W2).
+-- Serves the first ticket, or else frees the lock if it was held. W7: then the first listener is told
+-- that the lock is free, and nobody else gets it for the 100 ms that it may take to ask.
 local function let_go(op, held)
-  if held or not op.value then
-    local ok, head = pcall(first_live, op, op.queue, TICKET)
-    if not ok and head[1] then
-      error(head, 0) -- more
-    end
-    local served = ok and head and pcall(hand_over, op, head)
-    if held and not served then
-      call('DEL', op.lock)
-    end
-    if ok and not head then
-      pcall(tell_listener, op)
+  local head, owner, ttl, channel = first_live(op, op.queue, TICKET)
+  if head then
+    return hand_over(op, head, owner, ttl, channel)
+  end
+  head, owner, ttl, channel = first_live(op, op.listeners, LISTENER)
+  if held then
+    redis.call('DEL', op.lock)
+  end
+  if head then
+    redis.call('ZREM', op.listeners, head[1])
+    redis.pcall('SET', op.lock, owner, 'NX', 'PX', 100)
+    if type(redis.pcall(publish, channel, 'freed ' .. string.sub(op.lock, #prefix + 2))) == 'table' then
+      redis.call('DEL', op.lock)
     end
   end
-  return held and '1' or '0'
 end
 
 -- Whoever has won waits no more. What is wrong with the sets is no affair of the lock's owner.
 local function wait_no_more(op)
-  try('ZREM', op.queue, op.owner .. ' ' .. op.ttl)
-  try('ZREM', op.listeners, op.owner)
+  redis.pcall('ZREM', op.queue, op.owner .. ' ' .. op.ttl)
+  redis.pcall('ZREM', op.listeners, op.owner)
 end
 
 -- A renewal never brings a deadline forward (D1).
 local function lengthen(op)
-  if call('PTTL', op.lock) < tonumber(op.ttl) then
-    call('PEXPIRE', op.lock, op.ttl)
+  if redis.call('PTTL', op.lock) < tonumber(op.ttl) then
+    redis.call('PEXPIRE', op.lock, op.ttl)
   end
 end
 
@@ -276,41 +256,42 @@ end
 local function perform(op, letter, known)
   local owner = op.owner
   -- What MGET shows as nothing may hold no string.
-  local value = type(known) == 'string' and known or call('GET', op.lock)
+  local value = type(known) == 'string' and known or redis.call('GET', op.lock)
   local held = value == owner
-  op.value = value
-  if letter == 'R' then
-    return let_go(op, held)
-  elseif not held and (letter == 'N' or letter == 'V') then
+  if not held and (letter == 'N' or letter == 'V') then
     return 'lost'
   elseif letter == 'N' then
     lengthen(op)
     return '1'
   elseif letter == 'F' then
     -- For a slot that is being moved, where a call that names other keys beside the lock is refused.
-    return held and call('DEL', op.lock) == 1 and '1' or '0'
+    return held and redis.call('DEL', op.lock) == 1 and '1' or '0'
   elseif letter == 'I' then
-    return { 'sight', value, call('PTTL', op.lock), call('ZCARD', op.queue) }
+    return { 'sight', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue) }
   elseif letter == 'V' then
     -- The next draw of this call, too, goes on from there.
     local least = tonumber(op.ttl)
     if least >= 9e15 then
       error('ERR no fence can go on from there', 0)
-    elseif least > tonumber(call('GET', fence) or 0) then
-      call('SET', fence, op.ttl)
+    elseif least > tonumber(redis.call('GET', fence) or 0) then
+      redis.call('SET', fence, op.ttl)
     end
     epoch = nil
-    local info = op.more == '1' and try('INFO', 'server')
+    local info = op.more == '1' and redis.pcall('INFO', 'server')
     return type(info) == 'string' and info:match('uptime_in_seconds:(%d+)') or '-1'
   end
   local listens, is_yield = letter == 'L' or letter == 'U', letter == 'Y'
   local set = listens and op.listeners or op.queue
   local winner = is_yield and op.more or owner
-  local member = letter ~= 'A' and winner .. (listens and '' or ' ' .. op.ttl)
-  if letter == 'W' or letter == 'U' then
-    local left = try('ZREM', set, member)
-    local answer = let_go(op, held)
-    return type(left) == 'table' and error(left) or answer
+  local member = letter ~= 'A' and letter ~= 'R' and winner .. (listens and '' or ' ' .. op.ttl)
+  if letter == 'R' or letter == 'W' or letter == 'U' then
+    local left = member and redis.pcall('ZREM', set, member)
+    op.answer = type(left) == 'table' and { 'error', left.err } or held and '1' or '0'
+    if held or not value then
+      op.frees = held
+      let_go(op, held)
+    end
+    return op.answer
   elseif not is_yield and clock > of_use then
     return 'stale' -- O5: whoever sent this has given it up
   elseif is_yield and not held or letter == 'D' and not held and value ~= op.more then
@@ -318,27 +299,30 @@ local function perform(op, letter, known)
   elseif not is_yield and held then
     -- S3: a win is proved by the very command that reports it.
     wait_no_more(op)
-    local drawn = format('%d', draw())
+    local drawn = draw()
     lengthen(op)
     return drawn
   end
   local place, left = letter == 'E' and tonumber(op.more or ''), nil
   if value and not is_yield and letter ~= 'D' then
-    left = call('PTTL', op.lock)
+    left = redis.call('PTTL', op.lock)
     place = member and stand(set, member, place, left)
   else
     -- An owner leaves its lock to whoever knows its name, and the queue stays.
-    local head = letter ~= 'D' and first_live(op, op.queue, TICKET)
+    local head, first, ttl, channel
+    if letter ~= 'D' then
+      head, first, ttl, channel = first_live(op, op.queue, TICKET)
+    end
     -- K2: before the connection broke, ours may have stood in front of all that stand now.
-    if not head or head.owner == owner or place and place <= now and place < head.score then
-      local drawn = format('%d', draw())
-      call('SET', op.lock, winner, 'PX', op.ttl)
+    if not head or first == owner or place and place <= now and place < tonumber(head[2]) then
+      local drawn = draw()
+      redis.call('SET', op.lock, winner, 'PX', op.ttl)
       wait_no_more(op)
       return drawn
     end
-    left, place = head.ttl, hand_over(op, head, set, member, place)
+    left, place = ttl, hand_over(op, head, first, ttl, channel, set, member, place)
   end
-  return format('busy:%d:', left) .. (place or '')
+  return string.format('busy:%d:', left) .. (place or '')
 end
 
 for i = 1, count do
@@ -346,6 +330,21 @@ for i = 1, count do
     local op = { lock = KEYS[i], queue = KEYS[count + i], listeners = KEYS[2 * count + i] }
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
     local ok, result = pcall(perform, op, sub(ops, i, i), values[i])
+    if not ok and op.head then
+      -- S1: a hand-over that failed is undone, and the ticket stands again.
+      if added then
+        try('ZREM', op.queue, added)
+        try('ZREM', op.listeners, added)
+      end
+      pcall(stand, op.queue, op.head[1], tonumber(op.head[2]), 0)
+    end
+    if not ok and op.answer and not result[1] then
+      -- What hinders a hand-over neither keeps the lock locked nor fails the op: waiters find it free by
+      -- themselves (W2).
+      local freed = op.frees and try('DEL', op.lock)
+      ok = type(freed) ~= 'table'
+      result = ok and op.answer or freed
+    end
     -- Servers raise their errors as tables or texts; a field of a text is nil.
     reply[2 + i] = ok and result or result[1] or { 'error', result.err or result }
   end

@@ -35,23 +35,19 @@ const SOON: Duration = Duration::from_millis(100);
 /// Where sentinels listen by default.
 const PORT: &str = ":26379";
 
-/// The sentinels of one service. Clones of a store share this, and with it who answered last.
-#[derive(Debug)]
+/// The sentinels of one service.
+#[derive(Clone, Debug)]
 pub(super) struct Sentinels {
     service: Arc<str>,
-    all: Vec<Endpoint>,
-    /// Which one is asked first, counted round and round: the one that answered last.
-    first: AtomicUsize,
+    pub(super) all: Vec<Endpoint>,
+    /// Which one is asked first, counted round and round: the one that answered last. Clones of a store
+    /// share it.
+    first: Arc<AtomicUsize>,
     /// The user at the service's servers. Its address names the sentinels: it is for show.
     pub(super) server: Endpoint,
 }
 
 impl Sentinels {
-    /// Whether a url is one of sentinels.
-    pub(super) fn are_named_by(url: &str) -> bool {
-        split_url(url).0.ends_with("+sentinel")
-    }
-
     /// Takes a url apart, into those of servers. Nothing of it may be shown.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
         let invalid = |reason| Fault::url(format!("{reason}; expected {EXPECTED}"));
@@ -91,19 +87,9 @@ impl Sentinels {
         Ok(Self {
             service: service.into(),
             all,
-            first: AtomicUsize::new(0),
+            first: Arc::default(),
             server,
         })
-    }
-
-    /// Sentinels and servers alike.
-    pub(super) fn endpoints(&mut self) -> impl Iterator<Item = &mut Endpoint> {
-        self.all.iter_mut().chain([&mut self.server])
-    }
-
-    /// The sentinels and the service, for errors and logs.
-    pub(super) fn address(&self) -> &Arc<str> {
-        self.server.address()
     }
 
     /// Asks one after the other, each for at most `within`, until one says where the primary is.
@@ -169,21 +155,15 @@ impl Sentinels {
             }
             Ok::<_, ()>(())
         };
-        let mut pause = OFTEN;
-        let mut link = match sentinel.connect(within, tell).await? {
-            Some(mut link) => {
-                pause = SELDOM;
-                for channel in CHANNELS {
-                    let subscribe = cmd("SUBSCRIBE").arg(channel).take();
-                    match link.ask(&subscribe, sentinel.address(), within).await {
-                        Err(Fault::Refused { .. }) => pause = OFTEN,
-                        answer => drop(answer?),
-                    }
-                }
-                link
+        let (mut link, has_pushes) = sentinel.connect(within, tell).await?;
+        let mut pause = if has_pushes { SELDOM } else { OFTEN };
+        for channel in CHANNELS.iter().filter(|_| has_pushes) {
+            let subscribe = cmd("SUBSCRIBE").arg(channel).take();
+            match link.ask(&subscribe, &sentinel.address, within).await {
+                Err(Fault::Refused { .. }) => pause = OFTEN,
+                answer => drop(answer?),
             }
-            None => sentinel.connect_resp2(within).await?,
-        };
+        }
         loop {
             let there = self.ask(sentinel, &mut link, within).await?;
             let is_another = there.info.addr() != here.info.addr();

@@ -8,26 +8,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::change::{Change, Effects, State};
-use super::cluster::Address;
 use super::fault::Fault;
-use super::handshake::{Connected, Purpose};
+use super::handshake::Connected;
 use super::keys::Names;
 use super::node::Received;
 use super::replicas::MinReplicas;
 use super::request::{Request, Wish};
 use super::script::{self, Script};
-use super::slots::{Slot, SlotSet};
+use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
 use crate::store::contract::{Op, Opening, Scope, Session, Sight};
 use crate::store::relay::Relay;
 use crate::store::send_window::SendWindow;
+use crate::user_code::log;
 
 /// A node's place in the list of all that a session knows.
 pub(super) type NodeId = usize;
@@ -75,9 +74,8 @@ impl RedisSession {
         };
         let mut state = State::default();
         if !is_cluster {
-            let only = state.node(topology.address());
-            // Whoever starts the session is about to ask something.
-            state.nodes[only].resumes = true;
+            state.node(topology.address());
+            state.owners = vec![Some(0)];
         }
         let shared = Shared {
             topology,
@@ -99,8 +97,12 @@ impl RedisSession {
 
 impl Session for RedisSession {
     fn start(&self) {
-        if self.shared.lacks_task.load(Ordering::Relaxed) {
-            self.shared.start_tasks();
+        let lacks_task = &self.shared.lacks_task;
+        if lacks_task.load(Ordering::Relaxed)
+            && Handle::try_current().is_ok()
+            && lacks_task.swap(false, Ordering::Relaxed)
+        {
+            self.shared.change(|change| change.start_tasks());
         }
     }
 
@@ -161,6 +163,7 @@ impl Shared {
             self.relay.put(effects.news.drain(..));
         }
         drop(state);
+        effects.woken.iter().for_each(|node| node.notify_one());
         if tells {
             self.relay.tell();
         }
@@ -168,30 +171,13 @@ impl Shared {
             // Whoever asked may have gone.
             let _ = answer.send(sight);
         }
-        if !effects.tasks.is_empty()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            for task in effects.tasks {
+        for task in effects.tasks {
+            // Without a runtime it is dropped, which it tells the session.
+            if let Ok(runtime) = Handle::try_current() {
                 runtime.spawn(task);
             }
         }
         result
-    }
-
-    /// Starts what had to wait for a runtime.
-    fn start_tasks(self: &Arc<Self>) {
-        if Handle::try_current().is_ok() && self.lacks_task.swap(false, Ordering::Relaxed) {
-            self.change(|change| change.start_tasks());
-        }
-    }
-
-    /// Whether a task can be started here; if not, somebody with a runtime is to do so.
-    pub(super) fn has_runtime(&self) -> bool {
-        let has_runtime = Handle::try_current().is_ok();
-        if !has_runtime {
-            self.lack_task();
-        }
-        has_runtime
     }
 
     /// A task was dropped with its runtime: somebody with another runtime is to start the next one.
@@ -199,25 +185,17 @@ impl Shared {
         self.lacks_task.store(true, Ordering::Relaxed);
     }
 
-    /// Where a key lies on a cluster; 0 elsewhere.
-    pub(super) fn slot(&self, key: &str) -> Slot {
-        match self.is_cluster() {
-            true => self.names.slot(key),
-            false => 0,
+    /// Whether a task can be started here. If not, somebody with a runtime is to start it.
+    pub(super) fn has_runtime(&self) -> bool {
+        let has_one = Handle::try_current().is_ok();
+        if !has_one {
+            self.lack_task();
         }
+        has_one
     }
 
     pub(super) fn is_cluster(&self) -> bool {
         self.topology.seeds().is_some()
-    }
-
-    /// The known nodes, and the connections of those that stand.
-    pub(super) fn nodes(&self) -> Vec<(Address, Option<MultiplexedConnection>)> {
-        let state = self.lock();
-        let nodes = state.nodes.iter();
-        nodes
-            .map(|node| (node.address.clone(), node.connection.clone()))
-            .collect()
     }
 
     /// Resolves when the session is dropped.
@@ -233,13 +211,17 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, mut request: Request) {
-        request.slot = self.slot(&request.key);
-        if self.is_cluster() {
-            // Notices that a lock is free need a subscription each: who listens asks by its policy
-            // instead (W7).
-            request.listen_to_nothing();
-        }
-        self.change(|change| change.submit(request));
+        request.slot = self.names.slot(&request.key);
+        self.change(|change| {
+            if self.is_cluster() {
+                // Notices that a lock is free need a subscription each: who listens asks by its
+                // policy instead (W7).
+                request.listen_to_nothing();
+                let is_heard = change.state.subscriptions.contains(&request.key);
+                request.attempts_first = request.is_enter() && !is_heard;
+            }
+            change.route(request);
+        });
     }
 
     /// Tells the registry what a node said.
@@ -257,7 +239,7 @@ impl Shared {
     pub(super) fn take(
         &self,
         id: NodeId,
-        window: &mut SendWindow<Request, Instant>,
+        window: &mut SendWindow<Request>,
         to_confirm: &mut Vec<Request>,
     ) {
         let mut state = self.lock();
@@ -272,7 +254,7 @@ impl Shared {
             return Scope::All;
         }
         let names = self.names.clone();
-        Scope::Keys(Arc::new(move |key| slots.contains(names.slot(key))))
+        Scope::Keys(Arc::new(move |key| slots.contains(&names.slot(key))))
     }
 
     /// Whether the registry holds or waits for a key of this node.
@@ -285,21 +267,17 @@ impl Shared {
 
     /// When the node's task is to connect; `None`: not at all, and the task ends.
     pub(super) fn next_attempt(self: &Arc<Self>, id: NodeId) -> Option<Option<Instant>> {
-        let has_requests = {
-            let state = self.lock();
-            // Of one that is closed, `abandoned` answers what is left.
-            state.is_closed || !state.nodes[id].inbox.is_empty()
-        };
-        let is_needed = has_requests || self.is_needed(id);
+        let is_needed = self.is_needed(id);
         self.change(|change| {
             let node = &mut change.state.nodes[id];
+            node.connection = None;
             if is_needed || !node.inbox.is_empty() {
                 return Some(node.backoff.not_before());
             }
             node.has_task = false;
             // Nobody there waits to be told.
             let slots = change.slots_of(id);
-            change.state.unsettled.take(&slots);
+            change.state.unsettled.retain(|slot| !slots.contains(slot));
             if slots.is_empty() {
                 // Its slots are elsewhere by now.
                 change.state.nodes[id].is_lost = false;
@@ -309,30 +287,29 @@ impl Shared {
         })
     }
 
-    /// What the node's connection is for.
-    pub(super) fn purpose(self: &Arc<Self>, id: NodeId) -> Purpose {
+    /// The names for a probe of the node, if it has a slot: a lock, its queue and its channel.
+    pub(super) fn probe_names(self: &Arc<Self>, id: NodeId) -> Option<[String; 3]> {
         if !self.is_cluster() {
-            return Purpose::Server;
+            return Some(self.names.probe());
         }
         let slots = self.change(|change| change.slots_of(id));
-        let slot = match self.names.only_slot() {
-            Some(slot) => slots.contains(slot).then_some(slot),
-            None => slots.iter().next(),
-        };
-        slot.map_or(Purpose::Importing, Purpose::Primary)
+        let mut slots = slots.into_iter();
+        let slot = slots.find(|slot| self.names.has_locks_in(*slot));
+        slot.map(|slot| self.names.probe_in(slot))
     }
 
     /// A connection to the node stands.
     pub(super) fn connected(self: &Arc<Self>, id: NodeId, address: &str, connected: &Connected) {
         let server = &connected.server;
-        tracing::debug!(address, no_push = ?connected.no_push, "connected");
+        log!(debug, address, no_push = ?connected.no_push, "connected");
         if let Some(reason) = &connected.no_push {
             self.warn_of_no_push(address, reason);
         }
         if let Some(policy) = &server.evicts
             && !self.warned.evicts.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(
+            log!(
+                warn,
                 address,
                 policy,
                 "this server may evict locks when its memory is full: set maxmemory-policy to noeviction"
@@ -341,7 +318,7 @@ impl Shared {
         if let Some(refusal) = &server.refusal
             && !self.warned.no_info.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(
+            log!(warn,
                 address,
                 %refusal,
                 "no right to INFO: the server's identity and memory policy are unknown"
@@ -350,7 +327,7 @@ impl Shared {
         self.change(|change| {
             let node = &mut change.state.nodes[id];
             node.no_push.clone_from(&connected.no_push);
-            node.connection = Some(connected.link.connection.clone());
+            node.connection = Some(connected.pipe.client());
             let was_lost = std::mem::take(&mut node.is_lost);
             if !self.is_cluster() {
                 change.state.identity.clone_from(&server.run_id);
@@ -359,7 +336,7 @@ impl Shared {
             let slots = change.slots_of(id);
             change.state.unsettled.extend(&slots);
             change.settle();
-            if was_lost && self.is_cluster() {
+            if was_lost {
                 change.search();
             }
         });
@@ -367,17 +344,13 @@ impl Shared {
 
     pub(super) fn warn_of_no_push(&self, address: &str, reason: &str) {
         if !self.warned.no_push.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+            log!(
+                warn,
                 address,
                 reason,
                 "this server cannot push grants to us: busy locks are asked for again and again"
             );
         }
-    }
-
-    /// A connection was closed for want of use.
-    pub(super) fn closed_idle(&self, id: NodeId) {
-        self.lock().nodes[id].connection = None;
     }
 
     /// A connection was lost, or could not be made.
@@ -404,10 +377,7 @@ impl Shared {
                 request.asking = None;
                 change.route(request);
             }
-            if self.is_cluster() {
-                change.search();
-                change.settle_soon();
-            }
+            change.search();
         });
     }
 
@@ -424,8 +394,6 @@ impl Shared {
             let node = &mut change.state.nodes[id];
             node.has_task = false;
             self.lack_task();
-            node.connection = None;
-            node.resumes = true;
             if has_begun {
                 unsent.append(&mut node.inbox);
                 change.give_up(id, sent, unsent, self.abandoned_error());
@@ -433,3 +401,6 @@ impl Shared {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,8 @@ use crate::key::hash_tag;
 /// The slot of a key in a cluster: below [`SLOTS`].
 pub(super) type Slot = u16;
 
+pub(super) type SlotSet = BTreeSet<Slot>;
+
 pub(super) const SLOTS: usize = 16_384;
 
 /// The slot of a name, or of the hash tag in it.
@@ -50,16 +52,12 @@ impl Tags {
 
     /// Tries all texts, the shortest first, after that `before` them.
     fn make(before: &str) -> Self {
-        let mut begun = CRC.digest();
-        begun.update(before.as_bytes());
         let mut tags = vec![Box::<str>::default(); SLOTS];
-        let (mut missing, mut number) = (SLOTS, 0);
-        while missing > 0 {
-            number += 1;
-            let text = text(number);
-            let mut digest = begun.clone();
-            digest.update(text.as_bytes());
-            let tag = &mut tags[usize::from(digest.finalize()) % SLOTS];
+        let (mut missing, mut texts) = (SLOTS, (1..).map(text));
+        while missing > 0
+            && let Some(text) = texts.next()
+        {
+            let tag = &mut tags[usize::from(slot_of(&format!("{before}{text}")))];
             if tag.is_empty() {
                 *tag = text.into();
                 missing -= 1;
@@ -77,64 +75,6 @@ fn text(number: usize) -> String {
             let last = before % LETTERS.len();
             text(before / LETTERS.len()) + &LETTERS[last..=last]
         }
-    }
-}
-
-/// A set of slots.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SlotSet(BTreeSet<Slot>);
-
-impl SlotSet {
-    /// The slots whose owners are such.
-    pub(super) fn of(owners: &[u16], is_such: impl Fn(&u16) -> bool) -> Self {
-        let such = (0..).zip(owners).filter(|(_, owner)| is_such(owner));
-        such.map(|(slot, _)| slot).collect()
-    }
-
-    /// The slots that have not the same owner in both.
-    pub(super) fn differing(owners: &[u16], others: &[u16]) -> Self {
-        let pairs = (0..).zip(owners.iter().zip(others));
-        let differing = pairs.filter(|(_, (one, other))| one != other);
-        differing.map(|(slot, _)| slot).collect()
-    }
-
-    pub(super) fn insert(&mut self, slot: Slot) {
-        self.0.insert(slot);
-    }
-
-    pub(super) fn contains(&self, slot: Slot) -> bool {
-        self.0.contains(&slot)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn intersects(&self, others: &Self) -> bool {
-        !self.0.is_disjoint(&others.0)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = Slot> {
-        self.0.iter().copied()
-    }
-
-    pub(super) fn extend(&mut self, others: &Self) {
-        self.0.extend(&others.0);
-    }
-
-    /// Removes the slots that are in `others`, too, and returns them.
-    pub(super) fn take(&mut self, others: &Self) -> Self {
-        let taken = &self.0 & &others.0;
-        for slot in &taken {
-            self.0.remove(slot);
-        }
-        Self(taken)
-    }
-}
-
-impl FromIterator<Slot> for SlotSet {
-    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> Self {
-        Self(slots.into_iter().collect())
     }
 }
 
@@ -168,19 +108,5 @@ mod tests {
         assert_eq!(some, ["06S", "Qi", "6xN", "9Le", "6ZJ"]);
         let longest = usual.0.iter().map(|tag| tag.len()).max();
         assert!(longest <= Some(4), "{longest:?}");
-    }
-
-    #[test]
-    fn a_set_has_what_was_put_into_it_until_it_is_taken() {
-        let mut set: SlotSet = [0, 63, 64, 16_383].into_iter().collect();
-        assert!([0, 63, 64, 16_383].iter().all(|slot| set.contains(*slot)));
-        assert!(!set.contains(1));
-        let taken = set.take(&[1, 63, 16_383].into_iter().collect());
-        assert_eq!(taken.iter().collect::<Vec<_>>(), [63, 16_383]);
-        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 64]);
-        set.take(&[0, 64].into_iter().collect());
-        assert!(set.is_empty());
-        let differing = SlotSet::differing(&[1, 2, 3], &[1, 3, 3]);
-        assert_eq!(differing, [1].into_iter().collect());
     }
 }

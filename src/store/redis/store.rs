@@ -9,12 +9,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+#[cfg(feature = "cluster")]
 use super::cluster::Seeds;
+#[cfg(feature = "redis-1")]
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::replicas::{self, MinReplicas};
-#[cfg(feature = "sentinel")]
-use super::sentinel::Sentinels;
 use super::session::RedisSession;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
@@ -95,10 +95,7 @@ impl RedisStore {
 
     /// For what a url cannot say: certificates, and how many replicas must have a lease.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
-        let url = url.into();
-        // Without the feature the error says so.
-        let nodes = Seeds::split(&url).filter(|_| cfg!(feature = "cluster"));
-        RedisStoreBuilder::new(nodes.map_or(Target::Url(url), Target::Cluster))
+        RedisStoreBuilder::new(Topology::parse(&url.into()))
     }
 
     /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
@@ -135,7 +132,8 @@ impl RedisStore {
         let urls = urls.into_iter().map(Into::into);
         // Whoever has the one url for all nodes may well bring it here.
         let urls = urls.flat_map(|url: String| Seeds::split(&url).unwrap_or_else(|| vec![url]));
-        RedisStoreBuilder::new(Target::Cluster(urls.collect())).connect()
+        let seeds = Seeds::parse(&urls.collect::<Vec<_>>());
+        RedisStoreBuilder::new(seeds.map(Topology::Cluster)).connect()
     }
 
     /// Opens its connections as `client` would, but for the protocol, which is RESP3.
@@ -160,7 +158,7 @@ impl RedisStore {
     #[must_use]
     pub fn from_client(client: redis::Client) -> Self {
         Self {
-            topology: Topology::Fixed(Box::new(Endpoint::of(&client))),
+            topology: Topology::Fixed(Endpoint::of(&client)),
             min_replicas: None,
         }
     }
@@ -212,27 +210,16 @@ impl LockStore for RedisStore {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    target: Target,
+    topology: Result<Topology, Fault>,
     min_replicas: Result<Option<MinReplicas>, Fault>,
     #[cfg(feature = "tls-rustls")]
     tls: Result<Tls, Fault>,
 }
 
-/// What a store connects to.
-#[derive(Clone)]
-enum Target {
-    /// One server, or the primary behind sentinels.
-    Url(String),
-    /// The nodes with these urls, and those that they name.
-    Cluster(Vec<String>),
-    #[cfg(feature = "redis-1")]
-    Client(Box<redis::Client>),
-}
-
 impl RedisStoreBuilder {
-    fn new(target: Target) -> Self {
+    fn new(topology: Result<Topology, Fault>) -> Self {
         Self {
-            target,
+            topology,
             min_replicas: Ok(None),
             #[cfg(feature = "tls-rustls")]
             tls: Ok(Tls::default()),
@@ -262,7 +249,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     pub fn from_client(client: redis::Client) -> Self {
-        Self::new(Target::Client(Box::new(client)))
+        Self::new(Ok(Topology::Fixed(Endpoint::of(&client))))
     }
 
     /// Lets an acquisition count only when at least `n` replicas of the server have it.
@@ -384,53 +371,18 @@ impl RedisStoreBuilder {
     /// If the url is not one, needs a feature that is not there, or does not go with the certificates, those are none, or
     /// replicas are given no time, or a day and more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
+        let topology = self.topology?;
+        #[cfg(feature = "tls-rustls")]
+        let topology = topology.secured(self.tls?)?;
         Ok(RedisStore {
-            topology: self.topology()?,
+            topology,
             min_replicas: self.min_replicas?,
         })
-    }
-
-    fn topology(&self) -> Result<Topology, Fault> {
-        let mut endpoint = match &self.target {
-            Target::Cluster(urls) => {
-                let endpoints = urls.iter().map(|url| Endpoint::parse(url));
-                let mut endpoints = endpoints.collect::<Result<Vec<_>, _>>()?;
-                self.secure(&mut endpoints)?;
-                return Ok(Topology::Cluster(Arc::new(Seeds::new(endpoints)?)));
-            }
-            #[cfg(feature = "sentinel")]
-            Target::Url(url) if Sentinels::are_named_by(url) => {
-                let mut sentinels = Sentinels::parse(url)?;
-                self.secure(sentinels.endpoints())?;
-                return Ok(Topology::Sentinels(Arc::new(sentinels)));
-            }
-            Target::Url(url) => Endpoint::parse(url)?,
-            #[cfg(feature = "redis-1")]
-            Target::Client(client) => Endpoint::of(client),
-        };
-        self.secure([&mut endpoint])?;
-        Ok(Topology::Fixed(Box::new(endpoint)))
-    }
-
-    /// Gives all servers of a store one TLS configuration.
-    #[cfg(feature = "tls-rustls")]
-    fn secure<'a>(
-        &self,
-        endpoints: impl IntoIterator<Item = &'a mut Endpoint>,
-    ) -> Result<(), Fault> {
-        let tls = Arc::new(self.tls.clone()?);
-        let mut endpoints = endpoints.into_iter();
-        endpoints.try_for_each(|endpoint| endpoint.secure(&tls))
-    }
-
-    #[cfg(not(feature = "tls-rustls"))]
-    fn secure<T>(&self, _: T) -> Result<(), Fault> {
-        Ok(())
     }
 }
 
 impl fmt::Debug for RedisStoreBuilder {
-    /// The url may hold a password.
+    /// A certificate's key is not shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStoreBuilder").finish_non_exhaustive()
     }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::select_ok;
+use futures::future::{BoxFuture, select_ok};
 use redis::ErrorKind::InvalidClientConfig;
 use redis::aio::{AsyncPushSender, AsyncStream, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
@@ -83,7 +83,10 @@ impl Link {
                 (Opener::Client, _) => {
                     let client = redis::Client::open(info.clone())?;
                     let connecting = client.get_multiplexed_async_connection_with_config(&config);
-                    return Ok(Self::new(connecting.await?, futures::future::pending()));
+                    return Ok(Self::new(
+                        connecting.await?,
+                        futures::future::pending().boxed(),
+                    ));
                 }
                 #[cfg(feature = "tls-rustls")]
                 (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
@@ -116,13 +119,10 @@ impl Link {
     ) -> RedisResult<Self> {
         let (connection, driver) =
             MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-        Ok(Self::new(connection, driver))
+        Ok(Self::new(connection, driver.boxed()))
     }
 
-    fn new(
-        connection: MultiplexedConnection,
-        driver: impl Future<Output = ()> + Send + 'static,
-    ) -> Self {
+    fn new(connection: MultiplexedConnection, driver: BoxFuture<'static, ()>) -> Self {
         let driver = JoinSet::from_iter([driver]);
         Self { connection, driver }
     }
@@ -164,10 +164,10 @@ pub(super) async fn ask(
 ) -> Result<Value, Fault> {
     let asking = connection.send_packed_command(command);
     match in_time(asking, address, within).await? {
-        Value::ServerError(error) => Err(Fault::Refused {
-            address: address.clone(),
-            refusal: (&error).into(),
-        }),
+        Value::ServerError(error) => {
+            let (address, refusal) = (address.clone(), (&error).into());
+            Err(Fault::Refused { address, refusal })
+        }
         answer => Ok(answer),
     }
 }
@@ -256,7 +256,7 @@ impl AsyncWrite for Limited {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use redis::{IntoConnectionInfo, RedisConnectionInfo};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -265,7 +265,7 @@ mod tests {
     const BOUND: Duration = Duration::from_secs(5);
 
     /// A link, and the server's end of it.
-    async fn pair() -> (Link, DuplexStream) {
+    pub(in super::super) async fn pair() -> (Link, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(1024);
         let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
         let info = "redis://localhost".into_connection_info().unwrap();

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
+use redis::{Cmd, PushInfo, PushKind, Value, cmd};
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::backoff::Backoff;
@@ -21,11 +21,11 @@ use super::fault::{Fault, Refusal};
 use super::grant::Message;
 use super::handshake::{ClientId, ONLY_RESP2, Probe, UNHEARD, client_commands, message};
 use super::node::Received;
-use super::pipe::Pipe;
+use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
-use super::stream::Link;
 use super::subscriptions::Order;
 use crate::store::contract::{News, Scope};
+use crate::user_code::log;
 
 /// So many subscriptions are unconfirmed at a time.
 const UNCONFIRMED: usize = 64;
@@ -40,8 +40,8 @@ const PING: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Status {
     pub(super) wake: Arc<Notify>,
-    has_task: bool,
-    backoff: Backoff,
+    pub(super) has_task: bool,
+    pub(super) backoff: Backoff,
 }
 
 pub(super) struct SubscriberTask {
@@ -55,14 +55,8 @@ pub(super) struct SubscriberTask {
     has_ended: bool,
 }
 
-struct Connection {
-    link: Link,
-    pushes: UnboundedReceiver<PushInfo>,
-    /// `None`: a `PING`.
-    asked: Pipe<Option<Order>>,
-    /// The channels that we asked to leave, each time, without having seen it confirmed.
-    leaving: Vec<String>,
-}
+/// A connection whose requests are orders; `None`: a `PING`.
+type Connection = Pipe<Option<Order>>;
 
 impl SubscriberTask {
     pub(super) async fn run(mut self) {
@@ -81,16 +75,14 @@ impl SubscriberTask {
                 sleep_until(until).await;
             }
             let mut stood_since = None;
-            let ended = match self.connect().await {
-                Ok(connection) => {
-                    stood_since = Some(Instant::now());
-                    self.shared.subscriber_up(self.id);
-                    self.serve(connection).await
-                }
-                Err(fault) => Err(fault),
+            let ended = async {
+                let connection = self.connect().await?;
+                stood_since = Some(Instant::now());
+                self.shared.subscriber_up(self.id);
+                self.serve(connection).await
             };
-            if let Err(fault) = ended {
-                tracing::debug!(address = &*self.address, error = %fault, "lost the subscriptions");
+            if let Err(fault) = ended.await {
+                log!(debug, address = &*self.address, error = %fault, "lost the subscriptions");
                 self.shared.subscriber_lost(self.id, fault, stood_since);
             }
         }
@@ -101,12 +93,15 @@ impl SubscriberTask {
     async fn connect(&mut self) -> Result<Connection, Fault> {
         let within = self.shared.opening.response_timeout;
         let endpoint = self.shared.topology.endpoint(&self.address, within).await?;
-        let (sender, mut pushes) = mpsc::unbounded_channel();
-        let Some(mut link) = endpoint.connect(within, sender).await? else {
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let (mut link, true) = endpoint.connect(within, sender).await? else {
             return Err(self.no_push(ONLY_RESP2.to_owned()));
         };
-        let channel = self.shared.probe_channel(self.id);
-        let probe = Probe::new(&self.shared.names, &self.address);
+        let names = &self.shared.names;
+        // A channel of nobody's in a slot of the node.
+        let probe_names = self.shared.probe_names(self.id);
+        let [.., channel] = probe_names.unwrap_or_else(|| names.probe_in(0));
+        let probe = Probe::new(names);
         let mut commands = client_commands(self.predecessor.as_ref());
         let optional = commands.len();
         commands.cmd("SSUBSCRIBE").arg(&channel);
@@ -115,7 +110,7 @@ impl SubscriberTask {
         let answers = link.ask_all(&commands, &self.address, within).await?;
         for answer in &answers[optional..] {
             if let Value::ServerError(error) = answer {
-                let refusal = Refusal::from(error).naming(&self.shared.names);
+                let refusal = Refusal::from(error).naming(names);
                 if refusal.is_lasting() {
                     return Err(self.no_push(refusal.to_string()));
                 }
@@ -123,51 +118,38 @@ impl SubscriberTask {
                 return Err(Fault::Refused { address, refusal });
             }
         }
-        if !probe.hear(&mut pushes, within).await?.0 {
+        let mut connection = Pipe::new(link, pushes, self.address.clone(), within);
+        if !probe.hear(&mut connection, within).await?.0 {
             return Err(self.no_push(UNHEARD.to_owned()));
         }
         // The rest is about the probe's channel.
-        while pushes.try_recv().is_ok() {}
+        while connection.ready().is_some() {}
         self.predecessor = ClientId::read(&answers[0]);
-        Ok(Connection {
-            link,
-            pushes,
-            asked: Pipe::new(),
-            leaving: Vec::new(),
-        })
+        Ok(connection)
     }
 
     /// Ends well when no key of the node is waited for.
     async fn serve(&self, mut connection: Connection) -> Result<(), Fault> {
-        let within = self.shared.opening.response_timeout;
         let mut cleanup = interval_at(Instant::now() + CLEANUP, CLEANUP);
         cleanup.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ping = interval_at(Instant::now() + PING.mul_f64(rand::random()), PING);
         loop {
             self.follow_orders(&mut connection);
-            let oldest = connection.asked.oldest_sent_at();
-            let due = oldest.unwrap_or_else(Instant::now) + within;
             tokio::select! {
                 biased;
-                () = connection.link.ended() => return Err(self.closed()),
-                push = connection.pushes.recv() => {
-                    let push = push.ok_or_else(|| self.closed())?;
-                    self.on_push(&mut connection, &push)?;
-                }
-                (order, _, answer) = connection.asked.next() => self.on_answer(order, answer)?,
+                event = connection.next() => match event? {
+                    Event::Push(push) => self.on_push(&connection, &push)?,
+                    Event::Reply(order, _, answer) => self.on_answer(order, answer)?,
+                },
                 () = self.wake.notified() => {}
-                () = sleep_until(due), if oldest.is_some() => {
-                    let address = self.address.clone();
-                    return Err(Fault::Silent { address, within });
-                }
                 _ = cleanup.tick() => {
                     if !self.shared.clean_up_subscriptions(self.id) {
                         return Ok(());
                     }
                 }
                 _ = ping.tick() => {
-                    if oldest.is_none() {
-                        connection.ask(cmd("PING"), None);
+                    if connection.len() == 0 {
+                        ask(&mut connection, cmd("PING"), None);
                     }
                 }
             }
@@ -175,46 +157,31 @@ impl SubscriberTask {
     }
 
     fn follow_orders(&self, connection: &mut Connection) {
-        while connection.asked.len() < UNCONFIRMED
+        while connection.len() < UNCONFIRMED
             && let Some(order) = self.shared.next_order(self.id)
         {
-            let channel = self.shared.names.channel_of(&order.key);
-            let command = match order.number {
-                Some(_) => cmd("SSUBSCRIBE").arg(&channel).take(),
-                None => cmd("SUNSUBSCRIBE").arg(&channel).take(),
+            let verb = match order.number {
+                Some(_) => "SSUBSCRIBE",
+                None => "SUNSUBSCRIBE",
             };
-            if order.number.is_none() {
-                connection.leaving.push(channel);
-            }
-            connection.ask(command, Some(order));
+            let channel = self.shared.names.channel_of(&order.key);
+            ask(connection, cmd(verb).arg(channel).take(), Some(order));
         }
     }
 
-    fn on_push(&self, connection: &mut Connection, push: &PushInfo) -> Result<(), Fault> {
-        match push.kind {
-            PushKind::Disconnection => return Err(self.closed()),
-            PushKind::SUnsubscribe => {
-                let channel = named_channel(&push.data);
-                let left = connection
-                    .leaving
-                    .iter()
-                    .position(|it| Some(&**it) == channel);
-                let left = left.ok_or_else(|| self.condemned())?;
-                connection.leaving.swap_remove(left);
-            }
-            _ => {
-                if let Some(Message::Granted { key, grant }) = message(&self.shared.names, push) {
-                    let mut received = vec![Received::Granted { key, grant }];
-                    self.shared.received(self.id, &mut received);
-                }
-            }
+    fn on_push(&self, connection: &Connection, push: &PushInfo) -> Result<(), Fault> {
+        let is_asked = |order: &Order| self.is_done(order, &push.kind, &push.data);
+        if push.kind == PushKind::SUnsubscribe && !connection.tags().flatten().any(is_asked) {
+            return Err(self.condemned());
+        }
+        if let Some(Message::Granted { key, grant }) = message(&self.shared.names, push) {
+            let granted = Received::Heard(News::Granted { key, grant });
+            self.shared.received(self.id, &mut vec![granted]);
         }
         Ok(())
     }
 
-    fn on_answer(&self, order: Option<Order>, answer: RedisResult<Value>) -> Result<(), Fault> {
-        let address = self.address.clone();
-        let answer = answer.map_err(|source| Fault::Broken { address, source })?;
+    fn on_answer(&self, order: Option<Order>, answer: Value) -> Result<(), Fault> {
         let refusal = match (&order, &answer) {
             (_, Value::ServerError(error)) => Some(Refusal::from(error)),
             (Some(order), Value::Push { kind, data }) if self.is_done(order, kind, data) => None,
@@ -241,25 +208,17 @@ impl SubscriberTask {
         Fault::NoPush { address, reason }
     }
 
-    fn closed(&self) -> Fault {
-        let address = self.address.clone();
-        Fault::Closed { address }
-    }
-
     /// The server took a subscription away.
     fn condemned(&self) -> Fault {
-        let address = self.address.clone();
         let what = "a subscription changed that nobody asked to";
-        Fault::Garbled { address, what }
+        Fault::garbled(&self.address, what)
     }
 }
 
-impl Connection {
-    fn ask(&mut self, command: Cmd, order: Option<Order>) {
-        let mut client = self.link.connection.clone();
-        let asking = async move { client.send_packed_command(&command).await };
-        self.asked.send(order, Instant::now(), asking);
-    }
+fn ask(connection: &mut Connection, command: Cmd, order: Option<Order>) {
+    let mut client = connection.client();
+    let asking = async move { client.send_packed_command(&command).await };
+    connection.send(order, Instant::now(), asking);
 }
 
 fn named_channel(data: &[Value]) -> Option<&str> {
@@ -374,7 +333,6 @@ impl Shared {
                 change.answer_unsent(request, error.clone());
             }
             change.search();
-            change.settle_soon();
         });
     }
 
@@ -413,15 +371,5 @@ impl Shared {
             }
             change.state.subscriptions.is_wanted_at(id)
         })
-    }
-
-    /// A channel of nobody's in a slot of the node.
-    fn probe_channel(self: &Arc<Self>, id: NodeId) -> String {
-        let slot = match self.purpose(id) {
-            super::handshake::Purpose::Primary(slot) => slot,
-            _ => 0,
-        };
-        let [_, _, channel] = self.names.probe_in(slot);
-        channel
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Subscriptions {
     last: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Subscription {
     node: NodeId,
     /// Differs from that of an earlier subscription to the same key.
@@ -46,38 +46,29 @@ impl Subscriptions {
 
     /// Gives a request back if the grants of its key are heard at `node`; else it waits for that.
     pub(super) fn enter(&mut self, node: NodeId, mut request: Request) -> Option<Request> {
-        let key = request.key.clone();
-        let mut subscription = match self.keys.remove(&key) {
-            Some(here) if here.node == node => here,
-            elsewhere => {
-                let left = elsewhere.as_ref().map(|it| it.node);
-                for node in left.into_iter().chain([node]) {
-                    self.changed.entry(node).or_default().push_back(key.clone());
-                }
-                self.last += 1;
-                Subscription {
-                    node,
-                    number: self.last,
-                    is_confirmed: false,
-                    is_doubtful: false,
-                    is_used: true,
-                    pending: elsewhere.map_or_else(Vec::new, |it| it.pending),
-                }
+        let key = &request.key;
+        if self.keys.get(key).is_none_or(|it| it.node != node) {
+            let elsewhere = self.keys.remove(key);
+            for node in elsewhere.iter().map(|it| it.node).chain([node]) {
+                self.changed.entry(node).or_default().push_back(key.clone());
             }
-        };
+            self.last += 1;
+            let here = Subscription {
+                node,
+                number: self.last,
+                pending: elsewhere.map_or_else(Vec::new, |it| it.pending),
+                ..Subscription::default()
+            };
+            self.keys.insert(key.clone(), here);
+        }
+        let subscription = self.keys.get_mut(key)?;
         subscription.is_used = true;
-        let ready = match subscription.is_confirmed {
-            true => {
-                request.heard = Some(subscription.number);
-                Some(request)
-            }
-            false => {
-                subscription.pending.push(request);
-                None
-            }
-        };
-        self.keys.insert(key, subscription);
-        ready
+        if subscription.is_confirmed {
+            request.heard = Some(subscription.number);
+            return Some(request);
+        }
+        subscription.pending.push(request);
+        None
     }
 
     /// Whether the grants of the key were heard all the time since that subscription.

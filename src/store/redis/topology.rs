@@ -1,42 +1,68 @@
 //! Which servers a store consists of, and where they are.
 
 use std::future;
+#[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
-
 use super::cluster::{Address, Seeds};
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, split_url};
 use super::fault::Fault;
-#[cfg(feature = "sentinel")]
 use super::sentinel::Sentinels;
 use super::stream::Link;
+#[cfg(feature = "tls-rustls")]
+use super::tls::Tls;
+use crate::user_code::log;
 
 #[derive(Clone, Debug)]
 pub(super) enum Topology {
     /// One server, which stays where it is.
-    Fixed(Box<Endpoint>),
+    Fixed(Endpoint),
     /// One primary, which is wherever the sentinels say.
-    #[cfg(feature = "sentinel")]
-    Sentinels(Arc<Sentinels>),
+    Sentinels(Sentinels),
     /// Several primaries, each with some of the slots.
-    Cluster(Arc<Seeds>),
+    Cluster(Seeds),
 }
 
 impl Topology {
-    /// Host and port, or a socket's path; of a cluster those of one node.
-    pub(super) fn address(&self) -> &Arc<str> {
-        match self {
-            Self::Fixed(endpoint) => endpoint.address(),
-            #[cfg(feature = "sentinel")]
-            Self::Sentinels(sentinels) => sentinels.address(),
-            Self::Cluster(seeds) => seeds.address(),
+    pub(super) fn parse(url: &str) -> Result<Self, Fault> {
+        // Without the feature an endpoint's error says that it is missing.
+        if cfg!(feature = "cluster")
+            && let Some(urls) = Seeds::split(url)
+        {
+            Seeds::parse(&urls).map(Self::Cluster)
+        } else if cfg!(feature = "sentinel") && split_url(url).0.ends_with("+sentinel") {
+            Sentinels::parse(url).map(Self::Sentinels)
+        } else {
+            Endpoint::parse(url).map(Self::Fixed)
         }
     }
 
-    pub(super) fn seeds(&self) -> Option<&Arc<Seeds>> {
+    /// Gives all servers one TLS configuration.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn secured(mut self, tls: Tls) -> Result<Self, Fault> {
+        let tls = Arc::new(tls);
+        let secure = |endpoint: &mut Endpoint| endpoint.secure(&tls);
+        match &mut self {
+            Self::Fixed(endpoint) => secure(endpoint)?,
+            Self::Sentinels(Sentinels { all, server, .. }) => {
+                all.iter_mut().chain([server]).try_for_each(secure)?;
+            }
+            Self::Cluster(seeds) => seeds.endpoints.iter_mut().try_for_each(secure)?,
+        }
+        Ok(self)
+    }
+
+    /// Host and port, or a socket's path; of a cluster those of one node.
+    pub(super) fn address(&self) -> &Address {
+        match self {
+            Self::Fixed(endpoint) => &endpoint.address,
+            Self::Sentinels(sentinels) => &sentinels.server.address,
+            Self::Cluster(seeds) => &seeds.endpoints[0].address,
+        }
+    }
+
+    pub(super) fn seeds(&self) -> Option<&Seeds> {
         match self {
             Self::Cluster(seeds) => Some(seeds),
             _ => None,
@@ -49,10 +75,8 @@ impl Topology {
         address: &str,
         within: Duration,
     ) -> Result<Endpoint, Fault> {
-        let _ = within;
         match self {
-            Self::Fixed(endpoint) => Ok((**endpoint).clone()),
-            #[cfg(feature = "sentinel")]
+            Self::Fixed(endpoint) => Ok(endpoint.clone()),
             Self::Sentinels(sentinels) => sentinels.primary(within).await,
             Self::Cluster(seeds) => Ok(seeds.node(address)),
         }
@@ -60,7 +84,6 @@ impl Topology {
 
     /// An attempt to connect to what [`Self::endpoint`] named has failed.
     pub(super) fn doubt(&self) {
-        #[cfg(feature = "sentinel")]
         if let Self::Sentinels(sentinels) = self {
             sentinels.doubt();
         }
@@ -75,30 +98,29 @@ impl Topology {
         let endpoint = self.endpoint(address, within).await?;
         let link = endpoint.connect_resp2(within).await;
         let link = link.inspect_err(|_| self.doubt())?;
-        Ok((link, endpoint.address().clone()))
+        Ok((link, endpoint.address))
     }
 
     /// Resolves when the primary is another server than `here`.
-    pub(super) fn moved(&self, here: Endpoint, within: Duration) -> BoxFuture<'static, Fault> {
-        let _ = (&here, within);
-        #[cfg(feature = "sentinel")]
-        if let Self::Sentinels(sentinels) = self.clone() {
-            let moved = async move {
-                let there = sentinels.moved(&here, within).await;
-                let address = here.address().clone();
-                let (from, to) = (&*address, &**there.address());
-                tracing::debug!(from, to, "the primary has changed");
-                Fault::NotPrimary { address }
-            };
-            return moved.boxed();
-        }
-        future::pending().boxed()
+    pub(super) async fn moved(self, here: Endpoint, within: Duration) -> Fault {
+        let Self::Sentinels(sentinels) = self else {
+            return future::pending().await;
+        };
+        let there = sentinels.moved(&here, within).await;
+        let address = here.address;
+        log!(
+            debug,
+            from = &*address,
+            to = &*there.address,
+            "the primary has changed"
+        );
+        Fault::NotPrimary { address }
     }
 
     /// Connects once, to see that a server answers and accepts our credentials.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
         match self {
-            Self::Cluster(seeds) => seeds.find_map(within).await.map(drop),
+            Self::Cluster(seeds) => seeds.find_map(&[], within).await.map(drop),
             _ => {
                 let endpoint = self.endpoint("", within).await?;
                 let tried = endpoint.try_out(within).await;

@@ -39,7 +39,7 @@ fn a_url_names_sentinels_a_service_and_who_we_are_to_each() {
     }
     let primary = sentinels.at("10.0.0.1", 6380, &sentinels.all[1]);
     assert_eq!(
-        &**primary.address(),
+        &*primary.address,
         "10.0.0.1:6380 (primary of \"my service\", says two:7)"
     );
     assert_eq!(primary.info.redis_settings().password(), Some("p/w"));

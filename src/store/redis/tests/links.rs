@@ -3,7 +3,7 @@
 use super::registry::{
     BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, enter, release, renew, unknown, won,
 };
-use super::support::{Proxy, RedisServer, Way, wait_until};
+use super::support::{Proxy, RedisServer, Way, least_rights, wait_until};
 use crate::store::contract::Outcome;
 
 #[tokio::test]
@@ -31,6 +31,27 @@ async fn noscript_is_healed_for_each_script() {
     assert_eq!(server.calls("eval"), 0, "scripts are loaded");
     assert!(server.calls("script|load") >= 5, "once for each flush");
     assert_eq!(one.outcome("k", release(1)).await, HELD);
+}
+
+/// Without the right to load scripts each is sent with its text: while a connection is made, and when
+/// the server has forgotten it later.
+#[tokio::test]
+async fn a_script_that_may_not_be_loaded_is_sent_in_full() {
+    let server = RedisServer::start();
+    let rights = least_rights();
+    let fewer = rights.into_iter().filter(|right| *right != "+script|load");
+    let words: Vec<_> = ["ACL", "SETUSER"].into_iter().chain(fewer).collect();
+    server.cmd(&words);
+    let url = server.url_with("lockstream", "password", 0);
+    let mut one = Settings::url(url, "a1").up().await;
+    assert!(server.calls("eval") >= 1, "the probe");
+    won(&one.outcome("k", attempt(1)).await);
+    let before = server.calls("eval");
+    server.script_flush();
+    assert_eq!(one.outcome("k", renew(1, 2 * TTL)).await, Outcome::Renewed);
+    assert_eq!(one.outcome("k", release(1)).await, HELD);
+    assert!(server.calls("eval") > before, "in full");
+    assert_eq!(server.calls("script|load"), 0, "refused");
 }
 
 #[tokio::test]

@@ -183,6 +183,44 @@ async fn a_key_whose_ticket_could_not_be_sent_may_ask_again_as_soon_as_its_node_
     assert_eq!(place(&one.outcome("k", enter(1)).await), PLACE);
 }
 
+/// Keys whose node stands need no map: they do not wait for a server that does not give it.
+#[tokio::test]
+async fn a_key_may_ask_again_while_the_search_for_the_map_hangs() {
+    const LOADING: &[u8] = b"-LOADING Redis is loading the dataset in memory\r\n";
+    let hanging = Arc::new(AtomicUsize::new(0));
+    let count = hanging.clone();
+    let mut calls = None;
+    let mut one = registry(move |request| {
+        if request.is_call() {
+            calls = Some(request.connection);
+        }
+        if request.is("CLUSTER") && calls.is_some() {
+            if calls == Some(request.connection) {
+                return Some(LOADING.into());
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+            return Some(Vec::new());
+        }
+        if request.is("SSUBSCRIBE") {
+            return Some(LOADING.into());
+        }
+        busy(request)
+    });
+    one.submit("k", enter(1));
+    assert!(one.up().await);
+    unsent(one.reply("k", &enter(1)).await);
+    wait_until("it hangs", BOUND, || hanging.load(Ordering::Relaxed) > 0).await;
+    while one.heard_by_now().is_some() {}
+    let begin = Instant::now();
+    unsent(one.ask("l", enter(2)).await);
+    let news = one.next().await;
+    assert!(begin.elapsed() < BOUND / 2, "after the search");
+    let News::Up { scope, .. } = &news else {
+        panic!("{news:?}");
+    };
+    assert!(scope.contains("l") && !scope.contains("other"));
+}
+
 /// What has no right to subscribe does not get it by asking again: no key of the node is waited for in a queue.
 #[tokio::test]
 async fn without_the_right_to_subscribe_no_key_of_the_node_has_a_queue() {

@@ -237,6 +237,25 @@ fn g3_while_there_are_more_the_lock_is_as_it_was() {
     }
 }
 
+/// A release that was answered after it had deleted the lock, and that then went again, was told that
+/// nobody had held it: the lease was reported as lost.
+#[tokio::test]
+async fn g3_a_release_among_dead_listeners_held_its_lock() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    for op in [release(1), withdraw(1)] {
+        won(&one.outcome("k", attempt(1)).await);
+        for number in 0..201 {
+            let (score, member) = ((1 + number).to_string(), format!("dead:{number}"));
+            server.cmd(&["ZADD", "{lock:k}:~listen1", &score, &member]);
+        }
+        server.reset_stats();
+        assert_eq!(one.outcome("k", op).await, HELD);
+        assert_eq!(server.calls("evalsha"), 3);
+        assert_eq!(server.keys("*"), ["lock:~fence"]);
+    }
+}
+
 #[tokio::test]
 async fn withdraw_of_an_owner_that_was_granted_gives_the_lock_on() {
     let server = RedisServer::start();

@@ -19,7 +19,7 @@ fn used() -> BTreeSet<String> {
             });
         }
     }
-    assert!(script::TEXT.contains("try(publish, ") && script::TEXT.contains("'PUBSUB', numsub"));
+    assert!(script::TEXT.contains("pcall(publish, ") && script::TEXT.contains("'PUBSUB', numsub"));
     used.insert("publish".to_owned());
     // Without it the script answers that the age of the server is unknown.
     assert!(used.remove("info"));

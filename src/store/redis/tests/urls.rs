@@ -104,6 +104,6 @@ proptest! {
         prop_assert_eq!(settings.db(), db.unwrap_or(0));
         let all: Vec<_> = all.iter().map(|((_, host), port)| format!("{host}:{}", port.unwrap_or(26379))).collect();
         let shown = format!("{}/{service}", all.join(","));
-        prop_assert_eq!(&**sentinels.address(), &shown);
+        prop_assert_eq!(&*sentinels.server.address, &shown);
     }
 }

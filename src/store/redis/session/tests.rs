@@ -1,0 +1,113 @@
+use std::ops::RangeInclusive;
+use std::sync::Weak;
+use std::time::Duration;
+
+use super::super::cluster::{Seeds, SlotMap};
+use super::super::slots::{SLOTS, Slot};
+use super::*;
+use crate::store::contract::{Listener, News, Owner};
+
+struct Nobody;
+
+impl Listener for Nobody {
+    fn news(&self, _: News) {}
+
+    fn uses(&self, _: &Scope) -> bool {
+        false
+    }
+
+    fn waits(&self, _: &str) -> bool {
+        false
+    }
+}
+
+fn session() -> RedisSession {
+    let seeds = Seeds::parse(&["redis://a:1".into()]).unwrap();
+    let opening = Opening {
+        prefix: "lock".into(),
+        instance: "a1".into(),
+        ttl: Duration::from_secs(30),
+        response_timeout: Duration::from_secs(1),
+        listener: Weak::<Nobody>::new(),
+    };
+    RedisSession::new(Topology::Cluster(seeds), None, opening)
+}
+
+const FIRST: RangeInclusive<Slot> = 0..=8_191;
+const SECOND: RangeInclusive<Slot> = 8_192..=16_383;
+
+/// Without a runtime, so that nobody connects.
+fn install(session: &RedisSession, map: [(&str, RangeInclusive<Slot>); 2]) -> Vec<String> {
+    let map: SlotMap = map.map(|(node, slots)| (node.into(), slots)).into();
+    session.shared.change(|change| {
+        change.state.unsettled.clear();
+        change.install(map);
+        let nodes = change.state.nodes.iter();
+        nodes.map(|node| node.address.to_string()).collect()
+    })
+}
+
+fn unsettled(session: &RedisSession) -> SlotSet {
+    session.shared.lock().unsettled.clone()
+}
+
+/// Else it would be asked for the map for ever, and might say that it has all slots.
+#[test]
+fn a_node_that_has_left_the_map_is_forgotten() {
+    let session = session();
+    assert_eq!(
+        install(&session, [("a:1", FIRST), ("b:1", SECOND)]),
+        ["a:1", "b:1"]
+    );
+    assert_eq!(unsettled(&session).len(), SLOTS);
+    assert_eq!(
+        install(&session, [("a:1", FIRST), ("a:1", SECOND)]),
+        ["a:1", ""]
+    );
+    assert_eq!(
+        unsettled(&session),
+        SECOND.collect(),
+        "only what has changed"
+    );
+    assert_eq!(
+        install(&session, [("c:1", FIRST), ("a:1", SECOND)]),
+        ["a:1", "c:1"]
+    );
+    assert_eq!(unsettled(&session), FIRST.collect());
+}
+
+/// Its place has no address to connect to, and may be another node's before a task runs.
+#[test]
+fn a_forgotten_node_has_no_task_on_the_next_runtime() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let _guard = runtime.enter();
+    session.shared.lack_task();
+    session.start();
+    let state = session.shared.lock();
+    let have_tasks: Vec<_> = state.nodes.iter().map(|node| node.has_task).collect();
+    assert_eq!(have_tasks, [true, false]);
+}
+
+#[test]
+fn a_node_for_which_something_is_pending_is_not_forgotten() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    let owner = Owner(1);
+    let mut request = Request::new("k", Wish::Op(Op::Release { owner }));
+    request.asking = Some(1);
+    session.shared.change(|change| change.route(request));
+    assert_eq!(
+        install(&session, [("a:1", FIRST), ("c:1", SECOND)]),
+        ["a:1", "b:1", "c:1"]
+    );
+    session.shared.lock().nodes[1].inbox.clear();
+    assert_eq!(
+        install(&session, [("a:1", FIRST), ("c:1", SECOND)]),
+        ["a:1", "", "c:1"]
+    );
+}
