@@ -65,6 +65,8 @@ struct Run {
     children: Vec<Process>,
     /// When a child was stopped that is so still.
     stopped: [Option<u64>; SLOTS],
+    /// When the last fault of each child began.
+    begun: [u64; SLOTS],
     resource: Arc<Mutex<Resource>>,
     holds: Holds,
     waits: Waits,
@@ -98,6 +100,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
         folder,
         children: Vec::new(),
         stopped: [None; SLOTS],
+        begun: [0; SLOTS],
         resource,
         holds: Holds::default(),
         waits: Waits::new(LATENESS.as_nanos() as u64),
@@ -198,6 +201,9 @@ impl Run {
     fn begin(&mut self, stroke: &Stroke) {
         let at = now();
         let slot = stroke.slot;
+        if let Some(begun) = self.begun.get_mut(slot) {
+            *begun = at;
+        }
         match stroke.kind {
             Kind::Kill => {
                 self.children[slot].kill();
@@ -244,7 +250,10 @@ impl Run {
         self.struck.push(Struck {
             kind: stroke.kind,
             slot: stroke.slot,
-            to: at,
+            lasted: Span {
+                from: self.begun.get(stroke.slot).copied().unwrap_or(at),
+                to: at,
+            },
         });
         // Who holds what may be another's now, by the same name or not.
         self.seen.clear();
@@ -407,7 +416,8 @@ impl Run {
         let reigns = servers.reigns();
         self.report.changes = reigns.changes() as u64;
         self.report.holds = self.holds.judge(&accepted, &reigns.losses(ttl), ttl);
-        self.report.recoveries = recoveries(&self.struck, &self.holds.arrivals());
+        self.report.recoveries =
+            recoveries(&self.struck, &self.holds.arrivals(), reigns.vacancies());
         self.report.waits = self.waits;
         if !self.report.is_clean() {
             // With the logs one can see what came before.

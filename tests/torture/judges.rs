@@ -550,7 +550,11 @@ fn windows_of_the_history_stay_short() {
 
 #[test]
 fn the_longest_way_back_is_told_by_kind() {
-    let struck = |kind, slot, to| Struck { kind, slot, to };
+    let struck = |kind, slot, to| Struck {
+        kind,
+        slot,
+        lasted: span(to, to),
+    };
     let leases = [(10, 0), (20, 1), (55, 1), (70, 0)];
     let found = recoveries(
         &[
@@ -560,6 +564,7 @@ fn the_longest_way_back_is_told_by_kind() {
             struck(Kind::Kill, 1, 60),
         ],
         &leases,
+        &[],
     );
     let cut = found[&Kind::Cut];
     assert_eq!((cut.times, cut.anybody, cut.hit), (2, Some(8), Some(58)));
@@ -568,6 +573,64 @@ fn the_longest_way_back_is_told_by_kind() {
         (found[&Kind::Kill].anybody, found[&Kind::Kill].hit),
         (Some(10), None)
     );
+}
+
+/// Sentinels took 47 s to replace a primary, and every child was told off for that.
+#[test]
+fn no_recovery_counts_the_time_without_a_primary() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut reigns = Reigns::of(vec![0, 0]);
+    let mut say = |server, second: u64, is_primary| {
+        let at = second * SECOND;
+        reigns.answered(server, span(at, at + 1), is_primary);
+    };
+    // A stopped primary that nobody has replaced says nothing; the other says that it is none.
+    say(0, 10, true);
+    say(1, 11, false);
+    say(1, 57, true);
+    say(0, 57, false);
+    let vacancies = reigns.vacancies();
+    assert_eq!(vacancies, [span(10 * SECOND + 1, 57 * SECOND)]);
+
+    let struck = |to| Struck {
+        kind: Kind::Cut,
+        slot: 0,
+        lasted: span(to, to),
+    };
+    let recovery = |to| {
+        let leases = [(9 * SECOND, 0), (60 * SECOND, 0)];
+        let found = recoveries(&[struck(to)], &leases, vacancies);
+        found[&Kind::Cut].hit
+    };
+    assert_eq!(recovery(8 * SECOND), Some(SECOND));
+    assert_eq!(recovery(20 * SECOND), Some(3 * SECOND));
+    assert_eq!(recovery(58 * SECOND), Some(2 * SECOND));
+    assert_eq!(recovery(61 * SECOND), None);
+}
+
+/// A child that was struck nine times in a row had no lease for 18.9 s, between fail-overs and its own stops.
+#[test]
+fn no_recovery_counts_the_time_in_which_the_child_is_kept_away() {
+    let struck = |kind, slot, from, to| Struck {
+        kind,
+        slot,
+        lasted: span(from, to),
+    };
+    let faults = [
+        struck(Kind::Cut, 0, 10, 10),
+        struck(Kind::LongStop, 0, 20, 50),
+        struck(Kind::Blackhole, 0, 70, 80),
+        // Neither keeps this child away.
+        struck(Kind::Delay, 0, 85, 95),
+        struck(Kind::Blackhole, 1, 82, 98),
+    ];
+    let vacancies = [span(5, 12), span(40, 60), span(90, 200)];
+    let found = recoveries(&faults, &[(95, 1), (100, 0)], &vacancies);
+    // 12 to 20, 60 to 70, 80 to 90.
+    assert_eq!(found[&Kind::Cut].hit, Some(28));
+    assert_eq!(found[&Kind::LongStop].hit, Some(20));
+    // 12 to 40, 60 to 90.
+    assert_eq!(found[&Kind::Cut].anybody, Some(58));
 }
 
 #[test]

@@ -31,3 +31,5 @@ mod judges;
 mod leftovers;
 mod plans;
 mod runs;
+#[cfg(feature = "sentinel")]
+mod sentinels;

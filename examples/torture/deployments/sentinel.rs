@@ -50,8 +50,10 @@ pub(super) fn start(slots: usize) -> Deployment {
 
 impl Sentinel {
     /// Until another is the primary than the one that was struck.
-    fn wait_until_replaced(&self) {
+    fn wait_until_replaced(&mut self) {
         wait_until_blocking("another is the primary", PATIENCE, || {
+            // A busy machine may also keep sentinels from running for long enough.
+            self.watched.end_tilt();
             self.watched
                 .told()
                 .is_some_and(|index| index != self.struck && self.watched.is_primary(index))
@@ -75,6 +77,11 @@ fn sentinels(stroke: &Stroke) -> impl Iterator<Item = usize> {
     (0..1 + number / 3 % 2).map(move |nth| (number + nth) % 3)
 }
 
+/// Whether the primary stays away until the sentinels have replaced it.
+fn replaces_the_primary(kind: Kind) -> bool {
+    matches!(kind, Kind::FailOver | Kind::PrimaryKill | Kind::PrimaryStop)
+}
+
 /// Sentinels and replicas stay connected.
 fn is_a_caller(client: &ClientRow) -> bool {
     let of_a_server = client.field("flags").contains(['M', 'S']);
@@ -93,6 +100,10 @@ impl Servers for Sentinel {
                 return;
             }
             _ => {}
+        }
+        if replaces_the_primary(stroke.kind) {
+            // An earlier fault may have put sentinels into TILT mode. All other kinds of fault strike in that mode, too.
+            self.watched.end_tilt();
         }
         self.primary = self.watched.settle();
         self.struck = match stroke.kind {
@@ -131,6 +142,8 @@ impl Servers for Sentinel {
                 self.wait_until_replaced();
                 self.watched.restart(self.struck, self.watched.told());
             }
+            // Ordered a moment ago, if the servers' faults are late.
+            Kind::FailOver => self.watched.wait_until_fail_over_ends(),
             Kind::PrimaryStop => {
                 self.wait_until_replaced();
                 self.watched.servers[self.struck].cont();

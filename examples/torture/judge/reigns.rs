@@ -9,8 +9,14 @@
 //!
 //! A reign begins with the last moment at which the server was seen to be none that gives leases, and ends with the first
 //! at which it was seen to be none again: it is never shorter than the truth.
+//!
+//! A **vacancy** is a time in which no server said that it was a primary, so that nobody could give leases out: it is
+//! never longer than the truth.
 
 use super::Span;
+
+/// A vacancy lasts for longer than this (ns), which a busy primary may take to answer.
+const LEAST_VACANCY: u64 = 500_000_000;
 
 /// How a memory came to be another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,6 +104,9 @@ pub(crate) struct Reigns {
     orderly: Vec<(usize, Span)>,
     /// Which keys were in which shard from then on.
     homes: Vec<(u64, Vec<Vec<String>>)>,
+    /// When a server last said that it was a primary.
+    primary_at: Option<u64>,
+    vacancies: Vec<Span>,
 }
 
 impl Reigns {
@@ -114,6 +123,8 @@ impl Reigns {
             memories: 0,
             orderly: Vec::new(),
             homes: Vec::new(),
+            primary_at: None,
+            vacancies: Vec::new(),
         }
     }
 
@@ -130,6 +141,9 @@ impl Reigns {
         if asked.from < self.deaf[server] {
             return;
         }
+        if is_primary {
+            self.is_not_vacant(asked);
+        }
         match (is_primary, self.open[server]) {
             (true, None) => {
                 let memory = self.kept[server].take();
@@ -143,6 +157,22 @@ impl Reigns {
                 self.kept[server] = None;
             }
         }
+    }
+
+    /// At some moment of this span a server was a primary.
+    fn is_not_vacant(&mut self, during: Span) {
+        let last = self.primary_at.unwrap_or(during.from);
+        if last + LEAST_VACANCY < during.from {
+            let to = during.from;
+            self.vacancies.push(Span { from: last, to });
+        }
+        // Servers are asked side by side.
+        self.primary_at = Some(last.max(during.to));
+    }
+
+    /// When nobody could give leases out.
+    pub(crate) fn vacancies(&self) -> &[Span] {
+        &self.vacancies
     }
 
     /// A server is gone since this moment at the latest, and has not come back.
