@@ -13,6 +13,7 @@ use crate::lease::Lease;
 use crate::nesting;
 use crate::plan::Plan;
 use crate::turnstile::{Patience, Verdict};
+use crate::user_code::log;
 
 /// A caller on its way to a lease: what every acquiring future wraps.
 ///
@@ -140,7 +141,7 @@ impl Acquiring {
         if self.plan.reentrant {
             return Lease::share(driver.clone(), around.contender, around.on_finish);
         }
-        tracing::warn!(
+        log!(warn,
             key = &**self.plan.key(),
             outer = %around.place,
             inner = %self.plan.place(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::store::contract::{Answer, Op, Outcome};
 use crate::turnstile::{
-    Cx, Effect, FOREVER, Moment, Patience, Repeats, Rules, Supply, Turnstile, Waiter, WaiterId,
+    Cx, Effect, FOREVER, Moment, Patience, Rules, Supply, Turnstile, Waiter, WaiterId,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -66,7 +66,6 @@ impl Turns {
             keeps: false,
             patience: Patience::Stand,
             until: FOREVER,
-            repeats: Repeats::Begun(Box::new(|| None)),
         };
         let id = self.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
         self.line.push_back(id);

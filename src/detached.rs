@@ -12,8 +12,9 @@ use crate::driver::{Arrival, Contender, Driver, Progress};
 use crate::key;
 use crate::lease::Lease;
 use crate::plan::Plan;
+use crate::repeat::Repeats;
 use crate::settings::OnFinish;
-use crate::turnstile::{Patience, Repeats, Verdict};
+use crate::turnstile::{Patience, Verdict};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -248,7 +249,7 @@ impl Adopt {
             on_finish: self.plan.on_finish,
             patience: Patience::Once,
             wait: driver.settings().response_timeout,
-            repeats: Repeats::Begun(Box::new(|| None)),
+            repeats: Repeats::none(),
         };
         let from = self.detached.owner.clone();
         driver.adopt(&contender, from, arrival);

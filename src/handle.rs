@@ -7,6 +7,7 @@ use futures::future::FusedFuture;
 
 use crate::LockError;
 use crate::lease::{Lease, LeaseRelease};
+use crate::user_code::log;
 
 /// A handle's slot: the lease that its `acquire` brought.
 pub(crate) struct Handle {
@@ -45,7 +46,8 @@ impl Drop for Handle {
             && !lease.is_shared()
             && !lease.is_kept()
         {
-            tracing::warn!(
+            log!(
+                warn,
                 key = lease.key(),
                 token = lease.token(),
                 "the last handle of a held lock was dropped, which releases it: keep the `Lock` \

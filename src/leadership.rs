@@ -13,9 +13,9 @@ use crate::LockError;
 use crate::lease::LeaseView;
 use crate::plan::Plan;
 use crate::renewal::Renewal;
-use crate::repeat::Repeat;
+use crate::repeat::{Repeat, Repeats};
 use crate::settings::{OnFinish, OnLost};
-use crate::turnstile::Repeats;
+use crate::user_code::log;
 use crate::with_lock::Hold;
 
 /// Who leads, as one candidate sees it: what a [campaign](crate::Lock::leadership) yields.
@@ -132,7 +132,7 @@ impl Campaign {
                 .pauses
                 .next()
                 .expect("an exponential policy never ends");
-            tracing::warn!(
+            log!(warn,
                 key = error.key(),
                 %error,
                 ?pause,

@@ -115,6 +115,7 @@ mod settings;
 mod snapshot;
 pub mod store;
 mod turnstile;
+mod user_code;
 #[cfg(feature = "test-util")]
 pub mod verify;
 mod with_lock;

@@ -6,9 +6,8 @@ use crate::LockError;
 use crate::driver::Driver;
 use crate::key::{self, Key};
 use crate::renewal::Renewal;
-use crate::repeat::Repeat;
+use crate::repeat::{Repeat, Repeats};
 use crate::settings::{OnFinish, OnLost, TTL};
-use crate::turnstile::Repeats;
 
 /// What a handle is told to lock, and how.
 #[derive(Clone)]

@@ -1,14 +1,17 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
 use super::few::Few;
+use crate::repeat::Repeats;
+use crate::user_code::{self, log};
 
-/// What is done about verdicts once no lock is held: wakers and the log run other people's code.
+/// What is done about verdicts once no lock is held: all of it is the user's code.
 #[derive(Default)]
 pub(super) struct Aftermath {
     pub(super) wakers: Few<Waker>,
+    /// Policies of those who wait no more, to be dropped.
+    pub(super) policies: Few<Repeats>,
     /// Keys and tokens of lost leases, and whether their time was over.
     pub(super) lost: Few<(Arc<str>, u64, bool)>,
     /// Keys and tokens of leases whose renewal is late, and how long they last without it.
@@ -17,9 +20,15 @@ pub(super) struct Aftermath {
 
 impl Aftermath {
     pub(super) fn come(&mut self) {
+        // First: work whose lease is lost stops before anybody reads of it.
+        self.wakers.drain(|waker| {
+            user_code::run("a waker", || waker.wake());
+        });
+        self.policies.drain(user_code::discard);
         self.late.drain(|(key, token, left)| {
             let key = &*key;
-            tracing::warn!(
+            log!(
+                warn,
                 key,
                 token,
                 ?left,
@@ -29,18 +38,20 @@ impl Aftermath {
         self.lost.drain(|(key, token, is_over)| {
             let key = &*key;
             if is_over {
-                tracing::warn!(key, token, "lease lost: its ttl was over before its work");
+                log!(
+                    warn,
+                    key,
+                    token,
+                    "lease lost: its ttl was over before its work"
+                );
             } else {
-                tracing::warn!(
+                log!(
+                    warn,
                     key,
                     token,
                     "lease lost: the store has it no more, its key was deleted or overwritten"
                 );
             }
-        });
-        self.wakers.drain(|waker| {
-            // One that panics has told so by the panic hook; the others are to be woken all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         });
     }
 }

@@ -12,8 +12,10 @@ use super::progress::{End, Parting, Progress};
 use super::watchers::Watchers;
 use crate::events::LockEvent;
 use crate::key::Key;
+use crate::repeat::Repeats;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{Moment, Verdict, WaiterId};
+use crate::user_code;
 
 /// One caller from its arrival to the end of its lease: what its future and the driver share.
 pub(crate) struct Contender {
@@ -39,6 +41,8 @@ struct State {
     since: Moment,
     /// What becomes of the lease that it holds no more.
     parting: Parting,
+    /// The pauses between its attempts, while it waits.
+    repeats: Option<Repeats>,
     /// Whether that was because of a shutdown.
     closing: bool,
     /// Whether it is to look once more before it takes the key.
@@ -61,6 +65,7 @@ impl Contender {
                 waiter: 0,
                 since: Moment::ZERO,
                 parting: Parting::Release,
+                repeats: None,
                 closing: false,
                 leads: false,
                 deadline: Moment::ZERO,
@@ -90,6 +95,8 @@ impl Contender {
     /// of two tasks one had 1.2 times the turns of the other. A task that asks to be polled again
     /// has another thread woken just so, but nothing passes it by in that time: it has the key.
     pub(crate) fn progress_or_wake(&self, waker: &Waker) -> Progress {
+        // Wakers are the user's code: they are cloned and dropped where nothing is locked.
+        let clone = waker.clone();
         let mut state = self.lock();
         if matches!(state.progress, Progress::Seated { .. }) && std::mem::take(&mut state.leads) {
             drop(state);
@@ -104,12 +111,7 @@ impl Contender {
         {
             return state.progress.clone();
         }
-        let known = state.waker.as_ref();
-        let before = if known.is_some_and(|known| known.will_wake(waker)) {
-            None
-        } else {
-            state.waker.replace(waker.clone())
-        };
+        let before = state.waker.replace(clone);
         let progress = state.progress.clone();
         drop(state);
         drop(before);
@@ -158,9 +160,10 @@ impl Contender {
     /// for this `watch` before. Whoever watches looks again after this, or it may have ended
     /// between the look and the watching; and [unwatches](Self::unwatch).
     pub(crate) fn watch(&self, watch: &mut Option<u64>, of_deadlines: bool, waker: &Waker) {
+        let clone = waker.clone();
         let mut state = self.lock();
         let watchers = state.watchers.get_or_insert_default();
-        let before = watchers.add(watch, of_deadlines, waker);
+        let before = watchers.add(watch, of_deadlines, clone);
         drop(state);
         drop(before);
     }
@@ -200,6 +203,35 @@ impl Contender {
     pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
         let runtime = self.lock().runtime;
         runtime.is_some_and(|runtime| runtimes.contains(&runtime))
+    }
+
+    /// Sets the pauses of the wait that is about to begin.
+    pub(super) fn set_repeats(&self, repeats: Repeats) {
+        let before = self.lock().repeats.replace(repeats);
+        user_code::discard(before);
+    }
+
+    /// Asks the policy of this arrival, the user's code, for the next pause. `None`: another thread is asking it, and
+    /// tells the turnstile.
+    pub(super) fn next_pause(&self, id: WaiterId) -> Option<Option<Duration>> {
+        let mut state = self.lock();
+        if !matches!(state.progress, Progress::Waiting) || self.id() != Some(id) {
+            // It does not wait any more. The turnstile is to ask the next in line.
+            return Some(None);
+        }
+        let mut repeats = state.repeats.take()?;
+        drop(state);
+        let pause = repeats.next();
+        let mut state = self.lock();
+        // It may have been served meanwhile, or wait anew.
+        let is_over = !matches!(state.progress, Progress::Waiting) || state.repeats.is_some();
+        let over = match is_over {
+            true => Some(repeats),
+            false => state.repeats.replace(repeats),
+        };
+        drop(state);
+        user_code::discard(over);
+        Some(pause)
     }
 
     /// Stands in line (again).
@@ -401,6 +433,9 @@ impl Contender {
             let is_over = now >= state.deadline;
             aftermath.lost.push((self.key().clone(), token, is_over));
         }
+        if matches!(state.progress, Progress::Waiting) {
+            aftermath.policies.extend(state.repeats.take());
+        }
         state.closing |= matches!(progress, Progress::Closing { .. });
         if lost.is_some() || matches!(progress, Progress::Ended { .. } | Progress::Closing { .. }) {
             state.take_watchers(aftermath);
@@ -414,6 +449,16 @@ impl Contender {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Contender {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        user_code::discard(state.repeats.take());
+        user_code::discard(state.waker.take());
+        user_code::discard(state.watchers.take());
     }
 }
 
@@ -512,8 +557,8 @@ impl State {
         }
     }
 
-    fn watchers_of_deadlines(&self) -> impl Iterator<Item = Waker> {
-        let watchers = self.watchers.iter();
+    fn watchers_of_deadlines(&mut self) -> impl Iterator<Item = Waker> {
+        let watchers = self.watchers.iter_mut();
         watchers.flat_map(|watchers| watchers.of_deadlines())
     }
 }

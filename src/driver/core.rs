@@ -3,8 +3,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use event_listener::EventListener;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::contender::Contender;
@@ -15,15 +15,19 @@ use super::timer::{Due, Timer};
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 use crate::key::{Key, KeyMap};
+use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
 use crate::store::contract::{Opening, Owner, Scope, Session};
-use crate::turnstile::{Cx, Moment, Patience, Repeats, Supply, Turnstile, Waiter, WaiterId};
+use crate::turnstile::{Cx, Moment, Patience, Supply, Turnstile, Waiter, WaiterId};
+use crate::user_code;
 
 /// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
 /// at all needs less.
 const GRACE: Duration = Duration::from_millis(100);
+
+const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
 /// One registry at work.
 pub(crate) struct Driver {
@@ -40,7 +44,7 @@ pub(crate) struct Driver {
     pub(super) journal: Arc<Journal>,
     pub(super) timer: Timer,
     /// Told when nothing is in use any more.
-    idle: event_listener::Event,
+    idle: Notify,
 }
 
 /// What a lease's views need of its registry, which they do not keep at work.
@@ -103,7 +107,7 @@ impl Driver {
                     keep: None,
                 }),
                 timer: Timer::default(),
-                idle: event_listener::Event::new(),
+                idle: Notify::new(),
             }
         })
     }
@@ -219,6 +223,7 @@ impl Driver {
         self.timer.attend(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
         let who = contender.clone();
+        contender.set_repeats(arrival.repeats);
         self.at_once(|state, at| {
             at.outbox.arrived = true;
             let since = match arrival.patience {
@@ -232,7 +237,6 @@ impl Driver {
                 keeps: arrival.on_finish == OnFinish::LetExpire,
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
-                repeats: arrival.repeats,
             };
             let (key, journal) = (contender.hashed_key(), at.journal);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
@@ -346,21 +350,24 @@ impl Driver {
         drop(state);
         self.journal.flush();
         // Whoever else waits for the end of a shutdown.
-        self.idle.notify(usize::MAX);
+        self.tell_idle();
         drop((entries, session, kept));
     }
 
     /// Resolves when nothing is in use.
     pub(crate) async fn idle(&self) {
-        while let Some(idle) = self.busy() {
+        loop {
+            // Made before the look: whoever is told after it is heard.
+            let idle = self.idle.notified();
+            if self.lock().entries.is_empty() {
+                return;
+            }
             idle.await;
         }
     }
 
-    /// Told when nothing is in use; `None` if that is so now.
-    fn busy(&self) -> Option<EventListener> {
-        let state = self.lock();
-        (!state.entries.is_empty()).then(|| self.idle.listen())
+    fn tell_idle(&self) {
+        user_code::run("a waker", || self.idle.notify_waiters());
     }
 
     /// Whether any key in `scope` is in use.
@@ -415,16 +422,22 @@ impl Driver {
     /// Does something with the state locked, and then what must follow it.
     pub(super) fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
         let mut outbox = Outbox::default();
+        let result = self.locked(&mut outbox, change);
+        self.deliver(outbox);
+        result
+    }
+
+    fn locked<R>(
+        &self,
+        outbox: &mut Outbox,
+        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
+    ) -> R {
         // Read before the lock, which others wait for: what happens then is no earlier.
         let now = self.clock().now();
-        let result = {
-            let mut state = self.lock();
-            let now = state.no_earlier(now);
-            let result = change(&mut state, &mut self.at(now, &mut outbox));
-            self.seal(&mut state, &mut outbox);
-            result
-        };
-        self.deliver(&mut outbox);
+        let mut state = self.lock();
+        let now = state.no_earlier(now);
+        let result = change(&mut state, &mut self.at(now, outbox));
+        self.seal(&mut state, outbox);
         result
     }
 
@@ -461,7 +474,29 @@ impl Driver {
         }
     }
 
-    fn deliver(&self, outbox: &mut Outbox) {
+    /// Does what follows a change, with nothing locked: also what the policies say that it asks.
+    fn deliver(&self, mut outbox: Outbox) {
+        self.deliver_once(&mut outbox);
+        while !outbox.policies.is_empty() {
+            let mut pauses = Vec::new();
+            outbox.policies.drain(|(contender, id)| {
+                if let Some(pause) = contender.next_pause(id) {
+                    pauses.push((contender, id, pause));
+                }
+            });
+            outbox = Outbox::default();
+            self.locked(&mut outbox, |state, at| {
+                for (contender, id, pause) in &pauses {
+                    state.feed(at, contender.hashed_key(), None, |turnstile, cx| {
+                        turnstile.on_pause(cx, *id, *pause);
+                    });
+                }
+            });
+            self.deliver_once(&mut outbox);
+        }
+    }
+
+    fn deliver_once(&self, outbox: &mut Outbox) {
         if outbox.waits {
             self.timer.ensure(|| self.me());
         }
@@ -474,11 +509,11 @@ impl Driver {
             }
             outbox.sends.drain(|(key, op)| session.submit(key, op));
         }
-        if outbox.idle {
-            self.idle.notify(usize::MAX);
-        }
-        // Last: it is other people's code, and what it does must not hold up a release.
+        // Last: it is the user's code, and what it does must not hold up a release.
         outbox.aftermath.come();
+        if outbox.idle {
+            self.tell_idle();
+        }
         self.journal.flush();
         drop(outbox.kept.take());
     }
@@ -508,13 +543,14 @@ impl Due for Driver {
             state.feed_due(&mut self.at(now, &mut outbox));
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
-            let next = first.map(|first| first.min(now + SUSPENSION_TICK));
+            // One that is still due after it was fed is a fault, which is not to keep a processor busy.
+            let next = first.map(|first| first.clamp(now + LEAST_SLEEP, now + SUSPENSION_TICK));
             state.armed = next;
             self.seal(&mut state, &mut outbox);
             outbox.earlier = false;
             (next, next.and(state.session.clone()))
         };
-        self.deliver(&mut outbox);
+        self.deliver(outbox);
         if let Some(session) = session {
             session.start();
         }
@@ -526,6 +562,8 @@ impl Drop for Driver {
     fn drop(&mut self) {
         self.journal.end();
         self.journal.flush();
+        let repeat = std::mem::take(&mut self.settings.repeat);
+        user_code::discard(repeat);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -13,6 +12,7 @@ use crate::clock::Clock;
 use crate::events::LockEvent;
 use crate::settings::Settings;
 use crate::turnstile::Moment;
+use crate::user_code;
 
 /// How many events are kept for a reader that does not come.
 const CAPACITY: u64 = 1024;
@@ -55,7 +55,7 @@ struct Reader {
 impl Journal {
     pub(super) fn new(settings: &Settings, clock: Arc<Clock>) -> Arc<Self> {
         #[cfg(feature = "metrics")]
-        crate::metrics::describe();
+        user_code::run("a metrics recorder", crate::metrics::describe);
         Arc::new(Self {
             clock,
             max_waiters: settings.max_waiters,
@@ -118,12 +118,13 @@ impl Journal {
         let unrecorded = std::mem::take(&mut state.unrecorded);
         drop(state);
         for waker in wakers {
-            // One that panics has told so by the panic hook; the others are to be woken all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            user_code::run("a waker", || waker.wake());
         }
         #[cfg(feature = "metrics")]
         for event in unrecorded {
-            crate::metrics::record(&event, &self.prefix);
+            user_code::run("a metrics recorder", || {
+                crate::metrics::record(&event, &self.prefix);
+            });
         }
     }
 
@@ -145,6 +146,8 @@ impl Journal {
 
     /// The next event for a reader, or else its waker is told of it.
     pub(crate) fn read(&self, reader: u64, waker: &Waker) -> Poll<Option<LockEvent>> {
+        // Wakers are the user's code: they are cloned and dropped where nothing is locked.
+        let clone = waker.clone();
         let mut guard = self.lock();
         let state = &mut *guard;
         let (end, ended) = (state.end(), state.ended);
@@ -166,12 +169,7 @@ impl Journal {
         if ended {
             return Poll::Ready(None);
         }
-        let known = reader.waker.as_ref();
-        let before = if known.is_some_and(|known| known.will_wake(waker)) {
-            None
-        } else {
-            reader.waker.replace(waker.clone())
-        };
+        let before = reader.waker.replace(clone);
         drop(guard);
         drop(before);
         Poll::Pending

@@ -5,6 +5,7 @@ use super::state::{Now, State};
 use crate::events::LockEvent;
 use crate::store::contract::{Listener, News, Scope};
 use crate::turnstile::Turnstile;
+use crate::user_code::log;
 
 impl Listener for Driver {
     fn all_news(&self, news: Vec<News>) {
@@ -57,7 +58,7 @@ impl Listener for Driver {
                     }],
                 );
                 if was_down {
-                    tracing::info!("the store is back");
+                    log!(info, "the store is back");
                 }
             }
             News::Down { scope, error } => {
@@ -75,9 +76,9 @@ impl Listener for Driver {
                 self.feed_scope(&scope, told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
                 // The losses that come of it are told by the log, so it tells of their cause as well.
                 if is_new {
-                    tracing::warn!(%error, "the store is away: no lease is renewed until it is back");
+                    log!(warn, %error, "the store is away: no lease is renewed until it is back");
                 } else {
-                    tracing::debug!(%error, "the store is still away");
+                    log!(debug, %error, "the store is still away");
                 }
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();

@@ -9,7 +9,7 @@ use super::journal::Journal;
 use crate::StoreError;
 use crate::key::{Key, KeyMap};
 use crate::store::contract::{Grant, Op, Scope, Session};
-use crate::turnstile::{Cx, Effect, Moment, Room, Rules, Supply, Turnstile};
+use crate::turnstile::{Cx, Effect, Moment, Room, Rules, Supply, Turnstile, WaiterId};
 
 /// What a registry knows, under its one lock.
 pub(super) struct State {
@@ -58,6 +58,8 @@ pub(super) const MOST_STRANGE: usize = 256;
 pub(super) struct Outbox {
     pub(super) sends: Few<(Arc<str>, Op)>,
     pub(super) aftermath: Aftermath,
+    /// Whose policies are to name a pause.
+    pub(super) policies: Few<(Arc<Contender>, WaiterId)>,
     /// Somebody arrived: the session's tasks are to run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
@@ -121,6 +123,7 @@ impl State {
                 Effect::Wake(contender, verdict) => {
                     contender.tell(verdict, now, at.journal, &mut at.outbox.aftermath);
                 }
+                Effect::AskPolicy(contender, id) => at.outbox.policies.push((contender, id)),
             }
         }
         self.room = entry.turnstile.take_back();
@@ -167,14 +170,18 @@ impl State {
         }
     }
 
-    /// Feeds every turnstile whose time has come.
+    /// Feeds every turnstile whose time has come, once: one that names a time in the past again must not keep the
+    /// registry locked for ever.
     pub(super) fn feed_due(&mut self, at: &mut Now<'_>) {
+        let mut due = Vec::new();
         while self
             .timeouts
             .first()
             .is_some_and(|(moment, _)| *moment <= at.now)
         {
-            let (_, key) = self.timeouts.pop_first().expect("it was just seen");
+            due.extend(self.timeouts.pop_first().map(|(_, key)| key));
+        }
+        for key in due {
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.timeout = None;
             }

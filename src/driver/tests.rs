@@ -1,6 +1,6 @@
 //! What only the driver can get wrong: clocks, runtimes, and who is kept alive.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::store::MemoryStore;
 use crate::store::contract::{
     Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session, Sight,
 };
-use crate::{FutureLockExt, LockError, LockRegistry, Renewal, StoreError};
+use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
 
@@ -608,4 +608,49 @@ async fn w4_one_look_of_two_does_not_hold_the_key() {
     assert_eq!(begin.elapsed().as_millis(), 9_950);
     drop(lease.expect("it is its turn"));
     assert!(leads.await.is_ok(), "it came again");
+}
+
+/// Policies are asked one after another, with nothing locked: meanwhile the next whose policy was to be asked may leave.
+#[tokio::test(start_paused = true)]
+async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build();
+    locks.driver().news(News::Up {
+        scope: Scope::All,
+        queue: false,
+        complete: true,
+    });
+    let second = Arc::new(Mutex::new(None));
+    let (leaves, asked) = (second.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = asked.clone();
+    let pause = Duration::from_secs(1);
+    let makes_it_leave = Repeat::from_fn(move || {
+        let leaves = leaves.clone();
+        move || {
+            drop(leaves.lock().unwrap().take());
+            Some(pause)
+        }
+    });
+    let counts = Repeat::from_fn(move || {
+        let count = count.clone();
+        move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Some(pause)
+        }
+    });
+    let mut first = Box::pin(locks.obtain("1 busy").repeat(makes_it_leave).lease());
+    let mut leaving = Box::pin(locks.obtain("2 busy").lease());
+    let mut third = Box::pin(locks.obtain("2 busy").repeat(counts).lease());
+    for waiter in [&mut first, &mut leaving, &mut third] {
+        assert!(futures::poll!(waiter).is_pending());
+    }
+    *second.lock().unwrap() = Some(leaving);
+    locks.driver().all_news(store.answers());
+    assert!(second.lock().unwrap().is_none(), "it has left");
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    // And its pause counts.
+    assert!(store.asked().is_empty());
+    tokio::time::sleep(2 * pause).await;
+    let keys = store.asked().into_iter().map(|(key, _)| key.to_string());
+    assert_eq!(keys.collect::<Vec<_>>(), ["1 busy", "2 busy"]);
 }

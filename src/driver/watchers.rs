@@ -12,7 +12,8 @@ struct Watcher {
     number: u64,
     /// Whether it is told of a new deadline, too.
     of_deadlines: bool,
-    waker: Waker,
+    /// `None` once it was woken: it watches again when it is polled.
+    waker: Option<Waker>,
 }
 
 impl Watchers {
@@ -22,23 +23,19 @@ impl Watchers {
         &mut self,
         watch: &mut Option<u64>,
         of_deadlines: bool,
-        waker: &Waker,
+        waker: Waker,
     ) -> Option<Waker> {
         let number = *watch.get_or_insert_with(|| {
             self.watched += 1;
             self.watched
         });
         match self.place_of(number) {
-            Ok(at) if self.watching[at].waker.will_wake(waker) => None,
-            Ok(at) => Some(std::mem::replace(
-                &mut self.watching[at].waker,
-                waker.clone(),
-            )),
+            Ok(at) => self.watching[at].waker.replace(waker),
             Err(at) => {
                 let watcher = Watcher {
                     number,
                     of_deadlines,
-                    waker: waker.clone(),
+                    waker: Some(waker),
                 };
                 self.watching.insert(at, watcher);
                 None
@@ -48,7 +45,7 @@ impl Watchers {
 
     pub(super) fn remove(&mut self, watch: u64) -> Option<Waker> {
         let place = self.place_of(watch).ok()?;
-        Some(self.watching.remove(place).waker)
+        self.watching.remove(place).waker
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -58,15 +55,16 @@ impl Watchers {
     /// All of them, who watch no more.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waker> + use<> {
         let watching = std::mem::take(&mut self.watching);
-        watching.into_iter().map(|watcher| watcher.waker)
+        watching.into_iter().filter_map(|watcher| watcher.waker)
     }
 
-    /// Those who are told of a new deadline, too.
-    pub(super) fn of_deadlines(&self) -> impl Iterator<Item = Waker> {
-        let all = self.watching.iter();
+    /// Those who are told of a new deadline, too. They watch on.
+    pub(super) fn of_deadlines(&mut self) -> impl Iterator<Item = Waker> {
+        let all = self.watching.iter_mut();
         all.filter(|watcher| watcher.of_deadlines)
-            .map(|watcher| watcher.waker.clone())
+            .filter_map(|watcher| watcher.waker.take())
     }
+
     fn place_of(&self, watch: u64) -> Result<usize, usize> {
         self.watching
             .binary_search_by_key(&watch, |watcher| watcher.number)

@@ -29,6 +29,8 @@ pub(super) struct Claim {
     /// Who adopts by it, if it is not the line's.
     pub(super) adopter: Option<WaiterId>,
     pub(super) notices: Notices,
+    /// Whose policy was asked for a pause, and has not answered yet.
+    pub(super) asked_policy: Option<WaiterId>,
     /// What its tenure will know of others if it comes by a yield to itself.
     pub(super) company: Company,
     /// G3: when its ticket is withdrawn, while nobody here waits for the key.
@@ -94,6 +96,7 @@ impl Claim {
             exposure: Exposure::Nothing,
             adopter: None,
             notices: Notices::default(),
+            asked_policy: None,
             company: Company::default(),
             withdraw_at: None,
             first_sent: None,

@@ -52,8 +52,12 @@ impl<C> Crowd<C> {
         self.places.iter().filter_map(|(_, place)| place.as_ref())
     }
 
-    pub(super) fn first(&mut self) -> Option<&mut Waiter<C>> {
-        self.places.front_mut()?.1.as_mut()
+    pub(super) fn first(&self) -> Option<&Waiter<C>> {
+        self.places.front()?.1.as_ref()
+    }
+
+    pub(super) fn first_id(&self) -> Option<WaiterId> {
+        self.places.front().map(|(id, _)| *id)
     }
 
     pub(super) fn last_id(&self) -> WaiterId {

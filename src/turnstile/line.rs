@@ -1,5 +1,3 @@
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,39 +17,6 @@ pub(crate) enum Patience {
     Stand,
 }
 
-/// The pauses of one wait, one by one; `None` ends them.
-pub(crate) type Pauses = Box<dyn FnMut() -> Option<Duration> + Send>;
-
-/// The pauses between attempts where no grants come.
-pub(crate) enum Repeats {
-    /// Not asked for yet, as nearly everybody's for good: an arrival allocates nothing for them.
-    Fresh(Arc<dyn Fn() -> Pauses + Send + Sync>),
-    Begun(Pauses),
-}
-
-impl Repeats {
-    /// The next pause. A policy that panics has told so by the panic hook, and ends here: the state
-    /// is locked, and what the store answered to others is still to be told.
-    pub(crate) fn next(&mut self) -> Option<Duration> {
-        let next = || {
-            if let Self::Fresh(begin) = self {
-                *self = Self::Begun(begin());
-            }
-            match self {
-                Self::Begun(pauses) => pauses(),
-                Self::Fresh(_) => unreachable!("just begun"),
-            }
-        };
-        catch_unwind(AssertUnwindSafe(next)).unwrap_or(None)
-    }
-}
-
-impl fmt::Debug for Repeats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Repeats")
-    }
-}
-
 /// One local caller that waits for the key. `C` is whatever the shell wants back with a verdict.
 #[derive(Debug)]
 pub(crate) struct Waiter<C> {
@@ -63,7 +28,6 @@ pub(crate) struct Waiter<C> {
     pub(crate) keeps: bool,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
-    pub(crate) repeats: Repeats,
 }
 
 impl<C> Waiter<C> {
@@ -167,11 +131,19 @@ impl<C> Line<C> {
         one.into_iter().chain(crowd.into_iter().flatten())
     }
 
-    pub(super) fn first(&mut self) -> Option<&mut Waiter<C>> {
+    pub(super) fn first(&self) -> Option<&Waiter<C>> {
         match self {
             Self::Empty => None,
-            Self::One(one) => Some(&mut one.1),
+            Self::One(one) => Some(&one.1),
             Self::Many(crowd) => crowd.first(),
+        }
+    }
+
+    pub(super) fn first_id(&self) -> Option<WaiterId> {
+        match self {
+            Self::Empty => None,
+            Self::One(one) => Some(one.0),
+            Self::Many(crowd) => crowd.first_id(),
         }
     }
 

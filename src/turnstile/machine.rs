@@ -60,6 +60,9 @@ pub(crate) enum Verdict {
 pub(crate) enum Effect<C> {
     Send(Op),
     Wake(C, Verdict),
+    /// The waiter's policy is asked for its next pause, and [`on_pause`](Turnstile::on_pause) told the answer. The
+    /// policy is the user's code: the shell asks it where nothing is locked.
+    AskPolicy(C, WaiterId),
 }
 
 /// Room for effects. A shell that has many turnstiles lends its own to each in turn: one that is held keeps none,
@@ -448,6 +451,25 @@ impl<C: Clone> Turnstile<C> {
         self.advance(cx);
     }
 
+    /// The policy of a waiter has named its next pause. `None`: it has ended, and so the wait.
+    pub(crate) fn on_pause(&mut self, cx: &mut Cx<'_>, id: WaiterId, pause: Option<Duration>) {
+        self.pass_time(cx);
+        if let Standing::Seeking { claim, .. } = &mut self.standing
+            && claim.asked_policy.take_if(|asked| *asked == id).is_some()
+        {
+            if pause.is_none()
+                && self.line.first_id() == Some(id)
+                && let Some((_, waiter)) = self.line.pop_first()
+            {
+                self.wake(waiter.who, Verdict::Busy);
+            }
+            if let Some(pause) = pause.map(Span::from).or_else(|| self.next_repeat()) {
+                self.pause_until(cx.at() + pause);
+            }
+        }
+        self.advance(cx);
+    }
+
     /// Time went by.
     pub(crate) fn tick(&mut self, cx: &mut Cx<'_>) {
         self.pass_time(cx);
@@ -478,6 +500,7 @@ impl<C: Clone> Turnstile<C> {
         self.queue = queue;
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {
             claim.forget_proof();
+            claim.asked_policy = None;
             *ask_at = cx.at();
         }
         self.advance(cx);
@@ -503,7 +526,7 @@ impl<C: Clone> Turnstile<C> {
         self.effect(Effect::Wake(who, verdict));
     }
 
-    fn effect(&mut self, effect: Effect<C>) {
+    pub(super) fn effect(&mut self, effect: Effect<C>) {
         self.effects.get_or_insert_default().push_back(effect);
     }
 

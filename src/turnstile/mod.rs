@@ -35,7 +35,7 @@ mod tenure;
 mod tests;
 mod time;
 
-pub(crate) use self::line::{Patience, Pauses, Repeats, Waiter, WaiterId};
+pub(crate) use self::line::{Patience, Waiter, WaiterId};
 pub(crate) use self::machine::{Effect, Room, Turnstile, Verdict};
 pub(crate) use self::rules::Rules;
 pub(crate) use self::supply::{Cx, Supply};

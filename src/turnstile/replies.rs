@@ -2,8 +2,8 @@
 
 use super::claim::{Claim, Exposure};
 use super::errand::{Ending, Errand};
-use super::line::{Adopter, Patience, WaiterId};
-use super::machine::{Flight, Received, Sent, Standing, Turnstile, Verdict};
+use super::line::{Adopter, WaiterId};
+use super::machine::{Effect, Flight, Received, Sent, Standing, Turnstile, Verdict};
 use super::supply::Cx;
 use super::tenure::{Company, Tenure};
 use super::time::{Point, Span, deadline};
@@ -190,12 +190,12 @@ impl<C: Clone> Turnstile<C> {
         } else {
             match self.rest_of_pause(cx.at()) {
                 Some(rest) => rest,
-                None => self.next_repeat(),
+                // Until the policy has answered.
+                None => self.next_repeat().unwrap_or(Span::MAX),
             }
         };
         let mut heard = false;
         if let Standing::Seeking { claim, ask_at } = &mut self.standing {
-            // A policy of the user's own may name any pause.
             *ask_at = cx.at() + next;
             heard = std::mem::take(&mut claim.notices.heard) && !self.queue;
         }
@@ -235,23 +235,28 @@ impl<C: Clone> Turnstile<C> {
         rest
     }
 
-    /// W5: where no grants come, the head of the line says how long to pause.
-    fn next_repeat(&mut self) -> Span {
-        while let Some(head) = self.line.first() {
-            if head.patience == Patience::Once {
-                // Arrived after the attempt was sent: it gets one of its own.
-                return Span::ZERO;
-            }
-            if self.queue {
-                return Span::ZERO;
-            }
-            if let Some(pause) = head.repeats.next() {
-                return pause.into();
-            }
-            let (_, waiter) = self.line.pop_first().expect("first() has seen it");
-            self.wake(waiter.who, Verdict::Busy);
+    /// W5: where no grants come, the policy of the first in line says how long to pause. `None`: it is asked.
+    pub(super) fn next_repeat(&mut self) -> Option<Span> {
+        let head = self.line.first();
+        let head = head.filter(|head| head.stands() && !self.queue);
+        let (Some(head), Some(id)) = (head, self.line.first_id()) else {
+            // One who asks once arrived after the attempt was sent, and gets one of its own.
+            return Some(Span::ZERO);
+        };
+        let who = head.who.clone();
+        if let Standing::Seeking { claim, .. } = &mut self.standing
+            && claim.asked_policy.replace(id) != Some(id)
+        {
+            self.effect(Effect::AskPolicy(who, id));
         }
-        Span::ZERO
+        None
+    }
+
+    /// The policy's pause ends then, unless a notice has cut it short: then the rest of it does.
+    pub(super) fn pause_until(&mut self, end: Point) {
+        if let Standing::Seeking { claim, ask_at } = &mut self.standing {
+            *claim.notices.due.as_mut().unwrap_or(ask_at) = end;
+        }
     }
 
     fn on_refused(&mut self, error: &StoreError) {

@@ -4,6 +4,9 @@ use super::line::WaiterId;
 use super::time::{Moment, Point, Span};
 use crate::store::contract::Owner;
 
+/// How many owners are remembered whose keys were left in the store.
+const MOST_KEPT: usize = 10_000;
+
 /// What all turnstiles of a registry draw from: numbers that are never used twice, and chance; and
 /// what they must know of each other's past.
 #[derive(Debug)]
@@ -36,6 +39,13 @@ impl Supply {
         }
         self.kept.insert(owner, until);
         self.kept_until.insert((until, owner));
+        // A grant that comes late does so by seconds, in which nobody leaves so many keys. The oldest are forgotten,
+        // however long their keys stay.
+        if self.kept.len() > MOST_KEPT
+            && let Some((oldest, until)) = self.kept.pop_first()
+        {
+            self.kept_until.remove(&(until, oldest));
+        }
     }
 
     /// Whether what the store still has under a retired owner is meant to be there.
@@ -76,5 +86,26 @@ impl Cx<'_> {
     /// The time, as a turnstile keeps it.
     pub(super) fn at(&self) -> Point {
         self.now.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_kept_owners_the_latest_are_remembered() {
+        let mut supply = Supply::new(1);
+        let now = Point::START;
+        let until = now + Span::secs(86_400);
+        let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| supply.owner()).collect();
+        for owner in &owners {
+            supply.keep(*owner, now, until);
+        }
+        assert_eq!(supply.kept.len(), MOST_KEPT);
+        assert_eq!(supply.kept_until.len(), MOST_KEPT);
+        let is_kept = |owner: &Owner| supply.is_kept(*owner, now);
+        assert!(!owners[..10].iter().any(is_kept));
+        assert!(owners[10..].iter().all(is_kept));
     }
 }

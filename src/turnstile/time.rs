@@ -75,6 +75,7 @@ impl Sub<Span> for Point {
 
 impl Span {
     pub(super) const ZERO: Self = Self(0);
+    pub(super) const MAX: Self = Self(u64::MAX);
 
     pub(super) const fn micros(micros: u64) -> Self {
         Self(micros.saturating_mul(1_000))

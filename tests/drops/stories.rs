@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
-use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, LockError, LockRegistry, StreamLockExt};
+use lockstream::store::{MemoryStore, RedisStore};
+use lockstream::{FutureLockExt, LockError, LockRegistry, Repeat, StreamLockExt};
 use tokio::time::{sleep, timeout};
+
+use crate::support::RedisServer;
 
 /// What the store kept when this was dropped.
 struct Witness(MemoryStore, Arc<AtomicUsize>);
@@ -355,10 +357,10 @@ fn a_waker_that_is_told_of_a_loss_may_use_the_registry() {
     });
 }
 
-/// A log that looks at the registry at every line.
-struct Curious(LockRegistry);
+/// A log that does this at every line.
+struct Log<F>(F);
 
-impl tracing::Subscriber for Curious {
+impl<F: Fn() + Send + Sync + 'static> tracing::Subscriber for Log<F> {
     fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
         true
     }
@@ -368,7 +370,7 @@ impl tracing::Subscriber for Curious {
     fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
     fn event(&self, _: &tracing::Event<'_>) {
-        let _ = self.0.in_use();
+        self.0();
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
@@ -380,7 +382,8 @@ impl tracing::Subscriber for Curious {
 fn a_log_that_is_told_of_a_loss_may_use_the_registry() {
     does_not_hang(|| {
         let locks = LockRegistry::in_memory();
-        let curious = Curious(locks.clone());
+        let registry = locks.clone();
+        let curious = Log(move || _ = registry.in_use());
         tracing::subscriber::with_default(curious, || {
             runtime().block_on(async {
                 let lock = locks.obtain("k").ttl(Duration::from_secs(1));
@@ -427,4 +430,103 @@ async fn a_waker_that_panics_harms_no_other() {
     let next = next.expect("the key is not stuck").unwrap();
     next.release().await.unwrap();
     held.release().await.unwrap();
+}
+
+/// The timer's task logged a loss, and the panic of the log passed for the end of the runtime. The renewal of every
+/// other lease stopped until somebody arrived, and whoever watched the lost lease was not told.
+#[test]
+fn a_log_that_panics_at_a_loss_stops_no_renewal() {
+    let lines = Arc::new(AtomicUsize::new(0));
+    let count = lines.clone();
+    let faulty = Log(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        panic!("a user's fault");
+    });
+    tracing::subscriber::with_default(faulty, || {
+        runtime().block_on(async {
+            let store = MemoryStore::new();
+            let locks = LockRegistry::builder(store.clone())
+                .ttl(Duration::from_secs(3))
+                .build();
+            let renewed = locks.obtain("renewed").lease().await.unwrap();
+            let lock = locks.obtain("k").ttl(Duration::from_secs(1));
+            let lease = lock.lease().await.unwrap();
+            let watching = tokio::spawn(lease.lost());
+            sleep(Duration::from_secs(12)).await;
+            assert!(lines.load(Ordering::Relaxed) > 0, "it logs nothing");
+            assert!(watching.is_finished());
+            assert!(renewed.is_valid());
+            renewed.release().await.unwrap();
+        });
+    });
+}
+
+/// Uses the registry whenever it is asked, and when it is dropped.
+struct Curiosity(LockRegistry, Arc<AtomicUsize>);
+
+impl Drop for Curiosity {
+    fn drop(&mut self) {
+        assert!(self.0.snapshot().keys.len() <= 1);
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Policies were asked, and dropped, with the registry locked.
+#[test]
+fn a_policy_may_use_the_registry() {
+    does_not_hang(|| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            // To a user without channels nothing can be pushed, so that the policy is asked.
+            let user = "user x on >p ~* resetchannels +@all";
+            let server = RedisServer::builder().config(user).start();
+            let store = RedisStore::connect(server.url_with("x", "p", 0)).await;
+            let locks = LockRegistry::builder(store.unwrap()).build();
+            let dropped = Arc::new(AtomicUsize::new(0));
+            server.set("lock:k", "somebody else");
+            let (registry, count) = (locks.clone(), dropped.clone());
+            let repeat = Repeat::from_fn(move || {
+                let mut left = 3;
+                let curiosity = Curiosity(registry.clone(), count.clone());
+                move || {
+                    assert_eq!(curiosity.0.snapshot().keys[0].waiting.len(), 1);
+                    left -= 1;
+                    (left >= 0).then_some(Duration::from_millis(10))
+                }
+            });
+            let lock = locks.obtain("k").repeat(repeat);
+            assert!(!lock.acquire().await.unwrap(), "the policy has ended");
+            // After the caller is told.
+            while dropped.load(Ordering::Relaxed) == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            // One that is still asked for pauses when its caller leaves, and one that is served.
+            let left = timeout(Duration::from_millis(5), lock.acquire()).await;
+            assert!(left.is_err());
+            let waiting = tokio::spawn(lock.lease());
+            sleep(Duration::from_millis(5)).await;
+            server.del("lock:k");
+            drop(waiting.await.unwrap().unwrap());
+            while locks.in_use() > 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    });
+}
+
+/// The waker of a shutdown panicked when the last lease was given back, before whoever released it was told.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_whose_waker_panics_harms_no_other() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    store.set_latency(Duration::from_millis(50));
+    let mut release = Box::pin(lease.release());
+    assert!(futures::poll!(&mut release).is_pending());
+    let waker = Waker::from(Arc::new(Faulty));
+    let mut shutdown = Box::pin(locks.shutdown());
+    let mut cx = std::task::Context::from_waker(&waker);
+    assert!(shutdown.poll_unpin(&mut cx).is_pending());
+    let told = timeout(Duration::from_secs(5), release).await;
+    assert!(told.is_ok(), "the release is not told");
 }

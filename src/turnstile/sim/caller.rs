@@ -7,7 +7,7 @@ use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::turnstile::{Moment, Patience, Repeats, Verdict, Waiter, WaiterId};
+use crate::turnstile::{Moment, Patience, Verdict, Waiter, WaiterId};
 
 pub(super) type CallerId = usize;
 
@@ -49,6 +49,9 @@ pub(super) struct Caller {
     pub(super) warned: bool,
     pub(super) visit: u32,
     wait: u64,
+    /// How many pauses its policy still names, and how long each is.
+    pauses: u64,
+    pause: Duration,
 }
 
 impl Caller {
@@ -70,6 +73,8 @@ impl Caller {
             warned: false,
             visit: 0,
             wait: LONGEST_WAIT,
+            pauses: 0,
+            pause: Duration::ZERO,
         }
     }
 
@@ -126,6 +131,8 @@ impl World {
             warned: false,
             visit: 0,
             wait,
+            pauses: 0,
+            pause: Duration::ZERO,
         };
         let at = rng.below(profile.calm_at);
         // Some come in crowds.
@@ -142,7 +149,7 @@ impl World {
     pub(super) fn caller_arrives(&mut self, id: CallerId) {
         let now = self.now;
         let drops = !self.calm && self.rng.chance(self.profile.droppers);
-        let mut pauses = self.rng.between(0, 400);
+        let pauses = self.rng.between(0, 400);
         let pause = Duration::from_micros(self.rng.between(MILLI, 100 * MILLI));
         let caller = &mut self.callers[id];
         let (process, key) = (caller.process, caller.key);
@@ -154,6 +161,7 @@ impl World {
         }
         caller.visit += 1;
         let visit = caller.visit;
+        (caller.pauses, caller.pause) = (pauses, pause);
         let waiter = Waiter {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
@@ -161,10 +169,6 @@ impl World {
             keeps: caller.keeps,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
-            repeats: Repeats::Begun(Box::new(move || {
-                pauses = pauses.checked_sub(1)?;
-                Some(pause)
-            })),
         };
         let adopts = caller.adopts.clone();
         self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));
@@ -178,6 +182,25 @@ impl World {
             let delay = self.rng.between(0, self.callers[id].wait);
             self.plan(delay, Event::Leave(id, visit));
         }
+    }
+
+    /// The caller's policy is asked where nothing is locked, so much may happen before it has answered.
+    pub(super) fn ask_policy(
+        &mut self,
+        process: ProcessId,
+        key: KeyId,
+        id: CallerId,
+        asked: WaiterId,
+    ) {
+        let caller = &mut self.callers[id];
+        let left = caller.pauses.checked_sub(1);
+        caller.pauses = left.unwrap_or_default();
+        let pause = left.map(|_| caller.pause);
+        let delay = match self.rng.chance(800) {
+            true => 0,
+            false => self.rng.between(0, 20 * MILLI),
+        };
+        self.plan(delay, Event::Pause(process, key, asked, pause));
     }
 
     pub(super) fn verdict(
@@ -380,6 +403,10 @@ impl World {
         if caller.visit != visit {
             return;
         }
+        if self.grace_is_over(process) {
+            return self.caller_finishes_too_late(id, waiter);
+        }
+        let caller = &mut self.callers[id];
         caller.stage = Stage::Finishing;
         let keeps = caller.keeps;
         let detaches = !self.calm && self.rng.chance(self.profile.detached);
@@ -395,6 +422,26 @@ impl World {
         });
         if detaches && let Some(owner) = kept {
             self.plan_adopters(process, key, owner);
+        }
+    }
+
+    /// The process was shut down and stood still until the grace was over, and its caller ends its
+    /// work before anything else has shown the turnstile the time. The turnstile then ends the lease
+    /// itself, at the latest now. It gives the lease back as at any end of a grace, and has nothing
+    /// left that the caller could finish: the caller is told `Closed`, and nothing after that.
+    fn caller_finishes_too_late(&mut self, id: CallerId, waiter: WaiterId) {
+        let caller = &self.callers[id];
+        let (process, key, keeps) = (caller.process, caller.key, caller.keeps);
+        self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
+        // As one that holds it is told of the end.
+        let kept = self.feed(process, key, |turnstile, cx| {
+            turnstile.finish(cx, waiter, keeps)
+        });
+        let stage = self.callers[id].stage;
+        if stage != Stage::Out || kept.is_some() {
+            self.breach(format!(
+                "c{id} finishes after the grace, is {stage:?}, and has kept {kept:?}"
+            ));
         }
     }
 

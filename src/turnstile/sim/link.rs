@@ -15,9 +15,9 @@ use crate::turnstile::{FOREVER, Moment};
 pub(super) struct Link {
     pub(super) conn: Option<ConnId>,
     pub(super) up: bool,
-    window: SendWindow<Item, True>,
-    /// The calls in flight, the oldest first.
-    in_flight: VecDeque<u64>,
+    window: SendWindow<Item>,
+    /// The calls in flight, and when they were sent; the oldest first.
+    in_flight: VecDeque<(u64, True)>,
     /// The server did not know the script: the next call brings it.
     loads: bool,
     flushing: bool,
@@ -52,6 +52,18 @@ impl Sendable for Item {
             Op::Renew { .. } => Priority::Renew,
             _ => Priority::Change,
         }
+    }
+
+    fn group(&self) -> u16 {
+        0
+    }
+
+    fn is_alone(&self) -> bool {
+        false
+    }
+
+    fn size(&self) -> usize {
+        0
     }
 }
 
@@ -170,8 +182,8 @@ impl World {
                 ops: ops.clone(),
                 loads: std::mem::take(&mut link.loads),
             };
-            link.in_flight.push_back(call.id);
-            link.window.sent(ops, self.now);
+            link.in_flight.push_back((call.id, self.now));
+            link.window.sent(ops);
             if priority == Priority::Change && call.ops.len() > 1 {
                 self.referee.counts.shared += 1;
             }
@@ -202,12 +214,10 @@ impl World {
         if link.conn != Some(conn) || self.server.conns[conn].cut {
             return;
         }
-        let oldest = link.in_flight.pop_front();
+        let oldest = link.in_flight.pop_front().map(|(id, _)| id);
         assert_eq!(oldest, Some(reply.call.id), "answers come in order");
         let answered = link.window.answered();
-        let ops = answered
-            .expect("a call is in flight until its reply")
-            .requests;
+        let ops = answered.expect("a call is in flight until its reply");
         let said = match reply.said {
             // Again, with the script, before whatever else waits for their keys.
             Told::NoScript => {
@@ -293,8 +303,8 @@ impl World {
         let id = self.server.conns[conn].process;
         let link = &self.processes[id].link;
         let handshake = call == 0 && !link.up;
-        let oldest = link.window.oldest();
-        let late = oldest.is_some_and(|sent| sent + self.profile.response_timeout <= self.now);
+        let oldest = link.in_flight.front();
+        let late = oldest.is_some_and(|(_, sent)| sent + self.profile.response_timeout <= self.now);
         let waits = handshake || late;
         if link.conn == Some(conn) && waits {
             self.break_off(id);

@@ -11,7 +11,7 @@ use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError};
 use crate::store::send_window::Limits;
-use crate::turnstile::{Cx, Effect, Rules, Supply, Turnstile};
+use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile, WaiterId};
 
 pub(super) type ProcessId = usize;
 
@@ -25,6 +25,8 @@ pub(super) struct Process {
     pub(super) gone: bool,
     /// Shut down: it lets nobody in.
     pub(super) closed: bool,
+    /// Until when, after the shutdown, a holder that heard of it may end its work.
+    grace: Option<Moment>,
     pub(super) stiles: BTreeMap<KeyId, Stile>,
     supply: Supply,
     /// Whether grants reach it, as far as it knows.
@@ -59,6 +61,7 @@ impl Process {
             backlog: Vec::new(),
             gone: false,
             closed: false,
+            grace: None,
             stiles: BTreeMap::new(),
             supply: Supply::new(seed),
             queue: true,
@@ -124,6 +127,7 @@ impl World {
                     self.submit(id, key, op);
                 }
                 Effect::Wake(caller, verdict) => self.verdict(id, key, caller, verdict),
+                Effect::AskPolicy(caller, asked) => self.ask_policy(id, key, caller, asked),
             }
         }
         if effects > 2000 {
@@ -178,6 +182,21 @@ impl World {
                     "r{id} k{key} is ticked at {now:?} for {next:?}, and on"
                 ));
             }
+        }
+    }
+
+    pub(super) fn on_pause(
+        &mut self,
+        id: ProcessId,
+        key: KeyId,
+        waiter: WaiterId,
+        pause: Option<Duration>,
+    ) {
+        self.note(|_| format!("r{id} k{key} {waiter:?} is to pause for {pause:?}"));
+        if self.processes[id].stiles.contains_key(&key) {
+            self.feed(id, key, |turnstile, cx| {
+                turnstile.on_pause(cx, waiter, pause)
+            });
         }
     }
 
@@ -249,6 +268,8 @@ impl World {
         let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
         let grace = self.profile.response_timeout;
         let until = self.processes[id].clock.moment(self.now + grace);
+        // A second shutdown gives nobody more time.
+        self.processes[id].grace.get_or_insert(until);
         for key in keys {
             let hears = self.rng.chance(600);
             self.feed(id, key, |turnstile, cx| {
@@ -257,6 +278,13 @@ impl World {
         }
         self.read_inbox(id);
         self.plan(3 * self.profile.response_timeout, Event::Exit(id));
+    }
+
+    /// Whether the process was shut down, and the time is over in which a holder may end its work.
+    pub(super) fn grace_is_over(&self, id: ProcessId) -> bool {
+        let process = &self.processes[id];
+        let now = process.clock.moment(self.now);
+        process.grace.is_some_and(|until| now >= until)
     }
 
     /// The process ends, orderly or not.

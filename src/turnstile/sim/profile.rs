@@ -138,7 +138,7 @@ impl Profile {
             holds: vec![100, MILLI, 5 * MILLI, ttl_base / 2, ttl_base * 2],
             batches: rng.chance(500),
             limits: rng.pick(&[
-                Limits::default(),
+                Limits::USUAL,
                 Limits {
                     requests: 64,
                     calls: 1,

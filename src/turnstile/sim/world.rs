@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::caller::{Caller, CallerId};
 use super::clock::{Clock, SECOND, True};
@@ -15,6 +16,7 @@ use super::referee::Referee;
 use super::rng::Rng;
 use super::server::{Call, ConnId, Server};
 use crate::store::contract::{Grant, Op};
+use crate::turnstile::WaiterId;
 
 pub(super) type KeyId = usize;
 
@@ -32,6 +34,7 @@ pub(super) enum Event {
     Finish(CallerId, u32),
     Extend(CallerId, u32),
     Timer(ProcessId, KeyId),
+    Pause(ProcessId, KeyId, WaiterId, Option<Duration>),
     Flush(ProcessId),
     Straggler(ProcessId, Option<ConnId>, KeyId, Op),
     Reply(ConnId, Reply),
@@ -220,6 +223,7 @@ impl World {
             | Event::Finish(caller, _)
             | Event::Extend(caller, _) => self.callers[*caller].process,
             Event::Timer(process, _)
+            | Event::Pause(process, ..)
             | Event::Flush(process)
             | Event::Straggler(process, ..)
             | Event::Freed(process, _)
@@ -241,6 +245,7 @@ impl World {
             Event::Finish(caller, visit) => self.caller_finishes(caller, visit),
             Event::Extend(caller, visit) => self.caller_extends(caller, visit),
             Event::Timer(_, key) => self.timer(id, key),
+            Event::Pause(_, key, waiter, pause) => self.on_pause(id, key, waiter, pause),
             Event::Flush(_) => self.flush(id),
             Event::Straggler(_, conn, key, op) => self.catch_up(id, conn, key, op),
             Event::Reply(conn, reply) => self.on_reply(conn, reply),

@@ -66,6 +66,25 @@ fn o6_who_does_not_end_its_work_in_time_holds_no_more() {
     }
 }
 
+/// A process that stood still may end its work before anybody has seen the time pass: the lease is
+/// given back once, and the answer to that is nobody's.
+#[test]
+fn o6_who_ends_its_work_when_its_time_is_over_is_told_closed() {
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(9000), 5);
+    desk.close(|_| Some(ms(GRACE)));
+    desk.told("a");
+    desk.now = ms(GRACE);
+    desk.finish(a);
+    assert!(matches!(desk.told("a"), Verdict::Closed));
+    let release = desk.sent();
+    assert!(matches!(release, Op::Release { owner: of } if of == owner));
+    desk.silent();
+    desk.reply(&release, Outcome::Gone { held: true });
+    desk.untold("a");
+    assert!(desk.turnstile.is_idle());
+}
+
 /// A process that stood still may hang up before anybody has seen the time pass.
 #[test]
 fn o6_nobody_holds_when_the_registry_has_hung_up() {

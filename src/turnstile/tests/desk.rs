@@ -6,8 +6,7 @@ use std::time::Duration;
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Cx, Effect, FOREVER, Moment, Patience, Repeats, Rules, Supply, Turnstile, Verdict, Waiter,
-    WaiterId,
+    Cx, Effect, FOREVER, Moment, Patience, Rules, Supply, Turnstile, Verdict, Waiter, WaiterId,
 };
 
 /// What the server's clock shows when ours shows 0, in milliseconds.
@@ -40,6 +39,10 @@ pub(super) struct Desk {
     supply: Supply,
     sent: VecDeque<Op>,
     told: Vec<(&'static str, Verdict)>,
+    /// Whose policy was asked for a pause, each time.
+    pub(super) asked: Vec<&'static str>,
+    /// What it answers.
+    pub(super) pause: Option<Duration>,
 }
 
 /// How a caller waits.
@@ -116,6 +119,8 @@ impl Desk {
             supply: Supply::new(1),
             sent: VecDeque::new(),
             told: Vec::new(),
+            asked: Vec::new(),
+            pause: Some(ms(30)),
         }
     }
 
@@ -132,6 +137,11 @@ impl Desk {
             match effect {
                 Effect::Send(op) => self.sent.push_back(op),
                 Effect::Wake(who, verdict) => self.told.push((who, verdict)),
+                Effect::AskPolicy(who, id) => {
+                    self.asked.push(who);
+                    let (pause, now, supply) = (self.pause, self.now, &mut self.supply);
+                    self.turnstile.on_pause(&mut Cx { now, supply }, id, pause);
+                }
             }
         }
         result
@@ -181,7 +191,6 @@ impl Desk {
             keeps: wish.keeps,
             patience: wish.patience,
             until: wish.until,
-            repeats: Repeats::Begun(Box::new(|| Some(ms(30)))),
         }
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::desk::{Desk, fixed, ms};
 use crate::turnstile::line::Line;
 use crate::turnstile::time::Point;
-use crate::turnstile::{FOREVER, Moment, Patience, Repeats, Turnstile, Waiter, WaiterId};
+use crate::turnstile::{FOREVER, Moment, Patience, Turnstile, Waiter, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
 /// everything: whoever makes it larger makes each of them larger.
@@ -67,7 +67,6 @@ fn waiter(who: &Arc<u64>, patience: Patience, until: Moment) -> Waiter<Arc<u64>>
         keeps: false,
         patience,
         until,
-        repeats: Repeats::Begun(Box::new(|| None)),
     }
 }
 
@@ -227,23 +226,4 @@ fn ten_thousand_leave_in_any_order() {
         assert!(matches!(line, Line::Empty));
         assert_eq!(line.next_end(), None);
     }
-}
-
-/// Pauses begin when the first is asked for, once.
-#[test]
-fn pauses_begin_when_they_are_asked_for() {
-    let begun = Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let counter = begun.clone();
-    let mut repeats = Repeats::Fresh(Arc::new(move || {
-        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let mut pause = ms(1);
-        Box::new(move || {
-            pause *= 2;
-            Some(pause)
-        })
-    }));
-    let times = || begun.load(std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(times(), 0);
-    assert_eq!([repeats.next(), repeats.next()], [Some(ms(2)), Some(ms(4))]);
-    assert_eq!(times(), 1);
 }

@@ -1,40 +1,22 @@
 //! W7: where no grants come, a notice that the key is free cuts a pause short.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use super::desk::{Desk, asker, broken, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{Patience, Repeats, Verdict, Waiter};
+use crate::turnstile::Verdict;
 
 const BUSY: Outcome = Outcome::Busy {
     left: None,
     score: Some(0),
 };
 
-/// Somebody waits, pauses for five seconds each time, and was told once that it is busy. How often
-/// the policy was asked.
-fn waiting(desk: &mut Desk) -> Arc<AtomicU32> {
-    let asked = Arc::new(AtomicU32::new(0));
-    let count = asked.clone();
-    let waiter = Waiter {
-        who: "a",
-        ttl: ms(1000),
-        renewals: 0,
-        keeps: false,
-        patience: Patience::Stand,
-        until: ms(60_000),
-        repeats: Repeats::Begun(Box::new(move || {
-            count.fetch_add(1, Ordering::Relaxed);
-            Some(ms(5000))
-        })),
-    };
-    desk.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
+/// Somebody waits, pauses for five seconds each time, and was told once that it is busy.
+fn waiting(desk: &mut Desk) {
+    desk.pause = Some(ms(5000));
+    desk.arrive("a", fixed(1000).until(60_000));
     let listen = desk.sent();
     assert!(matches!(listen, Op::Listen { .. }), "{listen:?}");
     desk.reply(&listen, BUSY);
     desk.silent();
-    asked
 }
 
 #[test]
@@ -54,19 +36,19 @@ fn w7_whoever_waits_asks_as_soon_as_it_is_told() {
 #[test]
 fn w7_a_notice_in_vain_moves_no_question_of_the_policy() {
     let mut desk = Desk::with(rules(), false);
-    let asked = waiting(&mut desk);
+    waiting(&mut desk);
     desk.wait_until(2000);
     desk.freed();
     let early = desk.sent();
     desk.reply(&early, BUSY);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(desk.asked, ["a"]);
     desk.wait_until(5999);
     desk.silent();
     desk.wait_until(6000);
     let regular = desk.sent();
     assert_eq!(asker(&regular), asker(&early), "its ear stays where it is");
     desk.reply(&regular, BUSY);
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    assert_eq!(desk.asked, ["a", "a"]);
     desk.wait_until(10_999);
     desk.silent();
     desk.wait_until(11_000);

@@ -9,8 +9,7 @@ use super::desk::{EPOCH, broken, ms, rules};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Cx, Effect, FOREVER, Moment, Patience, Repeats, Rules, Supply, Turnstile, Verdict, Waiter,
-    WaiterId,
+    Cx, Effect, FOREVER, Moment, Patience, Rules, Supply, Turnstile, Verdict, Waiter, WaiterId,
 };
 
 #[derive(Clone, Debug)]
@@ -124,6 +123,8 @@ struct Bench {
     late: BTreeSet<usize>,
     /// Whom the event of now is about: it may be told something while it leaves.
     leaving: Option<usize>,
+    /// Whose policies have not answered yet.
+    asked: Vec<WaiterId>,
     down: bool,
 }
 
@@ -152,6 +153,7 @@ impl Bench {
             proved: BTreeMap::new(),
             late: BTreeSet::new(),
             leaving: None,
+            asked: Vec::new(),
             down: false,
         }
     }
@@ -177,6 +179,7 @@ impl Bench {
             match effect {
                 Effect::Send(op) => self.sent(op),
                 Effect::Wake(who, verdict) => self.told(who, &verdict),
+                Effect::AskPolicy(_, id) => self.asked.push(id),
             }
         }
         assert!(
@@ -194,7 +197,9 @@ impl Bench {
             .callers
             .iter()
             .any(|(_, stage)| *stage == Stage::Waiting);
-        let stirs = !self.flying.is_empty() || self.turnstile.next_timeout().is_some();
+        let stirs = !self.flying.is_empty()
+            || !self.asked.is_empty()
+            || self.turnstile.next_timeout().is_some();
         assert!(
             !waits || stirs || self.down,
             "I6: somebody waits, and nothing will happen"
@@ -467,7 +472,17 @@ impl Bench {
         );
     }
 
+    /// One step may come between a question to a policy and its answer. Every third policy has ended.
     fn step(&mut self, step: &Step) {
+        let asked = std::mem::take(&mut self.asked);
+        self.event(step);
+        for id in asked {
+            let pause = (id.0 % 3 > 0).then_some(ms(20));
+            self.feed(|turnstile, cx| turnstile.on_pause(cx, id, pause));
+        }
+    }
+
+    fn event(&mut self, step: &Step) {
         match *step {
             Step::Arrive {
                 ttl,
@@ -488,7 +503,6 @@ impl Bench {
                         Patience::Stand
                     },
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
-                    repeats: Repeats::Begun(Box::new(|| Some(ms(20)))),
                 };
                 let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter));
                 self.callers.push((id, Stage::Waiting));
@@ -503,7 +517,6 @@ impl Bench {
                     keeps: false,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
-                    repeats: Repeats::Begun(Box::new(|| None)),
                 };
                 let from = "other:1".into();
                 let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));

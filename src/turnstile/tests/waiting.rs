@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{Patience, Repeats, Rules, Verdict, Waiter};
+use crate::turnstile::{Rules, Verdict};
 
 /// A thousand callers on one busy key cost the store one call.
 #[test]
@@ -291,16 +291,8 @@ fn w4_a_renewed_turn_ends_if_nobody_looks() {
 #[test]
 fn a_pause_without_end_is_no_fault() {
     let mut desk = Desk::with(rules(), false);
-    let waiter = Waiter {
-        who: "a",
-        ttl: ms(1000),
-        renewals: 0,
-        keeps: false,
-        patience: Patience::Stand,
-        until: ms(5000),
-        repeats: Repeats::Begun(Box::new(|| Some(Duration::MAX))),
-    };
-    desk.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
+    desk.pause = Some(Duration::MAX);
+    desk.arrive("a", fixed(1000).until(5000));
     let attempt = desk.sent();
     let busy = Outcome::Busy {
         left: None,
