@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::driver::{Arrival, Contender, Driver, Progress};
+use crate::engine::{Arrival, Engine, Phase, WaiterState};
 use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::nesting;
@@ -28,7 +28,7 @@ pub(crate) struct Acquiring {
 
 enum Stage {
     Unpolled,
-    InLine(Arc<Contender>),
+    InLine(Arc<WaiterState>),
     Done,
 }
 
@@ -50,7 +50,7 @@ impl Acquiring {
         let patience = if wait.is_zero() {
             Patience::Once
         } else {
-            Patience::Stand
+            Patience::Queue
         };
         Self::new(plan, patience, wait)
     }
@@ -79,8 +79,8 @@ impl Acquiring {
             match &self.stage {
                 Stage::Done => panic!("an acquiring future polled after it was done"),
                 Stage::Unpolled => {
-                    let nested = match self.plan.driver() {
-                        Ok(driver) => self.nested(driver),
+                    let nested = match self.plan.engine() {
+                        Ok(engine) => self.nested(engine),
                         Err(fault) => {
                             self.stage = Stage::Done;
                             return Poll::Ready(Err(fault));
@@ -90,41 +90,41 @@ impl Acquiring {
                         self.stage = Stage::Done;
                         return Poll::Ready(Ok(Acquired::Lease(lease)));
                     }
-                    let contender = Contender::new(self.plan.hashed_key().clone());
-                    self.stage = Stage::InLine(Arc::new(contender));
+                    let caller = WaiterState::new(self.plan.hashed_key().clone());
+                    self.stage = Stage::InLine(Arc::new(caller));
                     self.arrive();
                 }
-                Stage::InLine(contender) => match contender.progress_or_wake(cx.waker()) {
-                    Progress::Waiting => return Poll::Pending,
-                    Progress::Seated { .. } => {
-                        if let Some(token) = self.plan.registry().take(contender)
-                            && let Stage::InLine(contender) =
+                Stage::InLine(caller) => match caller.phase_or_wake(cx.waker()) {
+                    Phase::Waiting => return Poll::Pending,
+                    Phase::Granted { .. } => {
+                        if let Some(token) = self.plan.registry().take(caller)
+                            && let Stage::InLine(caller) =
                                 std::mem::replace(&mut self.stage, Stage::Done)
                         {
-                            let (driver, on_finish) =
+                            let (engine, on_finish) =
                                 (self.plan.take_registry(), self.plan.on_finish);
-                            let lease = Lease::new(driver, contender, token, on_finish);
+                            let lease = Lease::new(engine, caller, token, on_finish);
                             return Poll::Ready(Ok(Acquired::Lease(lease)));
                         }
                     }
-                    Progress::TurnLost => {
-                        let driver = self.plan.registry();
-                        let waited = contender.waited(driver.clock().now());
-                        if waited >= self.wait && self.patience == Patience::Stand {
-                            driver.leave(contender);
+                    Phase::TurnLost => {
+                        let engine = self.plan.registry();
+                        let waited = caller.waited(engine.clock().now());
+                        if waited >= self.wait && self.patience == Patience::Queue {
+                            engine.leave(caller);
                             self.stage = Stage::Done;
                             return Poll::Ready(Ok(Acquired::Busy { waited }));
                         }
                         self.arrive();
                     }
-                    Progress::Refused(verdict) => {
+                    Phase::Refused(verdict) => {
                         let now = self.plan.registry().clock().now();
-                        let waited = contender.waited(now);
+                        let waited = caller.waited(now);
                         let refused = self.refused(verdict, waited);
                         self.stage = Stage::Done;
                         return Poll::Ready(refused);
                     }
-                    progress => unreachable!("{progress:?} before it was taken"),
+                    phase => unreachable!("{phase:?} before it was taken"),
                 },
             }
         }
@@ -132,14 +132,14 @@ impl Acquiring {
 
     /// The lease that this is asked for inside of, if it may be shared. Else who waits for it does
     /// so in vain, which is said where it may be mended.
-    fn nested(&self, driver: &Arc<Driver>) -> Option<Lease> {
-        let in_vain = cfg!(debug_assertions) && self.patience == Patience::Stand;
+    fn nested(&self, engine: &Arc<Engine>) -> Option<Lease> {
+        let in_vain = cfg!(debug_assertions) && self.patience == Patience::Queue;
         if !(self.plan.reentrant || in_vain) {
             return None;
         }
-        let around = nesting::around(driver, self.plan.key())?;
+        let around = nesting::around(engine, self.plan.key())?;
         if self.plan.reentrant {
-            return Lease::share(driver.clone(), around.contender, around.on_finish);
+            return Lease::share(engine.clone(), around.caller, around.on_finish);
         }
         log!(warn,
             key = &**self.plan.key(),
@@ -152,12 +152,12 @@ impl Acquiring {
     }
 
     fn arrive(&self) {
-        if let Stage::InLine(contender) = &self.stage {
-            let driver = self.plan.registry();
+        if let Stage::InLine(caller) = &self.stage {
+            let engine = self.plan.registry();
             // One who does not wait gives the store the time in which it must have answered.
             let wait = match self.patience {
-                Patience::Once => driver.settings().response_timeout,
-                Patience::Stand => self.wait,
+                Patience::Once => engine.settings().response_timeout,
+                Patience::Queue => self.wait,
             };
             let arrival = Arrival {
                 ttl: self.plan.ttl(),
@@ -167,7 +167,7 @@ impl Acquiring {
                 wait,
                 repeats: self.plan.repeats(),
             };
-            driver.arrive(contender, arrival);
+            engine.arrive(caller, arrival);
         }
     }
 
@@ -187,8 +187,8 @@ impl Acquiring {
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        if let Stage::InLine(contender) = &self.stage {
-            self.plan.registry().leave(contender);
+        if let Stage::InLine(caller) = &self.stage {
+            self.plan.registry().leave(caller);
         }
     }
 }

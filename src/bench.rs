@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::store::contract::{Answer, Op, Outcome};
 use crate::turnstile::{
-    Cx, Effect, FOREVER, Moment, Patience, Rules, Supply, Turnstile, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Waiter, WaiterId,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -15,9 +15,9 @@ const TTL: Duration = Duration::from_secs(30);
 /// One key's turnstile under a line that never gets shorter, and a store that gives it everything.
 pub struct Turns {
     turnstile: Turnstile<()>,
-    supply: Supply,
+    ids: Ids,
     now: Moment,
-    draws: u64,
+    epochs: u64,
     /// Who holds the key, and then who waits for it, the first first.
     line: VecDeque<WaiterId>,
 }
@@ -33,9 +33,9 @@ impl Turns {
         };
         let mut turns = Self {
             turnstile: Turnstile::new(rules, true),
-            supply: Supply::new(1),
+            ids: Ids::new(1),
             now: TTL,
-            draws: 0,
+            epochs: 0,
             line: VecDeque::with_capacity(waiting + 2),
         };
         turns.arrive();
@@ -54,8 +54,8 @@ impl Turns {
 
     /// How often the store gave the key: all other turns were passes.
     #[must_use]
-    pub fn draws(&self) -> u64 {
-        self.draws
+    pub fn epochs(&self) -> u64 {
+        self.epochs
     }
 
     fn arrive(&mut self) {
@@ -63,8 +63,8 @@ impl Turns {
             who: (),
             ttl: TTL,
             renewals: u32::MAX,
-            keeps: false,
-            patience: Patience::Stand,
+            lets_expire: false,
+            patience: Patience::Queue,
             until: FOREVER,
         };
         let id = self.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
@@ -77,12 +77,12 @@ impl Turns {
         assert!(taken, "the first in line was not the next");
     }
 
-    fn feed<R>(&mut self, event: impl FnOnce(&mut Turnstile<()>, &mut Cx<'_>) -> R) -> R {
+    fn feed<R>(&mut self, event: impl FnOnce(&mut Turnstile<()>, &mut EventCx<'_>) -> R) -> R {
         // So little that no timeout comes due.
         self.now += Duration::from_nanos(1);
         let now = self.now;
-        let supply = &mut self.supply;
-        let result = event(&mut self.turnstile, &mut Cx { now, supply });
+        let ids = &mut self.ids;
+        let result = event(&mut self.turnstile, &mut EventCx { now, ids });
         while let Some(effect) = self.turnstile.next_effect() {
             let Effect::Send(op) = effect else { continue };
             let outcome = match op {
@@ -91,17 +91,17 @@ impl Turns {
                 }
                 Op::Renew { .. } => Outcome::Renewed,
                 _ => {
-                    self.draws += 1;
-                    Outcome::Won { draw: self.draws }
+                    self.epochs += 1;
+                    Outcome::Won { epoch: self.epochs }
                 }
             };
             let answer = Answer {
-                at: self.draws,
+                at: self.epochs,
                 outcome,
             };
-            let supply = &mut self.supply;
+            let ids = &mut self.ids;
             self.turnstile
-                .replied(&mut Cx { now, supply }, &op, Ok(answer));
+                .replied(&mut EventCx { now, ids }, &op, Ok(answer));
         }
         result
     }

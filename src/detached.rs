@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::driver::{Arrival, Contender, Driver, Progress};
+use crate::engine::{Arrival, Engine, Phase, WaiterState};
 use crate::key;
 use crate::lease::Lease;
 use crate::plan::Plan;
@@ -223,15 +223,15 @@ pub struct Adopt {
 enum Stage {
     Unpolled,
     Asking {
-        driver: Arc<Driver>,
-        contender: Arc<Contender>,
+        engine: Arc<Engine>,
+        caller: Arc<WaiterState>,
     },
     Done,
 }
 
 impl Adopt {
-    pub(crate) fn new(driver: Arc<Driver>, detached: DetachedLease) -> Self {
-        let mut plan = Plan::new(Some(driver), &detached.key);
+    pub(crate) fn new(engine: Arc<Engine>, detached: DetachedLease) -> Self {
+        let mut plan = Plan::new(Some(engine), &detached.key);
         plan.on_finish = OnFinish::Release;
         Self {
             plan,
@@ -241,19 +241,19 @@ impl Adopt {
     }
 
     fn ask(&mut self) -> Result<(), LockError> {
-        let driver = self.plan.driver()?.clone();
-        let contender = Arc::new(Contender::new(self.plan.hashed_key().clone()));
+        let engine = self.plan.engine()?.clone();
+        let caller = Arc::new(WaiterState::new(self.plan.hashed_key().clone()));
         let arrival = Arrival {
             ttl: self.plan.ttl(),
             renewals: self.plan.renewal().times(),
             on_finish: self.plan.on_finish,
             patience: Patience::Once,
-            wait: driver.settings().response_timeout,
+            wait: engine.settings().response_timeout,
             repeats: Repeats::none(),
         };
         let from = self.detached.owner.clone();
-        driver.adopt(&contender, from, arrival);
-        self.stage = Stage::Asking { driver, contender };
+        engine.adopt(&caller, from, arrival);
+        self.stage = Stage::Asking { engine, caller };
         Ok(())
     }
 
@@ -270,26 +270,26 @@ impl Adopt {
         {
             return Poll::Ready(Err(fault));
         }
-        let Stage::Asking { driver, contender } = &self.stage else {
+        let Stage::Asking { engine, caller } = &self.stage else {
             panic!("`Adopt` polled after it was done");
         };
         let key = self.plan.key().clone();
         loop {
-            return Poll::Ready(match contender.progress_or_wake(cx.waker()) {
-                Progress::Waiting => return Poll::Pending,
-                Progress::Seated { .. } => {
-                    let Some(token) = driver.take(contender) else {
+            return Poll::Ready(match caller.phase_or_wake(cx.waker()) {
+                Phase::Waiting => return Poll::Pending,
+                Phase::Granted { .. } => {
+                    let Some(token) = engine.take(caller) else {
                         // It learned of its end when it looked.
                         continue;
                     };
-                    let (driver, contender) = (driver.clone(), contender.clone());
-                    Ok(Lease::new(driver, contender, token, self.plan.on_finish))
+                    let (engine, caller) = (engine.clone(), caller.clone());
+                    Ok(Lease::new(engine, caller, token, self.plan.on_finish))
                 }
-                Progress::Refused(Verdict::Failed(source)) => Err(LockError::Store { key, source }),
-                Progress::Refused(Verdict::Lost) => Err(self.lost()),
+                Phase::Refused(Verdict::Failed(source)) => Err(LockError::Store { key, source }),
+                Phase::Refused(Verdict::Lost) => Err(self.lost()),
                 // Taken over, and not looked at for too long: given back. It does not come again.
-                Progress::TurnLost => {
-                    driver.leave(contender);
+                Phase::TurnLost => {
+                    engine.leave(caller);
                     Err(self.lost())
                 }
                 _ => Err(LockError::Closed { key }),
@@ -317,8 +317,8 @@ impl FusedFuture for Adopt {
 
 impl Drop for Adopt {
     fn drop(&mut self) {
-        if let Stage::Asking { driver, contender } = &self.stage {
-            driver.leave(contender);
+        if let Stage::Asking { engine, caller } = &self.stage {
+            engine.leave(caller);
         }
     }
 }

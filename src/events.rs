@@ -9,7 +9,7 @@ use futures::stream::FusedStream;
 use tokio::time::Instant;
 
 use crate::StoreError;
-use crate::driver::Journal;
+use crate::engine::Journal;
 
 /// What happens in one registry, as [`LockRegistry::events`](crate::LockRegistry::events) tells it.
 ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::FusedFuture;
 use tokio::time::{Instant, Sleep};
 
-use crate::driver::{Driver, Progress};
+use crate::engine::{Engine, Phase};
 use crate::lease::LeaseView;
 use crate::settings::TTL;
 use crate::turnstile::Moment;
@@ -16,7 +16,7 @@ use crate::{LockError, StoreError};
 /// Future of [`Lease::extend`](crate::Lease::extend).
 #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
 pub struct Extend {
-    driver: Arc<Driver>,
+    engine: Arc<Engine>,
     view: LeaseView,
     ttl: Duration,
     watch: Option<u64>,
@@ -34,9 +34,9 @@ enum Stage {
 }
 
 impl Extend {
-    pub(crate) fn new(driver: Arc<Driver>, view: LeaseView, ttl: Duration) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, view: LeaseView, ttl: Duration) -> Self {
         Self {
-            driver,
+            engine,
             view,
             ttl,
             watch: None,
@@ -45,7 +45,7 @@ impl Extend {
     }
 
     fn key(&self) -> Arc<str> {
-        self.view.contender().key().clone()
+        self.view.caller().key().clone()
     }
 
     /// The lease is over, under its holder or by it: it lasts no longer.
@@ -63,8 +63,8 @@ impl Extend {
                 ttl: self.ttl,
             });
         }
-        self.driver.attend();
-        let asked = self.driver.extend(self.view.contender(), self.ttl);
+        self.engine.note_runtime();
+        let asked = self.engine.extend(self.view.caller(), self.ttl);
         let until = asked.ok_or_else(|| self.over())?;
         let patience = None;
         self.stage = Stage::Asked { until, patience };
@@ -73,12 +73,12 @@ impl Extend {
 
     /// Whether the lease lasts as long as was asked for; `None` if that is not known yet.
     fn look(&self, until: Moment) -> Option<Result<Instant, LockError>> {
-        let contender = self.view.contender();
-        let held = matches!(contender.progress(), Progress::Held { .. });
+        let caller = self.view.caller();
+        let held = matches!(caller.phase(), Phase::Held { .. });
         if !held || self.view.loss().is_some() {
             return Some(Err(self.over()));
         }
-        let reached = contender.deadline() >= until;
+        let reached = caller.deadline() >= until;
         reached.then(|| Ok(self.view.deadline()))
     }
 
@@ -92,13 +92,13 @@ impl Extend {
             panic!("`Extend` polled after it was done");
         };
         // Watch first, look then: else an answer between the two would wake nobody.
-        let contender = self.view.contender();
-        contender.watch(&mut self.watch, true, cx.waker());
+        let caller = self.view.caller();
+        caller.watch(&mut self.watch, true, cx.waker());
         if let Some(seen) = self.look(until) {
             return Poll::Ready(seen);
         }
         if let Stage::Asked { patience, .. } = &mut self.stage {
-            let timeout = self.driver.settings().response_timeout;
+            let timeout = self.engine.settings().response_timeout;
             let patience = patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
             std::task::ready!(patience.as_mut().poll(cx));
         }
@@ -128,7 +128,7 @@ impl FusedFuture for Extend {
 impl Drop for Extend {
     fn drop(&mut self) {
         if let Some(watch) = self.watch {
-            self.view.contender().unwatch(watch);
+            self.view.caller().unwatch(watch);
         }
     }
 }

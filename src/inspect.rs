@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 
 use crate::LockError;
 use crate::plan::Plan;
-use crate::store::contract::Sight;
+use crate::store::contract::KeyStatus;
 
 /// Future of [`Lock::inspect`](crate::Lock::inspect).
 #[must_use = "futures do nothing unless polled"]
@@ -17,9 +17,9 @@ pub struct Inspect(Option<BoxFuture<'static, Result<Inspection, LockError>>>);
 impl Inspect {
     pub(crate) fn new(plan: Plan) -> Self {
         let look = async move {
-            let driver = plan.driver()?;
+            let engine = plan.engine()?;
             let key = plan.key().clone();
-            let Some(session) = driver.session() else {
+            let Some(session) = engine.session() else {
                 return Err(LockError::Closed { key });
             };
             let seen = session.inspect(key.clone()).await;
@@ -62,12 +62,12 @@ pub struct Inspection {
     pub waiting: u64,
 }
 
-impl From<Sight> for Inspection {
-    fn from(sight: Sight) -> Self {
+impl From<KeyStatus> for Inspection {
+    fn from(key_status: KeyStatus) -> Self {
         Self {
-            owner: sight.owner,
-            remaining: sight.left,
-            waiting: sight.tickets,
+            owner: key_status.owner,
+            remaining: key_status.left,
+            waiting: key_status.tickets,
         }
     }
 }

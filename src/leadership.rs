@@ -48,7 +48,7 @@ pub struct Campaign {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Nothing was told yet, and the store is asked once.
-    Opening,
+    SessionConfig,
     Following,
     Leading,
     Ended,
@@ -65,7 +65,7 @@ impl Campaign {
         plan.wait = Some(Duration::MAX);
         Self {
             plan,
-            stage: Stage::Opening,
+            stage: Stage::SessionConfig,
             hold,
             pause: None,
             pauses: pauses(),
@@ -125,7 +125,7 @@ impl Campaign {
 
     /// The lead was not to be had: tries again, if that is of any use. Gives what is to be told.
     fn refused(&mut self, error: LockError) -> Option<Leadership> {
-        let opening = self.stage == Stage::Opening;
+        let opening = self.stage == Stage::SessionConfig;
         // Whoever finds it busy stands in line; every other way to end would end so again at once.
         if !(opening && error.is_not_acquired()) && may_mend(&error) {
             let pause = self
@@ -168,7 +168,7 @@ impl Stream for Campaign {
         let this = &mut *self;
         loop {
             match this.stage {
-                Stage::Opening | Stage::Following => {
+                Stage::SessionConfig | Stage::Following => {
                     if let Some(pause) = &mut this.pause {
                         ready!(pause.as_mut().poll(cx));
                         this.pause = None;

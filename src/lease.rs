@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::LockError;
 use crate::detached::DetachedLease;
-use crate::driver::{Contender, Driver, End, Outlook, Progress};
+use crate::engine::{End, Engine, Phase, ViewContext, WaiterState};
 use crate::extend::Extend;
 use crate::settings::OnFinish;
 
@@ -35,8 +35,8 @@ use crate::settings::OnFinish;
 #[must_use = "dropping a Lease releases the lock"]
 #[clippy::has_significant_drop]
 pub struct Lease {
-    driver: Arc<Driver>,
-    contender: Arc<Contender>,
+    engine: Arc<Engine>,
+    caller: Arc<WaiterState>,
     token: u64,
     /// Whether it has left the lease already, which others may share.
     parted: bool,
@@ -48,21 +48,21 @@ pub struct Lease {
 #[derive(Clone)]
 pub struct LeaseView {
     /// A view keeps no registry at work.
-    outlook: Arc<Outlook>,
-    contender: Arc<Contender>,
+    view_context: Arc<ViewContext>,
+    caller: Arc<WaiterState>,
     token: u64,
 }
 
 impl Lease {
     pub(crate) fn new(
-        driver: Arc<Driver>,
-        contender: Arc<Contender>,
+        engine: Arc<Engine>,
+        caller: Arc<WaiterState>,
         token: u64,
         on_finish: OnFinish,
     ) -> Self {
         Self {
-            driver,
-            contender,
+            engine,
+            caller,
             token,
             on_finish,
             parted: false,
@@ -71,17 +71,17 @@ impl Lease {
 
     /// One more guard of a lease that the caller is inside of, if it is still held.
     pub(crate) fn share(
-        driver: Arc<Driver>,
-        contender: Arc<Contender>,
+        engine: Arc<Engine>,
+        caller: Arc<WaiterState>,
         on_finish: OnFinish,
     ) -> Option<Self> {
-        let token = contender.join(driver.clock().now())?;
-        Some(Self::new(driver, contender, token, on_finish))
+        let token = caller.join(engine.clock().now())?;
+        Some(Self::new(engine, caller, token, on_finish))
     }
 
     /// The name of what is locked.
     pub fn key(&self) -> &str {
-        self.contender.key()
+        self.caller.key()
     }
 
     /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
@@ -93,12 +93,12 @@ impl Lease {
     /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
     /// instant; suspended time counts, so that may move it to an earlier one.
     pub fn deadline(&self) -> Instant {
-        self.driver.clock().instant(self.contender.deadline())
+        self.engine.clock().instant(self.caller.deadline())
     }
 
     /// Whether the lease is held, and its deadline still to come. False once its registry is shut down.
     pub fn is_valid(&self) -> bool {
-        self.contender.is_held(self.driver.clock().now())
+        self.caller.is_held(self.engine.clock().now())
     }
 
     /// Resolves when the lease is lost; see [`LeaseView::lost`].
@@ -110,8 +110,8 @@ impl Lease {
     #[must_use]
     pub fn view(&self) -> LeaseView {
         LeaseView {
-            outlook: self.driver.outlook().clone(),
-            contender: self.contender.clone(),
+            view_context: self.engine.view_context().clone(),
+            caller: self.caller.clone(),
             token: self.token,
         }
     }
@@ -148,7 +148,7 @@ impl Lease {
     /// # Ok(()) }
     /// ```
     pub fn extend(&self, ttl: Duration) -> Extend {
-        Extend::new(self.driver.clone(), self.view(), ttl)
+        Extend::new(self.engine.clone(), self.view(), ttl)
     }
 
     /// Lets go of the lease without giving it back, so that another process may
@@ -163,10 +163,10 @@ impl Lease {
     ///
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
     pub fn detach(self) -> DetachedLease {
-        let clock = self.driver.clock();
-        let left = self.contender.deadline().saturating_sub(clock.now());
-        let owner = self.driver.detach(&self.contender);
-        DetachedLease::new(self.contender.key().clone(), owner, self.token(), left)
+        let clock = self.engine.clock();
+        let left = self.caller.deadline().saturating_sub(clock.now());
+        let owner = self.engine.detach(&self.caller);
+        DetachedLease::new(self.caller.key().clone(), owner, self.token(), left)
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
@@ -194,17 +194,17 @@ impl Lease {
         }
     }
 
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.driver
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// The last handle of the lock that holds it is dropped.
     pub(crate) fn dropped_while_held(&self) {
-        self.driver.dropped_while_held(&self.contender);
+        self.engine.dropped_while_held(&self.caller);
     }
 
-    pub(crate) fn contender(&self) -> &Arc<Contender> {
-        &self.contender
+    pub(crate) fn caller(&self) -> &Arc<WaiterState> {
+        &self.caller
     }
 
     pub(crate) fn on_finish(&self) -> OnFinish {
@@ -213,7 +213,7 @@ impl Lease {
 
     /// Whether the lock stays held when this guard goes, because others share its lease.
     pub(crate) fn is_shared(&self) -> bool {
-        self.contender.is_shared()
+        self.caller.is_shared()
     }
 
     /// Whether its key stays in the store when it ends.
@@ -226,9 +226,9 @@ impl Lease {
         if std::mem::replace(&mut self.parted, true) {
             return false;
         }
-        let last = self.contender.part();
+        let last = self.caller.part();
         if last {
-            self.driver.finish(&self.contender, self.on_finish);
+            self.engine.finish(&self.caller, self.on_finish);
         }
         last
     }
@@ -243,7 +243,7 @@ impl Drop for Lease {
 impl LeaseView {
     /// The name of what is locked.
     pub fn key(&self) -> &str {
-        self.contender.key()
+        self.caller.key()
     }
 
     /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
@@ -255,13 +255,13 @@ impl LeaseView {
     /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
     /// move to an earlier instant.
     pub fn deadline(&self) -> Instant {
-        self.outlook.clock.instant(self.contender.deadline())
+        self.view_context.clock.instant(self.caller.deadline())
     }
 
     /// Whether the lease is held, and its deadline still to come. False once it is being released, or
     /// its registry shut down.
     pub fn is_valid(&self) -> bool {
-        self.contender.is_held(self.outlook.clock.now())
+        self.caller.is_held(self.view_context.clock.now())
     }
 
     /// Resolves to the ready-made error when the lease is lost ([`LockError::Lost`]) or its
@@ -279,25 +279,25 @@ impl LeaseView {
         }
     }
 
-    pub(crate) fn contender(&self) -> &Arc<Contender> {
-        &self.contender
+    pub(crate) fn caller(&self) -> &Arc<WaiterState> {
+        &self.caller
     }
 
     /// How the lease ended under its holder, if it did.
     pub(crate) fn loss(&self) -> Option<LockError> {
-        let key = self.contender.key().clone();
-        match self.contender.progress() {
-            Progress::Closing { .. }
-            | Progress::Ended {
+        let key = self.caller.key().clone();
+        match self.caller.phase() {
+            Phase::Closing { .. }
+            | Phase::Ended {
                 end: End::Closed, ..
             } => Some(LockError::Closed { key }),
-            Progress::Ended { token, .. }
-            | Progress::Finished {
+            Phase::Ended { token, .. }
+            | Phase::Finished {
                 token,
                 end: End::Lost,
             } => Some(LockError::Lost { key, token }),
             // The deadline is proved on our own clock, whether or not the timer has run.
-            Progress::Held { token } if self.outlook.clock.now() >= self.contender.deadline() => {
+            Phase::Held { token } if self.view_context.clock.now() >= self.caller.deadline() => {
                 Some(LockError::Lost { key, token })
             }
             _ => None,
@@ -343,15 +343,13 @@ impl Future for Lost {
             return Poll::Ready(loss);
         }
         if this.watch.is_none()
-            && let Some(driver) = this.view.outlook.driver.upgrade()
+            && let Some(engine) = this.view.view_context.engine.upgrade()
         {
-            driver.attend();
+            engine.note_runtime();
         }
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.
-        this.view
-            .contender
-            .watch(&mut this.watch, false, cx.waker());
+        this.view.caller.watch(&mut this.watch, false, cx.waker());
         match this.view.loss() {
             Some(loss) => Poll::Ready(loss),
             None => Poll::Pending,
@@ -362,7 +360,7 @@ impl Future for Lost {
 impl Drop for Lost {
     fn drop(&mut self) {
         if let Some(watch) = self.watch {
-            self.view.contender.unwatch(watch);
+            self.view.caller.unwatch(watch);
         }
     }
 }
@@ -399,12 +397,12 @@ impl Future for LeaseRelease {
                 return Poll::Ready(loss.map_or(Ok(()), Err));
             }
         }
-        let contender = &lease.contender;
-        let (token, end) = match contender.progress_or_wake(cx.waker()) {
-            Progress::Finished { token, end } | Progress::Ended { token, end } => (token, end),
+        let caller = &lease.caller;
+        let (token, end) = match caller.phase_or_wake(cx.waker()) {
+            Phase::Finished { token, end } | Phase::Ended { token, end } => (token, end),
             _ => return Poll::Pending,
         };
-        let key = contender.key().clone();
+        let key = caller.key().clone();
         this.lease = None;
         Poll::Ready(match end {
             End::Released => Ok(()),

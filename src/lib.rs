@@ -93,7 +93,7 @@ pub mod __macros;
 mod acquire;
 mod clock;
 mod detached;
-mod driver;
+mod engine;
 mod error;
 mod events;
 mod extend;

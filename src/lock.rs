@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{Stream, TryFuture, TryStream};
 
 use crate::acquire::{Acquire, AcquireLease, Acquiring, TryLease};
-use crate::driver::Driver;
+use crate::engine::Engine;
 use crate::handle::{Handle, Release};
 use crate::inspect::Inspect;
 use crate::lease::LeaseView;
@@ -20,7 +20,7 @@ use crate::{LockError, future, stream};
 /// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail: what is wrong
 /// with a key or a setting is told at the first poll of whatever the handle makes.
 ///
-/// **A clone is a contender of its own**, with an empty slot: what one clone acquired, another
+/// **A clone is a caller of its own**, with an empty slot: what one clone acquired, another
 /// neither holds nor releases. So is the handle that a setter returns. To share one handle, share
 /// it visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant, unless [asked](Self::reentrant).
 ///
@@ -32,8 +32,8 @@ pub struct Lock {
 }
 
 impl Lock {
-    pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
-        let plan = Plan::new(driver, key);
+    pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
+        let plan = Plan::new(engine, key);
         Self {
             plan,
             handle: Handle::new(),
@@ -506,7 +506,7 @@ impl Lock {
 }
 
 impl Clone for Lock {
-    /// A contender of its own for the same key, with the same settings and an empty slot.
+    /// A caller of its own for the same key, with the same settings and an empty slot.
     fn clone(&self) -> Self {
         Self {
             plan: self.plan.clone(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tokio::task;
 
-use crate::driver::{Contender, Driver};
+use crate::engine::{Engine, WaiterState};
 use crate::lease::Lease;
 use crate::settings::OnFinish;
 
@@ -23,8 +23,8 @@ thread_local! {
 
 struct Frame {
     /// Who it is, never looked into: the combinator that made the frame keeps it alive.
-    driver: *const Driver,
-    contender: Arc<Contender>,
+    engine: *const Engine,
+    caller: Arc<WaiterState>,
     on_finish: OnFinish,
     task: Option<task::Id>,
     place: &'static Location<'static>,
@@ -39,7 +39,7 @@ pub(crate) struct Inside {
 
 /// A lease that the code that runs now is inside of.
 pub(crate) struct Around {
-    pub(crate) contender: Arc<Contender>,
+    pub(crate) caller: Arc<WaiterState>,
     /// What it has settled for its end.
     pub(crate) on_finish: OnFinish,
     /// Where it was asked for.
@@ -49,8 +49,8 @@ pub(crate) struct Around {
 /// The code that runs now is inside the lease until what this returns is dropped.
 pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside {
     let frame = Frame {
-        driver: Arc::as_ptr(lease.driver()),
-        contender: lease.contender().clone(),
+        engine: Arc::as_ptr(lease.engine()),
+        caller: lease.caller().clone(),
         on_finish: lease.on_finish(),
         task: task::try_id(),
         place,
@@ -64,7 +64,7 @@ pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside 
 }
 
 /// The lease of this registry's on the key that the code that runs now is inside of, if it is valid.
-pub(crate) fn around(driver: &Arc<Driver>, key: &str) -> Option<Around> {
+pub(crate) fn around(engine: &Arc<Engine>, key: &str) -> Option<Around> {
     let inside = STACK.try_with(|stack| {
         let stack = stack.borrow();
         if stack.is_empty() {
@@ -75,11 +75,11 @@ pub(crate) fn around(driver: &Arc<Driver>, key: &str) -> Option<Around> {
         // The innermost on the key: it is there because what is around it was lost, or shares it.
         let frame = frames.find(|frame| {
             frame.task == task
-                && std::ptr::eq(frame.driver, Arc::as_ptr(driver))
-                && **frame.contender.key() == *key
+                && std::ptr::eq(frame.engine, Arc::as_ptr(engine))
+                && **frame.caller.key() == *key
         })?;
         Some(Around {
-            contender: frame.contender.clone(),
+            caller: frame.caller.clone(),
             on_finish: frame.on_finish,
             place: frame.place,
         })
@@ -87,7 +87,7 @@ pub(crate) fn around(driver: &Arc<Driver>, key: &str) -> Option<Around> {
     inside
         .ok()
         .flatten()
-        .filter(|around| around.contender.is_held(driver.clock().now()))
+        .filter(|around| around.caller.is_held(engine.clock().now()))
 }
 
 impl Drop for Inside {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LockError;
-use crate::driver::Driver;
+use crate::engine::Engine;
 use crate::key::{self, Key};
 use crate::renewal::Renewal;
 use crate::repeat::{Repeat, Repeats};
@@ -12,7 +12,7 @@ use crate::settings::{OnFinish, OnLost, TTL};
 /// What a handle is told to lock, and how.
 #[derive(Clone)]
 pub(crate) struct Plan {
-    driver: Option<Arc<Driver>>,
+    engine: Option<Arc<Engine>>,
     key: Key,
     /// Why the key cannot name a lock: found once, however often the handle acquires.
     key_fault: Option<&'static str>,
@@ -29,12 +29,12 @@ pub(crate) struct Plan {
 
 impl Plan {
     #[track_caller]
-    pub(crate) fn new(driver: Option<Arc<Driver>>, key: &str) -> Self {
-        let key_fault = driver
+    pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
+        let key_fault = engine
             .as_ref()
-            .and_then(|driver| key::fault(&driver.settings().prefix, key));
+            .and_then(|engine| key::fault(&engine.settings().prefix, key));
         Self {
-            driver,
+            engine,
             key: Key::from(Arc::from(key)),
             key_fault,
             ttl: None,
@@ -62,12 +62,12 @@ impl Plan {
     }
 
     /// Who is to acquire it, or why it cannot be.
-    pub(crate) fn driver(&self) -> Result<&Arc<Driver>, LockError> {
+    pub(crate) fn engine(&self) -> Result<&Arc<Engine>, LockError> {
         let key = || self.key.name().clone();
-        let Some(driver) = &self.driver else {
+        let Some(engine) = &self.engine else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        if let Some((setting, reason)) = driver.fault() {
+        if let Some((setting, reason)) = engine.fault() {
             return Err(LockError::InvalidSetting {
                 key: key(),
                 setting,
@@ -83,25 +83,25 @@ impl Plan {
                 ttl: self.ttl(),
             });
         }
-        if self.ttl() <= driver.overhead() {
+        if self.ttl() <= engine.overhead() {
             return Err(LockError::InvalidSetting {
                 key: key(),
                 setting: "min_replicas",
                 reason: "it gives replicas as long as the lease lasts, or longer",
             });
         }
-        Ok(driver)
+        Ok(engine)
     }
 
     /// The same, once it was found that it can be acquired.
-    pub(crate) fn registry(&self) -> &Arc<Driver> {
-        self.driver.as_ref().expect("who is in line has a registry")
+    pub(crate) fn registry(&self) -> &Arc<Engine> {
+        self.engine.as_ref().expect("who is in line has a registry")
     }
 
     /// The registry goes on to the lease, and nothing is acquired by this plan after that. All threads
     /// count on its one counter, so each clone that is not made saves them a wait for each other.
-    pub(crate) fn take_registry(&mut self) -> Arc<Driver> {
-        self.driver.take().expect("who is in line has a registry")
+    pub(crate) fn take_registry(&mut self) -> Arc<Engine> {
+        self.engine.take().expect("who is in line has a registry")
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
@@ -118,13 +118,13 @@ impl Plan {
 
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
-            .or_else(|| Some(self.driver.as_ref()?.settings().ttl))
+            .or_else(|| Some(self.engine.as_ref()?.settings().ttl))
             .unwrap_or_default()
     }
 
     pub(crate) fn wait(&self) -> Duration {
         self.wait
-            .or_else(|| Some(self.driver.as_ref()?.settings().wait))
+            .or_else(|| Some(self.engine.as_ref()?.settings().wait))
             .unwrap_or_default()
     }
 
@@ -133,21 +133,21 @@ impl Plan {
         let repeat = self
             .repeat
             .as_ref()
-            .or_else(|| Some(&self.driver.as_ref()?.settings().repeat));
+            .or_else(|| Some(&self.engine.as_ref()?.settings().repeat));
         repeat.map_or_else(|| Repeat::default().start(), Repeat::start)
     }
 
     /// A ttl that was set asks for a lease of just that length, unless the lock says otherwise.
     pub(crate) fn renewal(&self) -> Renewal {
-        match (self.renewal, self.ttl, &self.driver) {
+        match (self.renewal, self.ttl, &self.engine) {
             (Some(renewal), _, _) => renewal,
-            (None, None, Some(driver)) => driver.settings().renewal,
+            (None, None, Some(engine)) => engine.settings().renewal,
             (None, _, _) => Renewal::off(),
         }
     }
 
     pub(crate) fn max_waiters(&self) -> usize {
-        let driver = self.driver.as_ref();
-        driver.map_or(usize::MAX, |driver| driver.settings().max_waiters)
+        let engine = self.engine.as_ref();
+        engine.map_or(usize::MAX, |engine| engine.settings().max_waiters)
     }
 }

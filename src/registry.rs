@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::clock::Clock;
 use crate::detached::{Adopt, DetachedLease};
-use crate::driver::Driver;
+use crate::engine::Engine;
 use crate::lock::Lock;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
@@ -45,7 +45,7 @@ static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 /// ```
 #[derive(Clone)]
 pub struct LockRegistry {
-    driver: Arc<Driver>,
+    engine: Arc<Engine>,
 }
 
 impl LockRegistry {
@@ -88,7 +88,7 @@ impl LockRegistry {
     /// [`AlreadyInstalled`] if another one is; installing the same again is `Ok`.
     pub fn install(&self) -> Result<(), AlreadyInstalled> {
         let installed = INSTALLED.get_or_init(|| self.clone());
-        if Arc::ptr_eq(&installed.driver, &self.driver) {
+        if Arc::ptr_eq(&installed.engine, &self.engine) {
             Ok(())
         } else {
             Err(AlreadyInstalled(()))
@@ -99,7 +99,7 @@ impl LockRegistry {
     ///
     /// Does no I/O and cannot fail: what is wrong with the key is told at the first poll.
     pub fn obtain(&self, key: impl AsRef<str>) -> Lock {
-        Lock::new(Some(self.driver.clone()), key.as_ref())
+        Lock::new(Some(self.engine.clone()), key.as_ref())
     }
 
     /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
@@ -144,7 +144,7 @@ impl LockRegistry {
     /// # Ok(()) }
     /// ```
     pub fn adopt(&self, detached: DetachedLease) -> Adopt {
-        Adopt::new(self.driver.clone(), detached)
+        Adopt::new(self.engine.clone(), detached)
     }
 
     /// What happens in this registry from now on: who waits, who has a lock, how each lease ends,
@@ -194,7 +194,7 @@ impl LockRegistry {
     /// # Ok(()) }
     /// ```
     pub fn events(&self) -> crate::stream::Events {
-        self.driver.events(false)
+        self.engine.events(false)
     }
 
     /// [`events`](Self::events) without a bound: a test's reader that looks at the end misses
@@ -202,7 +202,7 @@ impl LockRegistry {
     #[cfg(feature = "test-util")]
     #[doc(hidden)]
     pub fn every_event(&self) -> crate::stream::Events {
-        self.driver.events(true)
+        self.engine.events(true)
     }
 
     /// What this registry holds and waits for at this moment, and since when.
@@ -227,7 +227,7 @@ impl LockRegistry {
     /// ```
     #[must_use]
     pub fn snapshot(&self) -> crate::Snapshot {
-        self.driver.snapshot()
+        self.engine.snapshot()
     }
 
     /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
@@ -248,46 +248,46 @@ impl LockRegistry {
     ///
     /// Once polled it goes on in the background when it is dropped.
     pub fn shutdown(&self) -> Shutdown {
-        let driver = self.driver.clone();
+        let engine = self.engine.clone();
         let down = async move {
-            let (grace, answered) = driver.close();
-            if timeout_at(grace, driver.idle()).await.is_err() {
+            let (grace, answered) = engine.close();
+            if timeout_at(grace, engine.idle()).await.is_err() {
                 // Not left to the timer, whose runtime may stand still. If the whole process did, what is
                 // given back only now is to reach the store.
-                driver.close();
-                let soon = Instant::now() + driver.settings().response_timeout;
-                let _ = timeout_at(answered.max(soon), driver.idle()).await;
+                engine.close();
+                let soon = Instant::now() + engine.settings().response_timeout;
+                let _ = timeout_at(answered.max(soon), engine.idle()).await;
             }
-            driver.hang_up();
+            engine.disconnect();
         };
         Shutdown(Some(down.boxed()))
     }
 
     #[cfg(test)]
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.driver
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// How many keys are in use: waited for, held, or being given back.
     #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn in_use(&self) -> usize {
-        self.driver.in_use()
+        self.engine.in_use()
     }
 }
 
 impl fmt::Debug for LockRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockRegistry")
-            .field("prefix", &self.driver.settings().prefix)
+            .field("prefix", &self.engine.settings().prefix)
             .finish_non_exhaustive()
     }
 }
 
 /// A lock of the installed registry, or one that says that there is none.
 pub(crate) fn obtain_installed(key: &str) -> Lock {
-    let driver = INSTALLED.get().map(|registry| registry.driver.clone());
-    Lock::new(driver, key)
+    let engine = INSTALLED.get().map(|registry| registry.engine.clone());
+    Lock::new(engine, key)
 }
 
 /// What [`LockRegistry::install`] says if another registry is installed.
@@ -377,7 +377,7 @@ impl LockRegistryBuilder {
     /// The registry. Does no I/O.
     pub fn build(self) -> LockRegistry {
         LockRegistry {
-            driver: Driver::new(&self.store, self.settings, self.clock),
+            engine: Engine::new(&self.store, self.settings, self.clock),
         }
     }
 

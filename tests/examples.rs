@@ -537,7 +537,7 @@ fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
 }
 
 #[test]
-fn timeline_draws_a_holder_killed_in_one_process() {
+fn timeline_epochs_a_holder_killed_in_one_process() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("timeline.svg");
     let output = example("timeline").arg(&file).output().unwrap();
@@ -546,7 +546,7 @@ fn timeline_draws_a_holder_killed_in_one_process() {
 }
 
 #[test]
-fn timeline_draws_a_holder_killed_among_processes() {
+fn timeline_epochs_a_holder_killed_among_processes() {
     let server = RedisServer::start();
     let folder = TempDir::new().unwrap();
     let mut command = example("timeline");

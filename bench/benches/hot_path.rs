@@ -92,7 +92,7 @@ fn pass(bench: Bench) -> Bench {
     bench
 }
 
-// The pure machine alone, without driver, store and runtime: a step is one turn, which is three
+// The pure machine alone, without engine, store and runtime: a step is one turn, which is three
 // events: finish, take, arrive.
 #[library_benchmark]
 #[bench::of_2(Turns::new(1, 63))]

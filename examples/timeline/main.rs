@@ -91,7 +91,7 @@ async fn show(file: &Path) -> Result<(), Error> {
         None => (part::run_all().await?, "registries in one process"),
     };
     let story = Story::of(&heard);
-    let picture = picture::draw(&story, place);
+    let picture = picture::epoch(&story, place);
     std::fs::write(file, picture).map_err(|fault| Error::File {
         path: file.to_owned(),
         fault,

@@ -1,7 +1,7 @@
 //! What a registry and a store say to each other.
 //!
 //! A store is asked by [`Session::submit`], one op a key at a time (rule O2; renewals excepted),
-//! and answers each op exactly once by [`Listener::news`]. It decides nothing: who waits, when to
+//! and answers each op exactly once by [`StoreEvents::on_event`]. It decides nothing: who waits, when to
 //! ask again and what an answer is worth is the turnstile's business.
 
 use std::fmt::{self, Debug};
@@ -32,7 +32,7 @@ pub enum Op {
         ttl: Duration,
         score: Option<u64>,
     },
-    /// Take the lock as an attempt does, else be told once when it is freed: a [`News::Freed`]. It
+    /// Take the lock as an attempt does, else be told once when it is freed: a [`StoreEvent::Freed`]. It
     /// gives no turn: of those that listen the first is told, and asks like anybody else. A store
     /// that cannot tell takes it for an attempt.
     Listen { owner: Owner, ttl: Duration },
@@ -64,17 +64,17 @@ pub enum Op {
         from: Arc<str>,
         ttl: Duration,
     },
-    /// Make the next draw of this store greater than `draw`, which another store of a quorum made,
+    /// Make the next epoch of this store greater than `draw`, which another store of a quorum made,
     /// if the lock is the owner's. `age`: whether the answer is to name the store's age.
-    Raise { owner: Owner, draw: u64, age: bool },
+    Raise { owner: Owner, epoch: u64, age: bool },
 }
 
 /// What the store did about an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// To attempt, enter, listen, yield and adopt: the lock is the (new) owner's for its ttl, counted from
-    /// this very command (S3), under a fresh draw from the fence.
-    Won { draw: u64 },
+    /// this very command (S3), under a fresh epoch from the fence.
+    Won { epoch: u64 },
     /// To attempt, enter, listen and yield: another has the lock, for `left` unless it is prolonged
     /// (`None`: it has no ttl). `score` is the place of our ticket, or of who listens, if there is
     /// one.
@@ -137,13 +137,13 @@ impl OpError {
 pub struct Grant {
     pub owner: Owner,
     pub ttl: Duration,
-    pub draw: u64,
+    pub epoch: u64,
     pub at: ServerTime,
 }
 
 /// What a session tells the registry that opened it.
 #[derive(Debug)]
-pub enum News {
+pub enum StoreEvent {
     /// The one answer to an op that was submitted.
     Replied {
         key: Arc<str>,
@@ -201,7 +201,7 @@ impl fmt::Debug for Scope {
     }
 }
 
-impl News {
+impl StoreEvent {
     /// The whole store is there.
     pub(crate) fn up(queue: bool) -> Self {
         Self::Up {
@@ -230,15 +230,15 @@ impl News {
 }
 
 /// The registry, as its session sees it.
-pub trait Listener: Send + Sync {
+pub trait StoreEvents: Send + Sync {
     /// May be called from any thread, with no lock held that [`Session::submit`] takes.
-    fn news(&self, news: News);
+    fn on_event(&self, event: StoreEvent);
 
     /// The same for what came at once, in this order: the answers of one call. Cheaper than one by
     /// one where each has to lock what they all change.
-    fn all_news(&self, news: Vec<News>) {
-        for news in news {
-            self.news(news);
+    fn on_events(&self, events: Vec<StoreEvent>) {
+        for event in events {
+            self.on_event(event);
         }
     }
 
@@ -257,7 +257,7 @@ pub trait Listener: Send + Sync {
     missing_debug_implementations,
     reason = "whom it tells is not for printing"
 )]
-pub struct Opening {
+pub struct SessionConfig {
     /// Before every name in the store.
     pub prefix: Arc<str>,
     /// The registry's random id.
@@ -267,12 +267,12 @@ pub struct Opening {
     /// How long the oldest unanswered op may take before the connection is given up.
     pub response_timeout: Duration,
     /// Whom to tell; gone when the registry is.
-    pub listener: Weak<dyn Listener>,
+    pub listener: Weak<dyn StoreEvents>,
 }
 
 /// What a lock looks like in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct KeyStatus {
     /// The value of the lock key: an owner as text, or what a foreign lock put there.
     pub owner: Option<String>,
     /// How long it lasts; `None` if it is free or has no ttl.
@@ -289,17 +289,17 @@ pub trait Session: Debug + Send + Sync {
     /// runtime, and shortens no pause between two attempts to connect (G1).
     fn start(&self);
 
-    /// Takes an op. Its answer comes as [`News::Replied`], also when the connection breaks; it may
+    /// Takes an op. Its answer comes as [`StoreEvent::Replied`], also when the connection breaks; it may
     /// come before this returns. Ops of one key are done in the order in which they were taken.
     fn submit(&self, key: Arc<str>, op: Op);
 
     /// Which server the connection that stands leads to, or the last that did: two sessions that say
-    /// the same are at the same server, by whatever name it is called. Known before [`News::Up`] is
+    /// the same are at the same server, by whatever name it is called. Known before [`StoreEvent::Up`] is
     /// told; `None` if it cannot be known, or is not one server.
     fn identity(&self) -> Option<Arc<str>> {
         None
     }
 
     /// Looks at a lock without touching it.
-    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>>;
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>>;
 }

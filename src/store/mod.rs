@@ -8,10 +8,10 @@
 
 pub(crate) mod contract;
 pub(crate) mod memory;
+mod notifier;
 mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
-mod relay;
 #[cfg(any(feature = "redis", test))]
 pub(crate) mod send_window;
 
@@ -31,7 +31,7 @@ pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     /// Opens one registry's line to the store; does no I/O before [`contract::Session::start`].
     #[doc(hidden)]
-    fn open(&self, opening: contract::Opening) -> Arc<dyn contract::Session>;
+    fn open(&self, config: contract::SessionConfig) -> Arc<dyn contract::Session>;
 
     /// How much of a lease may be over before the store tells of it: each must last longer.
     #[doc(hidden)]
@@ -47,8 +47,8 @@ pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
 }
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
-    fn open(&self, opening: contract::Opening) -> Arc<dyn contract::Session> {
-        (**self).open(opening)
+    fn open(&self, config: contract::SessionConfig) -> Arc<dyn contract::Session> {
+        (**self).open(config)
     }
 
     fn overhead(&self) -> Duration {

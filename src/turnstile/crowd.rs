@@ -1,8 +1,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::line::{Waiter, WaiterId};
 use super::time::Point;
+use super::wait_queue::{Waiter, WaiterId};
 
 /// Below that nobody counts what those who left have left behind.
 const FEW: usize = 32;
@@ -35,7 +35,7 @@ impl<C> Crowd<C> {
         self.waiting
     }
 
-    pub(super) fn has_standing(&self) -> bool {
+    pub(super) fn has_patient(&self) -> bool {
         self.standing > 0
     }
 
@@ -44,7 +44,7 @@ impl<C> Crowd<C> {
             self.ends.push(Reverse((end, id)));
         }
         self.waiting += 1;
-        self.standing += usize::from(waiter.stands());
+        self.standing += usize::from(waiter.is_patient());
         self.places.push_back((id, Some(waiter)));
     }
 
@@ -84,7 +84,7 @@ impl<C> Crowd<C> {
             return Vec::new();
         }
         let places = self.places.iter().take_while(|(id, _)| *id <= upto);
-        let once = places.filter(|(_, place)| place.as_ref().is_some_and(|one| !one.stands()));
+        let once = places.filter(|(_, place)| place.as_ref().is_some_and(|one| !one.is_patient()));
         let ids: Vec<_> = once.map(|(id, _)| *id).take(impatient).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
@@ -93,7 +93,7 @@ impl<C> Crowd<C> {
         let at = self.find(id)?;
         let waiter = self.places[at].1.take()?;
         self.waiting -= 1;
-        self.standing -= usize::from(waiter.stands());
+        self.standing -= usize::from(waiter.is_patient());
         self.tidy();
         Some(waiter)
     }
@@ -139,7 +139,7 @@ impl<C> Crowd<C> {
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, usize) {
         let kept = self.places.len().max(self.ends.len());
-        let room = self.places.capacity().max(self.ends.capacity());
-        (kept, room)
+        let buffer = self.places.capacity().max(self.ends.capacity());
+        (kept, buffer)
     }
 }

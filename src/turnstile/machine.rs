@@ -2,14 +2,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::{Claim, Exposure};
-use super::errand::{Ending, Errand, Errands};
+use super::acquisition::{Acquisition, Footprint};
 use super::few::Few;
-use super::line::{Adopter, Line, Patience, Waiter, WaiterId};
+use super::ids::EventCx;
+use super::pending::{Ending, PendingOp, PendingOps};
 use super::rules::{Limits, Rules};
-use super::supply::Cx;
 use super::tenure::Tenure;
 use super::time::{Moment, Point, Span, deadline};
+use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
@@ -21,7 +21,7 @@ const UNDER_WAY: Span = Span::secs(60);
 pub(crate) enum Verdict {
     /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others stand
     /// behind it, and passes are allowed, so that its turn is the first of several in quick succession.
-    Seated {
+    Granted {
         token: u64,
         deadline: Moment,
         leads: bool,
@@ -35,7 +35,7 @@ pub(crate) enum Verdict {
     /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Told
     /// once, until one is confirmed.
     RenewalLate,
-    /// Seated, but it did not look: the turn is another's (W4). It may arrive again.
+    /// Granted, but it did not look: the turn is another's (W4). It may arrive again.
     TurnLost,
     /// Others have the key.
     Busy,
@@ -67,10 +67,10 @@ pub(crate) enum Effect<C> {
 
 /// Room for effects. A shell that has many turnstiles lends its own to each in turn: one that is held keeps none,
 /// and a turn allocates nothing for its two verdicts.
-pub(crate) type Room<C> = Option<Box<VecDeque<Effect<C>>>>;
+pub(crate) type EffectBuffer<C> = Option<Box<VecDeque<Effect<C>>>>;
 
 /// Room for so many effects is kept.
-const MOST_ROOM: usize = 64;
+const MAX_BUFFER: usize = 64;
 
 /// See the [module](super).
 ///
@@ -79,12 +79,12 @@ const MOST_ROOM: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Turnstile<C> {
     pub(super) rules: Limits,
-    pub(super) line: Line<C>,
+    pub(super) waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the line, one at a time.
     pub(super) adopters: Few<Adopter<C>>,
-    pub(super) standing: Standing<C>,
-    pub(super) flight: Option<Box<Flight<C>>>,
-    pub(super) owed: Errands<C>,
+    pub(super) state: KeyState<C>,
+    pub(super) in_flight: Option<Box<InFlight<C>>>,
+    pub(super) pending: PendingOps<C>,
     /// Whether the store has a queue, and grants reach us.
     pub(super) queue: bool,
     /// Whether the connection is known to be gone: nothing is sent until it is back.
@@ -94,24 +94,24 @@ pub(crate) struct Turnstile<C> {
     /// Refusals in a row.
     pub(super) failures: u32,
     pub(super) closed: bool,
-    effects: Room<C>,
+    effects: EffectBuffer<C>,
 }
 
 /// How this registry stands to the key in the store.
 #[derive(Debug)]
-pub(super) enum Standing<C> {
-    Out,
+pub(super) enum KeyState<C> {
+    Idle,
     /// An owner of ours is on its way to a tenure; the store is asked again at `ask_at`.
-    Seeking {
-        claim: Claim,
+    Acquiring {
+        acquisition: Acquisition,
         ask_at: Point,
     },
-    Inside(Tenure<C>),
+    Held(Tenure<C>),
 }
 
 /// The op in flight (O2).
 #[derive(Debug)]
-pub(super) struct Flight<C> {
+pub(super) struct InFlight<C> {
     /// Itself, until the shell has taken it.
     pub(super) unsent: Option<Op>,
     pub(super) sent: Point,
@@ -133,18 +133,18 @@ pub(super) struct Received {
 
 #[derive(Debug)]
 pub(super) enum Sent<C> {
-    /// An attempt or enter for the claim that we seek with.
+    /// An attempt or enter for the acquisition that we seek with.
     Ask {
         /// What the store may have of ours if its answer never comes.
-        exposes: Exposure,
+        footprint: Footprint,
     },
-    Errand(Errand<C>),
+    Pending(PendingOp<C>),
 }
 
 impl<C> Sent<C> {
     /// Whether it asks for nothing.
     pub(super) fn gives_back(&self) -> bool {
-        matches!(self, Self::Errand(errand) if !matches!(errand.op, Op::Yield { .. }))
+        matches!(self, Self::Pending(pending) if !matches!(pending.op, Op::Yield { .. }))
     }
 }
 
@@ -153,11 +153,11 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn new(rules: Rules, queue: bool) -> Self {
         Self {
             rules: rules.into(),
-            line: Line::new(),
+            waiters: WaitQueue::new(),
             adopters: Few::new(),
-            standing: Standing::Out,
-            flight: None,
-            owed: Errands::new(),
+            state: KeyState::Idle,
+            in_flight: None,
+            pending: PendingOps::new(),
             queue,
             down: false,
             trouble: None,
@@ -173,71 +173,72 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Lends it room for the effects of the next event.
-    pub(crate) fn lend(&mut self, room: &mut Room<C>) {
+    pub(crate) fn lend_buffer(&mut self, buffer: &mut EffectBuffer<C>) {
         if self.effects.is_none() {
-            self.effects = room.take();
+            self.effects = buffer.take();
         }
     }
 
     /// Takes the room back, once the effects are drained; unless there were so many that it has grown too large to be
     /// kept.
-    pub(crate) fn take_back(&mut self) -> Room<C> {
-        let room = self.effects.take();
-        room.filter(|room| room.capacity() <= MOST_ROOM)
+    pub(crate) fn take_buffer(&mut self) -> EffectBuffer<C> {
+        let buffer = self.effects.take();
+        buffer.filter(|buffer| buffer.capacity() <= MAX_BUFFER)
     }
 
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
         // The op in flight is the last that an event asks for: it waits there, which saves two allocations a pair.
-        let effect = self.effects.as_mut().and_then(|room| room.pop_front());
+        let effect = self.effects.as_mut().and_then(|buffer| buffer.pop_front());
         effect.or_else(|| {
-            let flight = self.flight.as_mut()?;
-            flight.unsent.take().map(Effect::Send)
+            let in_flight = self.in_flight.as_mut()?;
+            in_flight.unsent.take().map(Effect::Send)
         })
     }
 
     /// Nothing waits, is held, or is owed: the turnstile may be forgotten.
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty()
+        self.waiters.is_empty()
             && self.adopters.is_empty()
-            && matches!(self.standing, Standing::Out)
-            && self.flight.is_none()
-            && self.owed.is_empty()
+            && matches!(self.state, KeyState::Idle)
+            && self.in_flight.is_none()
+            && self.pending.is_empty()
     }
 
     /// Whether a ticket of ours may stand in the store's queue, or be entered soon.
     pub(crate) fn may_have_ticket(&self) -> bool {
-        matches!(self.standing, Standing::Seeking { .. })
-            || !self.line.is_empty()
-            || self.flight.is_some()
-            || !self.owed.is_empty()
+        matches!(self.state, KeyState::Acquiring { .. })
+            || !self.waiters.is_empty()
+            || self.in_flight.is_some()
+            || !self.pending.is_empty()
     }
 
     /// Who holds a lease.
     pub(crate) fn holder(&self) -> Option<&C> {
-        self.seated(true)
+        self.granted(true)
     }
 
-    /// Who waits, the first first: one who is seated and has not looked yet, those who adopt, the line.
+    /// Who waits, the first first: one who is granted and has not looked yet, those who adopt, the line.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
-        let seated = self.seated(false).into_iter();
+        let granted = self.granted(false).into_iter();
         let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
-        let waiters = adopters.chain(self.line.iter());
-        seated.chain(waiters.map(|waiter| &waiter.who))
+        let waiters = adopters.chain(self.waiters.iter());
+        granted.chain(waiters.map(|waiter| &waiter.who))
     }
 
-    fn seated(&self, taken: bool) -> Option<&C> {
-        let Standing::Inside(tenure) = &self.standing else {
+    fn granted(&self, taken: bool) -> Option<&C> {
+        let KeyState::Held(tenure) = &self.state else {
             return None;
         };
-        let seat = tenure.seat.as_ref();
-        seat.filter(|seat| seat.is_taken() == taken)
-            .map(|seat| &seat.who)
+        let lease = tenure.lease.as_ref();
+        lease
+            .filter(|lease| lease.is_taken() == taken)
+            .map(|lease| &lease.who)
     }
 
     /// When to call [`tick`](Self::tick) at the latest.
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
-        let mut next = self.line.next_end();
+        let mut next = self.waiters.next_end();
         let mut consider = |point: Option<Point>| {
             next = match (next, point) {
                 (Some(next), Some(point)) => Some(next.min(point)),
@@ -250,85 +251,93 @@ impl<C: Clone> Turnstile<C> {
                 .map(|one| one.waiter.until.into())
                 .min(),
         );
-        consider(self.owed.next_timeout());
-        if let Some(flight) = &self.flight
-            && let Sent::Errand(errand) = &flight.what
+        consider(self.pending.next_timeout());
+        if let Some(in_flight) = &self.in_flight
+            && let Sent::Pending(pending) = &in_flight.what
         {
-            consider(errand.ending.as_ref().map(|ending| ending.deadline));
+            consider(pending.ending.as_ref().map(|ending| ending.deadline));
         }
-        let may_send = self.flight.is_none() && !self.down;
+        let may_send = self.in_flight.is_none() && !self.down;
         if may_send {
-            consider(self.owed.front().map(|errand| errand.not_before));
+            consider(self.pending.front().map(|pending| pending.not_before));
         }
-        match &self.standing {
-            Standing::Out => {}
-            Standing::Seeking { claim, ask_at } => {
-                if may_send && self.owed.is_empty() {
-                    consider(claim.withdraw_at.or(Some(*ask_at)));
+        match &self.state {
+            KeyState::Idle => {}
+            KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            } => {
+                if may_send && self.pending.is_empty() {
+                    consider(acquisition.withdraw_at.or(Some(*ask_at)));
                 }
             }
-            Standing::Inside(tenure) => consider(Some(tenure.next_timeout(self.down))),
+            KeyState::Held(tenure) => consider(Some(tenure.next_timeout(self.down))),
         }
         next.map(Point::moment)
     }
 
     /// A caller wants the key. Its verdicts come as effects.
-    pub(crate) fn arrive(&mut self, cx: &mut Cx<'_>, waiter: Waiter<C>) -> WaiterId {
-        self.pass_time(cx);
-        let id = cx.supply.waiter();
-        let held = matches!(&self.standing, Standing::Inside(tenure) if tenure.seat.is_some());
+    pub(crate) fn arrive(&mut self, cx: &mut EventCx<'_>, waiter: Waiter<C>) -> WaiterId {
+        self.advance_time(cx);
+        let id = cx.ids.waiter();
+        let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease.is_some());
         if self.closed {
             self.wake(waiter.who, Verdict::Closed);
-        } else if waiter.patience == Patience::Once && (held || self.line.has_standing()) {
+        } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
             let verdict = match &self.trouble {
                 // Nobody is known to have it.
                 Some(trouble) if !held => Verdict::Failed(StoreError::clone(trouble)),
                 _ => Verdict::Busy,
             };
             self.wake(waiter.who, verdict);
-        } else if self.line.len() >= self.rules.waiters as usize {
+        } else if self.waiters.len() >= self.rules.waiters as usize {
             self.wake(waiter.who, Verdict::QueueFull);
         } else {
-            self.line.push(id, waiter);
+            self.waiters.push(id, waiter);
         }
-        self.advance(cx);
+        self.schedule(cx);
         id
     }
 
     /// A caller wants the lease that the owner `from` left in the store, whoever stands in line for
     /// the key. Its verdicts come as effects, as those of a waiter do.
-    pub(crate) fn adopt(&mut self, cx: &mut Cx<'_>, from: Arc<str>, waiter: Waiter<C>) -> WaiterId {
-        self.pass_time(cx);
-        let id = cx.supply.waiter();
+    pub(crate) fn adopt(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        from: Arc<str>,
+        waiter: Waiter<C>,
+    ) -> WaiterId {
+        self.advance_time(cx);
+        let id = cx.ids.waiter();
         if self.closed {
             self.wake(waiter.who, Verdict::Closed);
         } else {
             self.adopters.push_back(Adopter { id, from, waiter });
         }
-        self.advance(cx);
+        self.schedule(cx);
         id
     }
 
-    /// A waiter gave up, or was dropped: in line, adopting, or seated and not taken.
-    pub(crate) fn leave(&mut self, cx: &mut Cx<'_>, id: WaiterId) {
-        self.pass_time(cx);
+    /// A waiter gave up, or was dropped: in line, adopting, or granted and not taken.
+    pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
+        self.advance_time(cx);
         if self.adopters.remove_first(|one| one.id == id).is_none()
-            && self.line.remove(id).is_none()
-            && let Standing::Inside(tenure) = &mut self.standing
-            && tenure.seat.as_ref().is_some_and(|seat| seat.id == id)
+            && self.waiters.remove(id).is_none()
+            && let KeyState::Held(tenure) = &mut self.state
+            && tenure.lease.as_ref().is_some_and(|lease| lease.id == id)
         {
-            tenure.seat = None;
+            tenure.lease = None;
         }
-        self.advance(cx);
+        self.schedule(cx);
     }
 
-    /// A seated waiter saw its verdict: the lease is held from here on. False if the turn was
+    /// A granted waiter saw its verdict: the lease is held from here on. False if the turn was
     /// another's by then.
-    pub(crate) fn take(&mut self, cx: &mut Cx<'_>, id: WaiterId) -> bool {
-        self.pass_time(cx);
+    pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
+        self.advance_time(cx);
         let mut taken = false;
         let mut wants_more = false;
-        if let Standing::Inside(tenure) = &mut self.standing
+        if let KeyState::Held(tenure) = &mut self.state
             && tenure.take(id, cx.at())
         {
             taken = true;
@@ -340,7 +349,7 @@ impl<C: Clone> Turnstile<C> {
         if wants_more {
             self.renew(cx.at());
         }
-        self.advance(cx);
+        self.schedule(cx);
         taken
     }
 
@@ -348,56 +357,61 @@ impl<C: Clone> Turnstile<C> {
     /// until that is so, or the lease is over.
     pub(crate) fn extend(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut EventCx<'_>,
         id: WaiterId,
         ttl: Duration,
     ) -> Option<Moment> {
-        self.pass_time(cx);
+        self.advance_time(cx);
         let ttl = Span::from(ttl);
         let until = deadline(cx.at(), ttl);
         let mut held = false;
-        if let Standing::Inside(tenure) = &mut self.standing
+        if let KeyState::Held(tenure) = &mut self.state
             && tenure.is_held_by(id)
             && !tenure.is_closing()
         {
             held = true;
-            if let Some((who, verdict)) = tenure.wish(cx.at(), ttl, until) {
+            if let Some((who, verdict)) = tenure.extend(cx.at(), ttl, until) {
                 self.wake(who, verdict);
             }
-            self.pass_time(cx);
+            self.advance_time(cx);
         }
-        self.advance(cx);
+        self.schedule(cx);
         held.then(|| until.moment())
     }
 
     /// A lease is over for its holder. Without `keep` it is given back, and told what became of it;
     /// else the key stays in the store until its ttl is over: nothing is sent, and whoever wants it
     /// next asks the store. Returns the owner whose tenure ended so.
-    pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, id: WaiterId, keep: bool) -> Option<Owner> {
-        self.lapse(cx);
+    pub(crate) fn finish(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        let_expire: bool,
+    ) -> Option<Owner> {
+        self.expire_due(cx);
         let mut kept = None;
         let mut ending = None;
-        if let Standing::Inside(tenure) = &mut self.standing
-            && let Some(seat) = tenure.seat.take_if(|seat| seat.id == id)
+        if let KeyState::Held(tenure) = &mut self.state
+            && let Some(lease) = tenure.lease.take_if(|lease| lease.id == id)
         {
-            if keep {
+            if let_expire {
                 kept = Some(tenure.owner);
-                self.wake(seat.who, Verdict::Released);
-                self.keep(cx);
+                self.wake(lease.who, Verdict::Released);
+                self.let_expire(cx);
             } else {
                 ending = Some(Ending {
-                    who: seat.who,
-                    deadline: seat.deadline,
+                    who: lease.who,
+                    deadline: lease.deadline,
                 });
             }
         }
-        self.advance_from(cx, ending);
+        self.schedule_after(cx, ending);
         kept
     }
 
     /// Our tenure ends here, the key stays in the store.
-    pub(super) fn keep(&mut self, cx: &mut Cx<'_>) {
-        let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out) else {
+    pub(super) fn let_expire(&mut self, cx: &mut EventCx<'_>) {
+        let KeyState::Held(tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
             unreachable!("only a tenure is kept")
         };
         // I7: the grant that brought it may be seen only now, after the reply that told of it (O3). It
@@ -408,58 +422,66 @@ impl<C: Clone> Turnstile<C> {
             // long costs nothing: the key runs out by itself.
             until += UNDER_WAY;
         }
-        cx.supply.keep(tenure.owner, cx.at(), until);
+        cx.ids.remember(tenure.owner, cx.at(), until);
     }
 
     /// The lease of one whose runtime has gone is renewed no more; it lasts for as long as it was
     /// prolonged last.
-    pub(crate) fn unwatch(&mut self, has_gone: impl FnOnce(&C) -> bool) {
-        if let Standing::Inside(tenure) = &mut self.standing {
-            tenure.unwatch(has_gone);
+    pub(crate) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
+        if let KeyState::Held(tenure) = &mut self.state {
+            tenure.stop_renewing(has_gone);
         }
     }
 
     /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
-    pub(crate) fn granted(&mut self, cx: &mut Cx<'_>, grant: Grant, doubt: Option<StoreError>) {
-        self.pass_time(cx);
+    pub(crate) fn grant_received(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        grant: Grant,
+        doubt: Option<StoreError>,
+    ) {
+        self.advance_time(cx);
         let at = cx.at();
         self.on_grant(cx, Received { at, grant, doubt });
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// A key was freed that we listened for, or so it is said: where no grants come, the store is
     /// asked before the policy would (W7).
-    pub(crate) fn freed(&mut self, cx: &mut Cx<'_>) {
-        self.pass_time(cx);
+    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
         let asked = matches!(
-            self.flight.as_deref(),
-            Some(Flight {
+            self.in_flight.as_deref(),
+            Some(InFlight {
                 what: Sent::Ask { .. },
                 ..
             })
         );
-        if let Standing::Seeking { claim, .. } = &mut self.standing
-            && claim.adopter.is_none()
+        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
+            && acquisition.adopter.is_none()
             && !self.queue
         {
             if asked {
-                claim.notices.heard = true;
+                acquisition.notices.heard = true;
             } else {
                 self.ask_early(cx);
             }
         }
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// The policy of a waiter has named its next pause. `None`: it has ended, and so the wait.
-    pub(crate) fn on_pause(&mut self, cx: &mut Cx<'_>, id: WaiterId, pause: Option<Duration>) {
-        self.pass_time(cx);
-        if let Standing::Seeking { claim, .. } = &mut self.standing
-            && claim.asked_policy.take_if(|asked| *asked == id).is_some()
+    pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
+        self.advance_time(cx);
+        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
+            && acquisition
+                .asked_policy
+                .take_if(|asked| *asked == id)
+                .is_some()
         {
             if pause.is_none()
-                && self.line.first_id() == Some(id)
-                && let Some((_, waiter)) = self.line.pop_first()
+                && self.waiters.first_id() == Some(id)
+                && let Some((_, waiter)) = self.waiters.pop_first()
             {
                 self.wake(waiter.who, Verdict::Busy);
             }
@@ -467,43 +489,47 @@ impl<C: Clone> Turnstile<C> {
                 self.pause_until(cx.at() + pause);
             }
         }
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// Time went by.
-    pub(crate) fn tick(&mut self, cx: &mut Cx<'_>) {
-        self.pass_time(cx);
-        self.advance(cx);
+    pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
+        self.schedule(cx);
     }
 
     /// The connection is gone, or could not be made.
-    pub(crate) fn down(&mut self, cx: &mut Cx<'_>, error: &StoreError) {
-        self.pass_time(cx);
+    pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
+        self.advance_time(cx);
         self.on_down(error);
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// A new connection stands. First of two steps (O4): what is held is renewed at once, so that
     /// its holder learns the truth.
-    pub(crate) fn up_renew(&mut self, cx: &mut Cx<'_>) {
-        self.pass_time(cx);
+    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
         self.renew(cx.at());
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// Second step: what is owed, or else the ticket again.
-    pub(crate) fn up(&mut self, cx: &mut Cx<'_>, queue: bool) {
-        self.pass_time(cx);
+    pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
+        self.advance_time(cx);
         self.down = false;
         self.trouble = None;
         self.failures = 0;
         self.queue = queue;
-        if let Standing::Seeking { claim, ask_at } = &mut self.standing {
-            claim.forget_proof();
-            claim.asked_policy = None;
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        {
+            acquisition.forget_proof();
+            acquisition.asked_policy = None;
             *ask_at = cx.at();
         }
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// What the store said last, where it is to blame.
@@ -512,12 +538,12 @@ impl<C: Clone> Turnstile<C> {
         trouble.cloned().unwrap_or_else(no_answer)
     }
 
-    pub(super) fn errand_in_flight(&mut self) -> Option<&mut Errand<C>> {
-        match self.flight.as_deref_mut() {
-            Some(Flight {
-                what: Sent::Errand(errand),
+    pub(super) fn pending_in_flight(&mut self) -> Option<&mut PendingOp<C>> {
+        match self.in_flight.as_deref_mut() {
+            Some(InFlight {
+                what: Sent::Pending(pending),
                 ..
-            }) => Some(errand),
+            }) => Some(pending),
             _ => None,
         }
     }
@@ -531,7 +557,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     pub(super) fn renew(&mut self, now: Point) {
-        let Standing::Inside(tenure) = &mut self.standing else {
+        let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
         if tenure.renewing.is_some() {

@@ -1,12 +1,12 @@
 //! What the store's answers change.
 
-use super::claim::{Claim, Exposure};
-use super::errand::{Ending, Errand};
-use super::line::{Adopter, WaiterId};
-use super::machine::{Effect, Flight, Received, Sent, Standing, Turnstile, Verdict};
-use super::supply::Cx;
-use super::tenure::{Company, Tenure};
+use super::acquisition::{Acquisition, Footprint};
+use super::ids::EventCx;
+use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile, Verdict};
+use super::pending::{Ending, PendingOp};
+use super::tenure::{Contention, Tenure};
 use super::time::{Point, Span, deadline};
+use super::wait_queue::{Adopter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 
@@ -16,37 +16,42 @@ const RECHECK: (u64, u64) = (8_000, 12_000);
 
 impl<C: Clone> Turnstile<C> {
     /// The one answer to an op that was sent.
-    pub(crate) fn replied(&mut self, cx: &mut Cx<'_>, op: &Op, result: Result<Answer, OpError>) {
-        self.pass_time(cx);
+    pub(crate) fn replied(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        op: &Op,
+        result: Result<Answer, OpError>,
+    ) {
+        self.advance_time(cx);
         if let Op::Renew { owner, ttl, .. } = *op {
-            if matches!(&self.standing, Standing::Inside(tenure) if tenure.owner == owner) {
+            if matches!(&self.state, KeyState::Held(tenure) if tenure.owner == owner) {
                 self.on_renewal(cx, ttl.into(), result);
             }
-        } else if let Some(flight) = self.flight.take() {
+        } else if let Some(in_flight) = self.in_flight.take() {
             // That the store takes a key back does not say that it gives one.
-            if result.is_ok() && !flight.what.gives_back() {
+            if result.is_ok() && !in_flight.what.gives_back() {
                 self.trouble = None;
                 self.failures = 0;
             }
-            let Flight {
+            let InFlight {
                 unsent: _,
                 sent,
                 upto,
                 what,
                 grant,
-            } = *flight;
+            } = *in_flight;
             match what {
-                Sent::Ask { exposes } => self.on_asked(cx, exposes, sent, upto, result),
-                Sent::Errand(errand) => self.on_errand(cx, errand, sent, upto, result),
+                Sent::Ask { footprint } => self.on_asked(cx, footprint, sent, upto, result),
+                Sent::Pending(pending) => self.on_pending(cx, pending, sent, upto, result),
             }
             self.on_held_grant(cx, grant);
         }
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
     /// makes it good.
-    fn on_held_grant(&mut self, cx: &mut Cx<'_>, grant: Option<Received>) {
+    fn on_held_grant(&mut self, cx: &mut EventCx<'_>, grant: Option<Received>) {
         if let Some(received) = grant
             && !self.down
         {
@@ -56,32 +61,36 @@ impl<C: Clone> Turnstile<C> {
 
     fn on_asked(
         &mut self,
-        cx: &mut Cx<'_>,
-        exposes: Exposure,
+        cx: &mut EventCx<'_>,
+        footprint: Footprint,
         sent: Point,
         upto: WaiterId,
         result: Result<Answer, OpError>,
     ) {
-        let entered = exposes == Exposure::Ticket;
+        let entered = footprint == Footprint::Ticket;
         let pause = self.pause(cx);
-        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
-            unreachable!("a claim stays until its op is answered")
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
+            unreachable!("a acquisition stays until its op is answered")
         };
         match result {
             Ok(Answer { at, outcome }) => match outcome {
-                Outcome::Won { draw } => {
-                    claim.exposure = Exposure::Lock;
-                    let ttl = claim.ttl;
-                    match claim.adopter {
-                        Some(adopter) => self.on_adopted(cx, adopter, draw, sent),
-                        None => self.enter_tenure(cx, draw, sent, ttl, Company::Perhaps),
+                Outcome::Won { epoch } => {
+                    acquisition.footprint = Footprint::Lock;
+                    let ttl = acquisition.ttl;
+                    match acquisition.adopter {
+                        Some(adopter) => self.on_adopted(cx, adopter, epoch, sent),
+                        None => self.enter_tenure(cx, epoch, sent, ttl, Contention::Perhaps),
                     }
                 }
-                Outcome::NotOld if claim.adopter.is_some() => {
+                Outcome::NotOld if acquisition.adopter.is_some() => {
                     // Neither the old owner's nor ours, so nothing of ours is left, even if an
                     // earlier sending was done.
-                    claim.exposure = Exposure::Nothing;
-                    let adopter = claim.adopter;
+                    acquisition.footprint = Footprint::Nothing;
+                    let adopter = acquisition.adopter;
                     let first = self.adopters.front().map(|first| first.id);
                     if first == adopter
                         && let Some(adopter) = self.adopters.pop_front()
@@ -91,34 +100,34 @@ impl<C: Clone> Turnstile<C> {
                 }
                 Outcome::Busy { left, score } => {
                     if entered {
-                        claim.answered(sent, at);
-                        claim.score = score.or(claim.score);
-                        claim.exposure = Exposure::Ticket;
+                        acquisition.answered(sent, at);
+                        acquisition.score = score.or(acquisition.score);
+                        acquisition.footprint = Footprint::Ticket;
                     } else if score.is_some() {
-                        claim.exposure = Exposure::Ear;
-                    } else if claim.exposure <= exposes {
-                        claim.exposure = Exposure::Nothing;
+                        acquisition.footprint = Footprint::Subscription;
+                    } else if acquisition.footprint <= footprint {
+                        acquisition.footprint = Footprint::Nothing;
                     }
                     self.on_busy(cx, entered, left.map(Span::from), upto);
                 }
                 _ => debug_assert!(false, "{outcome:?} to who asks"),
             },
             Err(OpError::Unknown(error)) => {
-                claim.exposure = claim.exposure.max(exposes);
+                acquisition.footprint = acquisition.footprint.max(footprint);
                 self.on_down(&error);
             }
             Err(OpError::Unsent(error)) => self.on_down(&error),
             Err(OpError::Refused(error) | OpError::TooLate(error)) => {
-                if claim.adopter.is_some() {
+                if acquisition.adopter.is_some() {
                     // Some nodes of a quorum may have done it.
-                    claim.exposure = Exposure::Lock;
+                    acquisition.footprint = Footprint::Lock;
                 }
                 *ask_at = cx.at() + pause;
                 self.on_refused(&error);
             }
             Err(OpError::Unconfirmed(error)) => {
-                claim.exposure = Exposure::Lock;
-                if claim.adopter.is_some() {
+                acquisition.footprint = Footprint::Lock;
+                if acquisition.adopter.is_some() {
                     // Given back it would be lost to all. The same owner asks again, which proves it anew (S3).
                     *ask_at = cx.at() + pause;
                     self.on_refused(&error);
@@ -129,47 +138,54 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store gave the key to our claim, which does not count. It is given on, and asked for again after
+    /// The store gave the key to our acquisition, which does not count. It is given on, and asked for again after
     /// a pause, behind all who stand in the store's queue: by another owner, since nothing revives one that
     /// is given back (O1), and its release may be late.
-    pub(super) fn on_unconfirmed(&mut self, cx: &mut Cx<'_>, error: &StoreError) {
+    pub(super) fn on_unconfirmed(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
         let ask_at = cx.at() + self.pause(cx);
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ttl) = self.line.first().map(|head| head.ttl.into()) {
-            let claim = Claim::new(cx.supply.owner(), ttl);
-            self.standing = Standing::Seeking { claim, ask_at };
+        if let Some(ttl) = self.waiters.first().map(|head| head.ttl.into()) {
+            let acquisition = Acquisition::new(cx.ids.owner(), ttl);
+            self.state = KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            };
         }
     }
 
     /// What was left in the store is ours now, for one who may have gone meanwhile.
-    fn on_adopted(&mut self, cx: &mut Cx<'_>, adopter: WaiterId, draw: u64, sent: Point) {
+    fn on_adopted(&mut self, cx: &mut EventCx<'_>, adopter: WaiterId, epoch: u64, sent: Point) {
         let now = cx.at();
         let first = self.adopters.front().map(|first| first.id);
-        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
-            unreachable!("a claim comes before a tenure")
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
+            unreachable!("a acquisition comes before a tenure")
         };
         if first != Some(adopter) {
             // Nobody is left for it. (The line has not come by it, and must not pass those who
-            // stand in the store's queue.) The claim is abandoned next.
+            // stand in the store's queue.) The acquisition is abandoned next.
             return;
         }
-        let (owner, ttl) = (claim.owner, claim.ttl);
+        let (owner, ttl) = (acquisition.owner, acquisition.ttl);
         if deadline(sent, ttl) <= now {
             // D4.
             *ask_at = now;
             return;
         }
         let Adopter { id, waiter, .. } = self.adopters.pop_front().expect("just seen");
-        let mut tenure = Tenure::new(owner, ttl, draw, sent, now, Company::Perhaps);
+        let mut tenure = Tenure::new(owner, ttl, epoch, sent, now, Contention::Perhaps);
         let who = waiter.who.clone();
-        let (token, deadline) = tenure.seat(id, waiter, now);
-        self.standing = Standing::Inside(tenure);
+        let (token, deadline) = tenure.grant(id, waiter, now);
+        self.state = KeyState::Held(tenure);
         let deadline = deadline.moment();
-        let leads = self.rules.passes > 0 && self.line.has_standing();
+        let leads = self.rules.passes > 0 && self.waiters.has_patient();
         self.wake(
             who,
-            Verdict::Seated {
+            Verdict::Granted {
                 token,
                 deadline,
                 leads,
@@ -179,13 +195,13 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Another has the key: when to ask again.
-    fn on_busy(&mut self, cx: &mut Cx<'_>, stands: bool, left: Option<Span>, upto: WaiterId) {
+    fn on_busy(&mut self, cx: &mut EventCx<'_>, stands: bool, left: Option<Span>, upto: WaiterId) {
         self.refuse_once(upto);
         let next = if stands && self.queue {
             // W2: the holder may have changed, crashed, or be a foreign lock with no ttl at all;
             // the connection may be dead without saying so.
-            let jitter = cx.supply.jitter(1, 50);
-            let recheck = cx.supply.jitter(RECHECK.0, RECHECK.1);
+            let jitter = cx.ids.jitter(1, 50);
+            let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
             left.map_or(recheck, |left| (left + jitter).min(recheck))
         } else {
             match self.rest_of_pause(cx.at()) {
@@ -195,9 +211,13 @@ impl<C: Clone> Turnstile<C> {
             }
         };
         let mut heard = false;
-        if let Standing::Seeking { claim, ask_at } = &mut self.standing {
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        {
             *ask_at = cx.at() + next;
-            heard = std::mem::take(&mut claim.notices.heard) && !self.queue;
+            heard = std::mem::take(&mut acquisition.notices.heard) && !self.queue;
         }
         if heard {
             self.ask_early(cx);
@@ -206,15 +226,18 @@ impl<C: Clone> Turnstile<C> {
 
     /// W7: after a notice the store is asked before the pause is over, which goes on if that is in
     /// vain: the policy does not count such questions.
-    pub(super) fn ask_early(&mut self, cx: &mut Cx<'_>) {
-        if let Standing::Seeking { claim, ask_at } = &mut self.standing
+    pub(super) fn ask_early(&mut self, cx: &mut EventCx<'_>) {
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
             && *ask_at > cx.at()
-            && claim.notices.due.is_none()
+            && acquisition.notices.due.is_none()
         {
-            let (least, most) = claim.notices.pause();
-            let early = cx.at() + cx.supply.jitter(least, most);
+            let (least, most) = acquisition.notices.pause();
+            let early = cx.at() + cx.ids.jitter(least, most);
             if early < *ask_at {
-                claim.notices.due = Some(*ask_at);
+                acquisition.notices.due = Some(*ask_at);
                 *ask_at = early;
             }
         }
@@ -222,30 +245,30 @@ impl<C: Clone> Turnstile<C> {
 
     /// What is left of a pause that a notice has cut short in vain.
     fn rest_of_pause(&mut self, now: Point) -> Option<Span> {
-        let Standing::Seeking { claim, .. } = &mut self.standing else {
+        let KeyState::Acquiring { acquisition, .. } = &mut self.state else {
             return None;
         };
-        let rest = claim.notices.due.take().filter(|due| *due > now);
+        let rest = acquisition.notices.due.take().filter(|due| *due > now);
         // One who asks once and came meanwhile has a question of its own.
-        let stands = self.line.first().is_some_and(|head| head.stands());
+        let stands = self.waiters.first().is_some_and(|head| head.is_patient());
         let rest = rest.filter(|_| stands).map(|due| due.since(now));
         if rest.is_none() {
-            claim.notices.begin_anew();
+            acquisition.notices.begin_anew();
         }
         rest
     }
 
     /// W5: where no grants come, the policy of the first in line says how long to pause. `None`: it is asked.
     pub(super) fn next_repeat(&mut self) -> Option<Span> {
-        let head = self.line.first();
-        let head = head.filter(|head| head.stands() && !self.queue);
-        let (Some(head), Some(id)) = (head, self.line.first_id()) else {
+        let head = self.waiters.first();
+        let head = head.filter(|head| head.is_patient() && !self.queue);
+        let (Some(head), Some(id)) = (head, self.waiters.first_id()) else {
             // One who asks once arrived after the attempt was sent, and gets one of its own.
             return Some(Span::ZERO);
         };
         let who = head.who.clone();
-        if let Standing::Seeking { claim, .. } = &mut self.standing
-            && claim.asked_policy.replace(id) != Some(id)
+        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
+            && acquisition.asked_policy.replace(id) != Some(id)
         {
             self.effect(Effect::AskPolicy(who, id));
         }
@@ -254,8 +277,12 @@ impl<C: Clone> Turnstile<C> {
 
     /// The policy's pause ends then, unless a notice has cut it short: then the rest of it does.
     pub(super) fn pause_until(&mut self, end: Point) {
-        if let Standing::Seeking { claim, ask_at } = &mut self.standing {
-            *claim.notices.due.as_mut().unwrap_or(ask_at) = end;
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        {
+            *acquisition.notices.due.as_mut().unwrap_or(ask_at) = end;
         }
     }
 
@@ -266,21 +293,21 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The pause after a refusal: 50 ms, doubled with each, up to 1.6 s.
-    fn pause(&self, cx: &mut Cx<'_>) -> Span {
-        Span::millis(50 << self.failures.min(5)) + cx.supply.jitter(1, 50)
+    fn pause(&self, cx: &mut EventCx<'_>) -> Span {
+        Span::millis(50 << self.failures.min(5)) + cx.ids.jitter(1, 50)
     }
 
-    fn on_errand(
+    fn on_pending(
         &mut self,
-        cx: &mut Cx<'_>,
-        mut errand: Errand<C>,
+        cx: &mut EventCx<'_>,
+        mut pending: PendingOp<C>,
         sent: Point,
         upto: WaiterId,
         result: Result<Answer, OpError>,
     ) {
         let answer = match result {
             Ok(answer) => answer,
-            Err(error) => return self.on_errand_failed(cx, errand, error),
+            Err(error) => return self.on_pending_failed(cx, pending, error),
         };
         let Answer { at, outcome } = answer;
         let ours = match outcome {
@@ -288,32 +315,36 @@ impl<C: Clone> Turnstile<C> {
             Outcome::NotOld => false,
             _ => true,
         };
-        if let Some(ending) = errand.ending.take() {
-            self.tell_end(ending, ours, errand.resent);
+        if let Some(ending) = pending.ending.take() {
+            self.tell_end(ending, ours, pending.resent);
         }
-        if !matches!(errand.op, Op::Yield { .. }) {
+        if !matches!(pending.op, Op::Yield { .. }) {
             return;
         }
-        let Standing::Seeking { claim, ask_at } = &mut self.standing else {
-            unreachable!("a yield leaves a claim")
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
+            unreachable!("a yield leaves a acquisition")
         };
         match outcome {
-            Outcome::Won { draw } => {
-                claim.exposure = Exposure::Lock;
-                let (ttl, company) = (claim.ttl, claim.company);
-                self.enter_tenure(cx, draw, sent, ttl, company);
+            Outcome::Won { epoch } => {
+                acquisition.footprint = Footprint::Lock;
+                let (ttl, contention) = (acquisition.ttl, acquisition.contention);
+                self.enter_tenure(cx, epoch, sent, ttl, contention);
             }
             Outcome::Busy { left, score } => {
-                claim.answered(sent, at);
-                claim.score = score;
-                claim.exposure = Exposure::Ticket;
+                acquisition.answered(sent, at);
+                acquisition.score = score;
+                acquisition.footprint = Footprint::Ticket;
                 self.on_busy(cx, true, left.map(Span::from), upto);
             }
             // Wherever the new owner is, entering it makes it good (S3). If this was sent before,
             // it may well be somewhere.
             _ => {
-                if !errand.resent {
-                    claim.exposure = Exposure::Nothing;
+                if !pending.resent {
+                    acquisition.footprint = Footprint::Nothing;
                 }
                 *ask_at = cx.at();
             }
@@ -331,59 +362,64 @@ impl<C: Clone> Turnstile<C> {
         self.wake(ending.who, verdict);
     }
 
-    fn on_errand_failed(&mut self, cx: &mut Cx<'_>, mut errand: Errand<C>, error: OpError) {
+    fn on_pending_failed(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        mut pending: PendingOp<C>,
+        error: OpError,
+    ) {
         match error {
             OpError::Unknown(error) => {
-                errand.resent = true;
-                self.owed.push_front(errand);
+                pending.resent = true;
+                self.pending.push_front(pending);
                 self.on_down(&error);
             }
             OpError::Unsent(error) => {
-                self.owed.push_front(errand);
+                self.pending.push_front(pending);
                 self.on_down(&error);
             }
             OpError::Unconfirmed(error) => {
                 // A yield's: the old owner has let go, the new one has it and it does not count.
-                if let Some(ending) = errand.ending.take() {
-                    self.tell_end(ending, true, errand.resent);
+                if let Some(ending) = pending.ending.take() {
+                    self.tell_end(ending, true, pending.resent);
                 }
-                if let Standing::Seeking { claim, .. } = &mut self.standing
-                    && matches!(errand.op, Op::Yield { new, .. } if new == claim.owner)
+                if let KeyState::Acquiring { acquisition, .. } = &mut self.state
+                    && matches!(pending.op, Op::Yield { new, .. } if new == acquisition.owner)
                 {
-                    claim.exposure = Exposure::Lock;
+                    acquisition.footprint = Footprint::Lock;
                     self.on_unconfirmed(cx, &error);
                 }
             }
             OpError::Refused(error) | OpError::TooLate(error) => {
                 let pause = self.pause(cx);
                 self.on_refused(&error);
-                if let Op::Yield { old, new, .. } = errand.op {
+                if let Op::Yield { old, new, .. } = pending.op {
                     // Release instead; the new owner has nothing, unless a first sending was done.
-                    errand.op = Op::Release { owner: old };
-                    if let Standing::Seeking { claim, .. } = &mut self.standing
-                        && claim.owner == new
-                        && !errand.resent
+                    pending.op = Op::Release { owner: old };
+                    if let KeyState::Acquiring { acquisition, .. } = &mut self.state
+                        && acquisition.owner == new
+                        && !pending.resent
                     {
-                        claim.exposure = Exposure::Nothing;
+                        acquisition.footprint = Footprint::Nothing;
                     }
                     // S1: it may have let the lock go, when it could not tell the next owner. That the
                     // release does not find it is no loss then.
-                    errand.resent = true;
-                    self.owed.push_front(errand);
+                    pending.resent = true;
+                    self.pending.push_front(pending);
                 } else if error.is_retryable() {
-                    errand.not_before = cx.at() + pause;
-                    self.owed.push_front(errand);
-                } else if let Some(ending) = errand.ending.take() {
+                    pending.not_before = cx.at() + pause;
+                    self.pending.push_front(pending);
+                } else if let Some(ending) = pending.ending.take() {
                     self.wake(ending.who, Verdict::Failed(error));
                 }
             }
         }
     }
 
-    fn on_renewal(&mut self, cx: &mut Cx<'_>, ttl: Span, result: Result<Answer, OpError>) {
+    fn on_renewal(&mut self, cx: &mut EventCx<'_>, ttl: Span, result: Result<Answer, OpError>) {
         let now = cx.at();
-        let again = now + Span::millis(50).min(ttl / 9) + cx.supply.jitter(0, 5);
-        let Standing::Inside(tenure) = &mut self.standing else {
+        let again = now + Span::millis(50).min(ttl / 9) + cx.ids.jitter(0, 5);
+        let KeyState::Held(tenure) = &mut self.state else {
             unreachable!("the caller looked")
         };
         let Some(sent) = tenure.renewing.take() else {
@@ -394,21 +430,21 @@ impl<C: Clone> Turnstile<C> {
                 if let Some((who, verdict)) = tenure.prolong(sent, deadline(sent, ttl)) {
                     self.wake(who, verdict);
                 }
-                if let Standing::Inside(tenure) = &self.standing
-                    && (tenure.renew_again || tenure.is_wished_for())
+                if let KeyState::Held(tenure) = &self.state
+                    && (tenure.renew_again || tenure.has_extension())
                 {
                     self.renew(now);
                 }
             }
             Ok(Outcome::Lost) => {
                 // O6: the owner is retired, and nothing is sent.
-                let Standing::Inside(tenure) = std::mem::replace(&mut self.standing, Standing::Out)
+                let KeyState::Held(tenure) = std::mem::replace(&mut self.state, KeyState::Idle)
                 else {
                     unreachable!("seen above")
                 };
-                if let Some(seat) = tenure.seat {
-                    let verdict = seat.loss();
-                    self.wake(seat.who, verdict);
+                if let Some(lease) = tenure.lease {
+                    let verdict = lease.loss();
+                    self.wake(lease.who, verdict);
                 }
             }
             Ok(outcome) => debug_assert!(false, "{outcome:?} to a renewal"),
@@ -423,9 +459,9 @@ impl<C: Clone> Turnstile<C> {
                 if let OpError::Refused(_) | OpError::TooLate(_) = error {
                     tenure.renew_after(again);
                 }
-                tenure.wish_after(again);
-                if let Some(seat) = tenure.seat.as_ref().filter(|seat| seat.is_taken()) {
-                    let who = seat.who.clone();
+                tenure.retry_extension_at(again);
+                if let Some(lease) = tenure.lease.as_ref().filter(|lease| lease.is_taken()) {
+                    let who = lease.who.clone();
                     self.wake(who, Verdict::Unrenewed(error.store_error().clone()));
                 }
             }
@@ -434,8 +470,8 @@ impl<C: Clone> Turnstile<C> {
 
     pub(super) fn on_down(&mut self, error: &StoreError) {
         self.down = true;
-        if let Standing::Seeking { claim, .. } = &mut self.standing {
-            claim.forget_proof();
+        if let KeyState::Acquiring { acquisition, .. } = &mut self.state {
+            acquisition.forget_proof();
         }
         self.trouble = Some(Box::new(error.clone()));
         self.fail_waiters(error);
@@ -444,9 +480,9 @@ impl<C: Clone> Turnstile<C> {
     /// Those who will not wait are told what the store said; all are, if waiting will not mend it.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
         let failed = if error.is_retryable() {
-            self.line.take_once(WaiterId(u64::MAX))
+            self.waiters.take_once(WaiterId(u64::MAX))
         } else {
-            let line = std::iter::from_fn(|| self.line.pop_first()).map(|(_, waiter)| waiter);
+            let line = std::iter::from_fn(|| self.waiters.pop_first()).map(|(_, waiter)| waiter);
             let adopters = std::iter::from_fn(|| self.adopters.pop_front());
             let adopters = adopters.map(|adopter| adopter.waiter);
             adopters.chain(line).collect()

@@ -1,7 +1,7 @@
-use super::line::{Waiter, WaiterId};
 use super::machine::Verdict;
 use super::rules::{Limits, MOST_PASSES};
 use super::time::{Point, Span, deadline, drift};
+use super::wait_queue::{Waiter, WaiterId};
 use crate::store::contract::Owner;
 
 /// What a fixed lease has at least, of the ttl that it asked for, when it is passed.
@@ -15,7 +15,7 @@ pub(super) struct Tenure<C> {
     pub(super) owner: Owner,
     pub(super) ttl: Span,
     pub(super) deadline: Point,
-    pub(super) seat: Option<Seat<C>>,
+    pub(super) lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
     pub(super) renewing: Option<Point>,
     /// Another renewal was wished for meanwhile.
@@ -24,18 +24,18 @@ pub(super) struct Tenure<C> {
     longest: Span,
     /// The longest ttl that a holder has extended its lease by.
     extended: Span,
-    draw: u64,
+    epoch: u64,
     /// When we learned of it.
     began: Point,
     /// Leases given inside it.
     turns: u32,
-    pub(super) company: Company,
+    pub(super) contention: Contention,
 }
 
 /// Whether other registries wanted the key when a tenure began, as far as the store has told. A yield
 /// that nobody stood in the queue for comes back, and says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Company {
+pub(super) enum Contention {
     /// Some did, or it is not known.
     #[default]
     Perhaps,
@@ -45,7 +45,7 @@ pub(super) enum Company {
     NoneForLong,
 }
 
-impl Company {
+impl Contention {
     /// What a yield that comes back says, after a tenure that had this.
     pub(super) fn without_others(self) -> Self {
         match self {
@@ -57,15 +57,15 @@ impl Company {
 
 /// The one lease of a tenure.
 #[derive(Debug)]
-pub(super) struct Seat<C> {
+pub(super) struct LocalLease<C> {
     pub(super) id: WaiterId,
     pub(super) who: C,
     pub(super) deadline: Point,
-    pub(super) hold: Hold,
+    pub(super) phase: LeasePhase,
     /// W4: when it is taken from one who does not look. O6: from one who is to end its work, and has not.
     pub(super) end_by: Point,
     /// Whether the key stays in the store when it ends.
-    pub(super) keeps: bool,
+    pub(super) lets_expire: bool,
     ttl: Span,
     /// When a fixed lease ends, however long the tenure lasts.
     own_end: Option<Point>,
@@ -81,12 +81,12 @@ pub(super) struct Seat<C> {
     /// When the renewal that was due is late; `FOREVER` once that was told. None if all is confirmed.
     late_at: Option<Point>,
     /// What its holder asked for, and the store has not confirmed.
-    wish: Option<Box<Wish>>,
+    extension: Option<Box<Extension>>,
 }
 
 /// A lease is to last longer.
 #[derive(Debug)]
-struct Wish {
+struct Extension {
     ttl: Span,
     /// The deadline that fulfils it.
     until: Point,
@@ -96,7 +96,7 @@ struct Wish {
 
 /// How far a waiter has come with its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hold {
+pub(super) enum LeasePhase {
     /// It has not seen it.
     Offered,
     Taken,
@@ -104,20 +104,20 @@ pub(super) enum Hold {
     Closing,
 }
 
-impl<C> Seat<C> {
+impl<C> LocalLease<C> {
     pub(super) fn is_taken(&self) -> bool {
-        self.hold != Hold::Offered
+        self.phase != LeasePhase::Offered
     }
 
     /// Whether its time is over, or its waiter has not looked in time.
     pub(super) fn is_over(&self, now: Point) -> bool {
-        now >= self.deadline || (self.hold == Hold::Offered && now >= self.end_by)
+        now >= self.deadline || (self.phase == LeasePhase::Offered && now >= self.end_by)
     }
 
     /// When the store is asked to prolong it, if it is.
     fn due(&self) -> Option<Point> {
-        let wish = self.wish.as_ref().map(|wish| wish.ask_at);
-        self.renew_at.into_iter().chain(wish).min()
+        let extension = self.extension.as_ref().map(|extension| extension.ask_at);
+        self.renew_at.into_iter().chain(extension).min()
     }
 
     /// What its waiter is told when it is taken away.
@@ -134,24 +134,24 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn new(
         owner: Owner,
         ttl: Span,
-        draw: u64,
+        epoch: u64,
         start: Point,
         now: Point,
-        company: Company,
+        contention: Contention,
     ) -> Self {
         Self {
             owner,
             ttl,
             deadline: deadline(start, ttl),
-            seat: None,
+            lease: None,
             renewing: None,
             renew_again: false,
             longest: ttl,
             extended: Span::ZERO,
-            draw,
+            epoch,
             began: now,
             turns: 0,
-            company,
+            contention,
         }
     }
 
@@ -161,11 +161,11 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Whether the next waiter may have the key without the store being asked.
-    pub(super) fn may_seat<W>(&self, rules: &Limits, next: &Waiter<W>, now: Point) -> bool {
+    pub(super) fn may_grant<W>(&self, rules: &Limits, next: &Waiter<W>, now: Point) -> bool {
         if self.turns == 0 {
             return true;
         }
-        if next.keeps {
+        if next.lets_expire {
             // The key is to stay for the whole of its ttl, and a pass brings less.
             return false;
         }
@@ -183,9 +183,9 @@ impl<C: Clone> Tenure<C> {
         // To ask whether anybody else wants it takes as long as a dozen turns. Where nobody has for two
         // tenures, it is asked four times less often. (After one alone a registry of a single waiter, which
         // stands in the queue again only a moment after its turn, would be passed by the longer tenures.)
-        let passes = match self.company {
-            Company::NoneForLong => rules.passes_alone,
-            Company::NoneNow | Company::Perhaps => rules.passes,
+        let passes = match self.contention {
+            Contention::NoneForLong => rules.passes_alone,
+            Contention::NoneNow | Contention::Perhaps => rules.passes,
         };
         self.turns <= u32::from(passes)
             && now.since(self.began) < rules.span
@@ -193,9 +193,9 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Seats a waiter; returns its token (F2) and its deadline.
-    pub(super) fn seat(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (u64, Point) {
+    pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (u64, Point) {
         // A fence that was set by hand to what no clock shows is no reason to panic.
-        let first = self.draw.saturating_mul(u64::from(MOST_PASSES + 1));
+        let first = self.epoch.saturating_mul(u64::from(MOST_PASSES + 1));
         let token = first.saturating_add(u64::from(self.turns));
         let passed = self.turns > 0;
         self.turns += 1;
@@ -210,13 +210,13 @@ impl<C: Clone> Tenure<C> {
                 meant
             }
         });
-        let seat = Seat {
+        let lease = LocalLease {
             id,
             who: waiter.who,
             deadline: own_end.unwrap_or(self.deadline).min(self.deadline),
-            hold: Hold::Offered,
+            phase: LeasePhase::Offered,
             end_by: now + self.ttl / 3,
-            keeps: waiter.keeps,
+            lets_expire: waiter.lets_expire,
             ttl,
             own_end,
             passed,
@@ -225,54 +225,55 @@ impl<C: Clone> Tenure<C> {
             meant,
             renew_at: None,
             late_at: None,
-            wish: None,
+            extension: None,
         };
-        let until = seat.deadline;
-        self.seat = Some(seat);
+        let until = lease.deadline;
+        self.lease = Some(lease);
         (token, until)
     }
 
     /// For how long the store should be asked to prolong the tenure: as long as the lease in it
     /// is meant to last from now on.
     pub(super) fn wanted(&self, now: Point) -> Option<Span> {
-        let seat = self.seat.as_ref()?;
-        let meant = match seat.own_end {
-            Some(end) => (end + drift(seat.ttl)).since(now),
-            None if seat.renewals == u32::MAX => seat.ttl,
+        let lease = self.lease.as_ref()?;
+        let meant = match lease.own_end {
+            Some(end) => (end + drift(lease.ttl)).since(now),
+            None if lease.renewals == u32::MAX => lease.ttl,
             // A new connection asks as well (O4), and those are not counted: they make good what the
             // watchdog asked for last, or only look, lest a wire that breaks often prolong for ever
             // what is to end.
-            None if seat.meant > now => (seat.meant + drift(seat.ttl)).since(now),
+            None if lease.meant > now => (lease.meant + drift(lease.ttl)).since(now),
             None => self.deadline.since(now),
         };
-        let wished = seat.wish.as_ref().map(|wish| wish.ttl);
+        let wished = lease.extension.as_ref().map(|extension| extension.ttl);
         Some(wished.map_or(meant, |ttl| ttl.max(meant)))
     }
 
     /// Whether that waiter holds the lease.
     pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
-        let seat = self.seat.as_ref();
-        seat.is_some_and(|seat| seat.id == id && seat.is_taken())
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.id == id && lease.is_taken())
     }
 
     /// Whether its holder is to end its work.
     pub(super) fn is_closing(&self) -> bool {
-        let seat = self.seat.as_ref();
-        seat.is_some_and(|seat| seat.hold == Hold::Closing)
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.phase == LeasePhase::Closing)
     }
 
     /// The holder wants its lease to last `until` at least, for which the store is to be asked for
     /// `ttl`. Returns what the lease is to be told if the tenure lasts longer than it already.
-    pub(super) fn wish(&mut self, now: Point, ttl: Span, until: Point) -> Option<(C, Verdict)> {
-        let seat = self.seat.as_mut()?;
-        seat.own_end = seat.own_end.map(|end| end.max(until));
+    pub(super) fn extend(&mut self, now: Point, ttl: Span, until: Point) -> Option<(C, Verdict)> {
+        let lease = self.lease.as_mut()?;
+        lease.own_end = lease.own_end.map(|end| end.max(until));
         if self.deadline >= until {
             return self.proved();
         }
         self.extended = self.extended.max(ttl);
-        let before = seat.wish.take();
-        let (before_ttl, before_until) = before.map_or((ttl, until), |wish| (wish.ttl, wish.until));
-        seat.wish = Some(Box::new(Wish {
+        let before = lease.extension.take();
+        let (before_ttl, before_until) =
+            before.map_or((ttl, until), |extension| (extension.ttl, extension.until));
+        lease.extension = Some(Box::new(Extension {
             ttl: ttl.max(before_ttl),
             until: until.max(before_until),
             ask_at: now,
@@ -283,31 +284,33 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Whether its holder wants it to last longer than is proved.
-    pub(super) fn is_wished_for(&self) -> bool {
-        let seat = self.seat.as_ref();
-        seat.is_some_and(|seat| seat.wish.is_some())
+    pub(super) fn has_extension(&self) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.extension.is_some())
     }
 
     /// No answer, or a refusal: a wish that is not met is tried again.
-    pub(super) fn wish_after(&mut self, again: Point) {
-        let seat = self.seat.as_mut();
-        if let Some(wish) = seat.and_then(|seat| seat.wish.as_mut()) {
-            wish.ask_at = again;
+    pub(super) fn retry_extension_at(&mut self, again: Point) {
+        let lease = self.lease.as_mut();
+        if let Some(extension) = lease.and_then(|lease| lease.extension.as_mut()) {
+            extension.ask_at = again;
         }
     }
 
     /// The lease lasts as long as the tenure, but no longer than it is meant to: what it is to be
     /// told, if its deadline moved.
     fn proved(&mut self) -> Option<(C, Verdict)> {
-        let seat = self.seat.as_mut()?;
-        seat.wish.take_if(|wish| wish.until <= self.deadline);
-        let last = seat.own_end.is_none() && seat.renewals == 0;
-        let deadline = seat.own_end.unwrap_or(self.deadline).min(self.deadline);
-        let moved = deadline > seat.deadline;
-        seat.deadline = deadline;
+        let lease = self.lease.as_mut()?;
+        lease
+            .extension
+            .take_if(|extension| extension.until <= self.deadline);
+        let last = lease.own_end.is_none() && lease.renewals == 0;
+        let deadline = lease.own_end.unwrap_or(self.deadline).min(self.deadline);
+        let moved = deadline > lease.deadline;
+        lease.deadline = deadline;
         moved.then(|| {
             let deadline = deadline.moment();
-            (seat.who.clone(), Verdict::Prolonged { deadline, last })
+            (lease.who.clone(), Verdict::Prolonged { deadline, last })
         })
     }
 
@@ -316,24 +319,26 @@ impl<C: Clone> Tenure<C> {
     /// until the watchdog comes by itself: to renew at each pass was half of all calls of a busy
     /// key, and a third of the server's time.
     pub(super) fn wants_more(&self, now: Point) -> bool {
-        self.seat.as_ref().is_some_and(|seat| match seat.own_end {
-            Some(end) => end > self.deadline,
-            None => {
-                let used_up = || self.deadline.since(now) < most_of(seat.ttl);
-                seat.ttl > self.ttl || (seat.passed && used_up())
-            }
-        })
+        self.lease
+            .as_ref()
+            .is_some_and(|lease| match lease.own_end {
+                Some(end) => end > self.deadline,
+                None => {
+                    let used_up = || self.deadline.since(now) < most_of(lease.ttl);
+                    lease.ttl > self.ttl || (lease.passed && used_up())
+                }
+            })
     }
 
     /// The waiter has seen its lease, and holds it from here on.
     pub(super) fn take(&mut self, id: WaiterId, now: Point) -> bool {
-        let seat = self.seat.as_mut().filter(|seat| seat.id == id);
-        let Some(seat) = seat else {
+        let lease = self.lease.as_mut().filter(|lease| lease.id == id);
+        let Some(lease) = lease else {
             return false;
         };
-        seat.hold = Hold::Taken;
-        seat.meant = deadline(now, seat.ttl);
-        seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
+        lease.phase = LeasePhase::Taken;
+        lease.meant = deadline(now, lease.ttl);
+        lease.renew_at = (lease.renewals > 0).then(|| now + lease.ttl / 3);
         true
     }
 
@@ -344,31 +349,31 @@ impl<C: Clone> Tenure<C> {
             return false;
         }
         let late_at = self.late_at();
-        let Some(seat) = &mut self.seat else {
+        let Some(lease) = &mut self.lease else {
             return false;
         };
-        if seat.due().is_none_or(|due| now < due) {
+        if lease.due().is_none_or(|due| now < due) {
             return false;
         }
-        seat.late_at = late_at;
-        if seat.renew_at.is_none_or(|at| now < at) {
+        lease.late_at = late_at;
+        if lease.renew_at.is_none_or(|at| now < at) {
             return true;
         }
         // A fixed lease has none to count, and comes here to be given what it was promised (W3).
-        seat.counted = seat.renewals > 0;
-        if seat.renewals < u32::MAX {
-            seat.renewals = seat.renewals.saturating_sub(1);
+        lease.counted = lease.renewals > 0;
+        if lease.renewals < u32::MAX {
+            lease.renewals = lease.renewals.saturating_sub(1);
         }
-        seat.meant = deadline(now, seat.ttl);
-        seat.renew_at = (seat.renewals > 0).then(|| now + seat.ttl / 3);
+        lease.meant = deadline(now, lease.ttl);
+        lease.renew_at = (lease.renewals > 0).then(|| now + lease.ttl / 3);
         true
     }
 
     /// The lease just taken is to be renewed at once.
     pub(super) fn is_to_be_renewed(&mut self, now: Point) {
         let late_at = self.late_after(now);
-        if let Some(seat) = &mut self.seat {
-            seat.late_at = Some(late_at);
+        if let Some(lease) = &mut self.lease {
+            lease.late_at = Some(late_at);
         }
     }
 
@@ -380,25 +385,27 @@ impl<C: Clone> Tenure<C> {
 
     /// When the renewal that is due is late, or else the next.
     fn late_at(&self) -> Option<Point> {
-        let seat = self.seat.as_ref()?;
-        seat.late_at.or_else(|| Some(self.late_after(seat.due()?)))
+        let lease = self.lease.as_ref()?;
+        lease
+            .late_at
+            .or_else(|| Some(self.late_after(lease.due()?)))
     }
 
     /// Who is to be told, once, that a renewal is late, whatever keeps it from being confirmed: that
     /// no connection stands, too.
     pub(super) fn is_renewal_late(&mut self, now: Point) -> Option<C> {
         let late = self.late_at()? <= now;
-        let seat = self.seat.as_mut().filter(|_| late)?;
-        seat.late_at = Some(Point::FOREVER);
-        Some(seat.who.clone())
+        let lease = self.lease.as_mut().filter(|_| late)?;
+        lease.late_at = Some(Point::FOREVER);
+        Some(lease.who.clone())
     }
 
-    pub(super) fn unwatch(&mut self, has_gone: impl FnOnce(&C) -> bool) {
-        if let Some(seat) = self.seat.as_mut().filter(|seat| has_gone(&seat.who)) {
-            seat.renewals = 0;
-            seat.counted = false;
-            seat.renew_at = None;
-            seat.late_at = None;
+    pub(super) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
+        if let Some(lease) = self.lease.as_mut().filter(|lease| has_gone(&lease.who)) {
+            lease.renewals = 0;
+            lease.counted = false;
+            lease.renew_at = None;
+            lease.late_at = None;
         }
     }
 
@@ -406,12 +413,12 @@ impl<C: Clone> Tenure<C> {
     /// fixed lease that has less than it was promised (W3).
     pub(super) fn renew_after(&mut self, again: Point) {
         let tenure_ends = self.deadline;
-        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.is_taken()) {
-            if std::mem::take(&mut seat.counted) {
-                seat.renewals = seat.renewals.saturating_add(1);
+        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.is_taken()) {
+            if std::mem::take(&mut lease.counted) {
+                lease.renewals = lease.renewals.saturating_add(1);
             }
-            let owed = seat.own_end.is_some_and(|end| end > tenure_ends);
-            seat.renew_at = (seat.renewals > 0 || owed).then_some(again);
+            let pending = lease.own_end.is_some_and(|end| end > tenure_ends);
+            lease.renew_at = (lease.renewals > 0 || pending).then_some(again);
         }
     }
 
@@ -430,32 +437,32 @@ impl<C: Clone> Tenure<C> {
     /// if that was the watchdog's last.
     pub(super) fn prolong(&mut self, sent: Point, until: Point) -> Option<(C, Verdict)> {
         self.deadline = self.deadline.max(until);
-        let seat = self.seat.as_mut()?;
-        seat.late_at = None;
-        let was_last = std::mem::take(&mut seat.counted) && seat.renewals == 0;
-        if seat.own_end.is_some() {
-            seat.renew_at = None;
-        } else if seat.renewals == u32::MAX {
+        let lease = self.lease.as_mut()?;
+        lease.late_at = None;
+        let was_last = std::mem::take(&mut lease.counted) && lease.renewals == 0;
+        if lease.own_end.is_some() {
+            lease.renew_at = None;
+        } else if lease.renewals == u32::MAX {
             // Whoever wished for it, the next is a third of the ttl away.
-            seat.renew_at = seat.renew_at.map(|at| at.max(sent + seat.ttl / 3));
+            lease.renew_at = lease.renew_at.map(|at| at.max(sent + lease.ttl / 3));
         }
         self.proved().or_else(|| {
-            let seat = self.seat.as_ref().filter(|_| was_last)?;
-            let (deadline, last) = (seat.deadline.moment(), true);
-            Some((seat.who.clone(), Verdict::Prolonged { deadline, last }))
+            let lease = self.lease.as_ref().filter(|_| was_last)?;
+            let (deadline, last) = (lease.deadline.moment(), true);
+            Some((lease.who.clone(), Verdict::Prolonged { deadline, last }))
         })
     }
 
     /// `down`: the watchdog rests until the connection is back, which renews at once.
     pub(super) fn next_timeout(&self, down: bool) -> Point {
         let mut next = self.deadline;
-        if let Some(seat) = &self.seat {
-            next = next.min(seat.deadline);
-            if seat.hold != Hold::Taken {
-                next = next.min(seat.end_by);
+        if let Some(lease) = &self.lease {
+            next = next.min(lease.deadline);
+            if lease.phase != LeasePhase::Taken {
+                next = next.min(lease.end_by);
             }
             if self.renewing.is_none() && !down {
-                next = next.min(seat.due().unwrap_or(next));
+                next = next.min(lease.due().unwrap_or(next));
             }
             next = next.min(self.late_at().unwrap_or(next));
         }

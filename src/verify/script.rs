@@ -7,8 +7,8 @@ use tokio::runtime::Handle;
 
 use super::{
     clock::VirtualTime,
-    engine::Engine,
     error::VerifyError,
+    runner::Runner,
     step::{Step, Tell},
 };
 
@@ -45,11 +45,11 @@ impl<T, E> Script<'_, T, E> {
             place: self.made_at,
         })?;
         match self.origin {
-            Origin::Made(source) => Engine::new(source, self.tell).run(self.steps, limit).await,
+            Origin::Made(source) => Runner::new(source, self.tell).run(self.steps, limit).await,
             Origin::Virtual(make) => {
                 // Outlives the source, which may look at the clock when it is dropped.
                 let _virtual_time = VirtualTime::begin(self.made_at).await?;
-                Engine::new(make(), self.tell).run(self.steps, limit).await
+                Runner::new(make(), self.tell).run(self.steps, limit).await
             }
         }
     }

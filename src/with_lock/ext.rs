@@ -14,7 +14,7 @@ pub trait FutureLockExt: Future {
     /// most); a drop, at whatever await, releases in the background.
     ///
     /// Pass a [`Lock`](crate::Lock) from [`obtain`](crate::LockRegistry::obtain), a reference to
-    /// one (which is a contender of its own), `(&registry, key)`, or a bare key of the
+    /// one (which is a caller of its own), `(&registry, key)`, or a bare key of the
     /// [installed](crate::LockRegistry::install) registry.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use tracing::span::Entered;
 
 use crate::LockError;
 use crate::acquire::{Acquired, Acquiring};
-use crate::driver::Driver;
+use crate::engine::Engine;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
 use crate::nesting::{self, Inside};
 use crate::plan::Plan;
@@ -42,7 +42,7 @@ enum State {
     },
     Releasing {
         release: LeaseRelease,
-        driver: Arc<Driver>,
+        engine: Arc<Engine>,
         /// One response time-out, begun when the release is not confirmed at once.
         patience: Option<Pin<Box<Sleep>>>,
     },
@@ -139,10 +139,10 @@ impl Hold {
         let State::Holding { lease, .. } = std::mem::replace(&mut self.state, State::Done) else {
             return;
         };
-        let driver = lease.driver().clone();
+        let engine = lease.engine().clone();
         self.state = State::Releasing {
             release: lease.end(),
-            driver,
+            engine,
             patience: None,
         };
     }
@@ -152,7 +152,7 @@ impl Hold {
     pub(crate) fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LockError>> {
         let State::Releasing {
             release,
-            driver,
+            engine,
             patience,
         } = &mut self.state
         else {
@@ -161,7 +161,7 @@ impl Hold {
         let released = match Pin::new(release).poll(cx) {
             Poll::Ready(released) => released,
             Poll::Pending => {
-                let timeout = driver.settings().response_timeout;
+                let timeout = engine.settings().response_timeout;
                 let patience =
                     patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
                 ready!(patience.as_mut().poll(cx));

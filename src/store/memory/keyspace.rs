@@ -2,10 +2,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::slot::{FullOwner, Slot, draw};
+use super::slot::{FullOwner, Slot, next_epoch};
 #[cfg(test)]
 use super::slot::{Held, NEVER, micros};
-use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime, Sight};
+use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, ServerTime};
 
 /// After so many ops, what has run out untouched is swept up.
 const SWEEP_EVERY: u32 = 1024;
@@ -16,7 +16,7 @@ const SWEEP_EVERY: u32 = 1024;
 pub(crate) struct Keyspace {
     /// By prefix and key.
     slots: HashMap<(Arc<str>, Arc<str>), Slot>,
-    /// By prefix: the last draw.
+    /// By prefix: the last epoch.
     fences: HashMap<Arc<str>, u64>,
     /// When everything was forgotten last.
     born: Option<ServerTime>,
@@ -67,8 +67,8 @@ impl Keyspace {
             } => {
                 if slot.is_held_by(&ours(owner)) || slot.is_called(from) {
                     slot.hold(now, ours(owner), ttl);
-                    let draw = draw(fence, now);
-                    Outcome::Won { draw }
+                    let epoch = next_epoch(fence, now);
+                    Outcome::Won { epoch }
                 } else {
                     Outcome::NotOld
                 }
@@ -115,8 +115,8 @@ impl Keyspace {
                     granted = slot.hand_over(now, fence, live);
                     if granted.is_none() {
                         slot.hold(now, ours(new), ttl);
-                        let draw = draw(fence, now);
-                        Outcome::Won { draw }
+                        let epoch = next_epoch(fence, now);
+                        Outcome::Won { epoch }
                     } else {
                         let score = slot.enter(now, &ours(new), ttl, None);
                         let left = slot.left(now);
@@ -137,9 +137,9 @@ impl Keyspace {
                     Outcome::Lost
                 }
             }
-            Op::Raise { owner, draw, age } => {
+            Op::Raise { owner, epoch, age } => {
                 if slot.is_held_by(&ours(owner)) {
-                    *fence = (*fence).max(draw);
+                    *fence = (*fence).max(epoch);
                     let since = now.saturating_sub(self.born.unwrap_or(0));
                     let age = age.then_some(Duration::from_micros(since));
                     Outcome::Raised { age }
@@ -154,10 +154,15 @@ impl Keyspace {
         (Answer { at: now, outcome }, granted)
     }
 
-    pub(crate) fn inspect(&mut self, prefix: &Arc<str>, key: &Arc<str>, now: ServerTime) -> Sight {
+    pub(crate) fn inspect(
+        &mut self,
+        prefix: &Arc<str>,
+        key: &Arc<str>,
+        now: ServerTime,
+    ) -> KeyStatus {
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
         let Some(slot) = slot else {
-            return Sight {
+            return KeyStatus {
                 owner: None,
                 left: None,
                 tickets: 0,
@@ -165,7 +170,7 @@ impl Keyspace {
         };
         slot.run_out(now);
         let owner = slot.lock.as_ref().map(|held| &held.by);
-        Sight {
+        KeyStatus {
             owner: owner.map(FullOwner::to_string),
             left: slot.left(now),
             tickets: slot.queue.len() as u64,

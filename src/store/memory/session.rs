@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use super::keyspace::Asking;
 use super::shared::Shared;
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Opening, Session, Sight};
+use crate::store::contract::{Answer, KeyStatus, Op, OpError, Session, SessionConfig, StoreEvent};
 
 /// One registry's line to a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]
@@ -19,12 +19,12 @@ pub(super) struct MemorySession {
 
 struct Line {
     shared: Arc<Shared>,
-    opening: Opening,
+    config: SessionConfig,
 }
 
 impl MemorySession {
-    pub(super) fn new(shared: Arc<Shared>, opening: Opening) -> Self {
-        let line = Arc::new(Line { shared, opening });
+    pub(super) fn new(shared: Arc<Shared>, config: SessionConfig) -> Self {
+        let line = Arc::new(Line { shared, config });
         Self { line }
     }
 }
@@ -32,24 +32,24 @@ impl MemorySession {
 impl Drop for Line {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.listeners.remove(&self.opening.instance);
+        state.listeners.remove(&self.config.instance);
     }
 }
 
 impl Line {
-    fn tell(&self, news: News) {
-        if let Some(listener) = self.opening.listener.upgrade() {
-            listener.news(news);
+    fn tell(&self, event: StoreEvent) {
+        if let Some(listener) = self.config.listener.upgrade() {
+            listener.on_event(event);
         }
     }
 
     fn reply(&self, key: Arc<str>, op: Op, result: Result<Answer, OpError>) {
         let failed = result.is_err();
-        self.tell(News::Replied { key, op, result });
+        self.tell(StoreEvent::Replied { key, op, result });
         // The store may have come back, and said so, between the op's failure and the telling of
         // it: said once more, or the registry would take it for gone for ever.
         if failed && !self.is_offline() {
-            self.tell(News::up(true));
+            self.tell(StoreEvent::up(true));
         }
     }
 
@@ -67,8 +67,8 @@ impl Line {
                 listener.is_some_and(|listener| listener.strong_count() > 0)
             };
             let asking = Asking {
-                prefix: &self.opening.prefix,
-                instance: &self.opening.instance,
+                prefix: &self.config.prefix,
+                instance: &self.config.instance,
                 key,
                 now: self.shared.now(),
             };
@@ -81,9 +81,9 @@ impl Line {
         };
         if let Some((listener, grant)) = delivery {
             let key = key.clone();
-            listener.news(match grant {
-                Some(grant) => News::Granted { key, grant },
-                None => News::Freed { key },
+            listener.on_event(match grant {
+                Some(grant) => StoreEvent::Granted { key, grant },
+                None => StoreEvent::Freed { key },
             });
         }
         Ok(answer)
@@ -153,7 +153,7 @@ impl Session for MemorySession {
         Some(format!("memory {:p}", self.line.shared).into())
     }
 
-    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let line = self.line.clone();
         async move {
             let latency = line.latency();
@@ -165,7 +165,7 @@ impl Session for MemorySession {
             if state.offline {
                 return Err(offline());
             }
-            Ok(state.keyspace.inspect(&line.opening.prefix, &key, now))
+            Ok(state.keyspace.inspect(&line.config.prefix, &key, now))
         }
         .boxed()
     }
@@ -178,7 +178,7 @@ fn offline() -> StoreError {
 impl fmt::Debug for MemorySession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemorySession")
-            .field("instance", &self.line.opening.instance)
+            .field("instance", &self.line.config.instance)
             .finish_non_exhaustive()
     }
 }

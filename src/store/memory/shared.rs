@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use super::keyspace::Keyspace;
-use crate::store::contract::{Listener, ServerTime};
+use crate::store::contract::{ServerTime, StoreEvents};
 
 /// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
 pub(super) struct Shared {
@@ -18,7 +18,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) keyspace: Keyspace,
-    pub(super) listeners: HashMap<Arc<str>, Weak<dyn Listener>>,
+    pub(super) listeners: HashMap<Arc<str>, Weak<dyn StoreEvents>>,
     pub(super) offline: bool,
     pub(super) latency: Duration,
 }

@@ -60,7 +60,7 @@ pub(super) fn micros(ttl: Duration) -> u64 {
 }
 
 /// F1: draws grow through the loss of the fence and through a clock set back, each alone.
-pub(super) fn draw(fence: &mut u64, now: ServerTime) -> u64 {
+pub(super) fn next_epoch(fence: &mut u64, now: ServerTime) -> u64 {
     *fence = (*fence + 1).max(now);
     *fence
 }
@@ -132,8 +132,8 @@ impl Slot {
             self.take_out(owner);
             self.unlisten(owner);
             self.hold(now, owner.clone(), ttl);
-            let draw = draw(fence, now);
-            return Outcome::Won { draw };
+            let epoch = next_epoch(fence, now);
+            return Outcome::Won { epoch };
         }
         let score = place.map(|score| self.enter(now, owner, ttl, score));
         let left = self.left(now);
@@ -262,7 +262,7 @@ impl Slot {
         let grant = Grant {
             owner: ticket.owner.owner,
             ttl: ticket.ttl,
-            draw: draw(fence, now),
+            epoch: next_epoch(fence, now),
             at: now,
         };
         self.hold(now, ticket.owner, ticket.ttl);

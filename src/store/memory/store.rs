@@ -10,8 +10,8 @@ use super::shared::Shared;
 #[cfg(feature = "test-util")]
 use crate::StoreError;
 #[cfg(feature = "test-util")]
-use crate::store::contract::News;
-use crate::store::contract::{Opening, Session};
+use crate::store::contract::StoreEvent;
+use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// Leases in this process, on tokio's clock.
@@ -66,10 +66,10 @@ impl MemoryStore {
             state.listeners.values().filter_map(Weak::upgrade).collect()
         };
         for listener in listeners {
-            listener.news(if offline {
-                News::down(offline_error())
+            listener.on_event(if offline {
+                StoreEvent::down(offline_error())
             } else {
-                News::up(true)
+                StoreEvent::up(true)
             });
         }
     }
@@ -93,10 +93,10 @@ impl MemoryStore {
         };
         if !offline {
             for listener in listeners {
-                listener.news(News::down(StoreError::new(
+                listener.on_event(StoreEvent::down(StoreError::new(
                     "the memory store was started again",
                 )));
-                listener.news(News::up(true));
+                listener.on_event(StoreEvent::up(true));
             }
         }
     }
@@ -125,11 +125,11 @@ impl fmt::Debug for MemoryStore {
 impl sealed::Sealed for MemoryStore {}
 
 impl LockStore for MemoryStore {
-    fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        let instance = opening.instance.clone();
-        let listener = opening.listener.clone();
+    fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
+        let instance = config.instance.clone();
+        let listener = config.listener.clone();
         self.shared.lock().listeners.insert(instance, listener);
-        Arc::new(MemorySession::new(self.shared.clone(), opening))
+        Arc::new(MemorySession::new(self.shared.clone(), config))
     }
 
     fn place(&self) -> Option<String> {

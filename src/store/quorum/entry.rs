@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::{Called, Elected, Election, GivenBack, Quorum, Return, Roll};
 use super::fault::{Fault, too_few};
-use super::lane::{Cast, Lane, Step, Vote};
-use super::node::{Node, Outbox};
+use super::node::{Deferred, Node};
+use super::node_queue::{Cast, NodeQueue, Step, Vote};
+use super::tally::{
+    AcquireTally, AcquireVerdict, Quorum, ReleaseTally, ReleaseVerdict, RenewTally, RenewVerdict,
+};
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Outcome, Owner, ServerTime};
+use crate::store::contract::{Answer, Op, OpError, Outcome, Owner, ServerTime, StoreEvent};
 
 /// One key in use.
 #[derive(Debug)]
 pub(super) struct Entry {
     /// One a node.
-    pub(super) lanes: Vec<Lane>,
+    pub(super) queues: Vec<NodeQueue>,
     pub(super) open: Vec<Open>,
     /// The nodes that have said that the key is free, and when the registry is told whatever the
     /// others say.
@@ -37,7 +39,7 @@ pub(super) struct Open {
     pub(super) op: Op,
     /// The latest time that a node named.
     pub(super) at: ServerTime,
-    pub(super) ballot: Ballot,
+    pub(super) tally: Tally,
     /// Whether what it renews was released meanwhile.
     pub(super) ended: bool,
     /// What nodes said that have no vote.
@@ -45,17 +47,19 @@ pub(super) struct Open {
 }
 
 #[derive(Debug)]
-pub(super) enum Ballot {
-    Election(Election),
+pub(super) enum Tally {
+    AcquireTally(AcquireTally),
     /// A renewal, or the raising of a fence: then the age of the youngest that counts.
-    Roll(Roll, Option<Option<Duration>>),
-    Return(Return),
+    RenewTally(RenewTally, Option<Option<Duration>>),
+    ReleaseTally(ReleaseTally),
 }
 
 impl Entry {
     pub(super) fn new(size: usize) -> Self {
         Self {
-            lanes: std::iter::repeat_with(Lane::default).take(size).collect(),
+            queues: std::iter::repeat_with(NodeQueue::default)
+                .take(size)
+                .collect(),
             open: Vec::new(),
             freed: None,
             alarm: None,
@@ -64,7 +68,7 @@ impl Entry {
 
     /// A node says that the key is free: whether the registry is to be told.
     pub(super) fn freed(&mut self, now: Instant, node: usize, quorum: Quorum) -> bool {
-        self.lanes[node].hears(now) && self.hear(now, node, quorum)
+        self.queues[node].hears(now) && self.hear(now, node, quorum)
     }
 
     /// The key is free on a node, or may be: whether enough say so for the registry to be told.
@@ -83,30 +87,30 @@ impl Entry {
 
     /// When there is something to do without an event; the last is to forget what has run out.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let lanes = self.lanes.iter().filter_map(|lane| lane.due(now));
-        let due = lanes.chain(self.freed.as_ref().map(|(_, due)| *due)).min();
-        let over = || self.lanes.iter().filter_map(Lane::over).max();
+        let queues = self.queues.iter().filter_map(|queue| queue.due(now));
+        let due = queues.chain(self.freed.as_ref().map(|(_, due)| *due)).min();
+        let over = || self.queues.iter().filter_map(NodeQueue::over).max();
         due.or_else(|| over().filter(|_| !self.is_busy()))
     }
 
     /// Whether anything is under way, or to be sent again.
     pub(super) fn is_busy(&self) -> bool {
-        self.lanes.iter().any(Lane::is_busy)
+        self.queues.iter().any(NodeQueue::is_busy)
     }
 
     /// Whether a node is listened to.
     pub(super) fn listens(&self) -> bool {
-        self.lanes.iter().any(Lane::has_ears)
+        self.queues.iter().any(NodeQueue::has_subscriptions)
     }
 
     /// Whether it may be forgotten.
     pub(super) fn is_idle(&self) -> bool {
-        self.open.is_empty() && self.freed.is_none() && self.lanes.iter().all(Lane::is_idle)
+        self.open.is_empty() && self.freed.is_none() && self.queues.iter().all(NodeQueue::is_idle)
     }
 
     pub(super) fn tick(&mut self, now: Instant) {
-        for node in 0..self.lanes.len() {
-            let casts = self.lanes[node].tick(now);
+        for node in 0..self.queues.len() {
+            let casts = self.queues[node].tick(now);
             self.cast_all(node, casts);
         }
     }
@@ -124,29 +128,29 @@ impl Entry {
         }
     }
 
-    pub(super) fn heard_at(&mut self, ballot: u64, at: ServerTime) {
-        if let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) {
+    pub(super) fn heard_at(&mut self, tally: u64, at: ServerTime) {
+        if let Some(open) = self.open.iter_mut().find(|open| open.id == tally) {
             open.at = open.at.max(at);
         }
     }
 
     /// How old a node must be for its vote to count in a ballot.
-    pub(super) fn quarantine(&self, ballot: u64) -> Option<Duration> {
-        let open = self.open.iter().find(|open| open.id == ballot)?;
-        match &open.ballot {
-            Ballot::Election(election) => election.quarantine(),
-            Ballot::Roll(..) | Ballot::Return(_) => None,
+    pub(super) fn quarantine(&self, tally: u64) -> Option<Duration> {
+        let open = self.open.iter().find(|open| open.id == tally)?;
+        match &open.tally {
+            Tally::AcquireTally(election) => election.quarantine(),
+            Tally::RenewTally(..) | Tally::ReleaseTally(_) => None,
         }
     }
 
     /// Counts a vote, if its ballot is still open.
-    pub(super) fn cast(&mut self, node: usize, Cast { ballot, vote }: Cast) {
-        let Some(open) = self.open.iter_mut().find(|open| open.id == ballot) else {
+    pub(super) fn cast(&mut self, node: usize, Cast { tally, vote }: Cast) {
+        let Some(open) = self.open.iter_mut().find(|open| open.id == tally) else {
             return;
         };
-        match (&mut open.ballot, vote) {
-            (Ballot::Election(election), Vote::Said(outcome)) => match outcome {
-                Outcome::Won { draw } => election.won(node, draw),
+        match (&mut open.tally, vote) {
+            (Tally::AcquireTally(election), Vote::Said(outcome)) => match outcome {
+                Outcome::Won { epoch } => election.won(node, epoch),
                 Outcome::Busy { left, .. } => election.against(node, left),
                 Outcome::NotOld => election.against(node, None),
                 Outcome::Raised { .. } => election.raised(node),
@@ -155,7 +159,7 @@ impl Entry {
                     election.absent(node);
                 }
             },
-            (Ballot::Roll(roll, youngest), Vote::Said(outcome)) => match outcome {
+            (Tally::RenewTally(roll, youngest), Vote::Said(outcome)) => match outcome {
                 Outcome::Raised { age } => {
                     *youngest = Some(youngest.map_or(age, |youngest| youngest.min(age)));
                     roll.has(node);
@@ -163,23 +167,23 @@ impl Entry {
                 Outcome::Renewed => roll.has(node),
                 _ => roll.lacks(node),
             },
-            (Ballot::Return(back), Vote::Said(outcome)) => {
+            (Tally::ReleaseTally(back), Vote::Said(outcome)) => {
                 back.gone(node, outcome == Outcome::Gone { held: true });
             }
-            (ballot, Vote::Later(error)) => {
+            (tally, Vote::Later(error)) => {
                 open.troubles.push(error);
-                match ballot {
-                    Ballot::Return(back) => back.later(node),
-                    Ballot::Election(election) => election.absent(node),
-                    Ballot::Roll(roll, _) => roll.absent(node),
+                match tally {
+                    Tally::ReleaseTally(back) => back.later(node),
+                    Tally::AcquireTally(election) => election.absent(node),
+                    Tally::RenewTally(roll, _) => roll.absent(node),
                 }
             }
-            (ballot, Vote::Never(error)) => {
+            (tally, Vote::Never(error)) => {
                 open.troubles.push(error);
-                match ballot {
-                    Ballot::Return(back) => back.never(node),
-                    Ballot::Election(election) => election.absent(node),
-                    Ballot::Roll(roll, _) => roll.absent(node),
+                match tally {
+                    Tally::ReleaseTally(back) => back.never(node),
+                    Tally::AcquireTally(election) => election.absent(node),
+                    Tally::RenewTally(roll, _) => roll.absent(node),
                 }
             }
         }
@@ -191,20 +195,20 @@ impl Entry {
         now: Instant,
         nodes: &[Node],
         key: &Arc<str>,
-        outbox: &mut Outbox,
+        deferred: &mut Deferred,
     ) {
         for (node, it) in nodes.iter().enumerate() {
             let gives_back = it.same.is_some();
-            while let Some(step) = self.lanes[node].step(now, it.away(), gives_back) {
+            while let Some(step) = self.queues[node].step(now, it.away(), gives_back) {
                 match step {
-                    Step::Send(op) => outbox.sends.push((node, key.clone(), op)),
+                    Step::Send(op) => deferred.sends.push((node, key.clone(), op)),
                     Step::Cast(cast) => self.cast(node, cast),
                 }
             }
         }
     }
 
-    /// Has the fences of a majority raised to the draw of the one that is to win; true if any is.
+    /// Has the fences of a majority raised to the epoch of the one that is to win; true if any is.
     pub(super) fn raise(&mut self) -> bool {
         let mut raised = false;
         for open in &mut self.open {
@@ -215,13 +219,13 @@ impl Entry {
             else {
                 continue;
             };
-            if let Ballot::Election(election) = &mut open.ballot
-                && let Some((draw, nodes)) = election.raises()
+            if let Tally::AcquireTally(election) = &mut open.tally
+                && let Some((epoch, nodes)) = election.raises()
             {
                 raised = true;
                 let age = election.quarantine().is_some();
                 for node in nodes {
-                    self.lanes[node].ask(Op::Raise { owner, draw, age }, Some(open.id));
+                    self.queues[node].ask(Op::Raise { owner, epoch, age }, Some(open.id));
                 }
             }
         }
@@ -234,7 +238,7 @@ impl Entry {
         quorum: Quorum,
         down: bool,
         key: &Arc<str>,
-        outbox: &mut Outbox,
+        deferred: &mut Deferred,
     ) -> bool {
         let decided = |open: &mut Open| open.outcome().is_some();
         let answered: Vec<_> = self.open.extract_if(.., decided).collect();
@@ -245,7 +249,7 @@ impl Entry {
                 (&open.op, &mut outcome)
             {
                 // It has a place on each of them, and none among all.
-                *score = self.lanes.iter().any(|it| it.listens(*owner)).then_some(0);
+                *score = self.queues.iter().any(|it| it.listens(*owner)).then_some(0);
             }
             // Down, and it asks again when it is told that the store is up; else after a pause.
             let failed = if down {
@@ -262,7 +266,9 @@ impl Entry {
                 None => Err(failed(too_few(quorum, &open.troubles))),
             };
             let (key, op) = (key.clone(), open.op);
-            outbox.news.push(News::Replied { key, op, result });
+            deferred
+                .events
+                .push(StoreEvent::Replied { key, op, result });
         }
         any
     }
@@ -271,11 +277,11 @@ impl Entry {
     fn follow(&mut self, open: &Open, outcome: Option<&Outcome>) {
         match (&open.op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
-            // It is told as if nothing had been done, so that nobody will withdraw an ear that one of
+            // It is told as if nothing had been done, so that nobody will withdraw a subscription that one of
             // the nodes has, or gets by an answer that comes late.
             (Op::Listen { owner, .. }, None) => {
-                for node in 0..self.lanes.len() {
-                    let casts = self.lanes[node].leave(*owner, None);
+                for node in 0..self.queues.len() {
+                    let casts = self.queues[node].leave(*owner, None);
                     self.cast_all(node, casts);
                 }
             }
@@ -284,17 +290,17 @@ impl Entry {
             (Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. }, _)
             | (Op::Adopt { owner, .. }, Some(Outcome::NotOld))
             | (Op::Renew { owner, .. }, Some(Outcome::Lost)) => {
-                for node in 0..self.lanes.len() {
-                    let casts = self.lanes[node].let_go(*owner);
+                for node in 0..self.queues.len() {
+                    let casts = self.queues[node].let_go(*owner);
                     self.cast_all(node, casts);
                 }
             }
             // A node that was away, or has lost the lock, is given it again if it is free: not to
             // make up this majority, but so that the next can do without another node.
             (&Op::Renew { owner, ttl, .. }, Some(Outcome::Renewed)) if !open.ended => {
-                for lane in &mut self.lanes {
-                    if !lane.is_stained(owner) && !lane.is_busy() {
-                        lane.ask(Op::Attempt { owner, ttl }, None);
+                for queue in &mut self.queues {
+                    if !queue.is_residual(owner) && !queue.is_busy() {
+                        queue.ask(Op::Attempt { owner, ttl }, None);
                     }
                 }
             }
@@ -307,23 +313,25 @@ impl Entry {
 impl Open {
     /// The verdict as the registry is to hear it; `Err` if too few nodes could be asked.
     fn outcome(&self) -> Option<Result<Outcome, ()>> {
-        match &self.ballot {
-            Ballot::Election(election) => election.verdict().map(|verdict| match verdict {
-                Elected::Won { draw } => Ok(Outcome::Won { draw }),
-                Elected::Refused { .. } if matches!(self.op, Op::Adopt { .. }) => {
+        match &self.tally {
+            Tally::AcquireTally(election) => election.verdict().map(|verdict| match verdict {
+                AcquireVerdict::Won { epoch } => Ok(Outcome::Won { epoch }),
+                AcquireVerdict::Refused { .. } if matches!(self.op, Op::Adopt { .. }) => {
                     Ok(Outcome::NotOld)
                 }
-                Elected::Refused { left } => Ok(Outcome::Busy { left, score: None }),
-                Elected::Failed => Err(()),
+                AcquireVerdict::Refused { left } => Ok(Outcome::Busy { left, score: None }),
+                AcquireVerdict::Failed => Err(()),
             }),
-            Ballot::Roll(roll, youngest) => roll.verdict().map(|verdict| match verdict {
-                Called::Has => Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age })),
-                Called::Lacks => Ok(Outcome::Lost),
-                Called::Unknown => Err(()),
+            Tally::RenewTally(roll, youngest) => roll.verdict().map(|verdict| match verdict {
+                RenewVerdict::Has => {
+                    Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age }))
+                }
+                RenewVerdict::Lacks => Ok(Outcome::Lost),
+                RenewVerdict::Unknown => Err(()),
             }),
-            Ballot::Return(back) => back.verdict().map(|verdict| match verdict {
-                GivenBack::Gone { held } => Ok(Outcome::Gone { held }),
-                GivenBack::Failed => Err(()),
+            Tally::ReleaseTally(back) => back.verdict().map(|verdict| match verdict {
+                ReleaseVerdict::Gone { held } => Ok(Outcome::Gone { held }),
+                ReleaseVerdict::Failed => Err(()),
             }),
         }
     }

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::ballot::Quorum;
+use super::tally::Quorum;
 use crate::StoreError;
 
 /// What goes wrong in a quorum itself.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::StoreError;
-use crate::store::contract::{News, Op};
+use crate::store::contract::{Op, StoreEvent};
 
 /// One node, as far as it was heard of.
 #[derive(Debug)]
@@ -44,9 +44,9 @@ impl Node {
 
 /// What is done once the state is unlocked.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct Deferred {
     pub(super) sends: Vec<(usize, Arc<str>, Op)>,
-    pub(super) news: Vec<News>,
+    pub(super) events: Vec<StoreEvent>,
     /// To be logged: the log sink is the user's code.
     pub(super) same_server: Option<StoreError>,
 }

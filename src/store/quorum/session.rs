@@ -13,15 +13,17 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
-use super::node::Outbox;
+use super::node::Deferred;
 use super::quarantine::Quarantine;
 use super::state::State;
+use super::tally::Quorum;
 use crate::StoreError;
 use crate::store::LockStore;
-use crate::store::contract::{Listener, News, Op, Opening, Scope, Session, Sight};
-use crate::store::relay::Relay;
+use crate::store::contract::{
+    KeyStatus, Op, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
+};
+use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
 
 /// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
@@ -34,12 +36,12 @@ pub(super) struct QuorumSession {
 struct Core {
     me: Weak<Core>,
     quorum: Quorum,
-    opening: Opening,
+    config: SessionConfig,
     nodes: Vec<Arc<dyn Session>>,
     /// What the nodes tell; they know them weakly.
-    _ears: Vec<Arc<dyn Listener>>,
+    _ears: Vec<Arc<dyn StoreEvents>>,
     shared: Mutex<Shared>,
-    relay: Relay,
+    notifier: OrderedNotifier,
     /// Whether no majority is there, as far as is known: seen at every arrival.
     is_down: AtomicBool,
     /// Told when nothing is under way any more.
@@ -61,7 +63,7 @@ impl Shared {
 }
 
 /// What one node tells.
-struct Ear {
+struct EventSink {
     core: Weak<Core>,
     node: usize,
 }
@@ -70,7 +72,7 @@ impl QuorumSession {
     pub(super) fn new(
         stores: &[Arc<dyn LockStore>],
         quarantine: Quarantine,
-        opening: Opening,
+        config: SessionConfig,
     ) -> Self {
         let size = stores.len();
         let name = |(number, store): (usize, &Arc<dyn LockStore>)| {
@@ -79,26 +81,26 @@ impl QuorumSession {
         };
         let names = stores.iter().enumerate().map(name).collect();
         let core = Arc::new_cyclic(|me: &Weak<Core>| {
-            let ears: Vec<Arc<dyn Listener>> = (0..size)
-                .map(|node| -> Arc<dyn Listener> {
+            let subscriptions: Vec<Arc<dyn StoreEvents>> = (0..size)
+                .map(|node| -> Arc<dyn StoreEvents> {
                     let core = me.clone();
-                    Arc::new(Ear { core, node })
+                    Arc::new(EventSink { core, node })
                 })
                 .collect();
-            let open = |(store, ear): (&Arc<dyn LockStore>, &Arc<dyn Listener>)| {
-                let listener = Arc::downgrade(ear);
-                store.open(Opening {
+            let open = |(store, subscription): (&Arc<dyn LockStore>, &Arc<dyn StoreEvents>)| {
+                let listener = Arc::downgrade(subscription);
+                store.open(SessionConfig {
                     listener,
-                    ..opening.clone()
+                    ..config.clone()
                 })
             };
             Core {
                 me: me.clone(),
                 quorum: Quorum { size },
-                nodes: stores.iter().zip(&ears).map(open).collect(),
-                _ears: ears,
-                relay: Relay::new(opening.listener.clone()),
-                opening,
+                nodes: stores.iter().zip(&subscriptions).map(open).collect(),
+                _ears: subscriptions,
+                notifier: OrderedNotifier::new(config.listener.clone()),
+                config,
                 shared: Mutex::new(Shared {
                     state: State::new(names, quarantine),
                     alarm: None,
@@ -123,15 +125,15 @@ impl Core {
     }
 
     /// Changes the state, and does what follows once it is unlocked.
-    fn act(&self, event: impl FnOnce(&mut State, Instant, &mut Outbox)) {
-        let mut outbox = Outbox::default();
+    fn act(&self, event: impl FnOnce(&mut State, Instant, &mut Deferred)) {
+        let mut deferred = Deferred::default();
         let alarm = {
             let mut guard = self.lock();
             let shared = &mut *guard;
             let now = Instant::now();
             shared.alarm.take_if(|alarm| *alarm <= now);
-            event(&mut shared.state, now, &mut outbox);
-            self.relay.put(outbox.news.drain(..));
+            event(&mut shared.state, now, &mut deferred);
+            self.notifier.put(deferred.events.drain(..));
             self.is_down
                 .store(shared.state.is_down(), Ordering::Relaxed);
             let next = shared.state.next_timeout().map(|it| it.min(now + LONGEST));
@@ -144,17 +146,17 @@ impl Core {
             }
             alarm
         };
-        if let Some(error) = &outbox.same_server {
+        if let Some(error) = &deferred.same_server {
             log!(error, %error, "a node of the quorum has no vote");
         }
         // At most one op a node and key is under way, so whoever sends, the order is right.
-        for (node, key, op) in outbox.sends {
+        for (node, key, op) in deferred.sends {
             self.nodes[node].submit(key, op);
         }
         if let Some(alarm) = alarm {
             self.ring_at(alarm);
         }
-        self.relay.tell();
+        self.notifier.tell();
     }
 
     fn ring_at(&self, alarm: Instant) {
@@ -170,30 +172,30 @@ impl Core {
     }
 }
 
-impl Listener for Ear {
-    fn news(&self, news: News) {
-        self.all_news(vec![news]);
+impl StoreEvents for EventSink {
+    fn on_event(&self, event: StoreEvent) {
+        self.on_events(vec![event]);
     }
 
-    fn all_news(&self, news: Vec<News>) {
+    fn on_events(&self, events: Vec<StoreEvent>) {
         let Some(core) = self.core.upgrade() else {
             return;
         };
         let node = self.node;
-        core.act(|state, now, outbox| {
-            for news in news {
-                match news {
-                    News::Replied { key, result, .. } => {
-                        state.replied(now, node, &key, result, outbox);
+        core.act(|state, now, deferred| {
+            for event in events {
+                match event {
+                    StoreEvent::Replied { key, result, .. } => {
+                        state.replied(now, node, &key, result, deferred);
                     }
-                    News::Up { .. } => {
+                    StoreEvent::Up { .. } => {
                         let identity = core.nodes[node].identity();
-                        state.came_up(now, node, identity, outbox);
+                        state.came_up(now, node, identity, deferred);
                     }
-                    News::Down { error, .. } => state.went_down(node, error, outbox),
-                    News::Freed { key } => state.freed(now, node, key, outbox),
+                    StoreEvent::Down { error, .. } => state.went_down(node, error, deferred),
+                    StoreEvent::Freed { key } => state.freed(now, node, key, deferred),
                     // Nobody of ours stands in a node's queue.
-                    News::Granted { .. } | News::Unconfirmed { .. } => {}
+                    StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
                 }
             }
         });
@@ -203,7 +205,7 @@ impl Listener for Ear {
         let listener = self
             .core
             .upgrade()
-            .and_then(|core| core.opening.listener.upgrade());
+            .and_then(|core| core.config.listener.upgrade());
         listener.is_some_and(|listener| listener.uses(scope))
     }
 
@@ -224,13 +226,13 @@ impl Session for QuorumSession {
 
     fn submit(&self, key: Arc<str>, op: Op) {
         self.core
-            .act(|state, now, outbox| state.submit(now, key, op, outbox));
+            .act(|state, now, deferred| state.submit(now, key, op, deferred));
     }
 
-    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
-            let within = core.opening.response_timeout;
+            let within = core.config.response_timeout;
             let mut looks: FuturesUnordered<_> = core
                 .nodes
                 .iter()
@@ -239,12 +241,12 @@ impl Session for QuorumSession {
             let mut seen = Seen::default();
             while let Some(look) = looks.next().await {
                 match look {
-                    Ok(Ok(sight)) => seen.sights.push(sight),
+                    Ok(Ok(key_status)) => seen.sights.push(key_status),
                     Ok(Err(error)) => seen.troubles.push(error),
                     Err(_) => seen.troubles.push(Fault::Away.into()),
                 }
-                if let Some(sight) = seen.verdict(core.quorum, looks.len()) {
-                    return Ok(sight);
+                if let Some(key_status) = seen.verdict(core.quorum, looks.len()) {
+                    return Ok(key_status);
                 }
             }
             Err(too_few(core.quorum, &seen.troubles))
@@ -256,14 +258,14 @@ impl Session for QuorumSession {
 /// What the nodes showed of one lock.
 #[derive(Default)]
 pub(super) struct Seen {
-    pub(super) sights: Vec<Sight>,
+    pub(super) sights: Vec<KeyStatus>,
     troubles: Vec<StoreError>,
 }
 
 impl Seen {
     /// What a majority shows, with so many nodes still to come. Once they have all come, an owner
     /// that those may have which are away is taken for the holder.
-    pub(super) fn verdict(&self, quorum: Quorum, to_come: usize) -> Option<Sight> {
+    pub(super) fn verdict(&self, quorum: Quorum, to_come: usize) -> Option<KeyStatus> {
         if self.sights.len() < quorum.majority() {
             return None;
         }
@@ -292,7 +294,7 @@ impl Seen {
         // It is held for as long as a majority has it, or longer; no ttl is the longest.
         lefts.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
         let left = lefts.get(majority - 1).or(lefts.last()).copied();
-        Some(Sight {
+        Some(KeyStatus {
             owner: owner.map(str::to_owned),
             left: left.flatten(),
             tickets: 0,
@@ -309,7 +311,7 @@ impl Drop for QuorumSession {
             && is_busy
         {
             let core = self.core.clone();
-            let patience = core.opening.response_timeout.saturating_mul(3);
+            let patience = core.config.response_timeout.saturating_mul(3);
             runtime.spawn(async move {
                 let idle = async {
                     loop {
@@ -329,7 +331,7 @@ impl Drop for QuorumSession {
 impl fmt::Debug for QuorumSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuorumSession")
-            .field("instance", &self.core.opening.instance)
+            .field("instance", &self.core.config.instance)
             .field("nodes", &self.core.nodes)
             .finish_non_exhaustive()
     }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::{Election, Quorum, Return, Roll};
-use super::entry::{Ballot, Entry, Open};
+use super::entry::{Entry, Open, Tally};
 use super::fault::{Fault, too_few};
-use super::lane::{Cast, Vote};
-use super::node::{Node, Outbox};
+use super::node::{Deferred, Node};
+use super::node_queue::{Cast, Vote};
 use super::quarantine::Quarantine;
+use super::tally::{AcquireTally, Quorum, ReleaseTally, RenewTally};
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Outcome};
+use crate::store::contract::{Answer, Op, OpError, Outcome, StoreEvent};
 
 /// One registry's view of all nodes and of the keys that it uses.
 #[derive(Debug)]
@@ -74,38 +74,40 @@ impl State {
     }
 
     /// The registry wishes for something.
-    pub(super) fn submit(&mut self, now: Instant, key: Arc<str>, op: Op, outbox: &mut Outbox) {
+    pub(super) fn submit(&mut self, now: Instant, key: Arc<str>, op: Op, deferred: &mut Deferred) {
         if let Op::Yield { .. } = op {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
-            return outbox.news.push(News::Replied { key, op, result });
+            return deferred
+                .events
+                .push(StoreEvent::Replied { key, op, result });
         }
         self.last_ballot += 1;
         let id = self.last_ballot;
         let (quorum, quarantine) = (self.quorum, self.quarantine);
         let entry = self.entry(&key);
-        let (ballot, asked) = match op {
+        let (tally, asked) = match op {
             Op::Attempt { owner, ttl }
             | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. } => {
-                let election = Election::new(quorum, quarantine.time(ttl), false);
+                let election = AcquireTally::new(quorum, quarantine.time(ttl), false);
                 let asked = match op {
                     Op::Listen { .. } => op.clone(),
                     _ => Op::Attempt { owner, ttl },
                 };
-                (Ballot::Election(election), asked)
+                (Tally::AcquireTally(election), asked)
             }
             // Who has it already has a vote that no restart has taken away.
             Op::Adopt { .. } => {
-                let election = Election::new(quorum, None, true);
-                (Ballot::Election(election), op.clone())
+                let election = AcquireTally::new(quorum, None, true);
+                (Tally::AcquireTally(election), op.clone())
             }
             Op::Renew { .. } | Op::Raise { .. } => {
-                (Ballot::Roll(Roll::new(quorum), None), op.clone())
+                (Tally::RenewTally(RenewTally::new(quorum), None), op.clone())
             }
             Op::Release { owner } | Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
-                let ballot = Ballot::Return(Return::new(quorum));
-                (ballot, Op::Release { owner })
+                let tally = Tally::ReleaseTally(ReleaseTally::new(quorum));
+                (tally, Op::Release { owner })
             }
             Op::Yield { .. } => unreachable!("answered above"),
         };
@@ -116,19 +118,19 @@ impl State {
             id,
             op,
             at: 0,
-            ballot,
+            tally,
             ended: false,
             troubles: Vec::new(),
         });
         for node in 0..quorum.size {
             if let Op::Release { owner } = asked {
-                let casts = entry.lanes[node].leave(owner, Some(id));
+                let casts = entry.queues[node].leave(owner, Some(id));
                 entry.cast_all(node, casts);
             } else {
-                entry.lanes[node].ask(asked.clone(), Some(id));
+                entry.queues[node].ask(asked.clone(), Some(id));
             }
         }
-        self.settle(now, &key, outbox);
+        self.settle(now, &key, deferred);
     }
 
     /// A node answered.
@@ -138,52 +140,58 @@ impl State {
         node: usize,
         key: &Arc<str>,
         result: Result<Answer, OpError>,
-        outbox: &mut Outbox,
+        deferred: &mut Deferred,
     ) {
         if let Err(OpError::Unknown(error) | OpError::Unsent(error)) = &result {
             self.mark_down(node, error.clone());
         } else {
             self.nodes[node].up.get_or_insert(true);
         }
-        self.tell_up(outbox);
+        self.tell_up(deferred);
         let at = result.as_ref().map_or(0, |answer| answer.at);
         if let Some(entry) = self.keys.get_mut(key) {
-            if let Some(mut cast) = entry.lanes[node].answered(now, result) {
-                if let Some(quarantine) = entry.quarantine(cast.ballot) {
+            if let Some(mut cast) = entry.queues[node].answered(now, result) {
+                if let Some(quarantine) = entry.quarantine(cast.tally) {
                     check_age(now, &mut cast, quarantine, self.nodes[node].back_at);
                 }
                 // What a server says counts once, whatever it is called.
                 if let Some(error) = &self.nodes[node].same {
                     cast.vote = Vote::Never(error.clone());
                 }
-                entry.heard_at(cast.ballot, at);
+                entry.heard_at(cast.tally, at);
                 entry.cast(node, cast);
             }
-            self.settle(now, key, outbox);
+            self.settle(now, key, deferred);
         }
-        self.tell_down(outbox);
+        self.tell_down(deferred);
     }
 
     /// A node says that a key is free there: the registry, if it listens, is told when a majority says
     /// so, or a moment later.
-    pub(super) fn freed(&mut self, now: Instant, node: usize, key: Arc<str>, outbox: &mut Outbox) {
+    pub(super) fn freed(
+        &mut self,
+        now: Instant,
+        node: usize,
+        key: Arc<str>,
+        deferred: &mut Deferred,
+    ) {
         let quorum = self.quorum;
         let Some(entry) = self.keys.get_mut(&key) else {
             return;
         };
         if entry.freed(now, node, quorum) {
             let key = key.clone();
-            outbox.news.push(News::Freed { key });
+            deferred.events.push(StoreEvent::Freed { key });
         }
-        self.settle(now, &key, outbox);
+        self.settle(now, &key, deferred);
     }
 
     /// A node's connection is gone, or could not be made. Each op that it took along is answered by
     /// itself.
-    pub(super) fn went_down(&mut self, node: usize, error: StoreError, outbox: &mut Outbox) {
+    pub(super) fn went_down(&mut self, node: usize, error: StoreError, deferred: &mut Deferred) {
         self.nodes[node].same = None;
         self.mark_down(node, error);
-        self.tell_down(outbox);
+        self.tell_down(deferred);
     }
 
     /// A node's connection stands, to the server of this identity, if that is known.
@@ -192,10 +200,10 @@ impl State {
         now: Instant,
         node: usize,
         identity: Option<Arc<str>>,
-        outbox: &mut Outbox,
+        deferred: &mut Deferred,
     ) {
         let quorum = self.quorum;
-        let same = self.same_server(node, identity.as_ref(), outbox);
+        let same = self.same_server(node, identity.as_ref(), deferred);
         let it = &mut self.nodes[node];
         if it.up.replace(same.is_none()).is_some() {
             it.back_at = Some(now);
@@ -204,20 +212,20 @@ impl State {
         let waiting: Vec<_> = self.busy.union(&self.listening).cloned().collect();
         for key in waiting {
             let entry = self.keys.get_mut(&key).expect("it is in use");
-            entry.lanes[node].node_is_back();
+            entry.queues[node].node_is_back();
             // It may have told us while we were deaf, and then has no ear of ours any more: whoever waits
             // asks, and so listens there again.
-            if entry.lanes[node].has_ears() && entry.hear(now, node, quorum) {
-                outbox.news.push(News::Freed { key: key.clone() });
+            if entry.queues[node].has_subscriptions() && entry.hear(now, node, quorum) {
+                deferred.events.push(StoreEvent::Freed { key: key.clone() });
             }
-            self.settle(now, &key, outbox);
+            self.settle(now, &key, deferred);
         }
-        self.tell_up(outbox);
-        self.tell_down(outbox);
+        self.tell_up(deferred);
+        self.tell_down(deferred);
     }
 
     /// Time went by.
-    pub(super) fn tick(&mut self, now: Instant, outbox: &mut Outbox) {
+    pub(super) fn tick(&mut self, now: Instant, deferred: &mut Deferred) {
         while let Some((at, key)) = self.alarms.first().cloned()
             && at <= now
         {
@@ -225,7 +233,7 @@ impl State {
             let entry = self.keys.get_mut(&key).expect("it is in use");
             entry.alarm = None;
             entry.tick(now);
-            self.settle(now, &key, outbox);
+            self.settle(now, &key, deferred);
         }
     }
 
@@ -235,7 +243,7 @@ impl State {
         &mut self,
         node: usize,
         identity: Option<&Arc<str>>,
-        outbox: &mut Outbox,
+        deferred: &mut Deferred,
     ) -> Option<StoreError> {
         let is_same = |(other, it): &(usize, &Node)| {
             *other != node && it.up == Some(true) && it.identity.as_ref() == identity
@@ -245,7 +253,7 @@ impl State {
         let (first, second) = (first.name.clone(), self.nodes[node].name.clone());
         let error = StoreError::from(Fault::SameServer { first, second });
         if !std::mem::replace(&mut self.said_same, true) {
-            outbox.same_server = Some(error.clone());
+            deferred.same_server = Some(error.clone());
         }
         Some(error)
     }
@@ -267,22 +275,22 @@ impl State {
     }
 
     /// Does what the votes on a key now ask for.
-    fn settle(&mut self, now: Instant, key: &Arc<str>, outbox: &mut Outbox) {
+    fn settle(&mut self, now: Instant, key: &Arc<str>, deferred: &mut Deferred) {
         let down = self.is_down();
         let Some(entry) = self.keys.get_mut(key) else {
             return;
         };
         loop {
-            entry.step(now, &self.nodes, key, outbox);
+            entry.step(now, &self.nodes, key, deferred);
             let raised = entry.raise();
-            let answered = entry.conclude(self.quorum, down, key, outbox);
+            let answered = entry.conclude(self.quorum, down, key, deferred);
             if !raised && !answered {
                 break;
             }
         }
         if entry.is_freed(now) {
             let key = key.clone();
-            outbox.news.push(News::Freed { key });
+            deferred.events.push(StoreEvent::Freed { key });
         }
         note(&mut self.busy, key, entry.is_busy());
         note(&mut self.listening, key, entry.listens());
@@ -305,7 +313,7 @@ impl State {
 
     /// Tells of a majority, before what it answered: until then a registry takes the store for one
     /// with a queue.
-    fn tell_up(&mut self, outbox: &mut Outbox) {
+    fn tell_up(&mut self, deferred: &mut Deferred) {
         let is_up = match self.told {
             Some(true) => return,
             Some(false) => !self.is_down(),
@@ -313,13 +321,13 @@ impl State {
         };
         if is_up {
             self.told = Some(true);
-            outbox.news.push(News::up(false));
+            deferred.events.push(StoreEvent::up(false));
         }
     }
 
     /// Tells that no majority is there, after what that took along: a release is sent again by the
     /// registry.
-    fn tell_down(&mut self, outbox: &mut Outbox) {
+    fn tell_down(&mut self, deferred: &mut Deferred) {
         if !self.is_down() || self.told == Some(false) {
             return;
         }
@@ -328,13 +336,15 @@ impl State {
         let error = too_few(self.quorum, &away);
         for key in &self.busy {
             let entry = self.keys.get_mut(key).expect("it is in use");
-            let returns = |open: &mut Open| matches!(open.ballot, Ballot::Return(_));
+            let returns = |open: &mut Open| matches!(open.tally, Tally::ReleaseTally(_));
             for Open { op, .. } in entry.open.extract_if(.., returns) {
                 let (key, result) = (key.clone(), Err(OpError::Unknown(error.clone())));
-                outbox.news.push(News::Replied { key, op, result });
+                deferred
+                    .events
+                    .push(StoreEvent::Replied { key, op, result });
             }
         }
-        outbox.news.push(News::down(error));
+        deferred.events.push(StoreEvent::down(error));
     }
 }
 

@@ -6,7 +6,7 @@ use super::fault::Fault;
 use super::quarantine::Quarantine;
 use super::session::QuorumSession;
 use crate::StoreError;
-use crate::store::contract::{Opening, Session};
+use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// Leases on a majority of several independent stores, by the Redlock algorithm.
@@ -158,10 +158,10 @@ impl QuorumStore {
 impl sealed::Sealed for QuorumStore {}
 
 impl LockStore for QuorumStore {
-    fn open(&self, opening: Opening) -> Arc<dyn Session> {
-        let by_ttl = Quarantine::AtLeast(opening.ttl);
+    fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
+        let by_ttl = Quarantine::AtLeast(config.ttl);
         let quarantine = self.quarantine.unwrap_or(by_ttl);
-        Arc::new(QuorumSession::new(&self.nodes, quarantine, opening))
+        Arc::new(QuorumSession::new(&self.nodes, quarantine, config))
     }
 
     fn overhead(&self) -> Duration {

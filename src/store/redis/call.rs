@@ -105,9 +105,9 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
         Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
         Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
         Op::Adopt { owner, from, ttl } => (b'D', [owned(owner), ms(ttl), Text(from)]),
-        Op::Raise { owner, draw, age } => {
+        Op::Raise { owner, epoch, age } => {
             let age = Number(u64::from(*age));
-            (b'V', [owned(owner), Number(*draw), age])
+            (b'V', [owned(owner), Number(*epoch), age])
         }
     }
 }
@@ -187,7 +187,7 @@ mod tests {
             },
             Op::Raise {
                 owner: owner(11),
-                draw: 1_700_000_000_000_001,
+                epoch: 1_700_000_000_000_001,
                 age: true,
             },
         ];

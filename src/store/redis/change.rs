@@ -20,7 +20,7 @@ use super::slots::{Slot, SlotSet};
 use super::subscriber;
 use super::subscriptions::Subscriptions;
 use crate::StoreError;
-use crate::store::contract::{Answer, News, OpError, Outcome, Sight};
+use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent};
 
 /// What a session knows. Nothing is called while it is locked that is not ours.
 #[derive(Default)]
@@ -32,7 +32,7 @@ pub(super) struct State {
     pub(super) owners: Vec<Option<u16>>,
     /// What waits until that is known.
     pub(super) unrouted: Vec<Request>,
-    /// The slots whose keys wait for a [`News::Up`].
+    /// The slots whose keys wait for a [`StoreEvent::Up`].
     pub(super) unsettled: SlotSet,
     /// Whether the registry takes a part of the store to be away.
     owes_complete: bool,
@@ -96,7 +96,7 @@ impl Node {
 /// What follows from a change, once the state is unlocked.
 #[derive(Default)]
 pub(super) struct Effects {
-    pub(super) news: Vec<News>,
+    pub(super) events: Vec<StoreEvent>,
     /// Answers to looks at locks.
     pub(super) looks: Vec<Look>,
     /// Nodes with a new request. A woken task may run at once: it is not to find the state locked.
@@ -106,8 +106,8 @@ pub(super) struct Effects {
 }
 
 type Look = (
-    oneshot::Sender<Result<Sight, StoreError>>,
-    Result<Sight, StoreError>,
+    oneshot::Sender<Result<KeyStatus, StoreError>>,
+    Result<KeyStatus, StoreError>,
 );
 
 /// A change of the state, which is locked meanwhile.
@@ -198,14 +198,16 @@ impl Change<'_> {
 impl Change<'_> {
     pub(super) fn received(&mut self, id: NodeId, received: Received) {
         match received {
-            Received::Heard(News::Granted { key, grant }) if self.shared.min_replicas.is_some() => {
+            Received::Heard(StoreEvent::Granted { key, grant })
+                if self.shared.min_replicas.is_some() =>
+            {
                 let slot = self.shared.names.slot(&key);
                 self.route(Request::granted(key, grant, slot));
             }
-            Received::Heard(news) => self.effects.news.push(news),
+            Received::Heard(event) => self.effects.events.push(event),
             Received::Confirmed { request } => {
-                let confirmed = request.held.map(|held| held.news);
-                self.effects.news.extend(confirmed);
+                let confirmed = request.held.map(|held| held.event);
+                self.effects.events.extend(confirmed);
             }
             Received::Refused { request, refusal } => self.on_refused(id, request, &refusal),
             Received::Failed { request, error } => self.answer(request, Err(error)),
@@ -244,7 +246,7 @@ impl Change<'_> {
         }
         if let Some(held) = request.held {
             let failed = result.err().and_then(|error| held.failed(error));
-            self.effects.news.extend(failed);
+            self.effects.events.extend(failed);
             return;
         }
         if let (Some(_), Wish::Op(op), Ok(answer)) =
@@ -253,14 +255,16 @@ impl Change<'_> {
         {
             // It is told when replicas have it.
             let (key, op) = (request.key.clone(), op.clone());
-            request.hold(owner, News::Replied { key, op, result });
+            request.hold(owner, StoreEvent::Replied { key, op, result });
             self.route(request);
             return;
         }
         match (request.wish, result) {
             (Wish::Op(op), result) => {
                 let key = request.key;
-                self.effects.news.push(News::Replied { key, op, result });
+                self.effects
+                    .events
+                    .push(StoreEvent::Replied { key, op, result });
             }
             (Wish::Look(answer), Err(error)) => {
                 let error = error.store_error().clone();
@@ -273,7 +277,7 @@ impl Change<'_> {
     /// What waited longer for its connection than an answer may take is asked anew, if it is still
     /// wanted.
     pub(super) fn answer_old(&mut self, id: NodeId) {
-        let (now, within) = (Instant::now(), self.shared.opening.response_timeout);
+        let (now, within) = (Instant::now(), self.shared.config.response_timeout);
         let node = &mut self.state.nodes[id];
         let address = node.address.clone();
         let is_old = |it: &mut Request| it.asks() && it.since + within <= now;
@@ -317,7 +321,7 @@ impl Change<'_> {
         if !slots.is_empty() {
             self.state.owes_complete = true;
             let scope = self.shared.scope(slots);
-            self.effects.news.push(News::Down { scope, error });
+            self.effects.events.push(StoreEvent::Down { scope, error });
         }
     }
 
@@ -347,7 +351,7 @@ impl Change<'_> {
         }
         for (slots, queue) in ups {
             self.state.owes_complete = !complete;
-            self.effects.news.push(News::Up {
+            self.effects.events.push(StoreEvent::Up {
                 scope: self.shared.scope(slots),
                 queue,
                 complete,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::keys::Names;
-use super::reply::is_draw;
+use super::reply::is_epoch;
 use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
 
@@ -47,17 +47,17 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     let (instance, sequence) = fields.next()?.rsplit_once(':')?;
     let owner = Owner(sequence.parse().ok()?);
     let ttl = Duration::from_millis(fields.next()?.parse().ok()?);
-    let draw = fields.next()?.parse().ok()?;
+    let epoch = fields.next()?.parse().ok()?;
     let at = fields.next()?.parse().ok()?;
     let key = fields.next()?.into();
     let grant = Grant {
         owner,
         ttl,
-        draw,
+        epoch,
         at,
     };
     // Else no ticket of ours asked for that, or no fence of ours said it.
-    let is_ours = instance == names.instance() && ttl <= *TTL.end() && is_draw(draw);
+    let is_ours = instance == names.instance() && ttl <= *TTL.end() && is_epoch(epoch);
     is_ours.then_some(Message::Granted { key, grant })
 }
 
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(&*key, "order 42: \"a\"");
         assert_eq!(grant.owner, Owner(7));
         assert_eq!(grant.ttl, Duration::from_secs(30));
-        assert_eq!(grant.draw, 1_795_257_942_885_244);
+        assert_eq!(grant.epoch, 1_795_257_942_885_244);
         assert_eq!(grant.at, 1_795_257_942_885_243);
     }
 
@@ -103,9 +103,9 @@ mod tests {
         }
 
         #[test]
-        fn a_grant_names_no_more_than_a_ticket_asks_for(ttl in prop_oneof![0..90_000_000_u64, any::<u64>()], draw in prop_oneof![0..u64::MAX / 64, any::<u64>()], at in any::<u64>()) {
-            let text = format!("1 ab12:7 {ttl} {draw} {at} k");
-            let fits = ttl <= 86_400_000 && draw <= i64::MAX as u64 / 64;
+        fn a_grant_names_no_more_than_a_ticket_asks_for(ttl in prop_oneof![0..90_000_000_u64, any::<u64>()], epoch in prop_oneof![0..u64::MAX / 64, any::<u64>()], at in any::<u64>()) {
+            let text = format!("1 ab12:7 {ttl} {epoch} {at} k");
+            let fits = ttl <= 86_400_000 && epoch <= i64::MAX as u64 / 64;
             prop_assert_eq!(read(&names(), text.as_bytes()).is_some(), fits);
         }
 

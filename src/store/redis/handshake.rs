@@ -58,7 +58,7 @@ impl NodeTask {
     pub(super) async fn set_up(&mut self, endpoint: &Endpoint) -> Result<Connected, Fault> {
         let shared = self.shared.clone();
         let names = &shared.names;
-        let (address, within) = (&endpoint.address, shared.opening.response_timeout);
+        let (address, within) = (&endpoint.address, shared.config.response_timeout);
         let (sender, pushes) = mpsc::unbounded_channel();
         let (mut link, speaks_resp3) = endpoint.connect(within, sender).await?;
         let subscribes = !shared.is_cluster() && speaks_resp3;
@@ -131,7 +131,7 @@ impl NodeTask {
     ) -> Result<(Clock, Option<String>), Fault> {
         let shared = self.shared.clone();
         let names = &shared.names;
-        let within = shared.opening.response_timeout;
+        let within = shared.config.response_timeout;
         // Without the right to load it, the call carries the whole text.
         let loaded = vec![shared.script.load(), command.clone()];
         for again in [loaded, vec![shared.script.in_full(command)]] {

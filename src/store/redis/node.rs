@@ -22,7 +22,7 @@ use super::replicas::Confirmer;
 use super::reply::{self, Verdict};
 use super::request::Request;
 use super::session::{NodeId, Shared};
-use crate::store::contract::{News, OpError, ServerTime};
+use crate::store::contract::{OpError, ServerTime, StoreEvent};
 use crate::store::send_window::{Limits, Priority, SendWindow};
 use crate::user_code::log;
 
@@ -41,7 +41,7 @@ pub(super) enum Received {
         verdict: Verdict,
     },
     /// A push: a grant, or a lock that is free.
-    Heard(News),
+    Heard(StoreEvent),
     /// Not sent in time, or not confirmed by enough replicas.
     Failed { request: Request, error: OpError },
     /// Enough replicas have what it acquired.
@@ -152,7 +152,7 @@ impl NodeTask {
     async fn connect(&mut self) -> Result<Connection, Fault> {
         self.number += 1;
         let shared = self.shared.clone();
-        let within = shared.opening.response_timeout;
+        let within = shared.config.response_timeout;
         let endpoint = shared.topology.endpoint(&self.address, within).await?;
         let connected = self.set_up(&endpoint).await;
         let connected = connected.inspect_err(|_| shared.topology.doubt())?;
@@ -261,7 +261,7 @@ impl NodeTask {
                 .iter_mut()
                 .for_each(|request| request.listen_to_nothing());
         }
-        let within = shared.opening.response_timeout;
+        let within = shared.config.response_timeout;
         let useful_until = connected.clock.of_use(now, within);
         let (script, names) = (shared.script, &shared.names);
         let command = call::command(script, names, number, useful_until, &requests);
@@ -382,15 +382,15 @@ impl NodeTask {
     }
 
     fn on_push(&self, connection: &mut Connection, push: &PushInfo) -> Result<(), Fault> {
-        let news = match (message(&self.shared.names, push), &push.kind) {
-            (Some(Message::Granted { key, grant }), _) => News::Granted { key, grant },
-            (Some(Message::Freed { key }), _) => News::Freed { key },
+        let event = match (message(&self.shared.names, push), &push.kind) {
+            (Some(Message::Granted { key, grant }), _) => StoreEvent::Granted { key, grant },
+            (Some(Message::Freed { key }), _) => StoreEvent::Freed { key },
             // A late probe's, or of another format.
             (_, PushKind::Message | PushKind::SMessage | PushKind::Other(_)) => return Ok(()),
             // The client takes most of the others for the answer to its oldest request.
             _ => return Err(self.garbled("a subscription changed that nobody asked to")),
         };
-        connection.received.push(Received::Heard(news));
+        connection.received.push(Received::Heard(event));
         Ok(())
     }
 

@@ -39,7 +39,7 @@ use super::session::Shared;
 use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
-use crate::store::contract::{News, OpError, Owner};
+use crate::store::contract::{OpError, Owner, StoreEvent};
 use crate::user_code::log;
 
 /// So many locks share a call at most: a longer script would hold up everybody else's.
@@ -71,14 +71,14 @@ impl MinReplicas {
 pub(super) struct Held {
     pub(super) owner: Owner,
     /// What is told once it is confirmed.
-    pub(super) news: News,
+    pub(super) event: StoreEvent,
     /// When it is given up, counted from when the replicas were first asked.
     pub(super) until: Option<Instant>,
 }
 
 impl Held {
     /// What is told if it was not confirmed. Of a grant whose connection broke that is nothing (O3).
-    pub(super) fn failed(self, error: OpError) -> Option<News> {
+    pub(super) fn failed(self, error: OpError) -> Option<StoreEvent> {
         let error = match error {
             OpError::Unsent(error) | OpError::Refused(error) => {
                 let fault = Fault::unconfirmed(&error, !error.is_retryable());
@@ -86,13 +86,13 @@ impl Held {
             }
             other => other,
         };
-        match (self.news, error) {
-            (News::Replied { key, op, .. }, error) => {
+        match (self.event, error) {
+            (StoreEvent::Replied { key, op, .. }, error) => {
                 let result = Err(error);
-                Some(News::Replied { key, op, result })
+                Some(StoreEvent::Replied { key, op, result })
             }
-            (News::Granted { key, grant }, OpError::Unconfirmed(error)) => {
-                Some(News::Unconfirmed { key, grant, error })
+            (StoreEvent::Granted { key, grant }, OpError::Unconfirmed(error)) => {
+                Some(StoreEvent::Unconfirmed { key, grant, error })
             }
             _ => None,
         }
@@ -166,7 +166,7 @@ impl Confirmer {
         let (shared, address) = (shared.clone(), address.clone());
         let round = async move {
             sleep_until(begin).await;
-            let timeout = shared.opening.response_timeout;
+            let timeout = shared.config.response_timeout;
             let (mut link, address) = match connection {
                 Some((link, address, _)) => (link, address),
                 None => shared.topology.connect_resp2(&address, timeout).await?,

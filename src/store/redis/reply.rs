@@ -7,13 +7,13 @@ use redis::Value;
 use super::call::spell;
 use super::fault::Refusal;
 use super::request::{Request, Wish};
-use crate::store::contract::{Outcome, ServerTime, Sight};
+use crate::store::contract::{KeyStatus, Outcome, ServerTime};
 
 /// What a reply says about one request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     Done(Outcome),
-    Seen(Sight),
+    Seen(KeyStatus),
     /// The script ran too late for it to be of use (O5).
     Stale,
     /// To be sent again at once: dead tickets were cleared and others stand behind them, the lock is as
@@ -38,10 +38,10 @@ pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Opt
         return None;
     }
     // Plain wins draw one after the other, from the server's time on.
-    let mut draws = at.into_iter().flat_map(|at| at..u64::MAX);
+    let mut epochs = at.into_iter().flat_map(|at| at..u64::MAX);
     let answers = requests.iter().zip(answers);
     let verdicts = answers.map(|(request, answer)| match answer {
-        Answer::Word(word) => read_word(request, word, &mut draws),
+        Answer::Word(word) => read_word(request, word, &mut epochs),
         Answer::Table(fields) => read_table(&request.wish, fields),
     });
     let verdicts = verdicts.collect::<Option<_>>()?;
@@ -89,7 +89,7 @@ fn read_head<'a>(number: u64, reply: &'a Value) -> Option<(Option<ServerTime>, V
 fn read_word(
     request: &Request,
     word: &str,
-    draws: &mut impl Iterator<Item = u64>,
+    epochs: &mut impl Iterator<Item = u64>,
 ) -> Option<Verdict> {
     let outcome = match (spell(request).0, word) {
         (b'A' | b'E' | b'L' | b'D', "stale") => return Some(Verdict::Stale),
@@ -106,7 +106,7 @@ fn read_word(
                 age.parse::<u64>().ok()?.saturating_sub(1),
             )),
         },
-        (b'A' | b'E' | b'L', "+") => won(draws.next()?)?,
+        (b'A' | b'E' | b'L', "+") => won(epochs.next()?)?,
         (letter @ (b'A' | b'E' | b'L' | b'Y' | b'D'), word) => match word.strip_prefix("busy:") {
             Some(place) if letter != b'D' => read_busy(place)?,
             _ => won(word.parse().ok()?)?,
@@ -116,8 +116,8 @@ fn read_word(
     Some(Verdict::Done(outcome))
 }
 
-fn won(draw: u64) -> Option<Outcome> {
-    is_draw(draw).then_some(Outcome::Won { draw })
+fn won(epoch: u64) -> Option<Outcome> {
+    is_epoch(epoch).then_some(Outcome::Won { epoch })
 }
 
 fn read_busy(place: &str) -> Option<Outcome> {
@@ -139,12 +139,12 @@ fn read_table(wish: &Wish, fields: &[Value]) -> Option<Verdict> {
         return None;
     };
     let owner: Option<Vec<u8>> = redis::from_redis_value_ref(owner).ok()?;
-    let sight = Sight {
+    let key_status = KeyStatus {
         owner: owner.map(|it| String::from_utf8_lossy(&it).into_owned()),
         left: read_left(*left),
         tickets: u64::try_from(*tickets).ok()?,
     };
-    (text(tag)? == "sight").then_some(Verdict::Seen(sight))
+    (text(tag)? == "key_status").then_some(Verdict::Seen(key_status))
 }
 
 fn read_error(fields: &[Value]) -> Option<Refusal> {
@@ -168,7 +168,7 @@ fn read_left(left: i64) -> Option<Duration> {
 
 /// Whether tokens made of it fit an i64, as all do for some thousand years (F2). A greater one would
 /// make the tokens of a tenure, and of all that follow, the same.
-pub(super) fn is_draw(number: u64) -> bool {
+pub(super) fn is_epoch(number: u64) -> bool {
     i64::try_from(number).is_ok_and(|number| number <= i64::MAX / 64)
 }
 

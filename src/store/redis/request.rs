@@ -9,7 +9,7 @@ use super::replicas::Held;
 use super::session::NodeId;
 use super::slots::Slot;
 use crate::StoreError;
-use crate::store::contract::{Grant, News, Op, Owner, Sight};
+use crate::store::contract::{Grant, KeyStatus, Op, Owner, StoreEvent};
 use crate::store::send_window::{Priority, Sendable};
 
 /// One wish about one lock.
@@ -44,7 +44,7 @@ pub(super) struct Request {
 #[derive(Debug)]
 pub(super) enum Wish {
     Op(Op),
-    Look(oneshot::Sender<Result<Sight, StoreError>>),
+    Look(oneshot::Sender<Result<KeyStatus, StoreError>>),
 }
 
 impl Request {
@@ -75,16 +75,16 @@ impl Request {
         };
         let mut request = Self::new(key.clone(), Wish::Op(op));
         request.slot = slot;
-        request.hold(grant.owner, News::Granted { key, grant });
+        request.hold(grant.owner, StoreEvent::Granted { key, grant });
         request
     }
 
-    pub(super) fn hold(&mut self, owner: Owner, news: News) {
+    pub(super) fn hold(&mut self, owner: Owner, event: StoreEvent) {
         self.hops = 0;
         self.asking = None;
         self.held = Some(Held {
             owner,
-            news,
+            event,
             until: None,
         });
     }

@@ -17,7 +17,7 @@ use super::request::{Request, Wish};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::contract::{Answer, News, OpError, Outcome, Scope, ServerTime};
+use crate::store::contract::{Answer, OpError, Outcome, Scope, ServerTime, StoreEvent};
 
 /// A request is redirected so often at once; then it is delayed, so that two nodes that name each
 /// other are not kept busy.
@@ -51,16 +51,16 @@ impl Change<'_> {
                 let subscriptions = &self.state.subscriptions;
                 if is_busy && heard.is_some_and(|it| !subscriptions.is_heard(&key, it)) {
                     // The ticket may have been dropped for want of a subscription meanwhile.
-                    self.effects.news.push(News::Up {
+                    self.effects.events.push(StoreEvent::Up {
                         scope: Scope::Keys(Arc::new(move |other| *other == *key)),
                         queue: true,
                         complete: false,
                     });
                 }
             }
-            Verdict::Seen(sight) => {
+            Verdict::Seen(key_status) => {
                 if let Wish::Look(answer) = request.wish {
-                    self.effects.looks.push((answer, Ok(sight)));
+                    self.effects.looks.push((answer, Ok(key_status)));
                 }
             }
             Verdict::Stale | Verdict::More => {
@@ -108,7 +108,7 @@ impl Change<'_> {
             }
             "TRYAGAIN" => {
                 // In time for the caller, who waits for one response time-out at most.
-                let patience = self.shared.opening.response_timeout / 2;
+                let patience = self.shared.config.response_timeout / 2;
                 request.is_bare |= request.is_release() && request.since.elapsed() > patience;
                 self.delay(request, refusal);
             }
@@ -119,7 +119,7 @@ impl Change<'_> {
     /// Tries again after a pause, as long as the answer is of use.
     pub(super) fn delay(&mut self, mut request: Request, refusal: &Refusal) {
         let now = Instant::now();
-        let patience = request.since + self.shared.opening.response_timeout * 3 / 4;
+        let patience = request.since + self.shared.config.response_timeout * 3 / 4;
         let patience = request.useful_until().unwrap_or(patience);
         if now >= patience {
             return self.refuse(self.owner(request.slot), request, refusal);
@@ -193,7 +193,7 @@ impl Change<'_> {
         }
         let is_wanted = self.state.owners.is_empty() && !self.state.is_closed;
         if is_wanted {
-            self.effects.news.push(News::down(error));
+            self.effects.events.push(StoreEvent::down(error));
         }
         is_wanted
     }
@@ -233,7 +233,7 @@ impl SearchTask {
                 Ok(map) => shared.change(|change| change.install(map)),
                 Err(fault) => {
                     is_wanted = shared.change(|change| change.on_no_map(fault.into()));
-                    let listener = shared.opening.listener.upgrade();
+                    let listener = shared.config.listener.upgrade();
                     is_wanted &= listener.is_some_and(|it| it.uses(&Scope::All));
                 }
             }
@@ -259,7 +259,7 @@ impl SearchTask {
     }
 
     async fn find_map(&self) -> Result<SlotMap, Fault> {
-        let within = self.shared.opening.response_timeout;
+        let within = self.shared.config.response_timeout;
         let (connected, mut known) = self.shared.change(|change| {
             let nodes = &change.state.nodes;
             let connected = nodes.iter().filter_map(|node| {

@@ -16,7 +16,7 @@
 --         won: its epoch              busy:<ms left, or -1>:<score or ''>
 --         R, W, U, F: 1 was held, 0 was not      N: 1 renewed     V: seconds that the server is up, or -1
 --         stale  lost  not-old  more: the same op is to be sent again
---         I: {'sight', value or nil, ms left or negative, tickets}        {'error', text}
+--         I: {'key_status', value or nil, ms left or negative, tickets}        {'error', text}
 --
 -- Times are in µs, ttls in ms. What comes before the shortest path runs in every call. A reply of nested
 -- tables costs the server as much as two commands; a function, and each variable that it takes from
@@ -75,7 +75,7 @@ end
 -- All keys of a call are looked at in one or two commands. What these do not tell, the op asks again.
 local found = fence and (count > 1 or ops == 'R' or of_use ~= '') and try('EXISTS', unpack(KEYS, 1, 3 * count))
 
--- The shortest path: one lock that is free, or is released, and nobody waits. F1, F3: as in `draw`.
+-- The shortest path: one lock that is free, or is released, and nobody waits. F1, F3: as in `next_epoch`.
 if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and clock <= of_use then
   local last = try('SET', fence, clock, 'KEEPTTL', 'GET')
   local is_later = not last or (tonumber(last) or 9e15) < now
@@ -91,7 +91,7 @@ end
 -- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
 -- every op. A double counts no further than 2^53. KEEPTTL: a key that is no fence is left as it was.
 -- F3: `n .. ''` would lose the last digits of a number of 16. To spell one costs more than to reuse `clock`.
-local function draw()
+local function next_epoch()
   if not epoch then
     local last = count == 1 and clock or string.format('%d', now + count - 1)
     local old = redis.call('SET', fence, last, 'KEEPTTL', 'GET')
@@ -141,7 +141,7 @@ if fence and count > 1 then
   if freed[1] and try('DEL', unpack(freed)) ~= #freed then
     freed, reply = {}, { ARGV[1], clock or '' }
   end
-  for n = 1, free[1] and pcall(draw) and #free or 0 do
+  for n = 1, free[1] and pcall(next_epoch) and #free or 0 do
     local i = free[n]
     local set = try('SET', KEYS[i], ARGV[3 + i], 'PX', ARGV[3 + count + i])
     epoch = n == 1 and epoch or epoch + 1
@@ -208,7 +208,7 @@ end
 local function hand_over(op, head, owner, ttl, channel, set, member, place)
   op.head, added = head, nil
   redis.call('ZREM', op.queue, head[1])
-  local grant = '1 ' .. head[1] .. ' ' .. draw() .. ' ' .. clock .. ' ' .. string.sub(op.lock, #prefix + 2)
+  local grant = '1 ' .. head[1] .. ' ' .. next_epoch() .. ' ' .. clock .. ' ' .. string.sub(op.lock, #prefix + 2)
   place = member and stand(set, member, place, ttl)
   redis.call('SET', op.lock, owner, 'PX', ttl)
   local told = redis.pcall(publish, channel, grant)
@@ -267,9 +267,9 @@ local function perform(op, letter, known)
     -- For a slot that is being moved, where a call that names other keys beside the lock is refused.
     return held and redis.call('DEL', op.lock) == 1 and '1' or '0'
   elseif letter == 'I' then
-    return { 'sight', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue) }
+    return { 'key_status', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue) }
   elseif letter == 'V' then
-    -- The next draw of this call, too, goes on from there.
+    -- The next next_epoch of this call, too, goes on from there.
     local least = tonumber(op.ttl)
     if least >= 9e15 then
       error('ERR no fence can go on from there', 0)
@@ -299,7 +299,7 @@ local function perform(op, letter, known)
   elseif not is_yield and held then
     -- S3: a win is proved by the very command that reports it.
     wait_no_more(op)
-    local drawn = draw()
+    local drawn = next_epoch()
     lengthen(op)
     return drawn
   end
@@ -315,7 +315,7 @@ local function perform(op, letter, known)
     end
     -- K2: before the connection broke, ours may have stood in front of all that stand now.
     if not head or first == owner or place and place <= now and place < tonumber(head[2]) then
-      local drawn = draw()
+      local drawn = next_epoch()
       redis.call('SET', op.lock, winner, 'PX', op.ttl)
       wait_no_more(op)
       return drawn

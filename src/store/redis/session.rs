@@ -23,8 +23,8 @@ use super::script::{self, Script};
 use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
-use crate::store::contract::{Op, Opening, Scope, Session, Sight};
-use crate::store::relay::Relay;
+use crate::store::contract::{KeyStatus, Op, Scope, Session, SessionConfig};
+use crate::store::notifier::OrderedNotifier;
 use crate::store::send_window::SendWindow;
 use crate::user_code::log;
 
@@ -38,12 +38,12 @@ pub(super) struct RedisSession {
 /// What a session and its tasks share.
 pub(super) struct Shared {
     pub(super) topology: Topology,
-    pub(super) opening: Opening,
+    pub(super) config: SessionConfig,
     pub(super) names: Arc<Names>,
     /// How many replicas must have what is acquired.
     pub(super) min_replicas: Option<MinReplicas>,
     pub(super) script: &'static Script,
-    relay: Relay,
+    notifier: OrderedNotifier,
     state: Mutex<State>,
     warned: Warned,
     /// Whether a task is to be started as soon as somebody comes with a runtime.
@@ -64,10 +64,10 @@ impl RedisSession {
     pub(super) fn new(
         topology: Topology,
         min_replicas: Option<MinReplicas>,
-        opening: Opening,
+        config: SessionConfig,
     ) -> Self {
         let is_cluster = topology.seeds().is_some();
-        let (prefix, instance) = (opening.prefix.clone(), opening.instance.clone());
+        let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
         let (names, script) = match is_cluster {
             true => (Names::clustered(prefix, instance), &script::CLUSTER),
             false => (Names::new(prefix, instance), &script::SERVER),
@@ -82,8 +82,8 @@ impl RedisSession {
             min_replicas,
             names: Arc::new(names),
             script,
-            relay: Relay::new(opening.listener.clone()),
-            opening,
+            notifier: OrderedNotifier::new(config.listener.clone()),
+            config,
             state: Mutex::new(state),
             warned: Warned::default(),
             lacks_task: AtomicBool::new(!is_cluster),
@@ -114,7 +114,7 @@ impl Session for RedisSession {
         self.shared.lock().identity.clone()
     }
 
-    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let shared = self.shared.clone();
         async move {
             let (answer, answered) = oneshot::channel();
@@ -138,7 +138,7 @@ impl fmt::Debug for RedisSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisSession")
             .field("topology", &self.shared.topology)
-            .field("instance", &self.shared.opening.instance)
+            .field("instance", &self.shared.config.instance)
             .finish_non_exhaustive()
     }
 }
@@ -157,19 +157,19 @@ impl Shared {
             state: &mut state,
             effects: &mut effects,
         });
-        let tells = !effects.news.is_empty();
+        let tells = !effects.events.is_empty();
         if tells {
             // Under the lock: it is told in the order of the changes.
-            self.relay.put(effects.news.drain(..));
+            self.notifier.put(effects.events.drain(..));
         }
         drop(state);
         effects.woken.iter().for_each(|node| node.notify_one());
         if tells {
-            self.relay.tell();
+            self.notifier.tell();
         }
-        for (answer, sight) in effects.looks.drain(..) {
+        for (answer, key_status) in effects.looks.drain(..) {
             // Whoever asked may have gone.
-            let _ = answer.send(sight);
+            let _ = answer.send(key_status);
         }
         for task in effects.tasks {
             // Without a runtime it is dropped, which it tells the session.
@@ -261,7 +261,7 @@ impl Shared {
     pub(super) fn is_needed(self: &Arc<Self>, id: NodeId) -> bool {
         let slots = self.change(|change| change.slots_of(id));
         // Without the lock: the registry has one of its own.
-        let listener = self.opening.listener.upgrade();
+        let listener = self.config.listener.upgrade();
         listener.is_some_and(|listener| listener.uses(&self.scope(slots)))
     }
 

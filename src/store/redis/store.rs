@@ -20,7 +20,7 @@ use super::session::RedisSession;
 use super::tls::Tls;
 use super::topology::Topology;
 use crate::StoreError;
-use crate::store::contract::{Opening, Session};
+use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// How long [`RedisStore::connect`] waits for a server. Longer than a registry's usual
@@ -176,9 +176,9 @@ impl fmt::Debug for RedisStore {
 impl sealed::Sealed for RedisStore {}
 
 impl LockStore for RedisStore {
-    fn open(&self, opening: Opening) -> Arc<dyn Session> {
+    fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
         let topology = self.topology.clone();
-        Arc::new(RedisSession::new(topology, self.min_replicas, opening))
+        Arc::new(RedisSession::new(topology, self.min_replicas, config))
     }
 
     fn overhead(&self) -> Duration {

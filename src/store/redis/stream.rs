@@ -77,7 +77,7 @@ impl Link {
                 pushes.send(push)
             });
         }
-        let opening = async {
+        let config = async {
             let stream: Pin<Box<dyn AsyncStream + Send>> = match (opener, info.addr()) {
                 #[cfg(feature = "redis-1")]
                 (Opener::Client, _) => {
@@ -103,7 +103,7 @@ impl Link {
             Self::over(Limited { stream, received }, info, config).await
         };
         let began = std::time::Instant::now();
-        timeout(within, opening).await.unwrap_or_else(|_| {
+        timeout(within, config).await.unwrap_or_else(|_| {
             let reason = match began.elapsed() < within / 2 {
                 true => "timed out: tokio's clock is paused",
                 false => "timed out",
@@ -271,8 +271,8 @@ pub(super) mod tests {
         let info = "redis://localhost".into_connection_info().unwrap();
         let info = info.set_redis_settings(settings);
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        let opening = Link::over(limited(ours), &info, config);
-        (opening.await.unwrap(), theirs)
+        let config = Link::over(limited(ours), &info, config);
+        (config.await.unwrap(), theirs)
     }
 
     fn limited(stream: DuplexStream) -> Limited {

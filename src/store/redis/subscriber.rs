@@ -24,7 +24,7 @@ use super::node::Received;
 use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Order;
-use crate::store::contract::{News, Scope};
+use crate::store::contract::{Scope, StoreEvent};
 use crate::user_code::log;
 
 /// So many subscriptions are unconfirmed at a time.
@@ -91,7 +91,7 @@ impl SubscriberTask {
 
     /// Connects, and sees that a message that is published in a slot of the node arrives (O4).
     async fn connect(&mut self) -> Result<Connection, Fault> {
-        let within = self.shared.opening.response_timeout;
+        let within = self.shared.config.response_timeout;
         let endpoint = self.shared.topology.endpoint(&self.address, within).await?;
         let (sender, pushes) = mpsc::unbounded_channel();
         let (mut link, true) = endpoint.connect(within, sender).await? else {
@@ -175,7 +175,7 @@ impl SubscriberTask {
             return Err(self.condemned());
         }
         if let Some(Message::Granted { key, grant }) = message(&self.shared.names, push) {
-            let granted = Received::Heard(News::Granted { key, grant });
+            let granted = Received::Heard(StoreEvent::Granted { key, grant });
             self.shared.received(self.id, &mut vec![granted]);
         }
         Ok(())
@@ -294,7 +294,7 @@ impl Shared {
             }
             let doubtful = change.state.subscriptions.renew(id);
             if !doubtful.is_empty() {
-                change.effects.news.push(News::Up {
+                change.effects.events.push(StoreEvent::Up {
                     scope: Scope::Keys(Arc::new(move |key| doubtful.contains(key))),
                     queue: true,
                     complete: false,
@@ -361,7 +361,7 @@ impl Shared {
     /// Leaves the keys that nobody waits for any more; false: no key is left.
     fn clean_up_subscriptions(self: &Arc<Self>, id: NodeId) -> bool {
         let keys = self.change(|change| change.state.subscriptions.unused_at(id));
-        let listener = self.opening.listener.upgrade();
+        let listener = self.config.listener.upgrade();
         let waits = |key: &Arc<str>| listener.as_ref().is_some_and(|it| it.waits(key));
         // Without the lock: it asks the registry, which has a lock of its own.
         let needless: Vec<_> = keys.into_iter().filter(|key| !waits(key)).collect();

@@ -18,7 +18,7 @@ pub(super) enum Stage {
     /// Not there: not yet, between two visits, or for good.
     Out,
     Waiting(WaiterId),
-    Seated(WaiterId),
+    Granted(WaiterId),
     Holding(WaiterId),
     Finishing,
     /// Dropped, while its turnstile is being told.
@@ -34,7 +34,7 @@ pub(super) struct Caller {
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
     /// Whether its key stays in the store when it is done.
-    pub(super) keeps: bool,
+    pub(super) lets_expire: bool,
     /// Whose lease it adopts, if it does not stand in line.
     pub(super) adopts: Option<Arc<str>>,
     /// It asked for its lease to last so long: when, and until when by its own clock.
@@ -43,7 +43,7 @@ pub(super) struct Caller {
     pub(super) comes_at: True,
     /// When its wait is over.
     pub(super) until: True,
-    /// When it was last seated.
+    /// When it was last granted.
     pub(super) seated_at: True,
     /// It was told that its renewal is late, and of no renewal since.
     pub(super) warned: bool,
@@ -62,9 +62,9 @@ impl Caller {
             key: 0,
             ttl,
             stage: Stage::Out,
-            patience: Patience::Stand,
+            patience: Patience::Queue,
             renewals: 0,
-            keeps: false,
+            lets_expire: false,
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -115,14 +115,14 @@ impl World {
             patience: if once {
                 Patience::Once
             } else {
-                Patience::Stand
+                Patience::Queue
             },
             renewals: if rng.chance(600) {
                 rng.pick(&[1, 3, u32::MAX])
             } else {
                 0
             },
-            keeps: rng.chance(profile.keepers),
+            lets_expire: rng.chance(profile.keepers),
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -166,7 +166,7 @@ impl World {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
-            keeps: caller.keeps,
+            lets_expire: caller.lets_expire,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
         };
@@ -216,7 +216,7 @@ impl World {
         match (&verdict, stage) {
             (_, Stage::Leaving) => {}
             (
-                Verdict::Seated {
+                Verdict::Granted {
                     token, deadline, ..
                 },
                 Stage::Waiting(waiter),
@@ -225,7 +225,7 @@ impl World {
                 caller.seated_at = self.now;
                 caller.extended = None;
                 caller.warned = false;
-                caller.stage = Stage::Seated(waiter);
+                caller.stage = Stage::Granted(waiter);
                 if caller.adopts.is_some() {
                     self.check_adopted(id);
                 } else {
@@ -247,12 +247,12 @@ impl World {
                     self.plan(delay, Event::Look(id, visit));
                 }
             }
-            (Verdict::Prolonged { deadline, last }, Stage::Seated(_) | Stage::Holding(_)) => {
+            (Verdict::Prolonged { deadline, last }, Stage::Granted(_) | Stage::Holding(_)) => {
                 self.lease_prolonged(process, key, id, *deadline, *last);
             }
             (Verdict::Unrenewed(_), Stage::Holding(_)) => {}
             (Verdict::RenewalLate, Stage::Holding(_)) => self.check_late(key, id),
-            (Verdict::TurnLost, Stage::Seated(_)) => {
+            (Verdict::TurnLost, Stage::Granted(_)) => {
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
                 // It learns of it when it looks at last.
@@ -276,8 +276,8 @@ impl World {
                 let delay = self.rng.between(0, most);
                 self.plan(delay, Event::Finish(id, visit));
             }
-            (Verdict::Closed, Stage::Seated(_) | Stage::Holding(_)) => {
-                if matches!(stage, Stage::Holding(_)) && self.callers[id].keeps {
+            (Verdict::Closed, Stage::Granted(_) | Stage::Holding(_)) => {
+                if matches!(stage, Stage::Holding(_)) && self.callers[id].lets_expire {
                     self.lease_kept(key, id);
                 }
                 self.lease_ends(key, id);
@@ -343,7 +343,7 @@ impl World {
     pub(super) fn caller_looks(&mut self, id: CallerId, visit: u32) {
         let caller = &self.callers[id];
         let (process, key) = (caller.process, caller.key);
-        let Stage::Seated(waiter) = caller.stage else {
+        let Stage::Granted(waiter) = caller.stage else {
             return;
         };
         if caller.visit != visit {
@@ -352,7 +352,7 @@ impl World {
         let taken = self.feed(process, key, |turnstile, cx| turnstile.take(cx, waiter));
         self.note(|_| format!("r{process} k{key} c{id} takes it: {taken}"));
         let stage = self.callers[id].stage;
-        if taken != (stage == Stage::Seated(waiter)) {
+        if taken != (stage == Stage::Granted(waiter)) {
             self.breach(format!("c{id} takes its turn: {taken}, but is {stage:?}"));
         }
         if taken {
@@ -377,14 +377,14 @@ impl World {
         }
     }
 
-    /// It is dropped: in line, or seated and not taken.
+    /// It is dropped: in line, or granted and not taken.
     pub(super) fn caller_leaves(&mut self, id: CallerId, visit: u32) {
         let caller = &mut self.callers[id];
         let (process, key) = (caller.process, caller.key);
         if caller.visit != visit {
             return;
         }
-        let (Stage::Waiting(waiter) | Stage::Seated(waiter)) = caller.stage else {
+        let (Stage::Waiting(waiter) | Stage::Granted(waiter)) = caller.stage else {
             return;
         };
         caller.stage = Stage::Leaving;
@@ -408,15 +408,15 @@ impl World {
         }
         let caller = &mut self.callers[id];
         caller.stage = Stage::Finishing;
-        let keeps = caller.keeps;
+        let lets_expire = caller.lets_expire;
         let detaches = !self.calm && self.rng.chance(self.profile.detached);
         self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
         self.check_extended(id);
-        if keeps || detaches {
+        if lets_expire || detaches {
             self.lease_kept(key, id);
         }
         self.lease_finishes(key, id);
-        let keep = keeps || detaches;
+        let keep = lets_expire || detaches;
         let kept = self.feed(process, key, |turnstile, cx| {
             turnstile.finish(cx, waiter, keep)
         });
@@ -431,11 +431,11 @@ impl World {
     /// left that the caller could finish: the caller is told `Closed`, and nothing after that.
     fn caller_finishes_too_late(&mut self, id: CallerId, waiter: WaiterId) {
         let caller = &self.callers[id];
-        let (process, key, keeps) = (caller.process, caller.key, caller.keeps);
+        let (process, key, lets_expire) = (caller.process, caller.key, caller.lets_expire);
         self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
         // As one that holds it is told of the end.
         let kept = self.feed(process, key, |turnstile, cx| {
-            turnstile.finish(cx, waiter, keeps)
+            turnstile.finish(cx, waiter, lets_expire)
         });
         let stage = self.callers[id].stage;
         if stage != Stage::Out || kept.is_some() {

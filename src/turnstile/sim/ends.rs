@@ -29,9 +29,9 @@ impl World {
     fn lock(&mut self, key: KeyId) -> Option<(String, ServerTime)> {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let sight = self.server.keyspace.inspect(&prefix, &name, now);
-        let left = sight.left.unwrap_or(Duration::from_secs(1 << 30));
-        Some((sight.owner?, now + left.as_micros() as u64))
+        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
+        let left = key_status.left.unwrap_or(Duration::from_secs(1 << 30));
+        Some((key_status.owner?, now + left.as_micros() as u64))
     }
 
     /// A lease is over for its holder, and its key is to stay.
@@ -54,7 +54,7 @@ impl World {
     }
 
     /// Whether what the store has is what a lease left.
-    pub(super) fn is_kept(&mut self, key: KeyId) -> bool {
+    pub(super) fn is_remembered(&mut self, key: KeyId) -> bool {
         let value = self.lock(key).map(|(owner, _)| owner);
         let kept = &self.referee.kept[key];
         kept.as_ref()
@@ -64,7 +64,7 @@ impl World {
     /// Nothing is sent for an owner whose lease is over and whose key is to stay; and nobody is entered
     /// who does not wait (G3).
     pub(super) fn check_sent(&mut self, process: ProcessId, key: KeyId, op: &Op) {
-        if matches!(op, Op::Enter { .. }) && !self.has_standing(process, key) {
+        if matches!(op, Op::Enter { .. }) && !self.has_patient(process, key) {
             self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
         }
         let owner = match *op {
@@ -82,9 +82,9 @@ impl World {
         let owner = format!("{}:{}", self.processes[process].instance, owner.0);
         let now = self.server.clock.micros(self.now);
         let kept = self.referee.kept[key].as_ref();
-        let is_kept = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);
+        let is_remembered = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);
         // Within a clock's inaccuracy it may have run out by ours.
-        if self.profile.promised() && is_kept {
+        if self.profile.promised() && is_remembered {
             let slack = 2 * MILLI + self.profile.longest_ttl() / 500;
             if kept.is_some_and(|kept| now + slack < kept.until) {
                 self.breach(format!("r{process} k{key}: {op:?} for what is to stay"));

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::clock::{MILLI, True};
-use super::process::{News, ProcessId};
+use super::process::{ProcessId, StoreEvent};
 use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
@@ -138,7 +138,7 @@ impl World {
             self.flush_soon(id);
         } else {
             let (op, error) = (item.op, OpError::Unsent(broken()));
-            self.tell(id, News::Replied(key, op, Err(error)));
+            self.tell(id, StoreEvent::Replied(key, op, Err(error)));
         }
     }
 
@@ -203,7 +203,7 @@ impl World {
             }
             self.referee.counts.shed += 1;
             let error = OpError::TooLate(StoreError::new("too late"));
-            self.tell(id, News::Replied(item.key, item.op, Err(error)));
+            self.tell(id, StoreEvent::Replied(item.key, item.op, Err(error)));
         }
         timely
     }
@@ -217,7 +217,7 @@ impl World {
         let oldest = link.in_flight.pop_front().map(|(id, _)| id);
         assert_eq!(oldest, Some(reply.call.id), "answers come in order");
         let answered = link.window.answered();
-        let ops = answered.expect("a call is in flight until its reply");
+        let ops = answered.expect("a call is in in_flight until its reply");
         let said = match reply.said {
             // Again, with the script, before whatever else waits for their keys.
             Told::NoScript => {
@@ -271,23 +271,23 @@ impl World {
                     return false;
                 }
                 let error = OpError::Unknown(broken());
-                self.tell(id, News::Replied(item.key, item.op, Err(error)));
+                self.tell(id, StoreEvent::Replied(item.key, item.op, Err(error)));
                 return true;
             }
         };
-        self.tell(id, News::Replied(item.key, item.op, result));
+        self.tell(id, StoreEvent::Replied(item.key, item.op, result));
         false
     }
 
     pub(super) fn on_push(&mut self, conn: ConnId, key: KeyId, grant: Grant) {
         let id = self.server.conns[conn].process;
         if self.processes[id].link.conn == Some(conn) && !self.server.conns[conn].cut {
-            let news = if self.is_unconfirmed() {
-                News::Unconfirmed(key, grant, too_few())
+            let event = if self.is_unconfirmed() {
+                StoreEvent::Unconfirmed(key, grant, too_few())
             } else {
-                News::Granted(key, grant)
+                StoreEvent::Granted(key, grant)
             };
-            self.tell(id, news);
+            self.tell(id, event);
         }
     }
 
@@ -340,14 +340,14 @@ impl World {
         }
         for item in lost {
             let error = OpError::Unknown(broken());
-            self.tell(id, News::Replied(item.key, item.op, Err(error)));
+            self.tell(id, StoreEvent::Replied(item.key, item.op, Err(error)));
         }
         for item in unsent {
             // One that came back too late once has not been done either.
             let error = OpError::Unsent(broken());
-            self.tell(id, News::Replied(item.key, item.op, Err(error)));
+            self.tell(id, StoreEvent::Replied(item.key, item.op, Err(error)));
         }
-        self.tell(id, News::Down(broken()));
+        self.tell(id, StoreEvent::Down(broken()));
         let pause = if self.calm {
             20 * MILLI
         } else {
@@ -387,7 +387,7 @@ impl World {
         // A little old, as it came with an answer.
         process.link.probe = (at.saturating_sub(100), process.clock.moment(self.now));
         let queue = self.server.conns[conn].subscribed;
-        self.tell(id, News::Up { queue });
+        self.tell(id, StoreEvent::Up { queue });
         self.flush_soon(id);
     }
 }

@@ -1,4 +1,4 @@
-//! A process: its turnstiles, its clock, and what the driver does with them.
+//! A process: its turnstiles, its clock, and what the engine does with them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError};
 use crate::store::send_window::Limits;
-use crate::turnstile::{Cx, Effect, Moment, Rules, Supply, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 pub(super) type ProcessId = usize;
 
@@ -28,10 +28,10 @@ pub(super) struct Process {
     /// Until when, after the shutdown, a holder that heard of it may end its work.
     grace: Option<Moment>,
     pub(super) stiles: BTreeMap<KeyId, Stile>,
-    supply: Supply,
+    ids: Ids,
     /// Whether grants reach it, as far as it knows.
     queue: bool,
-    inbox: VecDeque<News>,
+    inbox: VecDeque<StoreEvent>,
     /// Keys with an op in flight (O2).
     flying: BTreeSet<KeyId>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Stile {
 }
 
 /// What the session tells, as in the contract.
-pub(super) enum News {
+pub(super) enum StoreEvent {
     Replied(KeyId, Op, Result<Answer, OpError>),
     Granted(KeyId, Grant),
     Unconfirmed(KeyId, Grant, StoreError),
@@ -63,14 +63,14 @@ impl Process {
             closed: false,
             grace: None,
             stiles: BTreeMap::new(),
-            supply: Supply::new(seed),
+            ids: Ids::new(seed),
             queue: true,
             inbox: VecDeque::new(),
             flying: BTreeSet::new(),
         }
     }
 
-    pub(super) fn stands(&self) -> bool {
+    pub(super) fn is_patient(&self) -> bool {
         self.queue && self.link.up
     }
 }
@@ -81,7 +81,7 @@ impl World {
         &mut self,
         id: ProcessId,
         key: KeyId,
-        event: impl FnOnce(&mut Turnstile<CallerId>, &mut Cx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<CallerId>, &mut EventCx<'_>) -> R,
     ) -> R {
         let result = self.put_in(id, key, event);
         self.drain(id, key);
@@ -92,7 +92,7 @@ impl World {
         &mut self,
         id: ProcessId,
         key: KeyId,
-        event: impl FnOnce(&mut Turnstile<CallerId>, &mut Cx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<CallerId>, &mut EventCx<'_>) -> R,
     ) -> R {
         let rules = Rules {
             local_passes: self.profile.local_passes,
@@ -106,9 +106,9 @@ impl World {
             turnstile: Turnstile::new(rules, queue),
             armed: None,
         });
-        let mut cx = Cx {
+        let mut cx = EventCx {
             now,
-            supply: &mut process.supply,
+            ids: &mut process.ids,
         };
         event(&mut stile.turnstile, &mut cx)
     }
@@ -200,20 +200,20 @@ impl World {
         }
     }
 
-    pub(super) fn tell(&mut self, id: ProcessId, news: News) {
-        self.processes[id].inbox.push_back(news);
+    pub(super) fn tell(&mut self, id: ProcessId, event: StoreEvent) {
+        self.processes[id].inbox.push_back(event);
     }
 
     pub(super) fn read_inbox(&mut self, id: ProcessId) {
-        while let Some(news) = self.processes[id].inbox.pop_front() {
-            self.on_news(id, news);
+        while let Some(event) = self.processes[id].inbox.pop_front() {
+            self.on_news(id, event);
         }
     }
 
-    fn on_news(&mut self, id: ProcessId, news: News) {
+    fn on_news(&mut self, id: ProcessId, event: StoreEvent) {
         let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
-        match news {
-            News::Replied(key, op, result) => {
+        match event {
+            StoreEvent::Replied(key, op, result) => {
                 self.note(|_| format!("r{id} k{key} hears of {op:?}: {result:?}"));
                 if !matches!(op, Op::Renew { .. }) {
                     self.processes[id].flying.remove(&key);
@@ -224,22 +224,26 @@ impl World {
                     self.renewal_confirmed(id, key);
                 }
             }
-            News::Granted(key, grant) => {
+            StoreEvent::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
-                self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant, None));
+                self.feed(id, key, |turnstile, cx| {
+                    turnstile.grant_received(cx, grant, None)
+                });
             }
-            News::Unconfirmed(key, grant, error) => {
+            StoreEvent::Unconfirmed(key, grant, error) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
                 let doubt = Some(error);
-                self.feed(id, key, |turnstile, cx| turnstile.granted(cx, grant, doubt));
+                self.feed(id, key, |turnstile, cx| {
+                    turnstile.grant_received(cx, grant, doubt)
+                });
             }
-            News::Freed(key) => {
+            StoreEvent::Freed(key) => {
                 self.note(|_| format!("r{id} k{key} hears that it is free"));
                 if keys.contains(&key) {
                     self.feed(id, key, |turnstile, cx| turnstile.freed(cx));
                 }
             }
-            News::Up { queue } => {
+            StoreEvent::Up { queue } => {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));
                 self.processes[id].queue = queue;
                 for key in &keys {
@@ -251,7 +255,7 @@ impl World {
                     }
                 }
             }
-            News::Down(error) => {
+            StoreEvent::Down(error) => {
                 self.note(|_| format!("r{id} is down"));
                 for key in keys {
                     self.feed(id, key, |turnstile, cx| turnstile.down(cx, &error));

@@ -312,33 +312,33 @@ impl World {
     fn check_proof(&mut self, key: KeyId, lease: &Seen) {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let sight = self.server.keyspace.inspect(&prefix, &name, now);
+        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
         let process = &self.processes[lease.process];
-        let ours = sight
+        let ours = key_status
             .owner
             .as_ref()
             .is_some_and(|owner| owner.split(':').next() == Some(&*process.instance));
-        let left = sight.left.map_or(0, |left| left.as_micros() as u64);
+        let left = key_status.left.map_or(0, |left| left.as_micros() as u64);
         let ends = self.now + self.server.clock.lasts(left);
         let believed = process.clock.when(lease.deadline);
         if !ours || believed > ends {
             self.breach(format!(
-                "k{key}: {lease:?} is believed to {believed} us, the store has {sight:?}, to {ends} us"
+                "k{key}: {lease:?} is believed to {believed} us, the store has {key_status:?}, to {ends} us"
             ));
         }
     }
 
     /// F1: draws grow in the order in which the store makes them.
-    pub(super) fn check_draw(&mut self, answer: &Answer, delivery: Option<&Delivery>) {
-        let mut draws = Vec::new();
-        if let Outcome::Won { draw } = answer.outcome {
-            draws.push(draw);
+    pub(super) fn check_epoch(&mut self, answer: &Answer, delivery: Option<&Delivery>) {
+        let mut epochs = Vec::new();
+        if let Outcome::Won { epoch } = answer.outcome {
+            epochs.push(epoch);
         }
-        draws.extend(delivery.and_then(|delivery| Some(delivery.grant.as_ref()?.draw)));
-        for draw in draws {
-            let last = std::mem::replace(&mut self.server.last_draw, draw);
-            if draw <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {
-                self.breach(format!("F1: draw {draw} after {last}"));
+        epochs.extend(delivery.and_then(|delivery| Some(delivery.grant.as_ref()?.epoch)));
+        for epoch in epochs {
+            let last = std::mem::replace(&mut self.server.last_epoch, epoch);
+            if epoch <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {
+                self.breach(format!("F1: epoch {epoch} after {last}"));
             }
         }
     }

@@ -25,14 +25,14 @@ impl World {
             self.check_leftovers(key);
             let waits = self.callers.iter().any(|caller| {
                 caller.key == key
-                    && caller.patience == Patience::Stand
+                    && caller.patience == Patience::Queue
                     && matches!(caller.stage, Stage::Waiting(_))
-                    && self.processes[caller.process].stands()
+                    && self.processes[caller.process].is_patient()
                     && !self.processes[caller.process].stopped
             });
             let leases = &self.referee.leases[key];
             let held = leases.iter().any(|lease| self.is_valid(lease));
-            if held || !waits || self.is_strange(key) || self.is_kept(key) {
+            if held || !waits || self.is_strange(key) || self.is_remembered(key) {
                 self.referee.starving[key] = None;
                 continue;
             }
@@ -56,8 +56,8 @@ impl World {
     fn is_strange(&mut self, key: KeyId) -> bool {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let sight = self.server.keyspace.inspect(&prefix, &name, now);
-        sight
+        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
+        key_status
             .owner
             .is_some_and(|owner| owner.starts_with("stranger"))
     }
@@ -97,8 +97,8 @@ impl World {
     pub(super) fn holder(&mut self, key: KeyId) -> Option<String> {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let sight = self.server.keyspace.inspect(&prefix, &name, now);
-        let owner = sight.owner?;
+        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
+        let owner = key_status.owner?;
         owner.split(':').next().map(str::to_owned)
     }
 
@@ -119,8 +119,8 @@ impl World {
                 .link
                 .conn
                 .is_none_or(|conn| self.server.conns[conn].cut);
-            let up = !process.gone && process.stands() && !silent;
-            let stands = up && self.has_standing(id, key);
+            let up = !process.gone && process.is_patient() && !silent;
+            let stands = up && self.has_patient(id, key);
             if placed || !stands {
                 self.referee.unqueued.remove(&(id, key));
                 continue;
@@ -150,11 +150,11 @@ impl World {
         }
     }
 
-    pub(super) fn has_standing(&self, process: ProcessId, key: KeyId) -> bool {
+    pub(super) fn has_patient(&self, process: ProcessId, key: KeyId) -> bool {
         self.callers.iter().any(|caller| {
             caller.process == process
                 && caller.key == key
-                && caller.patience == Patience::Stand
+                && caller.patience == Patience::Queue
                 && matches!(caller.stage, Stage::Waiting(_))
         })
     }
@@ -178,7 +178,7 @@ impl World {
         let helpless = !self.profile.kills || self.referee.refused_for_good;
         // A clock set back lets everything stand for longer than its owner is owed for.
         let shortly = SECOND / 10 + self.referee.stepped;
-        if helpless || self.now - since < shortly || self.is_kept(key) {
+        if helpless || self.now - since < shortly || self.is_remembered(key) {
             return;
         }
         let tickets = self.tickets(key);

@@ -22,7 +22,7 @@ pub(super) struct Server {
     pub(super) scripts: bool,
     /// Not to be reached before.
     pub(super) down_until: True,
-    pub(super) last_draw: u64,
+    pub(super) last_epoch: u64,
 }
 
 /// One connection, as the net and the server see it.
@@ -70,7 +70,7 @@ impl Server {
             conns: Vec::new(),
             scripts: false,
             down_until: 0,
-            last_draw: 0,
+            last_epoch: 0,
         }
     }
 }
@@ -179,7 +179,7 @@ impl World {
             )
         });
         self.check_kept(item.key, &item.op, process);
-        self.check_draw(&answer, delivery.as_ref());
+        self.check_epoch(&answer, delivery.as_ref());
         self.check_renewal(process, &item.op, &answer.outcome);
         self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
         if let Op::Listen { .. } = item.op

@@ -250,7 +250,7 @@ impl World {
             Event::Straggler(_, conn, key, op) => self.catch_up(id, conn, key, op),
             Event::Reply(conn, reply) => self.on_reply(conn, reply),
             Event::Push(conn, key, grant) => self.on_push(conn, key, grant),
-            Event::Freed(_, key) => self.tell(id, super::process::News::Freed(key)),
+            Event::Freed(_, key) => self.tell(id, super::process::StoreEvent::Freed(key)),
             Event::Overdue(conn, call) => self.on_overdue(conn, call),
             Event::Notice(conn) => self.on_notice(conn),
             Event::Reconnect(_) => self.reconnect(id),

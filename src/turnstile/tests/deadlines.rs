@@ -12,8 +12,8 @@ fn d1_a_win_counts_from_before_it_was_sent() {
     desk.arrive("a", fixed(1000));
     let enter = desk.sent();
     desk.stop_until(1300);
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    let (token, until) = desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    let (token, until) = desk.granted("a");
     assert_eq!((token, until), (5 * 64, deadline(1000, 1000)));
 }
 
@@ -46,8 +46,8 @@ fn d1_a_renewal_never_brings_a_deadline_forward() {
     let enter = desk.sent();
     let b = desk.arrive("b", fixed(100).renewed());
     desk.leave(a);
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    assert_eq!(desk.seated("b").1, deadline(1000, 1000));
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    assert_eq!(desk.granted("b").1, deadline(1000, 1000));
     assert!(desk.take(b));
     desk.up(true);
     let renew = desk.sent();
@@ -73,7 +73,7 @@ fn d2_a_grant_counts_from_the_newest_answer_before_it() {
         desk.reply_at(&enter, 1000, busy(5000, 1));
         desk.stop_until(seen);
         desk.grant_at(asker(&enter), 1000, 6, 3000);
-        assert_eq!(desk.seated("a").1, deadline(3000, 1000) - 2000);
+        assert_eq!(desk.granted("a").1, deadline(3000, 1000) - 2000);
     }
 }
 
@@ -93,7 +93,7 @@ fn d2_without_an_answer_a_grant_counts_from_the_first_sending() {
     // O3: the grant waits for the reply, and that is a refusal which proves nothing.
     desk.grant(asker(&enter), 1000, 6);
     desk.fail(&again, OpError::Refused(broken()));
-    assert_eq!(desk.seated("a").1, deadline(1000, 1000));
+    assert_eq!(desk.granted("a").1, deadline(1000, 1000));
 }
 
 /// Found by simulation: stopped after an enter went out. The grant of before is in the socket,
@@ -136,8 +136,8 @@ fn d2_a_stepped_clock_is_not_believed() {
     desk.untold("a");
     let again = desk.sent();
     assert_eq!(asker(&again), asker(&enter));
-    desk.reply(&again, Outcome::Won { draw: 7 });
-    assert_eq!(desk.seated("a"), (7 * 64, deadline(1500, 1000)));
+    desk.reply(&again, Outcome::Won { epoch: 7 });
+    assert_eq!(desk.granted("a"), (7 * 64, deadline(1500, 1000)));
 }
 
 /// The answer was from another server: its times say nothing about this one's grant.
@@ -156,7 +156,7 @@ fn d2_proofs_end_with_their_connection() {
     desk.ahead -= 200;
     desk.grant(asker(&enter), 1000, 6);
     desk.fail(&again, OpError::Refused(broken()));
-    assert_eq!(desk.seated("a").1, deadline(1000, 1000));
+    assert_eq!(desk.granted("a").1, deadline(1000, 1000));
 }
 
 /// A win that was on its way for longer than its ttl is neither used nor given back: the same
@@ -167,14 +167,14 @@ fn d4_a_win_that_is_over_on_arrival_is_asked_again() {
     desk.arrive("a", fixed(1000));
     let enter = desk.sent();
     desk.stop_until(2100);
-    desk.reply_at(&enter, 1050, Outcome::Won { draw: 5 });
+    desk.reply_at(&enter, 1050, Outcome::Won { epoch: 5 });
     desk.untold("a");
     let again = desk.sent();
     assert_eq!(asker(&again), asker(&enter));
     assert!(matches!(again, Op::Enter { .. }));
     desk.silent();
-    desk.reply(&again, Outcome::Won { draw: 6 });
-    assert_eq!(desk.seated("a").0, 6 * 64);
+    desk.reply(&again, Outcome::Won { epoch: 6 });
+    assert_eq!(desk.granted("a").0, 6 * 64);
 }
 
 /// The same for a grant; and with nobody left it is given back.
@@ -191,7 +191,7 @@ fn d4_a_grant_that_is_over_on_arrival() {
     assert_eq!(asker(&again), asker(&enter));
     desk.leave(a);
     desk.stop_until(5000);
-    desk.reply_at(&again, 3100, Outcome::Won { draw: 7 });
+    desk.reply_at(&again, 3100, Outcome::Won { epoch: 7 });
     assert_eq!(
         desk.sent(),
         Op::Release {
@@ -271,8 +271,8 @@ fn d5_a_release_is_owed_while_the_store_may_hold_the_key() {
     let enter = desk.sent();
     let b = desk.arrive("b", fixed(30_000));
     desk.leave(a);
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("b");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("b");
     assert!(desk.take(b));
     let renew = desk.sent();
     assert!(matches!(renew, Op::Renew { .. }));
@@ -298,7 +298,7 @@ fn d2_a_grant_is_worth_the_ttl_it_names() {
     let enter = desk.sent();
     desk.reply(&enter, busy(5000, 1));
     desk.grant(asker(&enter), 500, 6);
-    assert_eq!(desk.seated("a").1, deadline(1000, 500));
+    assert_eq!(desk.granted("a").1, deadline(1000, 500));
 }
 
 /// K1: the ticket's text is fixed, so a server that names more than it says is not to be believed.
@@ -310,7 +310,7 @@ fn d2_a_grant_is_worth_no_more_than_its_ticket() {
     let enter = desk.sent();
     desk.reply(&enter, busy(5000, 1));
     desk.grant(asker(&enter), 86_400_000, 6);
-    assert_eq!(desk.seated("a").1, deadline(1000, 1000));
+    assert_eq!(desk.granted("a").1, deadline(1000, 1000));
     assert!(desk.take(a));
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Cx, Effect, FOREVER, Moment, Patience, Rules, Supply, Turnstile, Verdict, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Verdict, Waiter, WaiterId,
 };
 
 /// What the server's clock shows when ours shows 0, in milliseconds.
@@ -36,7 +36,7 @@ pub(super) struct Desk {
     pub(super) now: Moment,
     /// Server time minus ours, in milliseconds.
     pub(super) ahead: i64,
-    supply: Supply,
+    ids: Ids,
     sent: VecDeque<Op>,
     told: Vec<(&'static str, Verdict)>,
     /// Whose policy was asked for a pause, each time.
@@ -50,7 +50,7 @@ pub(super) struct Desk {
 pub(super) struct Wish {
     ttl: u64,
     renewals: u32,
-    keeps: bool,
+    lets_expire: bool,
     patience: Patience,
     until: Moment,
 }
@@ -60,8 +60,8 @@ pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
         renewals: 0,
-        keeps: false,
-        patience: Patience::Stand,
+        lets_expire: false,
+        patience: Patience::Queue,
         until: FOREVER,
     }
 }
@@ -78,7 +78,7 @@ impl Wish {
     /// Its key stays in the store when it ends.
     pub(super) fn kept(self) -> Self {
         Self {
-            keeps: true,
+            lets_expire: true,
             ..self
         }
     }
@@ -116,7 +116,7 @@ impl Desk {
             turnstile: Turnstile::new(rules, queue),
             now: ms(1000),
             ahead: EPOCH as i64,
-            supply: Supply::new(1),
+            ids: Ids::new(1),
             sent: VecDeque::new(),
             told: Vec::new(),
             asked: Vec::new(),
@@ -126,11 +126,11 @@ impl Desk {
 
     pub(super) fn feed<R>(
         &mut self,
-        event: impl FnOnce(&mut Turnstile<&'static str>, &mut Cx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<&'static str>, &mut EventCx<'_>) -> R,
     ) -> R {
-        let mut cx = Cx {
+        let mut cx = EventCx {
             now: self.now,
-            supply: &mut self.supply,
+            ids: &mut self.ids,
         };
         let result = event(&mut self.turnstile, &mut cx);
         while let Some(effect) = self.turnstile.next_effect() {
@@ -139,8 +139,9 @@ impl Desk {
                 Effect::Wake(who, verdict) => self.told.push((who, verdict)),
                 Effect::AskPolicy(who, id) => {
                     self.asked.push(who);
-                    let (pause, now, supply) = (self.pause, self.now, &mut self.supply);
-                    self.turnstile.on_pause(&mut Cx { now, supply }, id, pause);
+                    let (pause, now, ids) = (self.pause, self.now, &mut self.ids);
+                    self.turnstile
+                        .on_pause(&mut EventCx { now, ids }, id, pause);
                 }
             }
         }
@@ -188,7 +189,7 @@ impl Desk {
             who,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
-            keeps: wish.keeps,
+            lets_expire: wish.lets_expire,
             patience: wish.patience,
             until: wish.until,
         }
@@ -252,30 +253,30 @@ impl Desk {
         self.down();
     }
 
-    pub(super) fn grant_at(&mut self, owner: Owner, ttl: u64, draw: u64, at: u64) {
+    pub(super) fn grant_at(&mut self, owner: Owner, ttl: u64, epoch: u64, at: u64) {
         let grant = Grant {
             owner,
             ttl: ms(ttl),
-            draw,
+            epoch,
             at: (at as i64 + self.ahead) as u64 * 1000,
         };
-        self.feed(|turnstile, cx| turnstile.granted(cx, grant, None));
+        self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, None));
     }
 
     /// It was granted just now, and does not count.
-    pub(super) fn grant_in_vain(&mut self, owner: Owner, ttl: u64, draw: u64) {
+    pub(super) fn grant_in_vain(&mut self, owner: Owner, ttl: u64, epoch: u64) {
         let grant = Grant {
             owner,
             ttl: ms(ttl),
-            draw,
+            epoch,
             at: (self.now.as_millis() as i64 + self.ahead) as u64 * 1000,
         };
         let doubt = Some(too_few());
-        self.feed(|turnstile, cx| turnstile.granted(cx, grant, doubt));
+        self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, doubt));
     }
 
-    pub(super) fn grant(&mut self, owner: Owner, ttl: u64, draw: u64) {
-        self.grant_at(owner, ttl, draw, self.now.as_millis() as u64);
+    pub(super) fn grant(&mut self, owner: Owner, ttl: u64, epoch: u64) {
+        self.grant_at(owner, ttl, epoch, self.now.as_millis() as u64);
     }
 
     /// The next op that was sent.
@@ -328,9 +329,9 @@ impl Desk {
         assert!(verdict.is_none(), "{who} was told {verdict:?}");
     }
 
-    /// Somebody was seated: the token and the deadline in microseconds.
+    /// Somebody was granted: the token and the deadline in microseconds.
     #[track_caller]
-    pub(super) fn seated(&mut self, who: &str) -> (u64, u64) {
+    pub(super) fn granted(&mut self, who: &str) -> (u64, u64) {
         let (token, deadline, _) = self.seated_leading(who);
         (token, deadline)
     }
@@ -339,22 +340,22 @@ impl Desk {
     #[track_caller]
     pub(super) fn seated_leading(&mut self, who: &str) -> (u64, u64, bool) {
         match self.told(who) {
-            Verdict::Seated {
+            Verdict::Granted {
                 token,
                 deadline,
                 leads,
             } => (token, deadline.as_micros() as u64, leads),
-            other => panic!("{who} was to be seated, not told {other:?}"),
+            other => panic!("{who} was to be granted, not told {other:?}"),
         }
     }
 
     /// Somebody alone comes, asks a free store, and takes the lease.
     #[track_caller]
-    pub(super) fn hold(&mut self, who: &'static str, wish: Wish, draw: u64) -> (WaiterId, Owner) {
+    pub(super) fn hold(&mut self, who: &'static str, wish: Wish, epoch: u64) -> (WaiterId, Owner) {
         let id = self.arrive(who, wish);
         let op = self.sent();
-        self.reply(&op, Outcome::Won { draw });
-        self.seated(who);
+        self.reply(&op, Outcome::Won { epoch });
+        self.granted(who);
         assert!(self.take(id));
         (id, asker(&op))
     }

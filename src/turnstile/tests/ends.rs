@@ -55,8 +55,8 @@ fn w2_a_kept_key_is_not_passed_on() {
     desk.silent();
     desk.wait_until(1940);
     let again = desk.sent();
-    desk.reply(&again, Outcome::Won { draw: 6 });
-    desk.seated("b");
+    desk.reply(&again, Outcome::Won { epoch: 6 });
+    desk.granted("b");
 }
 
 /// A pass brings what is left of the tenure. A key that is to stay for its ttl wants all of it.
@@ -69,8 +69,8 @@ fn w6_one_whose_key_is_kept_is_given_no_pass() {
     desk.finish(a);
     let op = desk.sent();
     assert!(matches!(op, Op::Yield { ttl, .. } if ttl == ms(900)));
-    desk.reply(&op, Outcome::Won { draw: 6 });
-    assert_eq!(desk.seated("b").1, deadline(1005, 900));
+    desk.reply(&op, Outcome::Won { epoch: 6 });
+    assert_eq!(desk.granted("b").1, deadline(1005, 900));
 }
 
 /// The registry shuts down while it is held: the key stays, and nobody waits for an answer.
@@ -87,7 +87,7 @@ fn o6_a_shutdown_leaves_what_is_to_be_kept() {
     let mut desk = Desk::new();
     desk.arrive("b", fixed(900).kept());
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
     desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
@@ -123,8 +123,8 @@ fn o1_a_late_grant_does_not_free_what_is_kept() {
     desk.reply(&enter, busy(500, 7));
     desk.up(true);
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 6 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 6 });
+    desk.granted("a");
     assert!(desk.take(id));
     assert_eq!(desk.keep(id), Some(owner));
     desk.forget();
@@ -148,8 +148,8 @@ fn o1_a_late_grant_does_not_free_what_a_late_renewal_keeps() {
     desk.reply(&enter, busy(500, 7));
     desk.up(true);
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 6 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 6 });
+    desk.granted("a");
     assert!(desk.take(id));
     desk.wait_until(1300);
     assert!(matches!(desk.sent(), Op::Renew { .. }));
@@ -221,7 +221,7 @@ fn w3_an_extension_within_the_tenure_is_had_at_once() {
     desk.wait_until(1200);
     assert!(matches!(desk.told("a"), Verdict::Busy));
     desk.grant(asker(&enter), 3000, 5);
-    assert_eq!(desk.seated("b").1, deadline(1200, 900));
+    assert_eq!(desk.granted("b").1, deadline(1200, 900));
     assert!(desk.take(b));
     assert_eq!(desk.extend(b, 2000), Some(deadline(1200, 2000)));
     assert_eq!(prolonged(&mut desk, "b"), deadline(1200, 2000));
@@ -380,8 +380,8 @@ fn w6_a_tenure_that_was_extended_is_not_passed_on() {
             assert!(
                 matches!(hand_on, Op::Yield { old, ttl, .. } if old == owner && ttl == ms(900))
             );
-            desk.reply(&hand_on, Outcome::Won { draw: 6 });
-            assert_eq!(desk.seated("b"), (6 * 64, deadline(1005, 900)));
+            desk.reply(&hand_on, Outcome::Won { epoch: 6 });
+            assert_eq!(desk.granted("b"), (6 * 64, deadline(1005, 900)));
         }
     }
 
@@ -393,7 +393,7 @@ fn w6_a_tenure_that_was_extended_is_not_passed_on() {
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
     desk.finish(a);
-    assert_eq!(desk.seated("b"), (5 * 64 + 1, deadline(1000, 2000)));
+    assert_eq!(desk.granted("b"), (5 * 64 + 1, deadline(1000, 2000)));
 }
 
 /// A lease that is over is not extended, and nothing is sent for it.
@@ -424,8 +424,8 @@ fn d1_an_adopted_lease_counts_from_its_command() {
         matches!(&adopt, Op::Adopt { from, ttl, .. } if &**from == "other:9" && *ttl == ms(900))
     );
     desk.wait_until(1040);
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
-    assert_eq!(desk.seated("a"), (9 * 64, deadline(1000, 900)));
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
+    assert_eq!(desk.granted("a"), (9 * 64, deadline(1000, 900)));
     assert!(desk.take(a));
     desk.finish(a);
     assert!(matches!(desk.sent(), Op::Release { owner } if owner == asker(&adopt)));
@@ -458,15 +458,15 @@ fn what_we_hold_cannot_be_adopted() {
     let enter = desk.sent();
     desk.adopt("b", "other:9", fixed(900));
     desk.silent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     assert!(matches!(desk.told("b"), Verdict::Lost));
 }
 
 /// O6: a ticket that stands for the line is withdrawn first, since one op is in flight (O2); the
 /// line asks anew behind it.
 #[test]
-fn o6_an_adoption_takes_the_place_of_the_lines_claim() {
+fn o6_an_adoption_takes_the_place_of_the_lines_acquisition() {
     let mut desk = Desk::new();
     let waiting = desk.arrive("a", fixed(900));
     let enter = desk.sent();
@@ -478,13 +478,13 @@ fn o6_an_adoption_takes_the_place_of_the_lines_claim() {
     desk.reply(&withdraw, Outcome::Gone { held: false });
     let adopt = desk.sent();
     assert!(matches!(adopt, Op::Adopt { .. }));
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
-    desk.seated("b");
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
+    desk.granted("b");
     desk.untold("a");
     assert!(desk.take(b));
     desk.finish(b);
     // Its tenure is one like any other: the line may have a pass.
-    assert_eq!(desk.seated("a").0, 9 * 64 + 1);
+    assert_eq!(desk.granted("a").0, 9 * 64 + 1);
     assert!(desk.take(waiting));
 }
 
@@ -513,8 +513,8 @@ fn o6_an_adoption_whose_reply_is_lost_is_asked_again_under_its_owner() {
     desk.silent();
     desk.up(true);
     assert_eq!(desk.sent(), adopt);
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
-    assert_eq!(desk.seated("a").1, deadline(1300, 900));
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
+    assert_eq!(desk.granted("a").1, deadline(1300, 900));
 }
 
 /// Whoever wanted it is gone, and its op may have been done: what it brought is given back. The line
@@ -527,7 +527,7 @@ fn o6_an_adoption_for_nobody_is_released() {
     desk.arrive("b", fixed(900));
     desk.leave(a);
     desk.silent();
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
     let release = desk.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&adopt)));
     desk.untold("b");
@@ -564,7 +564,7 @@ fn d4_an_adopted_lease_that_is_over_on_arrival_is_not_used() {
     desk.adopt("a", "other:9", fixed(100).until(5000));
     let adopt = desk.sent();
     desk.wait_until(1200);
-    desk.reply_at(&adopt, 1010, Outcome::Won { draw: 9 });
+    desk.reply_at(&adopt, 1010, Outcome::Won { epoch: 9 });
     desk.untold("a");
     assert_eq!(desk.sent(), adopt);
     desk.reply(&adopt, Outcome::NotOld);
@@ -578,8 +578,8 @@ fn w4_an_adopted_lease_that_nobody_takes_is_released() {
     let mut desk = Desk::new();
     desk.adopt("a", "other:9", fixed(900));
     let adopt = desk.sent();
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
-    desk.seated("a");
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
+    desk.granted("a");
     desk.wait_until(1300);
     assert!(matches!(desk.told("a"), Verdict::TurnLost));
     assert!(matches!(desk.sent(), Op::Release { owner } if owner == asker(&adopt)));
@@ -599,8 +599,8 @@ fn i1_of_two_that_adopt_one_is_served() {
     desk.adopt("b", "other:9", fixed(900));
     let adopt = desk.sent();
     desk.silent();
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
-    desk.seated("a");
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
+    desk.granted("a");
     assert!(matches!(desk.told("b"), Verdict::Lost));
     desk.silent();
 }
@@ -634,7 +634,7 @@ fn o6_a_shutdown_settles_an_adoption() {
     let adopt = desk.sent();
     desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(desk.told("a"), Verdict::Closed));
-    desk.reply(&adopt, Outcome::Won { draw: 9 });
+    desk.reply(&adopt, Outcome::Won { epoch: 9 });
     let release = desk.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&adopt)));
     desk.reply(&release, Outcome::Gone { held: true });
@@ -654,7 +654,7 @@ fn o1_what_we_left_we_may_adopt_under_a_new_owner() {
     let b = desk.adopt("b", &format!("us:{sequence}"), fixed(900));
     let adopt = desk.sent();
     assert_ne!(asker(&adopt), owner);
-    desk.reply(&adopt, Outcome::Won { draw: 6 });
-    desk.seated("b");
+    desk.reply(&adopt, Outcome::Won { epoch: 6 });
+    desk.granted("b");
     assert!(desk.take(b));
 }

@@ -105,16 +105,16 @@ impl Shop {
         self.apply(who, &Op::Adopt { owner, from, ttl }).0
     }
 
-    fn sight(&mut self) -> (Option<String>, Option<Duration>, u64) {
+    fn key_status(&mut self) -> (Option<String>, Option<Duration>, u64) {
         let now = self.now;
-        let sight = self.keyspace.inspect(&PREFIX.into(), &KEY.into(), now);
-        (sight.owner, sight.left, sight.tickets)
+        let key_status = self.keyspace.inspect(&PREFIX.into(), &KEY.into(), now);
+        (key_status.owner, key_status.left, key_status.tickets)
     }
 }
 
-fn draw(outcome: &Outcome) -> u64 {
+fn epoch(outcome: &Outcome) -> u64 {
     match outcome {
-        Outcome::Won { draw } => *draw,
+        Outcome::Won { epoch } => *epoch,
         other => panic!("not won: {other:?}"),
     }
 }
@@ -135,7 +135,7 @@ fn k1_a_ticket_keeps_its_text() {
     let first = score(&shop.enter("b", 1, 500));
     shop.pass(10);
     assert_eq!(score(&shop.enter("b", 1, 900)), first);
-    assert_eq!(shop.sight().2, 1);
+    assert_eq!(shop.key_status().2, 1);
     let (_, granted) = shop.release("a", 1);
     let grant = granted.expect("b stands").grant.expect("a grant");
     assert_eq!((grant.owner, grant.ttl), (Owner(1), ms(500)));
@@ -185,7 +185,7 @@ fn k2_a_ticket_entered_again_has_its_old_place() {
     assert_eq!(
         score(&outcome),
         shop.now,
-        "a ticket that stands keeps its place"
+        "a ticket that stands lets_expire its place"
     );
 }
 
@@ -198,9 +198,9 @@ fn k3_a_queue_runs_out_a_minute_after_its_lock() {
     shop.attempt("a", 1, 100_000);
     shop.enter("b", 1, 500);
     shop.pass(159_000);
-    assert_eq!(shop.sight().2, 1);
+    assert_eq!(shop.key_status().2, 1);
     shop.pass(2_000);
-    assert_eq!(shop.sight().2, 0);
+    assert_eq!(shop.key_status().2, 0);
 
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
@@ -208,7 +208,7 @@ fn k3_a_queue_runs_out_a_minute_after_its_lock() {
     let (outcome, granted) = shop.hand_on("a", 1, 2, 500);
     assert!(matches!(outcome, Outcome::Busy { .. }) && granted.is_some());
     shop.pass(159_000);
-    assert_eq!(shop.sight(), (None, None, 1));
+    assert_eq!(shop.key_status(), (None, None, 1));
     shop.pass(2_000);
     let now = shop.now;
     assert_eq!(shop.keyspace.len(now), 0);
@@ -224,14 +224,14 @@ fn k3_an_expiry_is_never_brought_forward() {
     shop.release("a", 1);
     shop.enter("c", 1, 1000);
     shop.pass(120_000);
-    assert_eq!(shop.sight().2, 1);
+    assert_eq!(shop.key_status().2, 1);
 }
 
 /// Draws grow though the fence was lost, and though the clock was set back.
 #[test]
-fn f1_draws_grow_through_a_lost_fence_and_a_slow_clock() {
+fn f1_epochs_grow_through_a_lost_fence_and_a_slow_clock() {
     let mut shop = Shop::new();
-    let mut last = draw(&shop.attempt("a", 1, 1000));
+    let mut last = epoch(&shop.attempt("a", 1, 1000));
     for owner in 2..6 {
         shop.release("a", owner - 1);
         match owner {
@@ -242,7 +242,7 @@ fn f1_draws_grow_through_a_lost_fence_and_a_slow_clock() {
         }
         // A moment goes by at least: one server makes fewer than a million tenures a second.
         shop.now += 1;
-        let next = draw(&shop.attempt("a", owner, 1000));
+        let next = epoch(&shop.attempt("a", owner, 1000));
         assert!(next > last, "{next} after {last}");
         last = next;
     }
@@ -273,7 +273,7 @@ fn s2_a_hand_over_goes_to_the_first_live_ticket() {
     assert_eq!(outcome, Outcome::Gone { held: true });
     let granted = granted.expect("c is alive");
     assert_eq!(&*granted.instance, "c");
-    assert_eq!(shop.sight(), (Some("c:1".into()), Some(ms(500)), 1));
+    assert_eq!(shop.key_status(), (Some("c:1".into()), Some(ms(500)), 1));
 }
 
 /// A lock that ran out with tickets standing: the release that comes late serves them, and says
@@ -291,7 +291,7 @@ fn s2_a_release_too_late_serves_the_queue() {
     let (outcome, granted) = shop.release("a", 1);
     assert_eq!(outcome, Outcome::Gone { held: false });
     assert!(granted.is_none());
-    assert_eq!(shop.sight().0, Some("b:1".into()));
+    assert_eq!(shop.key_status().0, Some("b:1".into()));
 }
 
 /// An attempt on a free lock with somebody in the queue does not barge in.
@@ -310,21 +310,21 @@ fn s2_a_free_lock_is_the_first_tickets() {
 }
 
 /// A grant was lost with its connection; the enter that makes it good finds the lock its own. The
-/// win is proved by this command, so the ttl counts from it, and the draw is its own.
+/// win is proved by this command, so the ttl counts from it, and the epoch is its own.
 #[test]
-fn s3_a_win_sets_the_ttl_anew_and_draws_anew() {
+fn s3_a_win_sets_the_ttl_anew_and_epochs_anew() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
     shop.enter("b", 1, 500);
     let (_, granted) = shop.release("a", 1);
-    let granted = granted.expect("b stands").grant.expect("a grant").draw;
+    let granted = granted.expect("b stands").grant.expect("a grant").epoch;
     shop.pass(400);
-    assert!(draw(&shop.enter("b", 1, 500)) > granted);
-    assert_eq!(shop.sight().1, Some(ms(500)));
+    assert!(epoch(&shop.enter("b", 1, 500)) > granted);
+    assert_eq!(shop.key_status().1, Some(ms(500)));
     // Never shorter: a renewal may have come in between.
     assert_eq!(shop.renew("b", 1, 9000), Outcome::Renewed);
-    draw(&shop.enter("b", 1, 500));
-    assert_eq!(shop.sight().1, Some(ms(9000)));
+    epoch(&shop.enter("b", 1, 500));
+    assert_eq!(shop.key_status().1, Some(ms(9000)));
 }
 
 /// Whoever wins has no ticket any more: it would be granted the lock after its own tenure.
@@ -334,8 +334,8 @@ fn s3_a_winner_has_left_the_queue() {
     shop.attempt("a", 1, 1000);
     shop.enter("b", 1, 500);
     shop.pass(1001);
-    draw(&shop.enter("b", 1, 500));
-    assert_eq!(shop.sight().2, 0);
+    epoch(&shop.enter("b", 1, 500));
+    assert_eq!(shop.key_status().2, 0);
 }
 
 /// A yield by one that has lost the lock writes nothing.
@@ -343,12 +343,12 @@ fn s3_a_winner_has_left_the_queue() {
 fn s2_a_yield_of_what_is_not_ours_writes_nothing() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
-    let before = shop.sight();
+    let before = shop.key_status();
     assert!(matches!(
         shop.hand_on("b", 1, 2, 500),
         (Outcome::NotOld, None)
     ));
-    assert_eq!(shop.sight(), before);
+    assert_eq!(shop.key_status(), before);
 }
 
 /// A yield with nobody else keeps the lock, under the new owner; with others it goes to the end,
@@ -359,13 +359,13 @@ fn s2_a_yield_goes_round() {
     shop.attempt("a", 1, 1000);
     let (outcome, granted) = shop.hand_on("a", 1, 2, 500);
     assert!(granted.is_none());
-    draw(&outcome);
-    assert_eq!(shop.sight(), (Some("a:2".into()), Some(ms(500)), 0));
+    epoch(&outcome);
+    assert_eq!(shop.key_status(), (Some("a:2".into()), Some(ms(500)), 0));
     shop.enter("b", 1, 500);
     let (outcome, granted) = shop.hand_on("a", 2, 3, 500);
     score(&outcome);
     assert_eq!(&*granted.expect("b stands").instance, "b");
-    assert_eq!(shop.sight(), (Some("b:1".into()), Some(ms(500)), 1));
+    assert_eq!(shop.key_status(), (Some("b:1".into()), Some(ms(500)), 1));
 }
 
 /// A withdrawal that crosses its grant gives the lock to the next.
@@ -394,34 +394,34 @@ fn s2_a_renewal_only_lengthens() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
     assert_eq!(shop.renew("a", 1, 500), Outcome::Renewed);
-    assert_eq!(shop.sight().1, Some(ms(1000)));
+    assert_eq!(shop.key_status().1, Some(ms(1000)));
     assert_eq!(shop.renew("b", 1, 5000), Outcome::Lost);
-    assert_eq!(shop.sight().1, Some(ms(1000)));
+    assert_eq!(shop.key_status().1, Some(ms(1000)));
     shop.pass(1001);
     assert_eq!(shop.renew("a", 1, 500), Outcome::Lost);
-    assert_eq!(shop.sight().0, None);
+    assert_eq!(shop.key_status().0, None);
 }
 
-/// The lock goes to a new owner, with a ttl and a draw of its own, past the queue; asked again after
+/// The lock goes to a new owner, with a ttl and an epoch of its own, past the queue; asked again after
 /// a lost reply, it is that owner's already, and the win is proved anew.
 #[test]
 fn s3_an_adoption_moves_the_lock_and_may_be_asked_again() {
     let mut shop = Shop::new();
-    let left = draw(&shop.attempt("a", 1, 1000));
+    let left = epoch(&shop.attempt("a", 1, 1000));
     shop.enter("c", 1, 500);
     shop.pass(400);
-    let first = draw(&shop.adopt("b", 7, "a:1", 800));
+    let first = epoch(&shop.adopt("b", 7, "a:1", 800));
     assert!(first > left);
-    assert_eq!(shop.sight(), (Some("b:7".into()), Some(ms(800)), 1));
+    assert_eq!(shop.key_status(), (Some("b:7".into()), Some(ms(800)), 1));
     shop.pass(100);
-    assert!(draw(&shop.adopt("b", 7, "a:1", 800)) > first);
-    assert_eq!(shop.sight().1, Some(ms(800)));
+    assert!(epoch(&shop.adopt("b", 7, "a:1", 800)) > first);
+    assert_eq!(shop.key_status().1, Some(ms(800)));
     // What the first owner still sends harms nothing.
     let (outcome, granted) = shop.release("a", 1);
     assert_eq!(outcome, Outcome::Gone { held: false });
     assert!(granted.is_none());
     assert_eq!(shop.renew("a", 1, 9000), Outcome::Lost);
-    assert_eq!(shop.sight().1, Some(ms(800)));
+    assert_eq!(shop.key_status().1, Some(ms(800)));
 }
 
 /// It ran out, or is another's: of two that adopt one comes too late, and nothing is written.
@@ -429,13 +429,13 @@ fn s3_an_adoption_moves_the_lock_and_may_be_asked_again() {
 fn s3_an_adoption_of_what_is_not_there_writes_nothing() {
     let mut shop = Shop::new();
     assert_eq!(shop.adopt("b", 7, "a:1", 800), Outcome::NotOld);
-    assert_eq!(shop.sight().0, None);
+    assert_eq!(shop.key_status().0, None);
     shop.attempt("a", 1, 1000);
-    draw(&shop.adopt("b", 7, "a:1", 800));
+    epoch(&shop.adopt("b", 7, "a:1", 800));
     assert_eq!(shop.adopt("c", 3, "a:1", 800), Outcome::NotOld);
     shop.pass(801);
     assert_eq!(shop.adopt("b", 7, "a:1", 800), Outcome::NotOld);
-    assert_eq!(shop.sight().0, None);
+    assert_eq!(shop.key_status().0, None);
 }
 
 /// A stranger's lock without a ttl is busy, for nobody knows how long.
@@ -448,7 +448,7 @@ fn w2_a_strangers_lock_has_no_ttl() {
     let score = Some(score(&outcome));
     assert_eq!(outcome, Outcome::Busy { left, score });
     shop.with("stranger", Keyspace::unseize);
-    draw(&shop.enter("b", 1, 500));
+    epoch(&shop.enter("b", 1, 500));
 }
 
 /// Who listens stands beside the queue: neither a withdrawal nor a ticket that is dropped touches it, and no ticket goes

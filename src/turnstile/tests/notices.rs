@@ -27,8 +27,8 @@ fn w7_whoever_waits_asks_as_soon_as_it_is_told() {
     desk.silent();
     desk.freed();
     let listen = desk.sent();
-    desk.reply(&listen, Outcome::Won { draw: 7 });
-    desk.seated("a");
+    desk.reply(&listen, Outcome::Won { epoch: 7 });
+    desk.granted("a");
 }
 
 /// A notice that is lost, or of nothing, leaves the policy's questions where they are: none of them

@@ -93,7 +93,7 @@ fn o1_a_win_for_nobody_is_released() {
     let attempt = desk.sent();
     desk.leave(a);
     desk.silent();
-    desk.reply(&attempt, Outcome::Won { draw: 5 });
+    desk.reply(&attempt, Outcome::Won { epoch: 5 });
     assert_eq!(
         desk.sent(),
         Op::Release {
@@ -157,7 +157,7 @@ fn o3_a_grant_waits_for_the_reply_in_flight() {
     desk.grant_at(asker(&enter), 1000, 9, 1490);
     desk.untold("a");
     desk.reply_at(&enter, 1000, busy(400, 1));
-    let (token, deadline) = desk.seated("a");
+    let (token, deadline) = desk.granted("a");
     assert_eq!(token, 9 * 64);
     // The enter went at 1000; the grant came 490 ms later by the server's clock.
     assert_eq!(deadline, super::desk::deadline(1000, 1000) + 490_000 - 490);
@@ -177,14 +177,14 @@ fn o3_a_grant_whose_reply_never_comes_is_made_good_by_the_next_enter() {
     desk.up(true);
     let again = desk.sent();
     assert_eq!(asker(&again), asker(&enter));
-    desk.reply(&again, Outcome::Won { draw: 10 });
-    assert_eq!(desk.seated("a").0, 10 * 64);
+    desk.reply(&again, Outcome::Won { epoch: 10 });
+    assert_eq!(desk.granted("a").0, 10 * 64);
 }
 
 /// Found by simulation (seed 12623 of its time): a yield's reply is lost. It was done, and on the
 /// new connection its ticket is granted the lock before that connection is said to be up. Were
 /// the grant believed then, the yield that is sent again would meet a tenure where it expects a
-/// claim; with nobody left in line it would wipe out a lease.
+/// acquisition; with nobody left in line it would wipe out a lease.
 #[test]
 fn o3_a_grant_before_the_connection_is_up_waits_for_the_yield_that_is_owed() {
     let mut desk = Desk::new();
@@ -206,8 +206,8 @@ fn o3_a_grant_before_the_connection_is_up_waits_for_the_yield_that_is_owed() {
     assert!(matches!(desk.told("a"), Verdict::Released));
     let enter = desk.sent();
     assert_eq!(asker(&enter), new);
-    desk.reply(&enter, Outcome::Won { draw: 7 });
-    assert_eq!(desk.seated("b").0, 7 * 64);
+    desk.reply(&enter, Outcome::Won { epoch: 7 });
+    assert_eq!(desk.granted("b").0, 7 * 64);
 }
 
 /// After a reconnect a holder renews in the first step, and a ticket is entered again in the

@@ -20,7 +20,7 @@ fn after_one(rules: Rules, ttl: u64, next: super::desk::Wish, at: u64) -> Desk {
 fn f2_a_pass_has_the_next_token_and_no_call() {
     let mut desk = after_one(rules(), 1000, fixed(1000), 1010);
     assert!(matches!(desk.told("a"), Verdict::Released));
-    let (token, deadline) = desk.seated("b");
+    let (token, deadline) = desk.granted("b");
     assert_eq!(token, 5 * 64 + 1);
     // It has what the tenure has, and that is nearly all it wants: no renewal.
     assert_eq!(deadline, super::desk::deadline(1000, 1000));
@@ -40,7 +40,7 @@ fn w6_passes_end_at_local_passes() {
         let next = desk.arrive("b", fixed(1000));
         desk.finish(id);
         assert!(matches!(desk.told_any(), Verdict::Released));
-        assert_eq!(desk.seated("b").0, 5 * 64 + pass);
+        assert_eq!(desk.granted("b").0, 5 * 64 + pass);
         assert!(desk.take(next));
         id = next;
     }
@@ -65,7 +65,7 @@ fn only_the_first_of_several_turns_leads() {
         for wish in behind {
             desk.arrive("b", *wish);
         }
-        desk.reply(&op, Outcome::Won { draw: 5 });
+        desk.reply(&op, Outcome::Won { epoch: 5 });
         let (_, _, leads) = desk.seated_leading("a");
         (desk, a, leads)
     };
@@ -85,9 +85,9 @@ fn only_the_first_of_several_turns_leads() {
     );
 }
 
-/// 63 passes leave a token below the next draw's.
+/// 63 passes leave a token below the next epoch's.
 #[test]
-fn f2_the_last_pass_stays_below_the_next_draw() {
+fn f2_the_last_pass_stays_below_the_next_epoch() {
     let rules = Rules {
         local_passes: 63,
         ..rules()
@@ -99,7 +99,7 @@ fn f2_the_last_pass_stays_below_the_next_draw() {
         let next = desk.arrive("b", fixed(1000));
         desk.finish(id);
         assert!(matches!(desk.told_any(), Verdict::Released));
-        last = desk.seated("b").0;
+        last = desk.granted("b").0;
         assert!(desk.take(next));
         id = next;
     }
@@ -107,15 +107,15 @@ fn f2_the_last_pass_stays_below_the_next_draw() {
     desk.arrive("c", fixed(1000));
     desk.finish(id);
     let hand_on = desk.sent();
-    desk.reply(&hand_on, Outcome::Won { draw: 6 });
-    assert!(desk.seated("c").0 > last);
+    desk.reply(&hand_on, Outcome::Won { epoch: 6 });
+    assert!(desk.granted("c").0 > last);
 }
 
 /// A tenure that is older than `local_span` is over for the others' sake.
 #[test]
 fn w6_passes_end_with_the_local_span() {
     let mut desk = after_one(rules(), 1000, fixed(900), 1019);
-    desk.seated("b");
+    desk.granted("b");
     let mut desk = after_one(rules(), 1000, fixed(900), 1020);
     desk.untold("b");
     assert!(matches!(desk.sent(), Op::Yield { .. }));
@@ -126,7 +126,7 @@ fn w6_passes_end_with_the_local_span() {
 #[test]
 fn w6_a_pass_needs_enough_of_the_ttl() {
     let mut desk = after_one(rules(), 1000, fixed(1030), 1005);
-    desk.seated("b");
+    desk.granted("b");
     let mut desk = after_one(rules(), 1000, fixed(1040), 1005);
     desk.untold("b");
     assert!(matches!(desk.sent(), Op::Yield { .. }));
@@ -138,7 +138,7 @@ fn w6_a_pass_needs_enough_of_the_ttl() {
     let (a, owner) = desk.hold("a", fixed(1000), 5);
     let b = desk.arrive("b", fixed(1900).renewed());
     desk.finish(a);
-    desk.seated("b");
+    desk.granted("b");
     assert!(desk.take(b));
     let ttl = super::desk::ms(1900);
     assert!(
@@ -154,7 +154,7 @@ fn w6_a_lease_that_was_passed_most_of_its_ttl_waits_for_its_watchdog() {
         let (a, owner) = desk.hold("a", fixed(1000), 5);
         let b = desk.arrive("b", fixed(1000).renewed());
         desk.finish(a);
-        desk.seated("b");
+        desk.granted("b");
         desk.wait_until(taken_at);
         assert!(desk.take(b));
         if !at_once {
@@ -182,7 +182,7 @@ fn w3_a_renewal_under_way_is_followed_by_ones_own() {
     let first = desk.sent();
     let b = desk.arrive("b", fixed(1900).renewed());
     desk.finish(a);
-    desk.seated("b");
+    desk.granted("b");
     assert!(desk.take(b));
     desk.silent();
     desk.reply(&first, Outcome::Renewed);
@@ -195,14 +195,14 @@ fn w3_a_renewal_under_way_is_followed_by_ones_own() {
     desk.silent();
 }
 
-/// A yield that finds nobody else comes back as a win, with a draw of its own.
+/// A yield that finds nobody else comes back as a win, with an epoch of its own.
 #[test]
 fn w6_a_yield_with_nobody_else_goes_on_here() {
     let mut desk = after_one(rules(), 1000, fixed(1000), 1500);
     let hand_on = desk.sent();
-    desk.reply(&hand_on, Outcome::Won { draw: 9 });
+    desk.reply(&hand_on, Outcome::Won { epoch: 9 });
     assert!(matches!(desk.told("a"), Verdict::Released));
-    assert_eq!(desk.seated("b").0, 9 * 64);
+    assert_eq!(desk.granted("b").0, 9 * 64);
 }
 
 /// Has one after the other come until the registry asks the store: how many passes there were, and what is asked.
@@ -216,7 +216,7 @@ fn passes_in_a_tenure(desk: &mut Desk, holder: &mut WaiterId) -> (u32, Op) {
             return (passes, op);
         }
         assert!(matches!(desk.told_any(), Verdict::Released));
-        desk.seated("next");
+        desk.granted("next");
         assert!(desk.take(next));
     }
     panic!("it never asks")
@@ -227,7 +227,7 @@ fn passes_in_a_tenure(desk: &mut Desk, holder: &mut WaiterId) -> (u32, Op) {
 fn begin_tenure(desk: &mut Desk, holder: WaiterId, says: impl FnOnce(&mut Desk)) -> u64 {
     says(desk);
     assert!(matches!(desk.told_any(), Verdict::Released));
-    let (token, _) = desk.seated("next");
+    let (token, _) = desk.granted("next");
     assert!(desk.take(holder));
     token
 }
@@ -244,11 +244,11 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
         let mut desk = Desk::with(rules, true);
         let (mut holder, _) = desk.hold("a", fixed(1000), 1);
         let mut last = 0;
-        let mut draw = 1;
+        let mut epoch = 1;
         let mut tenure = |desk: &mut Desk, holder: &mut WaiterId, others: bool| {
             let (passes, op) = passes_in_a_tenure(desk, holder);
             assert!(matches!(op, Op::Yield { .. }), "{op:?}");
-            draw += 1;
+            epoch += 1;
             let token = begin_tenure(desk, *holder, |desk| {
                 if others {
                     let left = Some(super::desk::ms(1000));
@@ -259,13 +259,13 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
                             score: Some(1),
                         },
                     );
-                    desk.grant(asker(&op), 1000, draw);
+                    desk.grant(asker(&op), 1000, epoch);
                 } else {
-                    desk.reply(&op, Outcome::Won { draw });
+                    desk.reply(&op, Outcome::Won { epoch });
                 }
             });
             assert!(token > last, "F2");
-            assert_eq!(token, draw * 64);
+            assert_eq!(token, epoch * 64);
             last = token;
             passes
         };
@@ -282,10 +282,10 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
 fn w6_a_long_tenure_ends_with_the_local_span() {
     let mut desk = Desk::new();
     let (mut holder, _) = desk.hold("a", fixed(1000), 1);
-    for draw in 2..4 {
+    for epoch in 2..4 {
         let (_, op) = passes_in_a_tenure(&mut desk, &mut holder);
         begin_tenure(&mut desk, holder, |desk| {
-            desk.reply(&op, Outcome::Won { draw });
+            desk.reply(&op, Outcome::Won { epoch });
         });
     }
     for _ in 0..20 {
@@ -293,7 +293,7 @@ fn w6_a_long_tenure_ends_with_the_local_span() {
         desk.finish(holder);
         desk.silent();
         assert!(matches!(desk.told_any(), Verdict::Released));
-        desk.seated("next");
+        desk.granted("next");
         assert!(desk.take(next));
         holder = next;
     }
@@ -325,7 +325,7 @@ fn w6_within_a_registry_turns_go_in_order_of_arrival() {
     let line = ["b", "c", "d"].map(|who| (who, desk.arrive(who, fixed(1000))));
     for (who, next) in line {
         desk.finish(id);
-        desk.seated(who);
+        desk.granted(who);
         assert!(desk.take(next));
         id = next;
     }
@@ -341,5 +341,5 @@ fn a_span_without_end_is_no_fault() {
     };
     let mut desk = after_one(rules, 1000, fixed(1000), 1030);
     assert!(matches!(desk.told("a"), Verdict::Released));
-    assert_eq!(desk.seated("b").0, 5 * 64 + 1);
+    assert_eq!(desk.granted("b").0, 5 * 64 + 1);
 }

@@ -9,7 +9,7 @@ use super::desk::{EPOCH, broken, ms, rules};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Cx, Effect, FOREVER, Moment, Patience, Rules, Supply, Turnstile, Verdict, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Verdict, Waiter, WaiterId,
 };
 
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ enum Step {
         ttl: u64,
         renewed: bool,
         once: bool,
-        keeps: bool,
+        lets_expire: bool,
         wait: Option<u64>,
     },
     /// Adopts a lease, of this registry or another.
@@ -68,8 +68,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let which = 0_usize..8;
     let step = prop_oneof![
         6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), any::<bool>(), wait)
-            .prop_map(|(ttl, renewed, once, keeps, wait)| {
-                Step::Arrive { ttl, renewed, once, keeps, wait }
+            .prop_map(|(ttl, renewed, once, lets_expire, wait)| {
+                Step::Arrive { ttl, renewed, once, lets_expire, wait }
             }),
         2 => (ttl.clone(), 0_u64..2000).prop_map(|(ttl, wait)| Step::Adopt { ttl, wait }),
         2 => which.clone().prop_map(Step::Leave),
@@ -96,7 +96,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waiting,
-    Seated,
+    Granted,
     Holding,
     /// And is to end its work.
     Closing,
@@ -106,9 +106,9 @@ enum Stage {
 
 struct Bench {
     turnstile: Turnstile<usize>,
-    supply: Supply,
+    ids: Ids,
     now: Moment,
-    draws: u64,
+    epochs: u64,
     last_token: u64,
     flying: Vec<(Moment, Op)>,
     owners: Vec<Owner>,
@@ -141,9 +141,9 @@ impl Bench {
         };
         Self {
             turnstile: Turnstile::new(rules, true),
-            supply: Supply::new(7),
+            ids: Ids::new(7),
             now: ms(5000),
-            draws: 0,
+            epochs: 0,
             last_token: 0,
             flying: Vec::new(),
             owners: Vec::new(),
@@ -158,16 +158,16 @@ impl Bench {
         }
     }
 
-    fn feed<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut Cx<'_>) -> R) -> R {
+    fn feed<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
         let result = self.put_in(event);
         self.drain();
         result
     }
 
-    fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut Cx<'_>) -> R) -> R {
-        let mut cx = Cx {
+    fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
+        let mut cx = EventCx {
             now: self.now,
-            supply: &mut self.supply,
+            ids: &mut self.ids,
         };
         event(&mut self.turnstile, &mut cx)
     }
@@ -186,7 +186,7 @@ impl Bench {
             effects <= 3 * self.callers.len() + 8,
             "{effects} effects of one event"
         );
-        let held = |stage: Stage| matches!(stage, Stage::Seated | Stage::Holding | Stage::Closing);
+        let held = |stage: Stage| matches!(stage, Stage::Granted | Stage::Holding | Stage::Closing);
         let seats = self
             .callers
             .iter()
@@ -251,7 +251,7 @@ impl Bench {
         }
         let next = match (verdict, stage) {
             (
-                Verdict::Seated {
+                Verdict::Granted {
                     token,
                     deadline,
                     leads,
@@ -271,11 +271,11 @@ impl Bench {
                     adopts || first == Some(who),
                     "it is the turn of {first:?}, not of {who}"
                 );
-                Stage::Seated
+                Stage::Granted
             }
             (
                 Verdict::Prolonged { deadline, .. },
-                Stage::Seated | Stage::Holding | Stage::Closing,
+                Stage::Granted | Stage::Holding | Stage::Closing,
             ) => {
                 self.check_deadline(*deadline);
                 stage
@@ -289,9 +289,12 @@ impl Bench {
                 stage
             }
             (Verdict::Closing, Stage::Holding) => Stage::Closing,
-            (Verdict::TurnLost, Stage::Seated)
+            (Verdict::TurnLost, Stage::Granted)
             | (Verdict::Lost, Stage::Holding | Stage::Closing | Stage::Finishing)
-            | (Verdict::Closed, Stage::Waiting | Stage::Seated | Stage::Holding | Stage::Closing)
+            | (
+                Verdict::Closed,
+                Stage::Waiting | Stage::Granted | Stage::Holding | Stage::Closing,
+            )
             | (Verdict::Released, Stage::Finishing)
             | (Verdict::Failed(_), Stage::Waiting | Stage::Finishing)
             | (Verdict::Busy | Verdict::QueueFull, Stage::Waiting) => Stage::Done,
@@ -341,9 +344,9 @@ impl Bench {
             } => match how % 3 {
                 0 if how.is_multiple_of(5) => return Err(OpError::Unconfirmed(broken())),
                 0 => {
-                    self.draws += 1;
+                    self.epochs += 1;
                     self.prove(owner, end_of(sent, ttl));
-                    Outcome::Won { draw: self.draws }
+                    Outcome::Won { epoch: self.epochs }
                 }
                 1 if matches!(op, Op::Yield { .. }) => Outcome::NotOld,
                 _ if matches!(op, Op::Adopt { .. }) => Outcome::NotOld,
@@ -488,7 +491,7 @@ impl Bench {
                 ttl,
                 renewed,
                 once,
-                keeps,
+                lets_expire,
                 wait,
             } => {
                 let who = self.callers.len();
@@ -496,11 +499,11 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
-                    keeps,
+                    lets_expire,
                     patience: if once {
                         Patience::Once
                     } else {
-                        Patience::Stand
+                        Patience::Queue
                     },
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
                 };
@@ -514,7 +517,7 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: 0,
-                    keeps: false,
+                    lets_expire: false,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
                 };
@@ -525,12 +528,12 @@ impl Bench {
                 self.drain();
             }
             Step::Leave(n) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Waiting, Stage::Seated]) {
+                if let Some((who, id)) = self.nth(n, &[Stage::Waiting, Stage::Granted]) {
                     self.leave(who, id);
                 }
             }
             Step::Take(n) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Seated]) {
+                if let Some((who, id)) = self.nth(n, &[Stage::Granted]) {
                     self.take(who, id);
                 }
             }
@@ -564,16 +567,16 @@ impl Bench {
                         .copied()
                         .unwrap_or(Owner(9999)),
                 };
-                self.draws += 1;
+                self.epochs += 1;
                 let grant = Grant {
                     owner,
                     ttl: ms(ttl),
-                    draw: self.draws,
+                    epoch: self.epochs,
                     at: self.server_time(ago),
                 };
                 self.prove(owner, end_of(self.now, ms(ttl)));
                 let doubt = unconfirmed.then(broken);
-                self.feed(|turnstile, cx| turnstile.granted(cx, grant, doubt));
+                self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, doubt));
             }
             Step::Freed => self.feed(|turnstile, cx| turnstile.freed(cx)),
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),
@@ -596,7 +599,7 @@ impl Bench {
     fn wind_up(&mut self) {
         self.up(true);
         for _ in 0..400 {
-            while let Some((who, id)) = self.nth(0, &[Stage::Waiting, Stage::Seated]) {
+            while let Some((who, id)) = self.nth(0, &[Stage::Waiting, Stage::Granted]) {
                 self.leave(who, id);
             }
             if let Some((who, id)) = self.nth(0, &[Stage::Holding, Stage::Closing]) {

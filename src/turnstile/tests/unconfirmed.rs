@@ -28,8 +28,8 @@ fn o1_a_win_that_does_not_count_is_released_and_asked_for_by_another_owner() {
     assert!(matches!(again, Op::Enter { score: None, .. }), "{again:?}");
     assert_ne!(asker(&again), owner);
     desk.untold("a");
-    desk.reply(&again, Outcome::Won { draw: 7 });
-    desk.seated("a");
+    desk.reply(&again, Outcome::Won { epoch: 7 });
+    desk.granted("a");
 }
 
 /// The pauses grow as those after refusals do, and that it could be given back in between changes nothing: neither do
@@ -111,7 +111,7 @@ fn w1_a_grant_that_does_not_count_is_given_on_and_its_waiter_stands_again() {
     assert_ne!(asker(&again), owner);
     desk.reply(&again, busy(9000, 4));
     desk.grant(asker(&again), 1000, 8);
-    desk.seated("a");
+    desk.granted("a");
 }
 
 /// It came before the answer to the yield that it follows: forgotten, the lock would be nobody's for a ttl.
@@ -211,6 +211,6 @@ fn s3_what_is_adopted_is_not_given_back_for_want_of_a_confirmation() {
     desk.wait_until(1101);
     let again = desk.sent();
     assert_eq!(again, adopt);
-    desk.reply(&again, Outcome::Won { draw: 9 });
-    desk.seated("a");
+    desk.reply(&again, Outcome::Won { epoch: 9 });
+    desk.granted("a");
 }

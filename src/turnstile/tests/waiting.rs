@@ -77,7 +77,7 @@ fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
     desk.leave(a);
     desk.silent();
     desk.grant(asker(&enter), 1000, 6);
-    assert_eq!(desk.seated("b").1, deadline(1000, 1000));
+    assert_eq!(desk.granted("b").1, deadline(1000, 1000));
     desk.silent();
     assert!(desk.take(b));
     let renew = desk.sent();
@@ -103,8 +103,8 @@ fn w3_one_who_wants_less_ends_at_its_own_deadline() {
     let enter = desk.sent();
     let b = desk.arrive("b", fixed(200));
     desk.leave(a);
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    assert_eq!(desk.seated("b").1, deadline(1000, 200));
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    assert_eq!(desk.granted("b").1, deadline(1000, 200));
     assert!(desk.take(b));
     desk.silent();
     desk.wait_until(1200);
@@ -123,19 +123,19 @@ fn w3_a_short_fixed_lease_counts_from_its_seat() {
     desk.arrive("b", fixed(60));
     desk.leave(a);
     desk.stop_until(1100);
-    desk.reply_at(&enter, 1001, Outcome::Won { draw: 5 });
-    assert_eq!(desk.seated("b").1, deadline(1100, 60));
+    desk.reply_at(&enter, 1001, Outcome::Won { epoch: 5 });
+    assert_eq!(desk.granted("b").1, deadline(1100, 60));
 }
 
-/// Seated, but not polled: a `select!` arm that nobody looks at must not hold the lock for ever.
+/// Granted, but not polled: a `select!` arm that nobody looks at must not hold the lock for ever.
 /// After a third of the ttl the turn is the next one's, whether of this registry or another.
 #[test]
 fn w4_a_seated_waiter_that_does_not_look_loses_its_turn() {
     let mut desk = Desk::new();
     let a = desk.arrive("a", fixed(900));
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     let b = desk.arrive("b", fixed(900));
     desk.wait_until(1299);
     desk.untold("a");
@@ -145,8 +145,8 @@ fn w4_a_seated_waiter_that_does_not_look_loses_its_turn() {
     assert!(matches!(hand_on, Op::Yield { .. }));
     assert!(!desk.take(a));
     desk.untold("a");
-    desk.reply(&hand_on, Outcome::Won { draw: 6 });
-    desk.seated("b");
+    desk.reply(&hand_on, Outcome::Won { epoch: 6 });
+    desk.granted("b");
     assert!(desk.take(b));
     // Taken, it is held while its owner lives.
     desk.wait_until(2100);
@@ -160,8 +160,8 @@ fn w4_with_nobody_else_the_lost_turn_is_a_release() {
     let mut desk = Desk::new();
     let a = desk.arrive("a", fixed(900));
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     desk.stop_until(1400);
     assert!(!desk.take(a));
     assert!(matches!(desk.told("a"), Verdict::TurnLost));
@@ -191,8 +191,8 @@ fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
         desk.wait_until(at);
     }
     let attempt = desk.sent();
-    desk.reply(&attempt, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&attempt, Outcome::Won { epoch: 5 });
+    desk.granted("a");
 }
 
 /// One that will not wait is told by the answer to an op that went out after it came, not by one
@@ -209,8 +209,8 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
     desk.untold("b");
     let second = desk.sent();
     assert!(matches!(second, Op::Attempt { .. }));
-    desk.reply(&second, Outcome::Won { draw: 5 });
-    desk.seated("b");
+    desk.reply(&second, Outcome::Won { epoch: 5 });
+    desk.granted("b");
 }
 
 /// One that will not wait does not overtake those who do.
@@ -221,8 +221,8 @@ fn w5_once_does_not_overtake_the_line() {
     let enter = desk.sent();
     desk.arrive("b", fixed(1000).once());
     assert!(matches!(desk.told("b"), Verdict::Busy));
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     desk.arrive("c", fixed(1000).once());
     assert!(matches!(desk.told("c"), Verdict::Busy));
 }
@@ -274,8 +274,8 @@ fn w4_a_renewed_turn_ends_if_nobody_looks() {
     let mut desk = Desk::new();
     desk.arrive("a", fixed(900).renewed());
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     desk.stop_until(1200);
     desk.up(true);
     let renew = desk.sent();

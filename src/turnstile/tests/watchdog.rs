@@ -33,8 +33,8 @@ fn w4_the_watchdog_starts_when_the_lease_is_taken() {
     let mut desk = Desk::new();
     desk.arrive("a", fixed(900).renewed());
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     desk.wait_until(1299);
     desk.silent();
     desk.wait_until(1300);
@@ -138,8 +138,8 @@ fn a_refusal_gives_back_no_more_than_was_counted() {
     let mut desk = Desk::new();
     desk.arrive("b", fixed(900).renewed());
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("b");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("b");
     desk.up(true);
     let renew = desk.sent();
     desk.fail(&renew, OpError::Refused(broken()));
@@ -159,7 +159,7 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
     desk.reply(&enter, busy(700, 1));
     desk.leave(a);
     desk.grant(asker(&enter), 1000, 6);
-    desk.seated("b");
+    desk.granted("b");
     assert!(desk.take(b));
     for round in 1..=3 {
         let renew = desk.sent();
@@ -364,7 +364,7 @@ fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
     desk.hold("a", fixed(900).renewed(), 5);
     desk.wait_until(1300);
     desk.sent();
-    desk.turnstile.unwatch(|_| true);
+    desk.turnstile.stop_renewing(|_| true);
     desk.wait_until(1889);
     assert!(matches!(desk.told("a"), Verdict::Lost));
 }
@@ -379,7 +379,7 @@ fn a_short_ticket_is_told_late_by_its_own_time() {
     desk.reply(&enter, busy(700, 1));
     desk.leave(a);
     desk.grant(asker(&enter), 900, 6);
-    desk.seated("b");
+    desk.granted("b");
     assert!(desk.take(b));
     desk.sent();
     // It has 889 ms.

@@ -49,7 +49,7 @@ fn g3_a_new_waiter_takes_the_ticket_over() {
     desk.wait_until(8_000);
     desk.silent();
     desk.grant(asker(&enter), 1000, 9);
-    assert_eq!(desk.seated("b").0, 9 * 64);
+    assert_eq!(desk.granted("b").0, 9 * 64);
 }
 
 /// The withdrawal that was put off for the last waiter is not sent for the next.
@@ -178,7 +178,7 @@ fn g3_a_shutdown_withdraws_at_once() {
         let mut desk = Desk::new();
         let enter = unwanted(&mut desk);
         if hangs_up {
-            desk.feed(|turnstile, cx| turnstile.hang_up(cx));
+            desk.feed(|turnstile, cx| turnstile.disconnect(cx));
         } else {
             desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
         }

@@ -3,10 +3,10 @@
 use tokio::time::{Duration, advance};
 
 use super::desk::{Desk, attempt, listen, release, store};
-use super::ears::counted;
 use super::nodes::{Node, ms};
+use super::subscriptions::counted;
 use crate::store::contract::{Op, Owner, Session};
-use crate::store::quorum::lane::LOOKS;
+use crate::store::quorum::node_queue::LOOKS;
 
 fn looks(work: impl FnOnce()) -> u64 {
     let before = LOOKS.get();

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::nodes::{Node, ms};
 use crate::store::contract::{
-    Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session,
+    Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
 };
 use crate::store::{LockStore, QuorumStore};
 
@@ -15,9 +15,9 @@ pub(super) const TTL: Duration = Duration::from_secs(30);
 
 /// A registry that only listens.
 #[derive(Default)]
-pub(super) struct Recorder(Mutex<Vec<News>>);
+pub(super) struct Recorder(Mutex<Vec<StoreEvent>>);
 
-impl Listener for Recorder {
+impl StoreEvents for Recorder {
     fn uses(&self, _: &Scope) -> bool {
         true
     }
@@ -26,8 +26,8 @@ impl Listener for Recorder {
         true
     }
 
-    fn news(&self, news: News) {
-        self.0.lock().unwrap().push(news);
+    fn on_event(&self, event: StoreEvent) {
+        self.0.lock().unwrap().push(event);
     }
 }
 
@@ -41,9 +41,9 @@ pub(super) fn store(nodes: &[Node]) -> QuorumStore {
     store.quarantine(None)
 }
 
-pub(super) fn opening(instance: &str, heard: &Arc<Recorder>) -> Opening {
-    let listener: Arc<dyn Listener> = heard.clone();
-    Opening {
+pub(super) fn config(instance: &str, heard: &Arc<Recorder>) -> SessionConfig {
+    let listener: Arc<dyn StoreEvents> = heard.clone();
+    SessionConfig {
         prefix: "lock".into(),
         instance: instance.into(),
         ttl: TTL,
@@ -55,12 +55,12 @@ pub(super) fn opening(instance: &str, heard: &Arc<Recorder>) -> Opening {
 impl Desk {
     pub(super) fn new(store: &QuorumStore, instance: &str) -> Self {
         let heard = Arc::<Recorder>::default();
-        let session = store.open(opening(instance, &heard));
+        let session = store.open(config(instance, &heard));
         session.start();
         Self { session, heard }
     }
 
-    pub(super) fn take(&self) -> Vec<News> {
+    pub(super) fn take(&self) -> Vec<StoreEvent> {
         std::mem::take(&mut *self.heard.0.lock().unwrap())
     }
 
@@ -77,10 +77,10 @@ impl Desk {
                 let mut heard = self.heard.0.lock().unwrap();
                 let at = heard
                     .iter()
-                    .position(|it| matches!(it, News::Replied { .. }));
+                    .position(|it| matches!(it, StoreEvent::Replied { .. }));
                 at.map(|at| heard.remove(at))
             };
-            if let Some(News::Replied { result, .. }) = reply {
+            if let Some(StoreEvent::Replied { result, .. }) = reply {
                 return result.map(|answer| answer.outcome);
             }
             assert!(Instant::now() < patience, "no answer");
@@ -94,7 +94,7 @@ impl Desk {
 
     pub(super) async fn wins(&self, owner: u64) -> u64 {
         match self.attempt(owner).await {
-            Outcome::Won { draw } => draw,
+            Outcome::Won { epoch } => epoch,
             other => panic!("{other:?}"),
         }
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::{Instant, advance, sleep};
 
 use super::desk::{
-    Desk, GONE, Recorder, TTL, attempt, is_busy, keys, opening, release, renew, store,
+    Desk, GONE, Recorder, TTL, attempt, config, is_busy, keys, release, renew, store,
 };
 use super::nodes::{Node, ms};
-use crate::store::contract::{News, Op, OpError, Outcome, Owner, Session};
+use crate::store::contract::{Op, OpError, Outcome, Owner, Session, StoreEvent};
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::{LockStore, MemoryStore, QuorumStore};
@@ -95,10 +95,13 @@ async fn that_there_is_no_queue_is_told_first() {
     let (owner, ttl, score) = (Owner(1), TTL, None);
     one.session
         .submit("k".into(), Op::Enter { owner, ttl, score });
-    let news = one.take();
-    assert!(matches!(news[0], News::Up { queue: false, .. }), "{news:?}");
-    let News::Replied { result, .. } = &news[1] else {
-        panic!("{news:?}")
+    let event = one.take();
+    assert!(
+        matches!(event[0], StoreEvent::Up { queue: false, .. }),
+        "{event:?}"
+    );
+    let StoreEvent::Replied { result, .. } = &event[1] else {
+        panic!("{event:?}")
     };
     assert!(is_busy(&result.as_ref().unwrap().outcome));
     assert_eq!(
@@ -156,12 +159,15 @@ async fn down_is_told_when_no_majority_is_there_and_up_when_one_is() {
     nodes[0].go_away();
     assert!(one.take().is_empty());
     nodes[1].go_away();
-    assert!(matches!(one.take()[..], [News::Down { .. }]));
+    assert!(matches!(one.take()[..], [StoreEvent::Down { .. }]));
     nodes[2].go_away();
     nodes[0].come_back();
     assert!(one.take().is_empty());
     nodes[1].come_back();
-    assert!(matches!(one.take()[..], [News::Up { queue: false, .. }]));
+    assert!(matches!(
+        one.take()[..],
+        [StoreEvent::Up { queue: false, .. }]
+    ));
     nodes[2].come_back();
     assert!(one.take().is_empty());
 }
@@ -204,10 +210,10 @@ async fn whom_a_majority_names_is_seen_as_the_owner() {
     one.wins(1).await;
     nodes[0].jump(ms(10_000));
     nodes[1].jump(ms(20_000));
-    let sight = look().await.unwrap();
-    assert_eq!(sight.owner.as_deref(), Some("a:1"));
+    let key_status = look().await.unwrap();
+    assert_eq!(key_status.owner.as_deref(), Some("a:1"));
     assert_eq!(
-        sight.left,
+        key_status.left,
         Some(ms(10_000)),
         "as long as the two that were seen have it"
     );
@@ -285,7 +291,7 @@ async fn nothing_is_kept_of_keys_that_are_not_in_use() {
         .iter()
         .map(|node| -> Arc<dyn LockStore> { Arc::new(node.clone()) })
         .collect();
-    let session = QuorumSession::new(&stores, Quarantine::Fixed(None), opening("a", &heard));
+    let session = QuorumSession::new(&stores, Quarantine::Fixed(None), config("a", &heard));
     for number in 0..100 {
         let key: Arc<str> = format!("k{number}").into();
         session.submit(key.clone(), attempt(number + 1));

@@ -20,9 +20,9 @@ async fn tokens_grow_whatever_majority_gives_them() {
         // Which one is away changes: any two majorities share one node alone.
         let away = &nodes[round % 3];
         away.go_away();
-        let draw = one.wins(round as u64 + 1).await;
-        assert!(draw > last, "round {round}");
-        last = draw;
+        let epoch = one.wins(round as u64 + 1).await;
+        assert!(epoch > last, "round {round}");
+        last = epoch;
         one.ask(release(round as u64 + 1)).await.unwrap();
         away.come_back();
     }
@@ -148,10 +148,10 @@ async fn what_a_majority_has_is_adopted_and_what_an_absent_node_may_have_is_aske
         Err(OpError::Refused(_))
     ));
     nodes[0].come_back();
-    let Outcome::Won { draw } = two.ask(adopt(1, "a:1")).await.unwrap() else {
+    let Outcome::Won { epoch } = two.ask(adopt(1, "a:1")).await.unwrap() else {
         panic!("the majority has it")
     };
-    assert!(draw > first);
+    assert!(epoch > first);
     assert_eq!(one.ask(adopt(2, "a:1")).await.unwrap(), Outcome::NotOld);
     assert_eq!(owners(&nodes, "k").into_iter().collect::<Vec<_>>(), ["b:1"]);
     assert_eq!(two.ask(release(1)).await.unwrap(), GONE);

@@ -10,7 +10,9 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
 use crate::StoreError;
-use crate::store::contract::{Answer, News, Op, OpError, Opening, Outcome, Session, Sight};
+use crate::store::contract::{
+    Answer, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent,
+};
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::{LockStore, sealed};
 
@@ -86,7 +88,7 @@ struct Flight {
 /// One registry's connection.
 struct Line {
     node: Arc<Inner>,
-    opening: Opening,
+    config: SessionConfig,
     /// Whether the connection stands.
     up: Mutex<bool>,
 }
@@ -189,7 +191,7 @@ impl Node {
     pub(super) fn lie(&self, key: &str) {
         let lines = self.0.lock().lines();
         for line in lines {
-            line.tell(News::Freed { key: key.into() });
+            line.tell(StoreEvent::Freed { key: key.into() });
         }
     }
 
@@ -299,7 +301,7 @@ impl State {
                 if let Some(line) = line.upgrade()
                     && *line.up.lock().unwrap()
                 {
-                    line.tell(News::Freed { key });
+                    line.tell(StoreEvent::Freed { key });
                 }
             });
         }
@@ -307,7 +309,7 @@ impl State {
 
     fn lines(&self) -> Vec<Arc<Line>> {
         let mut lines: Vec<_> = self.lines.values().filter_map(Weak::upgrade).collect();
-        lines.sort_by(|a, b| a.opening.instance.cmp(&b.opening.instance));
+        lines.sort_by(|a, b| a.config.instance.cmp(&b.config.instance));
         lines
     }
 }
@@ -328,32 +330,32 @@ impl Inner {
         let mut guard = self.lock();
         let state = &mut *guard;
         let refused = state.random(1000) < state.refuses;
-        let Some(flight) = state.flights.get_mut(&id) else {
+        let Some(in_flight) = state.flights.get_mut(&id) else {
             return;
         };
-        let kept = state.keeps > 0 && matches!(flight.op, Op::Release { .. });
+        let kept = state.keeps > 0 && matches!(in_flight.op, Op::Release { .. });
         state.keeps -= u32::from(kept);
-        if state.lasting && matches!(flight.op, Op::Release { .. }) {
+        if state.lasting && matches!(in_flight.op, Op::Release { .. }) {
             let error = StoreError::lasting("no right to do that");
-            flight.answer = Some(Err(OpError::Refused(error)));
+            in_flight.answer = Some(Err(OpError::Refused(error)));
             return;
         }
         if refused || kept {
             let error = StoreError::new("refused");
-            flight.answer = Some(Err(OpError::Refused(error)));
+            in_flight.answer = Some(Err(OpError::Refused(error)));
             return;
         }
-        let opening = &flight.line.opening;
+        let config = &in_flight.line.config;
         let asking = Asking {
-            prefix: &opening.prefix,
-            instance: &opening.instance,
-            key: &flight.key,
+            prefix: &config.prefix,
+            instance: &config.instance,
+            key: &in_flight.key,
             now,
         };
-        let (answer, told) = state.keyspace.apply(asking, &flight.op, &|_| true);
-        let key = flight.key.clone();
-        let done = (key.clone(), flight.op.clone());
-        flight.answer = Some(match answer.outcome {
+        let (answer, told) = state.keyspace.apply(asking, &in_flight.op, &|_| true);
+        let key = in_flight.key.clone();
+        let done = (key.clone(), in_flight.op.clone());
+        in_flight.answer = Some(match answer.outcome {
             Outcome::Won { .. } if state.lonely => {
                 Err(OpError::Unconfirmed(StoreError::new("too few know it")))
             }
@@ -368,15 +370,15 @@ impl Inner {
 }
 
 impl Line {
-    fn tell(&self, news: News) {
-        if let Some(listener) = self.opening.listener.upgrade() {
-            listener.news(news);
+    fn tell(&self, event: StoreEvent) {
+        if let Some(listener) = self.config.listener.upgrade() {
+            listener.on_event(event);
         }
     }
 
-    fn reply(&self, flight: Flight, result: Result<Answer, OpError>) {
-        let Flight { key, op, .. } = flight;
-        self.tell(News::Replied { key, op, result });
+    fn reply(&self, in_flight: Flight, result: Result<Answer, OpError>) {
+        let Flight { key, op, .. } = in_flight;
+        self.tell(StoreEvent::Replied { key, op, result });
     }
 
     /// Takes what is under way along: each op is done or not.
@@ -387,18 +389,18 @@ impl Line {
         let flights: Vec<_> = {
             let state = self.node.lock();
             let ours = state.flights.iter();
-            let ours = ours.filter(|(_, flight)| Arc::ptr_eq(&flight.line, self));
-            ours.map(|(id, flight)| (*id, flight.answer.is_none()))
+            let ours = ours.filter(|(_, in_flight)| Arc::ptr_eq(&in_flight.line, self));
+            ours.map(|(id, in_flight)| (*id, in_flight.answer.is_none()))
                 .collect()
         };
         for (id, open) in flights {
             if open && self.node.lock().random(2) == 0 {
                 self.node.run(id);
             }
-            let flight = self.node.lock().flights.remove(&id).unwrap();
-            self.reply(flight, Err(OpError::Unknown(broken())));
+            let in_flight = self.node.lock().flights.remove(&id).unwrap();
+            self.reply(in_flight, Err(OpError::Unknown(broken())));
         }
-        self.tell(News::down(broken()));
+        self.tell(StoreEvent::down(broken()));
         let pause = ms(5 + self.node.lock().random(50));
         let line = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -412,11 +414,11 @@ impl Line {
     }
 
     fn come_up(&self) {
-        if self.node.lock().parted.contains(&self.opening.instance) {
+        if self.node.lock().parted.contains(&self.config.instance) {
             return;
         }
         if !std::mem::replace(&mut *self.up.lock().unwrap(), true) {
-            self.tell(News::up(true));
+            self.tell(StoreEvent::up(true));
         }
     }
 }
@@ -432,10 +434,11 @@ impl Session for NodeSession {
         let line = self.0.clone();
         if !*line.up.lock().unwrap() {
             let result = Err(OpError::Unsent(broken()));
-            return line.tell(News::Replied { key, op, result });
+            return line.tell(StoreEvent::Replied { key, op, result });
         }
         let mut state = line.node.lock();
-        let same = |flight: &&Flight| Arc::ptr_eq(&flight.line, &line) && flight.key == key;
+        let same =
+            |in_flight: &&Flight| Arc::ptr_eq(&in_flight.line, &line) && in_flight.key == key;
         let before = state.flights.values().find(same);
         if let Some(before) = before {
             panic!("{op:?} while {:?} is under way to the same node", before.op);
@@ -444,19 +447,19 @@ impl Session for NodeSession {
         let id = state.last;
         let (there, back) = (state.delay(), state.delay());
         let lost = state.loses > state.random(1000);
-        let flight = Flight {
+        let in_flight = Flight {
             line: line.clone(),
             key,
             op,
             answer: None,
         };
-        state.flights.insert(id, flight);
+        state.flights.insert(id, in_flight);
         drop(state);
         if there.is_zero() && back.is_zero() && line.node.lock().mode == Mode::Up && !lost {
             line.node.run(id);
             return arrive(&line, id);
         }
-        let overdue = Instant::now() + line.opening.response_timeout;
+        let overdue = Instant::now() + line.config.response_timeout;
         tokio::spawn(async move {
             sleep(there).await;
             if line.node.lock().mode == Mode::Up {
@@ -465,9 +468,9 @@ impl Session for NodeSession {
             sleep(back).await;
             let answered = {
                 let state = line.node.lock();
-                let flight = state.flights.get(&id);
-                let Some(flight) = flight else { return };
-                flight.answer.is_some() && state.mode == Mode::Up
+                let in_flight = state.flights.get(&id);
+                let Some(in_flight) = in_flight else { return };
+                in_flight.answer.is_some() && state.mode == Mode::Up
             };
             if answered && !lost {
                 return arrive(&line, id);
@@ -481,7 +484,7 @@ impl Session for NodeSession {
         });
     }
 
-    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+    fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let line = self.0.clone();
         async move {
             if !*line.up.lock().unwrap() {
@@ -492,27 +495,27 @@ impl Session for NodeSession {
             }
             let now = line.node.now();
             let mut state = line.node.lock();
-            Ok(state.keyspace.inspect(&line.opening.prefix, &key, now))
+            Ok(state.keyspace.inspect(&line.config.prefix, &key, now))
         }
         .boxed()
     }
 }
 
 fn arrive(line: &Arc<Line>, id: u64) {
-    let flight = line.node.lock().flights.remove(&id);
-    if let Some(mut flight) = flight {
-        let result = flight.answer.take().unwrap();
-        line.reply(flight, result);
+    let in_flight = line.node.lock().flights.remove(&id);
+    if let Some(mut in_flight) = in_flight {
+        let result = in_flight.answer.take().unwrap();
+        line.reply(in_flight, result);
     }
 }
 
 impl LockStore for Node {
-    fn open(&self, opening: Opening) -> Arc<dyn Session> {
+    fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
         let mut state = self.0.lock();
         let up = Mutex::new(state.mode != Mode::Away);
-        let instance = opening.instance.clone();
+        let instance = config.instance.clone();
         let node = self.0.me.upgrade().unwrap();
-        let line = Arc::new(Line { node, opening, up });
+        let line = Arc::new(Line { node, config, up });
         state.lines.insert(instance, Arc::downgrade(&line));
         Arc::new(NodeSession(line))
     }

@@ -4,7 +4,7 @@ use tokio::time::{Instant, sleep};
 
 use super::desk::{Desk, GONE, TTL, attempt, is_busy, keys, release, store};
 use super::nodes::{Node, ms};
-use crate::store::contract::News;
+use crate::store::contract::StoreEvent;
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_node_is_not_waited_for_and_its_late_vote_is_given_back() {
@@ -123,7 +123,7 @@ async fn a_release_that_is_refused_is_sent_again() {
     assert!(
         one.take()
             .iter()
-            .all(|news| !matches!(news, News::Replied { .. }))
+            .all(|event| !matches!(event, StoreEvent::Replied { .. }))
     );
     for node in &nodes {
         node.set_faults(1, 0, 0);

@@ -1,11 +1,11 @@
 //! Two nodes that are one server by two names.
 
 use super::desk::{attempt, release, renew};
-use super::ears::Bare;
+use super::subscriptions::Bare;
 use crate::StoreError;
-use crate::store::contract::{News, OpError, Outcome};
+use crate::store::contract::{OpError, Outcome, StoreEvent};
 
-const WON: Outcome = Outcome::Won { draw: 5 };
+const WON: Outcome = Outcome::Won { epoch: 5 };
 
 /// Three nodes whose connections stand, to these servers.
 fn connected(servers: [&str; 3]) -> Bare {
@@ -13,15 +13,15 @@ fn connected(servers: [&str; 3]) -> Bare {
     for (node, server) in servers.into_iter().enumerate() {
         let identity = (!server.is_empty()).then(|| server.into());
         bare.state
-            .came_up(bare.now, node, identity, &mut bare.outbox);
+            .came_up(bare.now, node, identity, &mut bare.deferred);
     }
     bare
 }
 
 fn answer(bare: &mut Bare) -> Option<Result<Outcome, OpError>> {
-    let news = std::mem::take(&mut bare.outbox.news);
-    news.into_iter().find_map(|news| match news {
-        News::Replied { result, .. } => Some(result.map(|answer| answer.outcome)),
+    let events = std::mem::take(&mut bare.deferred.events);
+    events.into_iter().find_map(|event| match event {
+        StoreEvent::Replied { result, .. } => Some(result.map(|answer| answer.outcome)),
         _ => None,
     })
 }
@@ -56,7 +56,7 @@ async fn what_was_asked_before_it_was_known_does_not_count() {
     assert_eq!(bare.submit(attempt(1)).len(), 3);
     for node in [0, 1] {
         bare.state
-            .came_up(bare.now, node, Some("x".into()), &mut bare.outbox);
+            .came_up(bare.now, node, Some("x".into()), &mut bare.deferred);
     }
     bare.answer(0, Ok(WON));
     bare.answer(1, Ok(WON));
@@ -92,10 +92,14 @@ async fn no_majority_is_left_and_that_is_told_as_lasting() {
     let mut bare = Bare::new(2);
     for node in [0, 1] {
         bare.state
-            .came_up(bare.now, node, Some("x".into()), &mut bare.outbox);
+            .came_up(bare.now, node, Some("x".into()), &mut bare.deferred);
     }
-    let is_down = |news: &News| matches!(news, News::Down { error, .. } if !error.is_retryable());
-    assert!(bare.outbox.news.iter().any(is_down), "{:?}", bare.outbox);
+    let is_down = |event: &StoreEvent| matches!(event, StoreEvent::Down { error, .. } if !error.is_retryable());
+    assert!(
+        bare.deferred.events.iter().any(is_down),
+        "{:?}",
+        bare.deferred
+    );
     bare.submit(attempt(1));
     bare.answer(0, Ok(WON));
     let Some(Err(error)) = answer(&mut bare) else {
@@ -109,20 +113,20 @@ async fn no_majority_is_left_and_that_is_told_as_lasting() {
 async fn a_node_has_its_vote_back_with_another_server() {
     let mut bare = connected(["x", "x", "y"]);
     let error = StoreError::new("it broke");
-    bare.state.went_down(1, error, &mut bare.outbox);
+    bare.state.went_down(1, error, &mut bare.deferred);
     bare.state
-        .came_up(bare.now, 1, Some("z".into()), &mut bare.outbox);
+        .came_up(bare.now, 1, Some("z".into()), &mut bare.deferred);
     assert_eq!(bare.submit(attempt(1)).len(), 3);
 
     // Of two nodes whose server went away and came back the first counts.
     let mut bare = connected(["x", "x", "y"]);
     for node in [0, 1] {
         let error = StoreError::new("it broke");
-        bare.state.went_down(node, error, &mut bare.outbox);
+        bare.state.went_down(node, error, &mut bare.deferred);
     }
     for node in [1, 0] {
         bare.state
-            .came_up(bare.now, node, Some("x2".into()), &mut bare.outbox);
+            .came_up(bare.now, node, Some("x2".into()), &mut bare.deferred);
     }
     let asked: Vec<_> = bare.submit(attempt(1)).into_iter().map(|it| it.0).collect();
     assert_eq!(asked, [1, 2]);

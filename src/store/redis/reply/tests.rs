@@ -35,7 +35,7 @@ fn an_age_in_whole_seconds_is_not_believed_to_the_last() {
     let raise = || {
         job(Op::Raise {
             owner: Owner(1),
-            draw: 5,
+            epoch: 5,
             age: true,
         })
     };
@@ -63,7 +63,7 @@ fn a_reply_is_read_op_by_op() {
             score: None,
         })
     };
-    let won = |draw| Verdict::Done(Outcome::Won { draw });
+    let won = |epoch| Verdict::Done(Outcome::Won { epoch });
     let gone = |held| Verdict::Done(Outcome::Gone { held });
     let busy = |left: Option<u64>, score| {
         let left = left.map(Duration::from_millis);
@@ -197,7 +197,7 @@ fn a_probes_reply_tells_the_time_and_what_was_refused() {
 
 /// F2: tokens fit an i64, and those of a tenure are different.
 #[test]
-fn f2_a_draw_whose_tokens_do_not_fit_is_none() {
+fn f2_a_epoch_whose_tokens_do_not_fit_is_none() {
     let most = i64::MAX as u64 / 64;
     let take = |owner| {
         job(Op::Attempt {
@@ -205,9 +205,9 @@ fn f2_a_draw_whose_tokens_do_not_fit_is_none() {
             ttl: TTL,
         })
     };
-    for (draw, fits) in [(most, true), (most + 1, false), (u64::MAX, false)] {
-        let told = read_reply(5, &[take(1)], word(&format!("5 9 {draw}")));
-        assert_eq!(told.is_some(), fits, "{draw}");
+    for (epoch, fits) in [(most, true), (most + 1, false), (u64::MAX, false)] {
+        let told = read_reply(5, &[take(1)], word(&format!("5 9 {epoch}")));
+        assert_eq!(told.is_some(), fits, "{epoch}");
     }
     for (at, fits) in [(most - 1, true), (most, false), (u64::MAX, false)] {
         let told = read_reply(5, &[take(1), take(2)], word(&format!("5 {at} + +")));
@@ -247,7 +247,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             },
             Op::Raise {
                 owner,
-                draw: 1,
+                epoch: 1,
                 age: true,
             },
         ]),
@@ -264,8 +264,24 @@ fn number() -> impl Strategy<Value = i64> {
 
 fn value() -> impl Strategy<Value = Value> {
     let words = select(vec![
-        "0", "1", "5", "77", "+", "busy:1:2", "busy:-1:", "busy::", "not-old", "lost", "stale",
-        "more", "sight", "error", "5 9 +", "5 9 1", "5  1", "",
+        "0",
+        "1",
+        "5",
+        "77",
+        "+",
+        "busy:1:2",
+        "busy:-1:",
+        "busy::",
+        "not-old",
+        "lost",
+        "stale",
+        "more",
+        "key_status",
+        "error",
+        "5 9 +",
+        "5 9 1",
+        "5  1",
+        "",
     ]);
     let leaf = prop_oneof![
         3 => words.prop_map(|word| Value::BulkString(word.into())),
@@ -277,7 +293,7 @@ fn value() -> impl Strategy<Value = Value> {
         1 => vec(any::<u8>(), 0..9).prop_map(Value::BulkString),
         1 => ".{0,9}".prop_map(Value::SimpleString),
     ];
-    let words = select(vec!["busy", "sight", "error"]);
+    let words = select(vec!["busy", "key_status", "error"]);
     let answer = (words, vec(number(), 0..3)).prop_map(|(word, numbers)| {
         let mut values = vec![Value::BulkString(word.into())];
         values.extend(numbers.into_iter().map(Value::Int));
@@ -293,13 +309,13 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What is read is about these very ops, and a draw makes tokens that grow.
+/// What is read is about these very ops, and an epoch makes tokens that grow.
 fn is_sound(ops: &[Op], reply: Option<&Reply>) {
     let Some(reply) = reply else { return };
     assert_eq!(reply.verdicts.len(), ops.len());
     for (op, verdict) in ops.iter().zip(&reply.verdicts) {
         match verdict {
-            Verdict::Done(Outcome::Won { draw }) => {
+            Verdict::Done(Outcome::Won { epoch }) => {
                 let wins = matches!(
                     op,
                     Op::Attempt { .. }
@@ -309,7 +325,7 @@ fn is_sound(ops: &[Op], reply: Option<&Reply>) {
                         | Op::Adopt { .. }
                 );
                 assert!(wins, "{op:?}");
-                assert!(i64::try_from(draw.checked_mul(64).unwrap() + 63).is_ok());
+                assert!(i64::try_from(epoch.checked_mul(64).unwrap() + 63).is_ok());
             }
             Verdict::Done(Outcome::Renewed) => assert!(matches!(op, Op::Renew { .. })),
             Verdict::Done(Outcome::Gone { .. }) => {

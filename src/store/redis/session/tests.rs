@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::super::cluster::{Seeds, SlotMap};
 use super::super::slots::{SLOTS, Slot};
 use super::*;
-use crate::store::contract::{Listener, News, Owner};
+use crate::store::contract::{Owner, StoreEvent, StoreEvents};
 
 struct Nobody;
 
-impl Listener for Nobody {
-    fn news(&self, _: News) {}
+impl StoreEvents for Nobody {
+    fn on_event(&self, _: StoreEvent) {}
 
     fn uses(&self, _: &Scope) -> bool {
         false
@@ -23,14 +23,14 @@ impl Listener for Nobody {
 
 fn session() -> RedisSession {
     let seeds = Seeds::parse(&["redis://a:1".into()]).unwrap();
-    let opening = Opening {
+    let config = SessionConfig {
         prefix: "lock".into(),
         instance: "a1".into(),
         ttl: Duration::from_secs(30),
         response_timeout: Duration::from_secs(1),
         listener: Weak::<Nobody>::new(),
     };
-    RedisSession::new(Topology::Cluster(seeds), None, opening)
+    RedisSession::new(Topology::Cluster(seeds), None, config)
 }
 
 const FIRST: RangeInclusive<Slot> = 0..=8_191;

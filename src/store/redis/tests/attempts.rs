@@ -42,9 +42,9 @@ async fn a_foreign_lock_is_respected_with_and_without_ttl() {
     assert_eq!(one.outcome("k", release(1)).await, NOT_HELD);
     assert_eq!(server.get("lock:k").as_deref(), Some("somebody else"));
 
-    let sight = one.session().inspect("k".into()).await.unwrap();
-    assert_eq!(sight.owner.as_deref(), Some("somebody else"));
-    assert_eq!((sight.left, sight.tickets), (None, 0));
+    let key_status = one.session().inspect("k".into()).await.unwrap();
+    assert_eq!(key_status.owner.as_deref(), Some("somebody else"));
+    assert_eq!((key_status.left, key_status.tickets), (None, 0));
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn s3_a_win_asked_for_again_is_proved_again_and_never_shorter() {
 
     server.cmd(&["PEXPIRE", "lock:k", "1000"]);
     let second = won(&one.outcome("k", enter(1)).await);
-    assert!(second > first, "a draw of its own");
+    assert!(second > first, "a epoch of its own");
     assert!(server.pttl("lock:k") > 20_000, "the ttl is set anew");
 
     server.cmd(&["PEXPIRE", "lock:k", "100000"]);

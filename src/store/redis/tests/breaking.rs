@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::fake::{Fake, HANG_UP, NOW, Request, push};
 use super::registry::{BOUND, Registry, Settings, attempt, refused, unknown, unsent, won};
 use super::support::{Proxy, RedisServer, Way, wait_until};
-use crate::store::contract::{Answer, News, OpError};
+use crate::store::contract::{Answer, OpError, StoreEvent};
 
 #[tokio::test]
 async fn o4_a_server_that_does_not_answer_is_given_up() {
@@ -163,8 +163,8 @@ async fn refusals_of_a_whole_call_are_each_ops_own() {
     let mut one = Settings::url(fake.url(), "a1").up().await;
     let (why, retryable) = refused(one.ask("k", attempt(1)).await);
     assert!(why.contains("BUSY") && retryable, "{why}");
-    while let Some(news) = one.heard_by_now() {
-        assert!(!matches!(news, News::Down { .. }), "{news:?}");
+    while let Some(event) = one.heard_by_now() {
+        assert!(!matches!(event, StoreEvent::Down { .. }), "{event:?}");
     }
 }
 
@@ -196,17 +196,17 @@ async fn a_loss_is_told_after_the_ops_that_it_took_along() {
     wait_until("sent", BOUND, || server.exists("lock:k2")).await;
     proxy.cut();
     for _ in 0..3 {
-        let news = one.next().await;
+        let event = one.next().await;
         let is_unknown = matches!(
-            news,
-            News::Replied {
+            event,
+            StoreEvent::Replied {
                 result: Err(OpError::Unknown(_)),
                 ..
             }
         );
-        assert!(is_unknown, "{news:?}");
+        assert!(is_unknown, "{event:?}");
     }
-    assert!(matches!(one.next().await, News::Down { .. }));
+    assert!(matches!(one.next().await, StoreEvent::Down { .. }));
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn what_only_hinders_writes_ends_no_connection() {
     assert!(why.contains("NOREPLICAS") && retryable, "{why}");
     server.cmd(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     won(&one.outcome("k", attempt(1)).await);
-    one.has_not_heard(|news| matches!(news, News::Down { .. }))
+    one.has_not_heard(|event| matches!(event, StoreEvent::Down { .. }))
         .await;
 }
 
@@ -239,7 +239,7 @@ async fn what_came_before_a_reply_is_heard_before_it() {
     let mut one = Settings::url(fake.url(), "a1").up().await;
     one.submit("k", attempt(1));
     let first = one.next().await;
-    assert!(matches!(first, News::Granted { .. }), "{first:?}");
+    assert!(matches!(first, StoreEvent::Granted { .. }), "{first:?}");
     won(&one.reply("k", &attempt(1)).await.unwrap().outcome);
 }
 
@@ -253,7 +253,7 @@ async fn what_was_heard_is_told_before_the_end_of_its_connection() {
         "{reply:?}"
     );
     let end = one.next().await;
-    assert!(matches!(end, News::Down { .. }), "{end:?}");
+    assert!(matches!(end, StoreEvent::Down { .. }), "{end:?}");
 }
 
 /// More than is told at once: the rest waits for the next turn, and its turn comes.
@@ -282,10 +282,10 @@ async fn hear_a_crowd(end: &'static [u8]) -> (Registry, Result<Answer, OpError>)
     let mut one = Settings::url(fake.url(), "a1").up().await;
     one.submit("k", attempt(1));
     for number in 1..=GRANTS {
-        let news = one.next().await;
+        let event = one.next().await;
         assert!(
-            matches!(&news, News::Granted { key, .. } if **key == *format!("other{number}")),
-            "{news:?} for grant {number}"
+            matches!(&event, StoreEvent::Granted { key, .. } if **key == *format!("other{number}")),
+            "{event:?} for grant {number}"
         );
     }
     let reply = one.reply("k", &attempt(1)).await.clone();

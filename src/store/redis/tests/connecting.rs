@@ -10,7 +10,7 @@ use super::registry::{
     withdraw, won,
 };
 use super::support::{Proxy, RedisServer, Way, wait_until};
-use crate::store::contract::{News, Outcome};
+use crate::store::contract::{Outcome, StoreEvent};
 
 /// The connection of the one registry on the server.
 fn id(server: &RedisServer) -> u64 {
@@ -104,7 +104,7 @@ async fn o4_the_old_connection_is_killed_with_what_it_carries() {
         proxy.connections() == 1
     })
     .await;
-    one.has_not_heard(|news| matches!(news, News::Down { .. }))
+    one.has_not_heard(|event| matches!(event, StoreEvent::Down { .. }))
         .await;
     assert!(!server.exists("lock:k"), "nothing was won for nobody");
 }
@@ -182,8 +182,8 @@ async fn works_without_push(server: &RedisServer, url: String) {
     assert!(!one.up().await, "no queue");
     won(&one.outcome("k", attempt(1)).await);
     assert_eq!(one.outcome("k", renew(1, 2 * TTL)).await, Outcome::Renewed);
-    let sight = one.session().inspect("k".into()).await.unwrap();
-    assert_eq!(sight.owner, Some(one.text(1)));
+    let key_status = one.session().inspect("k".into()).await.unwrap();
+    assert_eq!(key_status.owner, Some(one.text(1)));
     assert_eq!(one.outcome("k", withdraw(2)).await, NOT_HELD);
     assert_eq!(one.outcome("k", release(1)).await, HELD);
 
@@ -276,9 +276,12 @@ async fn a_grant_that_comes_before_the_proof_is_told_after_up() {
     });
     let mut one = Settings::url(fake.url(), "a1").open();
     one.session().start();
-    assert!(matches!(one.next().await, News::Up { queue: true, .. }));
+    assert!(matches!(
+        one.next().await,
+        StoreEvent::Up { queue: true, .. }
+    ));
     let (key, grant) = one.granted().await;
-    assert_eq!((&*key, grant.draw), ("some key", 8));
+    assert_eq!((&*key, grant.epoch), ("some key", 8));
 }
 
 #[tokio::test]
@@ -300,7 +303,7 @@ async fn what_is_not_a_grant_for_us_is_passed_over() {
     }
     server.cmd(&["PUBLISH", "lock:~grant:a1", "1 a1:1 30000 1 1 k"]);
     assert_eq!(&*one.granted().await.0, "k");
-    one.has_not_heard(|news| !matches!(news, News::Up { .. }))
+    one.has_not_heard(|event| !matches!(event, StoreEvent::Up { .. }))
         .await;
 }
 

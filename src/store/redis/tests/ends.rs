@@ -6,7 +6,7 @@ use super::registry::{
     HELD, NOT_HELD, Registry, TTL, attempt, enter, queue, refused, release, won,
 };
 use super::support::RedisServer;
-use crate::store::contract::{News, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn adopt(owner: u64, from: String, ttl: Duration) -> Op {
     Op::Adopt {
@@ -41,7 +41,7 @@ async fn s3_an_adoption_moves_the_lock_past_the_queue_and_may_be_asked_again() {
     assert_eq!(one.outcome("a b", release(1)).await, NOT_HELD);
     assert_eq!(server.get("lock:a b"), Some(two.text(4)));
     three
-        .has_not_heard(|news| matches!(news, News::Granted { .. }))
+        .has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
         .await;
     assert_eq!(two.outcome("a b", release(4)).await, HELD);
     assert_eq!(three.granted().await.1.owner, Owner(9));

@@ -12,7 +12,7 @@ fn micros(server: &RedisServer) -> u64 {
 }
 
 #[tokio::test]
-async fn f1_draws_are_the_servers_time_and_grow() {
+async fn f1_epochs_are_the_servers_time_and_grow() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let before = micros(&server);
@@ -24,7 +24,7 @@ async fn f1_draws_are_the_servers_time_and_grow() {
 }
 
 #[tokio::test]
-async fn f1_draws_grow_after_the_fence_is_deleted() {
+async fn f1_epochs_grow_after_the_fence_is_deleted() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let first = won(&one.outcome("k", attempt(1)).await);
@@ -34,7 +34,7 @@ async fn f1_draws_grow_after_the_fence_is_deleted() {
 }
 
 #[tokio::test]
-async fn f1_draws_grow_past_a_fence_from_the_future() {
+async fn f1_epochs_grow_past_a_fence_from_the_future() {
     // As left by a server whose clock was ahead of this one's.
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
@@ -46,26 +46,26 @@ async fn f1_draws_grow_past_a_fence_from_the_future() {
 }
 
 #[tokio::test]
-async fn f1_every_draw_of_a_batch_is_another() {
+async fn f1_every_epoch_of_a_batch_is_another() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     for owner in 0..100 {
         one.submit(&format!("k{owner}"), attempt(owner));
     }
-    let mut draws = Vec::new();
+    let mut epochs = Vec::new();
     for owner in 0..100 {
         let answer = one
             .reply(&format!("k{owner}"), &attempt(owner))
             .await
             .unwrap();
-        draws.push(won(&answer.outcome));
+        epochs.push(won(&answer.outcome));
     }
-    let last = *draws.iter().max().unwrap();
-    draws.sort_unstable();
-    draws.dedup();
-    assert_eq!(draws.len(), 100);
+    let last = *epochs.iter().max().unwrap();
+    epochs.sort_unstable();
+    epochs.dedup();
+    assert_eq!(epochs.len(), 100);
     let fence: u64 = server.ask(&["GET", FENCE]);
-    assert!(fence >= last, "the fence stands past every draw");
+    assert!(fence >= last, "the fence stands past every epoch");
     assert!(won(&one.outcome("k", attempt(100)).await) > last);
 }
 
@@ -85,7 +85,7 @@ async fn f3_numbers_of_sixteen_digits_keep_their_last() {
     let mut two = Registry::on(&server, "b2").await;
     two.outcome("k", enter(1)).await;
     one.outcome("k", release(1)).await;
-    assert_eq!(two.granted().await.1.draw, 4_503_599_627_370_493);
+    assert_eq!(two.granted().await.1.epoch, 4_503_599_627_370_493);
 }
 
 #[tokio::test]
@@ -157,9 +157,9 @@ async fn s1_a_release_needs_no_fence() {
     assert!(expiry > 55_000, "k3: {expiry}");
 }
 
-fn raise(owner: u64, draw: u64, age: bool) -> Op {
+fn raise(owner: u64, epoch: u64, age: bool) -> Op {
     let owner = Owner(owner);
-    Op::Raise { owner, draw, age }
+    Op::Raise { owner, epoch, age }
 }
 
 /// For a quorum: whoever has the lock next draws higher, and nobody but its owner raises.
@@ -185,7 +185,7 @@ async fn f1_a_fence_is_raised_for_the_owner_alone_and_never_lowered() {
 
 /// In one call with others, whichever comes first.
 #[tokio::test]
-async fn f1_a_raise_and_draws_of_one_batch_do_not_meet() {
+async fn f1_a_raise_and_epochs_of_one_batch_do_not_meet() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let mut last = won(&one.outcome("k", attempt(1)).await);

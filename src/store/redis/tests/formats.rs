@@ -12,7 +12,7 @@ use super::registry::{
     BOUND, HELD, Registry, TTL, attempt, enter, place, queue, release, renew, won,
 };
 use super::support::{RedisServer, wait_until};
-use crate::store::contract::{News, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 use crate::{Lease, LockRegistry};
 
 const FENCE: &str = "lock:~fence";
@@ -45,7 +45,7 @@ fn listen(owner: u64) -> Op {
 async fn the_value_of_a_lock_and_the_fence_are_as_other_versions_know_them() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
-    let draw = won(&one.outcome("k", attempt(18_446_744_073_709_551_615)).await);
+    let epoch = won(&one.outcome("k", attempt(18_446_744_073_709_551_615)).await);
     let mut keys = server.keys("*");
     keys.sort();
     assert_eq!(keys, ["lock:k", FENCE]);
@@ -54,8 +54,8 @@ async fn the_value_of_a_lock_and_the_fence_are_as_other_versions_know_them() {
     assert_eq!(value, "a1:18446744073709551615");
     assert!((29_000..=30_000).contains(&server.pttl("lock:k")));
     assert_eq!(kind(&server, FENCE), "string");
-    // The last draw, in decimals: nothing before, and nothing behind.
-    assert_eq!(server.get(FENCE).unwrap(), draw.to_string());
+    // The last epoch, in decimals: nothing before, and nothing behind.
+    assert_eq!(server.get(FENCE).unwrap(), epoch.to_string());
     assert_eq!(server.pttl(FENCE), -1, "it stays for ever");
 }
 
@@ -102,10 +102,10 @@ async fn grants_and_notices_are_as_other_versions_know_them() {
     three.outcome(key, listen(3)).await;
     assert_eq!(one.outcome(key, release(1)).await, HELD);
     let (_, grant) = two.granted().await;
-    let (draw, at) = (grant.draw, grant.at);
-    assert_eq!(server.get(FENCE).unwrap(), draw.to_string());
-    assert!(draw >= at && at > 1_700_000_000_000_000, "{draw}, {at}");
-    let literal = format!("1 b2:2 30000 {draw} {at} a key: 1");
+    let (epoch, at) = (grant.epoch, grant.at);
+    assert_eq!(server.get(FENCE).unwrap(), epoch.to_string());
+    assert!(epoch >= at && at > 1_700_000_000_000_000, "{epoch}, {at}");
+    let literal = format!("1 b2:2 30000 {epoch} {at} a key: 1");
     assert_eq!(heard(&mut pubsub), literal);
     assert_eq!(server.get("lock:a key: 1").unwrap(), "b2:2");
     assert!((29_000..=30_000).contains(&server.pttl("lock:a key: 1")));
@@ -143,7 +143,7 @@ async fn a_ticket_that_another_version_wrote_is_served() {
     let grant = format!("1 a1:2 30000 {} {at} k", at + 3);
     server.cmd(&["PUBLISH", "lock:~grant:a1", &grant]);
     let (key, grant) = one.granted().await;
-    let told = (&*key, grant.owner, grant.ttl, grant.draw, grant.at);
+    let told = (&*key, grant.owner, grant.ttl, grant.epoch, grant.at);
     assert_eq!(told, ("k", Owner(2), TTL, at + 3, at));
     assert_eq!(one.outcome("k", renew(2, TTL)).await, Outcome::Renewed);
     assert_eq!(one.outcome("k", release(2)).await, HELD);
@@ -216,7 +216,7 @@ async fn what_is_no_ticket_keeps_nobody_from_the_lock() {
 }
 
 /// A version that publishes in another format has given us the lock: we do not read it, and find the lock ours when we
-/// look (W2), whole and with a draw of its own.
+/// look (W2), whole and with an epoch of its own.
 #[tokio::test]
 async fn a_grant_of_another_format_is_made_good_by_looking() {
     let server = RedisServer::start();
@@ -235,7 +235,7 @@ async fn a_grant_of_another_format_is_made_good_by_looking() {
     ] {
         server.cmd(&["PUBLISH", "lock:~grant:a1", message]);
     }
-    one.has_not_heard(|news| !matches!(news, News::Up { .. }))
+    one.has_not_heard(|event| !matches!(event, StoreEvent::Up { .. }))
         .await;
     won(&one.outcome("k", enter(1)).await);
     // It had ten seconds.

@@ -7,7 +7,7 @@ use super::registry::{
     withdraw, won, yield_turn,
 };
 use super::support::{RedisServer, wait_until};
-use crate::store::contract::{News, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 #[tokio::test]
 async fn s2_a_release_hands_the_lock_to_the_first_ticket() {
@@ -39,7 +39,7 @@ async fn s2_a_release_hands_the_lock_to_the_first_ticket() {
         (before..=after).contains(&grant.at),
         "the time of the command that granted it"
     );
-    assert!(grant.draw > first);
+    assert!(grant.epoch > first);
     assert_eq!(server.get("lock:a b"), Some(two.text(4)));
     assert!(
         (6_000..=7_000).contains(&server.pttl("lock:a b")),
@@ -47,7 +47,7 @@ async fn s2_a_release_hands_the_lock_to_the_first_ticket() {
     );
     assert_eq!(queue(&server, "lock:a b").len(), 1, "one grant a release");
     three
-        .has_not_heard(|news| matches!(news, News::Granted { .. }))
+        .has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
         .await;
 }
 
@@ -173,7 +173,7 @@ async fn our_own_ticket_in_front_wins_and_leaves_the_queue() {
     server.del("lock:k");
     won(&one.outcome("k", enter(1)).await);
     assert_eq!(queue(&server, "lock:k"), []);
-    one.has_not_heard(|news| matches!(news, News::Granted { .. }))
+    one.has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
         .await;
 }
 
@@ -229,7 +229,7 @@ async fn yield_with_nobody_else_there_keeps_the_lock_under_the_new_owner() {
     assert!(won(&one.outcome("k", yield_turn(1, 2)).await) > first);
     assert_eq!(server.get("lock:k"), Some(one.text(2)));
     assert!(server.pttl("lock:k") > 20_000, "a fresh ttl");
-    one.has_not_heard(|news| matches!(news, News::Granted { .. }))
+    one.has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
         .await;
 }
 

@@ -7,7 +7,7 @@ use super::registry::{
     BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, enter, release, won,
 };
 use super::support::{Program, RedisServer, wait_until};
-use crate::store::contract::{News, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn listen(owner: u64) -> Op {
     let (owner, ttl) = (Owner(owner), TTL);
@@ -24,16 +24,18 @@ fn listeners(server: &RedisServer) -> Vec<String> {
 }
 
 async fn is_told(registry: &mut Registry) {
-    let news = registry.next().await;
+    let event = registry.next().await;
     assert!(
-        matches!(&news, News::Freed { key } if &**key == "k"),
-        "{news:?}"
+        matches!(&event, StoreEvent::Freed { key } if &**key == "k"),
+        "{event:?}"
     );
 }
 
 async fn is_not_told(registry: &mut Registry) {
     registry
-        .has_not_heard(|news| matches!(news, News::Freed { .. } | News::Granted { .. }))
+        .has_not_heard(|event| {
+            matches!(event, StoreEvent::Freed { .. } | StoreEvent::Granted { .. })
+        })
         .await;
 }
 

@@ -175,7 +175,7 @@ impl Both {
             }
             Want::Raise => Op::Raise {
                 owner: Owner(owner),
-                draw: self.drawn + 17,
+                epoch: self.drawn + 17,
                 age: false,
             },
             Want::Retire => {
@@ -208,11 +208,11 @@ impl Both {
             let words: Vec<&str> = text.split(' ').collect();
             match words[..] {
                 ["freed", key] => heard.push((instance.into(), key.into(), None)),
-                ["1", owner, _, draw, _, key] => {
+                ["1", owner, _, epoch, _, key] => {
                     let owner = owner.strip_prefix(&format!("{instance}:")).unwrap();
-                    let draw: u64 = draw.parse().unwrap();
-                    assert!(draw > 0);
-                    self.granted(draw);
+                    let epoch: u64 = epoch.parse().unwrap();
+                    assert!(epoch > 0);
+                    self.granted(epoch);
                     heard.push((instance.into(), key.into(), Some(owner.parse().unwrap())));
                 }
                 _ => panic!("{text}"),
@@ -220,8 +220,8 @@ impl Both {
         }
     }
 
-    fn granted(&mut self, draw: u64) {
-        self.drawn = self.drawn.max(draw);
+    fn granted(&mut self, epoch: u64) {
+        self.drawn = self.drawn.max(epoch);
     }
 
     fn take(&mut self, step: &Step) {
@@ -311,13 +311,13 @@ impl Both {
         let told = self.heard();
         let live = |instance: &Arc<str>| &**instance != "dead";
         let mut expected = Vec::new();
-        let mut draws = Vec::new();
+        let mut epochs = Vec::new();
         for ((key, op), verdict) in ops.iter().zip(verdicts) {
             let Verdict::Done(outcome) = verdict else {
                 panic!("{op:?}: {verdict:?}");
             };
-            if let Outcome::Won { draw } = outcome {
-                draws.push(draw);
+            if let Outcome::Won { epoch } = outcome {
+                epochs.push(epoch);
             }
             let (prefix, instance, name) =
                 (PREFIX.into(), INSTANCES[who].into(), KEYS[*key].into());
@@ -342,16 +342,16 @@ impl Both {
             }
         }
         assert_eq!(told, expected, "pushed after {ops:?}");
-        draws.sort_unstable();
+        epochs.sort_unstable();
         assert!(
-            draws.first().is_none_or(|first| *first > before),
-            "f1: {draws:?} {before}"
+            epochs.first().is_none_or(|first| *first > before),
+            "f1: {epochs:?} {before}"
         );
         assert!(
-            draws.is_sorted_by(|one, other| one < other),
-            "f1: {draws:?}"
+            epochs.is_sorted_by(|one, other| one < other),
+            "f1: {epochs:?}"
         );
-        let last = draws.last().copied().unwrap_or(0);
+        let last = epochs.last().copied().unwrap_or(0);
         self.granted(last);
     }
 

@@ -11,7 +11,7 @@ use super::fake::{Fake, NOW, Request, push};
 use super::paused::in_real_time;
 use super::registry::{BOUND, Registry, Settings, TTL, attempt, enter, place, renew, unsent, won};
 use super::support::wait_until;
-use crate::store::contract::{News, Outcome};
+use crate::store::contract::{Outcome, StoreEvent};
 
 /// Its ticket's place in the queue.
 const PLACE: u64 = 5;
@@ -150,8 +150,10 @@ fn subscriptions_are_asked_for_again_with_the_next_runtime() {
         one.session().start();
         assert_eq!(&*one.granted().await.0, "k");
         // An earlier grant may have gone unheard: the ticket is to be entered again.
-        let is_of_k = |news| match news {
-            News::Up { scope, queue, .. } => queue && scope.contains("k") && !scope.contains("l"),
+        let is_of_k = |event| match event {
+            StoreEvent::Up { scope, queue, .. } => {
+                queue && scope.contains("k") && !scope.contains("l")
+            }
             _ => false,
         };
         assert!(std::iter::from_fn(|| one.heard_by_now()).any(is_of_k));
@@ -174,9 +176,9 @@ async fn a_key_whose_ticket_could_not_be_sent_may_ask_again_as_soon_as_its_node_
     assert!(one.up().await);
     let error = unsent(one.reply("k", &enter(1)).await);
     assert!(error.to_string().contains("LOADING"), "{error}");
-    let news = one.next().await;
-    let News::Up { scope, queue, .. } = &news else {
-        panic!("{news:?}");
+    let event = one.next().await;
+    let StoreEvent::Up { scope, queue, .. } = &event else {
+        panic!("{event:?}");
     };
     assert!(queue, "it is away for a moment only");
     assert!(scope.contains("k") && !scope.contains("other"));
@@ -213,10 +215,10 @@ async fn a_key_may_ask_again_while_the_search_for_the_map_hangs() {
     while one.heard_by_now().is_some() {}
     let begin = Instant::now();
     unsent(one.ask("l", enter(2)).await);
-    let news = one.next().await;
+    let event = one.next().await;
     assert!(begin.elapsed() < BOUND / 2, "after the search");
-    let News::Up { scope, .. } = &news else {
-        panic!("{news:?}");
+    let StoreEvent::Up { scope, .. } = &event else {
+        panic!("{event:?}");
     };
     assert!(scope.contains("l") && !scope.contains("other"));
 }
@@ -237,9 +239,9 @@ async fn without_the_right_to_subscribe_no_key_of_the_node_has_a_queue() {
     assert!(one.up().await, "it may push as far as is known");
     let error = unsent(one.reply("k", &enter(1)).await);
     assert!(error.to_string().contains("NOPERM"), "{error}");
-    let news = one.next().await;
-    let News::Up { scope, queue, .. } = &news else {
-        panic!("{news:?}");
+    let event = one.next().await;
+    let StoreEvent::Up { scope, queue, .. } = &event else {
+        panic!("{event:?}");
     };
     assert!(!queue && scope.contains("k") && scope.contains("other"));
     // Whoever enters all the same stands in no queue.

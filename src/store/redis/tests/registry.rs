@@ -9,7 +9,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::support::RedisServer;
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session,
+    Answer, Grant, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent,
+    StoreEvents,
 };
 use crate::store::{LockStore, RedisStore};
 
@@ -21,12 +22,12 @@ pub(super) const TTL: Duration = Duration::from_secs(30);
 type Replied = (Arc<str>, Op, Result<Answer, OpError>);
 
 /// Passes the news on.
-struct Recorder(UnboundedSender<News>);
+struct Recorder(UnboundedSender<StoreEvent>);
 
-impl Listener for Recorder {
-    fn news(&self, news: News) {
+impl StoreEvents for Recorder {
+    fn on_event(&self, event: StoreEvent) {
         // A test that has ended does not listen any more.
-        let _ = self.0.send(news);
+        let _ = self.0.send(event);
     }
 
     fn uses(&self, _: &Scope) -> bool {
@@ -42,9 +43,9 @@ impl Listener for Recorder {
 pub(super) struct Registry {
     pub(super) session: Option<Arc<dyn Session>>,
     instance: &'static str,
-    news: UnboundedReceiver<News>,
-    heard: VecDeque<News>,
-    _listener: Arc<dyn Listener>,
+    event: UnboundedReceiver<StoreEvent>,
+    heard: VecDeque<StoreEvent>,
+    _listener: Arc<dyn StoreEvents>,
 }
 
 /// How a session is opened.
@@ -83,12 +84,12 @@ impl Settings {
     /// Opens the session, and starts nothing.
     pub(super) fn open(self) -> Registry {
         LazyLock::force(&EVERYBODY_LISTENS);
-        let (sender, news) = unbounded_channel();
-        let listener: Arc<dyn Listener> = Arc::new(Recorder(sender));
+        let (sender, event) = unbounded_channel();
+        let listener: Arc<dyn StoreEvents> = Arc::new(Recorder(sender));
         let (least, within) = self.replicas;
         let builder = RedisStore::builder(&self.url).min_replicas(least, within);
         let store = builder.connect_lazy().unwrap();
-        let session = store.open(Opening {
+        let session = store.open(SessionConfig {
             prefix: "lock".into(),
             instance: self.instance.into(),
             ttl: Duration::from_secs(30),
@@ -98,7 +99,7 @@ impl Settings {
         Registry {
             session: Some(session),
             instance: self.instance,
-            news,
+            event,
             heard: VecDeque::new(),
             _listener: listener,
         }
@@ -157,16 +158,16 @@ impl Registry {
     }
 
     pub(super) async fn replied(&mut self, mut wanted: impl FnMut(&str, &Op) -> bool) -> Replied {
-        self.hear(|news| match news {
-            News::Replied { key, op, result } if wanted(&key, &op) => Ok((key, op, result)),
+        self.hear(|event| match event {
+            StoreEvent::Replied { key, op, result } if wanted(&key, &op) => Ok((key, op, result)),
             other => Err(other),
         })
         .await
     }
 
     pub(super) async fn granted(&mut self) -> (Arc<str>, Grant) {
-        self.hear(|news| match news {
-            News::Granted { key, grant } => Ok((key, grant)),
+        self.hear(|event| match event {
+            StoreEvent::Granted { key, grant } => Ok((key, grant)),
             other => Err(other),
         })
         .await
@@ -174,56 +175,58 @@ impl Registry {
 
     /// Waits until a connection stands; whether it carries grants.
     pub(super) async fn up(&mut self) -> bool {
-        self.hear(|news| match news {
-            News::Up { queue, .. } => Ok(queue),
+        self.hear(|event| match event {
+            StoreEvent::Up { queue, .. } => Ok(queue),
             other => Err(other),
         })
         .await
     }
 
     pub(super) async fn down(&mut self) -> StoreError {
-        self.hear(|news| match news {
-            News::Down { error, .. } => Ok(error),
+        self.hear(|event| match event {
+            StoreEvent::Down { error, .. } => Ok(error),
             other => Err(other),
         })
         .await
     }
 
     /// The next news, whatever it is.
-    pub(super) async fn next(&mut self) -> News {
+    pub(super) async fn next(&mut self) -> StoreEvent {
         self.hear(Ok).await
     }
 
     /// Something that was told already, and not yet asked about.
-    pub(super) fn heard_by_now(&mut self) -> Option<News> {
-        self.heard.pop_front().or_else(|| self.news.try_recv().ok())
+    pub(super) fn heard_by_now(&mut self) -> Option<StoreEvent> {
+        self.heard
+            .pop_front()
+            .or_else(|| self.event.try_recv().ok())
     }
 
     /// Nothing that `unwanted` knows is told before the server has answered one more question.
-    pub(super) async fn has_not_heard(&mut self, unwanted: impl Fn(&News) -> bool) {
+    pub(super) async fn has_not_heard(&mut self, unwanted: impl Fn(&StoreEvent) -> bool) {
         let answer = self.session().inspect("nothing".into());
         let answer = tokio::time::timeout(BOUND, answer).await.expect("in time");
         answer.expect("an answer");
-        while let Some(news) = self.heard_by_now() {
-            assert!(!unwanted(&news), "{news:?}");
+        while let Some(event) = self.heard_by_now() {
+            assert!(!unwanted(&event), "{event:?}");
         }
     }
 
     /// The first news that fits; the others stay for later.
-    async fn hear<T>(&mut self, mut fits: impl FnMut(News) -> Result<T, News>) -> T {
+    async fn hear<T>(&mut self, mut fits: impl FnMut(StoreEvent) -> Result<T, StoreEvent>) -> T {
         let mut passed = VecDeque::new();
         let until = tokio::time::Instant::now() + BOUND;
         let found = loop {
-            let news = match self.heard.pop_front() {
-                Some(news) => news,
-                None => match tokio::time::timeout_at(until, self.news.recv()).await {
-                    Ok(news) => news.expect("the recorder lives"),
+            let event = match self.heard.pop_front() {
+                Some(event) => event,
+                None => match tokio::time::timeout_at(until, self.event.recv()).await {
+                    Ok(event) => event.expect("the recorder lives"),
                     Err(_) => panic!("not heard within {BOUND:?}; heard {passed:?}"),
                 },
             };
-            match fits(news) {
+            match fits(event) {
                 Ok(found) => break found,
-                Err(news) => passed.push_back(news),
+                Err(event) => passed.push_back(event),
             }
         };
         passed.append(&mut self.heard);
@@ -291,7 +294,7 @@ pub(super) const NOT_HELD: Outcome = Outcome::Gone { held: false };
 #[track_caller]
 pub(super) fn won(outcome: &Outcome) -> u64 {
     match outcome {
-        Outcome::Won { draw } => *draw,
+        Outcome::Won { epoch } => *epoch,
         other => panic!("not won: {other:?}"),
     }
 }

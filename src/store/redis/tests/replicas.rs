@@ -8,7 +8,7 @@ use super::fake::{Fake, HANG_UP, NOW, Request};
 use super::registry::{BOUND, Registry, Settings, attempt, release, unknown, won};
 use super::support::wait_until;
 use crate::StoreError;
-use crate::store::contract::{News, OpError, Outcome};
+use crate::store::contract::{OpError, Outcome, StoreEvent};
 
 const WITHIN: Duration = Duration::from_millis(150);
 
@@ -115,11 +115,11 @@ async fn o4_nothing_outlives_its_connection() {
     let mut told = Vec::new();
     while told.len() < 3 {
         told.push(match registry.next().await {
-            News::Replied { key, result, .. } => {
+            StoreEvent::Replied { key, result, .. } => {
                 unknown(result);
                 key.to_string()
             }
-            News::Down { .. } => "down".to_owned(),
+            StoreEvent::Down { .. } => "down".to_owned(),
             other => panic!("{other:?}"),
         });
     }

@@ -131,13 +131,16 @@ async fn s1_ops_are_done_alike_beside_all_others_and_alone() {
     let before = micros(&server);
     let told = Caller::on(&server).call(&cases);
     check(&server, &cases, &told);
-    let mut draws: Vec<_> = told.draws();
-    draws.extend([other.granted().await.1.draw, other.granted().await.1.draw]);
-    draws.sort_unstable();
-    assert!(draws[0] >= before, "f1");
-    draws.dedup();
-    assert_eq!(draws.len(), 6 + 2, "f1: each draw is another");
-    assert!(fence(&server) >= draws[7], "f1: the fence stands past each");
+    let mut epochs: Vec<_> = told.epochs();
+    epochs.extend([other.granted().await.1.epoch, other.granted().await.1.epoch]);
+    epochs.sort_unstable();
+    assert!(epochs[0] >= before, "f1");
+    epochs.dedup();
+    assert_eq!(epochs.len(), 6 + 2, "f1: each epoch is another");
+    assert!(
+        fence(&server) >= epochs[7],
+        "f1: the fence stands past each"
+    );
     let entered = queue(&server, "lock:foreign, entered");
     assert_eq!(entered[0].0, "a1:4 30000");
 
@@ -147,9 +150,9 @@ async fn s1_ops_are_done_alike_beside_all_others_and_alone() {
     for case in cases.chunks(1) {
         let told = caller.call(case);
         check(&server, case, &told);
-        for draw in told.draws() {
-            assert!(draw > last, "f1");
-            last = draw;
+        for epoch in told.epochs() {
+            assert!(epoch > last, "f1");
+            last = epoch;
         }
     }
 }

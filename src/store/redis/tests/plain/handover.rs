@@ -81,7 +81,7 @@ async fn a_hand_over_takes_few_commands() {
             (grant.owner, grant.ttl),
             (Owner(1), Duration::from_secs(20))
         );
-        assert!(grant.draw > before && fence(&server) == grant.draw, "f1");
+        assert!(grant.epoch > before && fence(&server) == grant.epoch, "f1");
         let Verdict::Done(Outcome::Busy {
             left,
             score: Some(score),
@@ -122,7 +122,7 @@ async fn a_hand_over_takes_few_commands() {
         ("zrem", 1),
     ]);
     let (_, grant) = other.granted().await;
-    assert!(grant.draw > before && fence(&server) == grant.draw, "f1");
+    assert!(grant.epoch > before && fence(&server) == grant.epoch, "f1");
     assert_eq!(server.get("lock:k").as_deref(), Some("b2:1"));
     assert!(
         (15_000..=20_000).contains(&server.pttl("lock:k")),
@@ -188,7 +188,7 @@ async fn s1_a_right_too_few_leaves_no_hand_over_half_done() {
         assert_eq!(caller.call(&[("k", release(1))]).verdicts, [HELD]);
         assert_eq!(other.granted().await.1.owner, Owner(1), "{rights}");
         other
-            .has_not_heard(|news| matches!(news, News::Granted { .. }))
+            .has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
             .await;
     }
     for rights in ["-pexpire", "-pttl", "-zadd"] {

@@ -10,7 +10,7 @@ use redis::ConnectionLike;
 
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
-use crate::store::contract::{News, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
@@ -72,17 +72,17 @@ impl Told {
     #[track_caller]
     fn won(&self, at: usize) -> u64 {
         match &self.verdicts[at] {
-            Verdict::Done(Outcome::Won { draw }) => *draw,
+            Verdict::Done(Outcome::Won { epoch }) => *epoch,
             other => panic!("{at} has not won: {other:?}"),
         }
     }
 
-    fn draws(&self) -> Vec<u64> {
-        let draw = |verdict: &Verdict| match verdict {
-            Verdict::Done(Outcome::Won { draw }) => Some(*draw),
+    fn epochs(&self) -> Vec<u64> {
+        let epoch = |verdict: &Verdict| match verdict {
+            Verdict::Done(Outcome::Won { epoch }) => Some(*epoch),
             _ => None,
         };
-        self.verdicts.iter().filter_map(draw).collect()
+        self.verdicts.iter().filter_map(epoch).collect()
     }
 
     #[track_caller]
@@ -199,7 +199,7 @@ fn the_plain_case_takes_few_commands() {
 }
 
 #[test]
-fn f1_draws_grow_past_a_fence_from_the_future() {
+fn f1_epochs_grow_past_a_fence_from_the_future() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     let ahead = micros(&server) + 3_600_000_000;

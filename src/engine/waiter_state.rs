@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::runtime::Id;
 
-use super::aftermath::Aftermath;
+use super::callbacks::Callbacks;
 use super::journal::Journal;
-use super::progress::{End, Parting, Progress};
+use super::phase::{End, EndMode, Phase};
 use super::watchers::Watchers;
 use crate::events::LockEvent;
 use crate::key::Key;
@@ -17,10 +17,10 @@ use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{Moment, Verdict, WaiterId};
 use crate::user_code;
 
-/// One caller from its arrival to the end of its lease: what its future and the driver share.
-pub(crate) struct Contender {
+/// One caller from its arrival to the end of its lease: what its future and the engine share.
+pub(crate) struct WaiterState {
     key: Key,
-    /// The number of its latest arrival, 0 before the first. Written under the driver's lock.
+    /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
     id: AtomicU64,
     /// How many share its lease: whoever leaves last gives it back.
     shares: AtomicU32,
@@ -28,7 +28,7 @@ pub(crate) struct Contender {
 }
 
 struct State {
-    progress: Progress,
+    phase: Phase,
     /// Who waits for the next verdict: the caller, or later its release.
     waker: Option<Waker>,
     /// Who watches for the end of a held lease before its holder releases it: as a rule nobody, and
@@ -40,7 +40,7 @@ struct State {
     /// that back, how long it had it.
     since: Moment,
     /// What becomes of the lease that it holds no more.
-    parting: Parting,
+    end_mode: EndMode,
     /// The pauses between its attempts, while it waits.
     repeats: Option<Repeats>,
     /// Whether that was because of a shutdown.
@@ -52,19 +52,19 @@ struct State {
     runtime: Option<Id>,
 }
 
-impl Contender {
+impl WaiterState {
     pub(crate) fn new(key: Key) -> Self {
         Self {
             key,
             id: AtomicU64::new(0),
             shares: AtomicU32::new(1),
             state: Mutex::new(State {
-                progress: Progress::Waiting,
+                phase: Phase::Waiting,
                 waker: None,
                 watchers: None,
                 waiter: 0,
                 since: Moment::ZERO,
-                parting: Parting::Release,
+                end_mode: EndMode::Release,
                 repeats: None,
                 closing: false,
                 leads: false,
@@ -82,8 +82,8 @@ impl Contender {
         &self.key
     }
 
-    pub(crate) fn progress(&self) -> Progress {
-        self.lock().progress.clone()
+    pub(crate) fn phase(&self) -> Phase {
+        self.lock().phase.clone()
     }
 
     /// How far it has come; while it waits, the waker is told of the next verdict.
@@ -94,28 +94,28 @@ impl Contender {
     /// middle of a release, so that this task was not in line again before the tenure was over, and
     /// of two tasks one had 1.2 times the turns of the other. A task that asks to be polled again
     /// has another thread woken just so, but nothing passes it by in that time: it has the key.
-    pub(crate) fn progress_or_wake(&self, waker: &Waker) -> Progress {
+    pub(crate) fn phase_or_wake(&self, waker: &Waker) -> Phase {
         // Wakers are the user's code: they are cloned and dropped where nothing is locked.
         let clone = waker.clone();
         let mut state = self.lock();
-        if matches!(state.progress, Progress::Seated { .. }) && std::mem::take(&mut state.leads) {
+        if matches!(state.phase, Phase::Granted { .. }) && std::mem::take(&mut state.leads) {
             drop(state);
             waker.wake_by_ref();
-            return Progress::Waiting;
+            return Phase::Waiting;
         }
-        if let Progress::Seated { .. }
-        | Progress::TurnLost
-        | Progress::Refused(_)
-        | Progress::Ended { .. }
-        | Progress::Finished { .. } = state.progress
+        if let Phase::Granted { .. }
+        | Phase::TurnLost
+        | Phase::Refused(_)
+        | Phase::Ended { .. }
+        | Phase::Finished { .. } = state.phase
         {
-            return state.progress.clone();
+            return state.phase.clone();
         }
         let before = state.waker.replace(clone);
-        let progress = state.progress.clone();
+        let phase = state.phase.clone();
         drop(state);
         drop(before);
-        progress
+        phase
     }
 
     /// The deadline of the lease it holds.
@@ -126,7 +126,7 @@ impl Contender {
     /// Whether it holds its lease, and the deadline is still to come.
     pub(crate) fn is_held(&self, now: Moment) -> bool {
         let state = self.lock();
-        matches!(state.progress, Progress::Held { .. }) && now < state.deadline
+        matches!(state.phase, Phase::Held { .. }) && now < state.deadline
     }
 
     /// One more shares the lease, if it is still held: its token. Only for who is inside of it: the
@@ -134,7 +134,7 @@ impl Contender {
     pub(crate) fn join(&self, now: Moment) -> Option<u64> {
         // Under the lock, or another that shares it could take it away after the look.
         let state = self.lock();
-        let Progress::Held { token } = state.progress else {
+        let Phase::Held { token } = state.phase else {
             return None;
         };
         if now >= state.deadline {
@@ -215,7 +215,7 @@ impl Contender {
     /// tells the turnstile.
     pub(super) fn next_pause(&self, id: WaiterId) -> Option<Option<Duration>> {
         let mut state = self.lock();
-        if !matches!(state.progress, Progress::Waiting) || self.id() != Some(id) {
+        if !matches!(state.phase, Phase::Waiting) || self.id() != Some(id) {
             // It does not wait any more. The turnstile is to ask the next in line.
             return Some(None);
         }
@@ -224,7 +224,7 @@ impl Contender {
         let pause = repeats.next();
         let mut state = self.lock();
         // It may have been served meanwhile, or wait anew.
-        let is_over = !matches!(state.progress, Progress::Waiting) || state.repeats.is_some();
+        let is_over = !matches!(state.phase, Phase::Waiting) || state.repeats.is_some();
         let over = match is_over {
             true => Some(repeats),
             false => state.repeats.replace(repeats),
@@ -244,7 +244,7 @@ impl Contender {
     ) {
         self.id.store(id.0, Ordering::Relaxed);
         let mut state = self.lock();
-        state.progress = Progress::Waiting;
+        state.phase = Phase::Waiting;
         state.runtime = runtime;
         // One that lost its turn is waiting still.
         if state.waiter == 0 {
@@ -260,8 +260,8 @@ impl Contender {
     /// Gives up, unless its wait is over already.
     pub(super) fn leaves(&self, now: Moment, journal: &Journal) {
         let mut state = self.lock();
-        if let Progress::Waiting | Progress::Seated { .. } | Progress::TurnLost = state.progress {
-            state.progress = Progress::Left;
+        if let Phase::Waiting | Phase::Granted { .. } | Phase::TurnLost = state.phase {
+            state.phase = Phase::Left;
             journal.tell(|| state.gave_up(self.key(), now));
         }
     }
@@ -276,11 +276,11 @@ impl Contender {
         journal: &Journal,
     ) -> Option<(u64, Option<Waker>)> {
         let mut state = self.lock();
-        let Progress::Seated { token } = state.progress else {
+        let Phase::Granted { token } = state.phase else {
             return None;
         };
         let waited = now.saturating_sub(state.since);
-        state.progress = Progress::Held { token };
+        state.phase = Phase::Held { token };
         state.runtime = runtime;
         state.since = now;
         if is_passed(token) {
@@ -299,38 +299,37 @@ impl Contender {
     }
 
     /// The lease is given back; false if it is not held any more.
-    pub(super) fn finishes(&self, now: Moment, parting: Parting) -> bool {
+    pub(super) fn finishes(&self, now: Moment, end_mode: EndMode) -> bool {
         let mut state = self.lock();
-        let (Progress::Held { token } | Progress::Closing { token }) = state.progress else {
+        let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return false;
         };
-        state.progress = Progress::Finishing { token };
+        state.phase = Phase::Finishing { token };
         state.since = now.saturating_sub(state.since);
-        state.parting = parting;
+        state.end_mode = end_mode;
         true
     }
 
     /// One of those who shared the lease took it away: to the others it is lost.
     pub(super) fn forfeits(&self) {
         let mut state = self.lock();
-        let (Progress::Finishing { token } | Progress::Finished { token, .. }) = state.progress
-        else {
+        let (Phase::Finishing { token } | Phase::Finished { token, .. }) = state.phase else {
             return;
         };
-        state.progress = Progress::Ended {
+        state.phase = Phase::Ended {
             token,
             end: End::Lost,
         };
-        let mut aftermath = Aftermath::default();
-        state.take_watchers(&mut aftermath);
-        aftermath.wakers.extend(state.waker.take());
+        let mut callbacks = Callbacks::default();
+        state.take_watchers(&mut callbacks);
+        callbacks.wakers.extend(state.waker.take());
         drop(state);
-        aftermath.come();
+        callbacks.run();
     }
 
     /// The last handle of its lock is dropped while it holds.
     pub(super) fn is_dropped(&self, journal: &Journal) {
-        if let Progress::Held { token } = self.progress() {
+        if let Phase::Held { token } = self.phase() {
             journal.tell(|| LockEvent::DroppedWhileHeld {
                 key: self.key().clone(),
                 token,
@@ -341,7 +340,7 @@ impl Contender {
     /// The lease that it holds.
     pub(super) fn lease(&self, journal: &Journal) -> Option<LeaseSnapshot> {
         let state = self.lock();
-        let (Progress::Held { token } | Progress::Closing { token }) = state.progress else {
+        let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return None;
         };
         Some(LeaseSnapshot {
@@ -367,16 +366,16 @@ impl Contender {
         verdict: Verdict,
         now: Moment,
         journal: &Journal,
-        aftermath: &mut Aftermath,
+        callbacks: &mut Callbacks,
     ) {
         let mut state = self.lock();
         if journal.is_heard() {
             state.report(self.key(), &verdict, now, journal);
         }
-        let progress = match (&state.progress, verdict) {
+        let phase = match (&state.phase, verdict) {
             (
-                Progress::Waiting,
-                Verdict::Seated {
+                Phase::Waiting,
+                Verdict::Granted {
                     token,
                     deadline,
                     leads,
@@ -384,38 +383,38 @@ impl Contender {
             ) => {
                 state.leads = leads;
                 state.deadline = deadline;
-                Progress::Seated { token }
+                Phase::Granted { token }
             }
             (_, Verdict::Prolonged { deadline, .. }) => {
                 state.deadline = deadline;
-                aftermath.wakers.extend(state.watchers_of_deadlines());
+                callbacks.wakers.extend(state.watchers_of_deadlines());
                 return;
             }
             (_, Verdict::Unrenewed(_)) => return,
             (_, Verdict::RenewalLate) => {
-                if let Progress::Held { token } | Progress::Closing { token } = state.progress {
+                if let Phase::Held { token } | Phase::Closing { token } = state.phase {
                     let left = state.deadline.saturating_sub(now);
-                    aftermath.late.push((self.key().clone(), token, left));
+                    callbacks.late.push((self.key().clone(), token, left));
                 }
                 return;
             }
-            (Progress::Seated { .. }, Verdict::TurnLost) => Progress::TurnLost,
-            (Progress::Waiting | Progress::Seated { .. }, verdict) => Progress::Refused(verdict),
-            (Progress::Held { token }, Verdict::Closing) => Progress::Closing { token: *token },
+            (Phase::Granted { .. }, Verdict::TurnLost) => Phase::TurnLost,
+            (Phase::Waiting | Phase::Granted { .. }, verdict) => Phase::Refused(verdict),
+            (Phase::Held { token }, Verdict::Closing) => Phase::Closing { token: *token },
             // It was told so, and work that runs on when its lease is lost is to end all the same.
-            (Progress::Closing { token }, _) => Progress::Ended {
+            (Phase::Closing { token }, _) => Phase::Ended {
                 token: *token,
                 end: End::Closed,
             },
-            (Progress::Held { token }, verdict) => Progress::Ended {
+            (Phase::Held { token }, verdict) => Phase::Ended {
                 token: *token,
                 end: End::from(verdict),
             },
-            (Progress::Finishing { token }, verdict) => Progress::Finished {
+            (Phase::Finishing { token }, verdict) => Phase::Finished {
                 token: *token,
                 end: state.end(verdict),
             },
-            (Progress::Left, _) => return,
+            (Phase::Left, _) => return,
             // It had its last word; the turnstile gives none after that.
             (other, verdict) => {
                 debug_assert!(false, "{verdict:?} after {other:?}");
@@ -423,27 +422,27 @@ impl Contender {
             }
         };
         // What the release finds is a loss as any other: where work may run on, nobody else is told of it.
-        let lost = match &progress {
-            Progress::Ended { token, end } | Progress::Finished { token, end } => {
+        let lost = match &phase {
+            Phase::Ended { token, end } | Phase::Finished { token, end } => {
                 matches!(end, End::Lost).then_some(*token)
             }
             _ => None,
         };
         if let Some(token) = lost {
             let is_over = now >= state.deadline;
-            aftermath.lost.push((self.key().clone(), token, is_over));
+            callbacks.lost.push((self.key().clone(), token, is_over));
         }
-        if matches!(state.progress, Progress::Waiting) {
-            aftermath.policies.extend(state.repeats.take());
+        if matches!(state.phase, Phase::Waiting) {
+            callbacks.policies.extend(state.repeats.take());
         }
-        state.closing |= matches!(progress, Progress::Closing { .. });
-        if lost.is_some() || matches!(progress, Progress::Ended { .. } | Progress::Closing { .. }) {
-            state.take_watchers(aftermath);
-        } else if let Progress::Finished { .. } = &progress {
-            aftermath.wakers.extend(state.watchers_of_deadlines());
+        state.closing |= matches!(phase, Phase::Closing { .. });
+        if lost.is_some() || matches!(phase, Phase::Ended { .. } | Phase::Closing { .. }) {
+            state.take_watchers(callbacks);
+        } else if let Phase::Finished { .. } = &phase {
+            callbacks.wakers.extend(state.watchers_of_deadlines());
         }
-        state.progress = progress;
-        aftermath.wakers.extend(state.waker.take());
+        state.phase = phase;
+        callbacks.wakers.extend(state.waker.take());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -452,7 +451,7 @@ impl Contender {
     }
 }
 
-impl Drop for Contender {
+impl Drop for WaiterState {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let state = state.unwrap_or_else(PoisonError::into_inner);
@@ -471,19 +470,19 @@ impl State {
     /// Tells what a verdict means to those who read of it.
     fn report(&self, key: &Arc<str>, verdict: &Verdict, now: Moment, journal: &Journal) {
         let key = key.clone();
-        let event = match (&self.progress, verdict) {
-            (Progress::Waiting, Verdict::QueueFull) => LockEvent::QueueFull {
+        let event = match (&self.phase, verdict) {
+            (Phase::Waiting, Verdict::QueueFull) => LockEvent::QueueFull {
                 key,
                 waiter: self.waiter,
                 limit: journal.max_waiters(),
             },
             // It waits on: as one who may look now, or as one who may come again.
-            (Progress::Waiting, Verdict::Seated { .. })
-            | (Progress::Seated { .. }, Verdict::TurnLost | Verdict::Prolonged { .. }) => return,
-            (Progress::Waiting | Progress::Seated { .. }, _) => self.gave_up(&key, now),
-            (Progress::Held { .. }, Verdict::Closing) => return,
+            (Phase::Waiting, Verdict::Granted { .. })
+            | (Phase::Granted { .. }, Verdict::TurnLost | Verdict::Prolonged { .. }) => return,
+            (Phase::Waiting | Phase::Granted { .. }, _) => self.gave_up(&key, now),
+            (Phase::Held { .. }, Verdict::Closing) => return,
             (
-                Progress::Held { token } | Progress::Closing { token },
+                Phase::Held { token } | Phase::Closing { token },
                 Verdict::Prolonged { deadline, last },
             ) => {
                 let (token, deadline) = (*token, journal.instant(*deadline));
@@ -503,29 +502,29 @@ impl State {
                     renewed
                 }
             }
-            (Progress::Held { token } | Progress::Closing { token }, Verdict::Unrenewed(error)) => {
+            (Phase::Held { token } | Phase::Closing { token }, Verdict::Unrenewed(error)) => {
                 LockEvent::RenewalUnknown {
                     key,
                     token: *token,
                     error: error.clone(),
                 }
             }
-            (Progress::Held { token } | Progress::Closing { token }, Verdict::RenewalLate) => {
+            (Phase::Held { token } | Phase::Closing { token }, Verdict::RenewalLate) => {
                 LockEvent::RenewalLate {
                     key,
                     token: *token,
                     deadline: journal.instant(self.deadline),
                 }
             }
-            (Progress::Held { token } | Progress::Closing { token }, verdict) => {
+            (Phase::Held { token } | Phase::Closing { token }, verdict) => {
                 let held = now.saturating_sub(self.since);
                 End::from(verdict.clone()).event(key, *token, held)
             }
-            (Progress::Finishing { token }, verdict) => {
+            (Phase::Finishing { token }, verdict) => {
                 let (token, held) = (*token, self.since);
-                match (self.end(verdict.clone()), self.parting) {
-                    (End::Released, Parting::Keep) => LockEvent::LeftToExpire { key, token, held },
-                    (End::Released, Parting::Detach) => LockEvent::Detached { key, token, held },
+                match (self.end(verdict.clone()), self.end_mode) {
+                    (End::Released, EndMode::Keep) => LockEvent::LeftToExpire { key, token, held },
+                    (End::Released, EndMode::Detach) => LockEvent::Detached { key, token, held },
                     (end, _) => end.event(key, token, held),
                 }
             }
@@ -545,15 +544,15 @@ impl State {
     /// How a lease has ended that its holder gave back.
     fn end(&self, verdict: Verdict) -> End {
         match End::from(verdict) {
-            End::Released if self.closing && self.parting == Parting::Release => End::Closed,
+            End::Released if self.closing && self.end_mode == EndMode::Release => End::Closed,
             end => end,
         }
     }
 
     /// All who watch are told, and watch no more.
-    fn take_watchers(&mut self, aftermath: &mut Aftermath) {
+    fn take_watchers(&mut self, callbacks: &mut Callbacks) {
         if let Some(watchers) = &mut self.watchers {
-            aftermath.wakers.extend(watchers.take());
+            callbacks.wakers.extend(watchers.take());
         }
     }
 
@@ -563,11 +562,11 @@ impl State {
     }
 }
 
-impl fmt::Debug for Contender {
+impl fmt::Debug for WaiterState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Contender")
+        f.debug_struct("WaiterState")
             .field("key", self.key())
-            .field("progress", &self.progress())
+            .field("phase", &self.phase())
             .finish_non_exhaustive()
     }
 }

@@ -26,7 +26,7 @@ struct Ahead<T, E> {
 }
 
 /// A source, with the one event of look-ahead.
-pub(super) struct Engine<'a, T, E> {
+pub(super) struct Runner<'a, T, E> {
     source: Option<LocalBoxStream<'a, Result<T, E>>>,
     ahead: Option<Ahead<T, E>>,
     /// Items that an `expect_next_count` has taken so far.
@@ -37,7 +37,7 @@ pub(super) struct Engine<'a, T, E> {
 /// What a step found instead of what it expected.
 type Mismatch = String;
 
-impl<'a, T, E> Engine<'a, T, E> {
+impl<'a, T, E> Runner<'a, T, E> {
     pub(super) fn new(source: LocalBoxStream<'a, Result<T, E>>, tell: Tell<T, E>) -> Self {
         Self {
             source: Some(source),

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::line::WaiterId;
 use super::time::{Moment, Point, Span};
+use super::wait_queue::WaiterId;
 use crate::store::contract::Owner;
 
 /// How many owners are remembered whose keys were left in the store.
@@ -10,7 +10,7 @@ const MOST_KEPT: usize = 10_000;
 /// What all turnstiles of a registry draw from: numbers that are never used twice, and chance; and
 /// what they must know of each other's past.
 #[derive(Debug)]
-pub(crate) struct Supply {
+pub(crate) struct Ids {
     sequence: u64,
     chance: u64,
     /// Owners whose key was left in the store, and when that has let go of it by itself. The
@@ -19,7 +19,7 @@ pub(crate) struct Supply {
     kept_until: BTreeSet<(Point, Owner)>,
 }
 
-impl Supply {
+impl Ids {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             sequence: 0,
@@ -30,7 +30,7 @@ impl Supply {
     }
 
     /// The key of a retired owner stays in the store, until then at the latest.
-    pub(super) fn keep(&mut self, owner: Owner, now: Point, until: Point) {
+    pub(super) fn remember(&mut self, owner: Owner, now: Point, until: Point) {
         while let Some((end, over)) = self.kept_until.first().copied()
             && end <= now
         {
@@ -49,7 +49,7 @@ impl Supply {
     }
 
     /// Whether what the store still has under a retired owner is meant to be there.
-    pub(super) fn is_kept(&self, owner: Owner, now: Point) -> bool {
+    pub(super) fn is_remembered(&self, owner: Owner, now: Point) -> bool {
         self.kept.get(&owner).is_some_and(|until| now < *until)
     }
 
@@ -77,12 +77,12 @@ impl Supply {
 
 /// What comes in with every event: the time, and the registry's supply.
 #[derive(Debug)]
-pub(crate) struct Cx<'a> {
+pub(crate) struct EventCx<'a> {
     pub(crate) now: Moment,
-    pub(crate) supply: &'a mut Supply,
+    pub(crate) ids: &'a mut Ids,
 }
 
-impl Cx<'_> {
+impl EventCx<'_> {
     /// The time, as a turnstile keeps it.
     pub(super) fn at(&self) -> Point {
         self.now.into()
@@ -95,17 +95,17 @@ mod tests {
 
     #[test]
     fn of_very_many_kept_owners_the_latest_are_remembered() {
-        let mut supply = Supply::new(1);
+        let mut ids = Ids::new(1);
         let now = Point::START;
         let until = now + Span::secs(86_400);
-        let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| supply.owner()).collect();
+        let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| ids.owner()).collect();
         for owner in &owners {
-            supply.keep(*owner, now, until);
+            ids.remember(*owner, now, until);
         }
-        assert_eq!(supply.kept.len(), MOST_KEPT);
-        assert_eq!(supply.kept_until.len(), MOST_KEPT);
-        let is_kept = |owner: &Owner| supply.is_kept(*owner, now);
-        assert!(!owners[..10].iter().any(is_kept));
-        assert!(owners[10..].iter().all(is_kept));
+        assert_eq!(ids.kept.len(), MOST_KEPT);
+        assert_eq!(ids.kept_until.len(), MOST_KEPT);
+        let is_remembered = |owner: &Owner| ids.is_remembered(*owner, now);
+        assert!(!owners[..10].iter().any(is_remembered));
+        assert!(owners[10..].iter().all(is_remembered));
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::desk::{Desk, fixed, ms};
-use crate::turnstile::line::Line;
 use crate::turnstile::time::Point;
+use crate::turnstile::wait_queue::WaitQueue;
 use crate::turnstile::{FOREVER, Moment, Patience, Turnstile, Waiter, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
@@ -17,22 +17,22 @@ fn a_turnstile_is_small() {
     assert!(size <= 240, "{size} bytes");
 }
 
-/// The driver lends one turnstile after another the same room. It comes back empty, and is not kept for good when a long
+/// The engine lends one turnstile after another the same room. It comes back empty, and is not kept for good when a long
 /// line that was told of a shutdown has made it large.
 #[test]
 fn room_that_was_lent_comes_back_empty_and_small() {
-    for (waiting, is_kept) in [(1, true), (99, false)] {
+    for (waiting, is_remembered) in [(1, true), (99, false)] {
         let mut desk = Desk::new();
         for _ in 0..waiting {
             desk.arrive("one", fixed(1000));
         }
-        let mut room = Some(Box::default());
-        desk.turnstile.lend(&mut room);
-        assert!(room.is_none(), "it was lent");
+        let mut buffer = Some(Box::default());
+        desk.turnstile.lend_buffer(&mut buffer);
+        assert!(buffer.is_none(), "it was lent");
         desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-        let back = desk.turnstile.take_back();
-        assert_eq!(back.is_some(), is_kept, "after {waiting} verdicts");
-        assert!(back.is_none_or(|room| room.is_empty()));
+        let back = desk.turnstile.take_buffer();
+        assert_eq!(back.is_some(), is_remembered, "after {waiting} verdicts");
+        assert!(back.is_none_or(|buffer| buffer.is_empty()));
     }
 }
 
@@ -64,7 +64,7 @@ fn waiter(who: &Arc<u64>, patience: Patience, until: Moment) -> Waiter<Arc<u64>>
         who: who.clone(),
         ttl: ms(1000),
         renewals: 0,
-        keeps: false,
+        lets_expire: false,
         patience,
         until,
     }
@@ -78,15 +78,15 @@ struct Naive {
 
 #[derive(Default)]
 struct Both {
-    line: Option<Line<Arc<u64>>>,
+    line: Option<WaitQueue<Arc<u64>>>,
     naive: Vec<Naive>,
     gone: Vec<Arc<u64>>,
     last: u64,
 }
 
 impl Both {
-    fn line(&mut self) -> &mut Line<Arc<u64>> {
-        self.line.get_or_insert_with(Line::new)
+    fn line(&mut self) -> &mut WaitQueue<Arc<u64>> {
+        self.line.get_or_insert_with(WaitQueue::new)
     }
 
     fn push(&mut self, until: Option<u64>, once: bool) {
@@ -97,7 +97,7 @@ impl Both {
         let patience = if once {
             Patience::Once
         } else {
-            Patience::Stand
+            Patience::Queue
         };
         let (id, waiter) = (WaiterId(self.last), waiter(&who, patience, until));
         self.line().push(id, waiter);
@@ -154,10 +154,10 @@ impl Both {
         let Self {
             line, naive, gone, ..
         } = self;
-        let line = line.get_or_insert_with(Line::new);
+        let line = line.get_or_insert_with(WaitQueue::new);
         assert_eq!(line.len(), naive.len());
         assert_eq!(line.is_empty(), naive.is_empty());
-        assert_eq!(line.has_standing(), naive.iter().any(|one| !one.once));
+        assert_eq!(line.has_patient(), naive.iter().any(|one| !one.once));
         let last = naive.last().map_or(0, |one| *one.who);
         assert_eq!(line.last_id(), WaiterId(last));
         let first = line.first().map(|first| first.who.clone());
@@ -175,16 +175,16 @@ impl Both {
 }
 
 /// What the line keeps, and has room for, is bounded by who is there.
-fn check_memory<C>(line: &Line<C>) {
+fn check_memory<C>(line: &WaitQueue<C>) {
     match line {
-        Line::Empty => {}
-        Line::One(_) => assert_eq!(line.len(), 1),
-        Line::Many(crowd) => {
-            assert!(!line.is_empty(), "an empty line keeps its buffers");
-            let (kept, room) = crowd.kept();
+        WaitQueue::Empty => {}
+        WaitQueue::One(_) => assert_eq!(line.len(), 1),
+        WaitQueue::Many(crowd) => {
+            assert!(!line.is_empty(), "an empty line lets_expire its buffers");
+            let (kept, buffer) = crowd.kept();
             let most = 32 + 2 * line.len();
             assert!(kept <= most, "{kept} kept of {}", line.len());
-            assert!(room <= 4 * most, "room for {room} of {}", line.len());
+            assert!(buffer <= 4 * most, "buffer for {buffer} of {}", line.len());
         }
     }
 }
@@ -213,17 +213,17 @@ fn ten_thousand_leave_in_any_order() {
         |n| (n + 5) % MANY,
     ];
     for order in orders {
-        let mut line = Line::new();
+        let mut line = WaitQueue::new();
         for id in 0..MANY {
             let until = ms(if id % 3 == 0 { 1000 + id } else { 20_000 - id });
-            line.push(WaiterId(id + 1), waiter(&who, Patience::Stand, until));
+            line.push(WaiterId(id + 1), waiter(&who, Patience::Queue, until));
         }
         for n in 0..MANY {
             assert!(line.remove(WaiterId(order(n) + 1)).is_some());
             assert_eq!(Arc::strong_count(&who) as u64, MANY - n);
             check_memory(&line);
         }
-        assert!(matches!(line, Line::Empty));
+        assert!(matches!(line, WaitQueue::Empty));
         assert_eq!(line.next_end(), None);
     }
 }

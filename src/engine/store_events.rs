@@ -1,37 +1,37 @@
 //! What the store says, told to those whom it is about.
 
-use super::core::Driver;
+use super::core::Engine;
 use super::state::{Now, State};
 use crate::events::LockEvent;
-use crate::store::contract::{Listener, News, Scope};
+use crate::store::contract::{Scope, StoreEvent, StoreEvents};
 use crate::turnstile::Turnstile;
 use crate::user_code::log;
 
-impl Listener for Driver {
-    fn all_news(&self, news: Vec<News>) {
-        let mut news = news.into_iter().peekable();
-        while news.peek().is_some() {
+impl StoreEvents for Engine {
+    fn on_events(&self, events: Vec<StoreEvent>) {
+        let mut events = events.into_iter().peekable();
+        while events.peek().is_some() {
             // One lock for all of them: a call has up to some dozens of answers.
             self.at_once(|state, at| {
-                while let Some(news) = news.next_if(News::is_of_a_key) {
-                    self.feed_news(state, at, news);
+                while let Some(event) = events.next_if(StoreEvent::is_of_a_key) {
+                    self.feed_store_event(state, at, event);
                 }
             });
-            if let Some(other) = news.next() {
-                self.news(other);
+            if let Some(other) = events.next() {
+                self.on_event(other);
             }
         }
     }
 
-    fn news(&self, news: News) {
-        match news {
-            News::Replied { .. }
-            | News::Granted { .. }
-            | News::Unconfirmed { .. }
-            | News::Freed { .. } => {
-                self.at_once(|state, at| self.feed_news(state, at, news));
+    fn on_event(&self, event: StoreEvent) {
+        match event {
+            StoreEvent::Replied { .. }
+            | StoreEvent::Granted { .. }
+            | StoreEvent::Unconfirmed { .. }
+            | StoreEvent::Freed { .. } => {
+                self.at_once(|state, at| self.feed_store_event(state, at, event));
             }
-            News::Up {
+            StoreEvent::Up {
                 scope,
                 queue,
                 complete,
@@ -61,7 +61,7 @@ impl Listener for Driver {
                     log!(info, "the store is back");
                 }
             }
-            News::Down { scope, error } => {
+            StoreEvent::Down { scope, error } => {
                 let mut is_new = false;
                 let told = |state: &mut State| {
                     state.away = Some((scope.clone(), error.clone()));
@@ -95,26 +95,28 @@ impl Listener for Driver {
     }
 }
 
-impl Driver {
+impl Engine {
     /// Tells the turnstile of a key what the store said of it.
-    fn feed_news(&self, state: &mut State, at: &mut Now<'_>, news: News) {
-        match news {
-            News::Replied { key, op, result } => {
+    fn feed_store_event(&self, state: &mut State, at: &mut Now<'_>, event: StoreEvent) {
+        match event {
+            StoreEvent::Replied { key, op, result } => {
                 state.feed(at, &key.into(), None, |turnstile, cx| {
                     turnstile.replied(cx, &op, result);
                 });
             }
-            News::Granted { key, grant } => {
+            StoreEvent::Granted { key, grant } => {
                 state.feed_grant(at, &key.into(), self.settings.rules(), grant, None);
             }
-            News::Unconfirmed { key, grant, error } => {
+            StoreEvent::Unconfirmed { key, grant, error } => {
                 let rules = self.settings.rules();
                 state.feed_grant(at, &key.into(), rules, grant, Some(error));
             }
-            News::Freed { key } => {
+            StoreEvent::Freed { key } => {
                 state.feed(at, &key.into(), None, Turnstile::freed);
             }
-            News::Up { .. } | News::Down { .. } => unreachable!("those are for all keys"),
+            StoreEvent::Up { .. } | StoreEvent::Down { .. } => {
+                unreachable!("those are for all keys")
+            }
         }
     }
 }

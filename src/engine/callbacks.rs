@@ -8,7 +8,7 @@ use crate::user_code::{self, log};
 
 /// What is done about verdicts once no lock is held: all of it is the user's code.
 #[derive(Default)]
-pub(super) struct Aftermath {
+pub(super) struct Callbacks {
     pub(super) wakers: Few<Waker>,
     /// Policies of those who wait no more, to be dropped.
     pub(super) policies: Few<Repeats>,
@@ -18,8 +18,8 @@ pub(super) struct Aftermath {
     pub(super) late: Few<(Arc<str>, u64, Duration)>,
 }
 
-impl Aftermath {
-    pub(super) fn come(&mut self) {
+impl Callbacks {
+    pub(super) fn run(&mut self) {
         // First: work whose lease is lost stops before anybody reads of it.
         self.wakers.drain(|waker| {
             user_code::run("a waker", || waker.wake());

@@ -14,7 +14,7 @@ pub(crate) enum Patience {
     /// Wants to be told.
     Once,
     /// Stands in line until its time is over.
-    Stand,
+    Queue,
 }
 
 /// One local caller that waits for the key. `C` is whatever the shell wants back with a verdict.
@@ -25,14 +25,14 @@ pub(crate) struct Waiter<C> {
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
     /// Whether the key stays in the store when its lease ends, until its ttl is over.
-    pub(crate) keeps: bool,
+    pub(crate) lets_expire: bool,
     pub(crate) patience: Patience,
     pub(crate) until: Moment,
 }
 
 impl<C> Waiter<C> {
-    pub(super) fn stands(&self) -> bool {
-        self.patience == Patience::Stand
+    pub(super) fn is_patient(&self) -> bool {
+        self.patience == Patience::Queue
     }
 
     /// When its wait is over, if ever.
@@ -60,13 +60,13 @@ pub(super) struct Adopter<C> {
 ///
 /// Most keys have none, or one: that is a pointer, and one allocation.
 #[derive(Debug)]
-pub(super) enum Line<C> {
+pub(super) enum WaitQueue<C> {
     Empty,
     One(Box<(WaiterId, Waiter<C>)>),
     Many(Box<Crowd<C>>),
 }
 
-impl<C> Line<C> {
+impl<C> WaitQueue<C> {
     pub(super) const fn new() -> Self {
         Self::Empty
     }
@@ -84,11 +84,11 @@ impl<C> Line<C> {
     }
 
     /// Whether anybody wants a place in the store's queue.
-    pub(super) fn has_standing(&self) -> bool {
+    pub(super) fn has_patient(&self) -> bool {
         match self {
             Self::Empty => false,
-            Self::One(one) => one.1.stands(),
-            Self::Many(crowd) => crowd.has_standing(),
+            Self::One(one) => one.1.is_patient(),
+            Self::Many(crowd) => crowd.has_patient(),
         }
     }
 
@@ -165,7 +165,7 @@ impl<C> Line<C> {
     /// Takes out those who will not stand in line and arrived no later than `upto`.
     pub(super) fn take_once(&mut self, upto: WaiterId) -> Vec<Waiter<C>> {
         match self {
-            Self::One(one) if one.0 <= upto && !one.1.stands() => {
+            Self::One(one) if one.0 <= upto && !one.1.is_patient() => {
                 self.take_one().into_iter().collect()
             }
             Self::Many(crowd) => {

@@ -31,23 +31,23 @@ thread_local! {
 #[derive(Debug)]
 struct Job {
     op: Op,
-    ballot: Option<u64>,
+    tally: Option<u64>,
     /// Whether nothing of its owner's was here before it was sent.
     first: bool,
 }
 
 /// A release that waits.
 #[derive(Debug)]
-struct Owed {
+struct PendingRelease {
     owner: Owner,
-    ballot: Option<u64>,
+    tally: Option<u64>,
     /// When it is sent again; else once the node is back.
     due: Option<Instant>,
 }
 
 /// What the node may have under an owner, until that has run out by itself.
 #[derive(Debug)]
-struct Stain {
+struct ResidualHold {
     owner: Owner,
     until: Instant,
 }
@@ -55,7 +55,7 @@ struct Stain {
 /// What becomes known of a job, for its ballot.
 #[derive(Debug)]
 pub(super) struct Cast {
-    pub(super) ballot: u64,
+    pub(super) tally: u64,
     pub(super) vote: Vote,
 }
 
@@ -75,13 +75,13 @@ pub(super) enum Step {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Lane {
-    flight: Option<Job>,
+pub(super) struct NodeQueue {
+    in_flight: Option<Job>,
     queue: VecDeque<Job>,
-    owed: Vec<Owed>,
-    stains: Vec<Stain>,
+    pending: Vec<PendingRelease>,
+    residuals: Vec<ResidualHold>,
     /// Who listens on the node, or may.
-    ears: Vec<Stain>,
+    subscriptions: Vec<ResidualHold>,
     /// Who has the lock on the node, or may, and too few know it who were to: what was said of that.
     unsure: Vec<(Owner, StoreError)>,
 }
@@ -97,10 +97,10 @@ fn unheard(now: Instant, left: Duration) -> Instant {
     outlasted(now, left.min(*TTL.end()) + LISTENS)
 }
 
-fn put(marks: &mut Vec<Stain>, owner: Owner, until: Instant) {
+fn put(marks: &mut Vec<ResidualHold>, owner: Owner, until: Instant) {
     match marks.iter_mut().find(|mark| mark.owner == owner) {
         Some(mark) => mark.until = mark.until.max(until),
-        None => marks.push(Stain { owner, until }),
+        None => marks.push(ResidualHold { owner, until }),
     }
 }
 
@@ -113,25 +113,25 @@ fn taking(op: &Op) -> Option<(Owner, Duration)> {
     }
 }
 
-impl Lane {
-    pub(super) fn ask(&mut self, op: Op, ballot: Option<u64>) {
+impl NodeQueue {
+    pub(super) fn ask(&mut self, op: Op, tally: Option<u64>) {
         if let Some((owner, _)) = taking(&op) {
             // It would take away what is asked for now.
-            self.owed.retain(|owed| owed.owner != owner);
+            self.pending.retain(|pending| pending.owner != owner);
         }
-        self.push(op, ballot);
+        self.push(op, tally);
     }
 
-    fn push(&mut self, op: Op, ballot: Option<u64>) {
+    fn push(&mut self, op: Op, tally: Option<u64>) {
         let first = false;
-        self.queue.push_back(Job { op, ballot, first });
+        self.queue.push_back(Job { op, tally, first });
     }
 
-    /// Sees to it that nothing of an owner's stays here, not even an ear. What was not sent yet will
+    /// Sees to it that nothing of an owner's stays here, not even a subscription. What was not sent yet will
     /// not be, and comes back as votes.
-    pub(super) fn leave(&mut self, owner: Owner, ballot: Option<u64>) -> Vec<Cast> {
+    pub(super) fn leave(&mut self, owner: Owner, tally: Option<u64>) -> Vec<Cast> {
         let op = self.parting(owner);
-        self.part(owner, op, ballot)
+        self.part(owner, op, tally)
     }
 
     /// The same, but whoever listens does so still.
@@ -141,12 +141,14 @@ impl Lane {
 
     /// Whether an owner is told when the key is free on the node, or may be.
     pub(super) fn listens(&self, owner: Owner) -> bool {
-        self.ears.iter().any(|ear| ear.owner == owner)
+        self.subscriptions
+            .iter()
+            .any(|subscription| subscription.owner == owner)
     }
 
     /// Whether anybody is, or may be.
-    pub(super) fn has_ears(&self) -> bool {
-        !self.ears.is_empty()
+    pub(super) fn has_subscriptions(&self) -> bool {
+        !self.subscriptions.is_empty()
     }
 
     fn parting(&self, owner: Owner) -> Op {
@@ -157,25 +159,29 @@ impl Lane {
         }
     }
 
-    fn part(&mut self, owner: Owner, release: Op, ballot: Option<u64>) -> Vec<Cast> {
+    fn part(&mut self, owner: Owner, release: Op, tally: Option<u64>) -> Vec<Cast> {
         let is_taking = |op: &Op| taking(op).is_some_and(|(of, _)| of == owner);
         let mut casts = Vec::new();
         self.queue.retain(|job| {
             let unsent = is_taking(&job.op);
-            if unsent && let Some(ballot) = job.ballot {
+            if unsent && let Some(tally) = job.tally {
                 let vote = Vote::Never(Fault::Away.into());
-                casts.push(Cast { ballot, vote });
+                casts.push(Cast { tally, vote });
             }
             !unsent
         });
-        let pending = self.flight.iter_mut().chain(&mut self.queue);
+        let pending = self.in_flight.iter_mut().chain(&mut self.queue);
         let mut pending = pending.filter(|job| job.op == release);
         if let Some(job) = pending.next() {
-            job.ballot = ballot.or(job.ballot);
-        } else if let Some(owed) = self.owed.iter_mut().find(|owed| owed.owner == owner) {
-            owed.ballot = ballot.or(owed.ballot);
+            job.tally = tally.or(job.tally);
+        } else if let Some(pending) = self
+            .pending
+            .iter_mut()
+            .find(|pending| pending.owner == owner)
+        {
+            pending.tally = tally.or(pending.tally);
         } else {
-            self.push(release, ballot);
+            self.push(release, tally);
         }
         casts
     }
@@ -190,7 +196,7 @@ impl Lane {
     ) -> Option<Step> {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
-        if self.flight.is_some() {
+        if self.in_flight.is_some() {
             return None;
         }
         loop {
@@ -199,25 +205,25 @@ impl Lane {
             let away = away.filter(|_| !(gives_back && is_release));
             if let Some(error) = away {
                 if let Op::Release { owner } | Op::Unlisten { owner } = job.op
-                    && (self.is_stained(owner) || self.listens(owner))
+                    && (self.is_residual(owner) || self.listens(owner))
                 {
-                    let vote = self.owe(owner, job.ballot, None, error);
-                    if let Some(ballot) = job.ballot {
-                        return Some(Step::Cast(Cast { ballot, vote }));
+                    let vote = self.add_pending(owner, job.tally, None, error);
+                    if let Some(tally) = job.tally {
+                        return Some(Step::Cast(Cast { tally, vote }));
                     }
                     continue;
                 }
-                if let Some(ballot) = job.ballot
+                if let Some(tally) = job.tally
                     && self.known(&job.op).is_none()
                 {
                     let vote = Vote::Never(error.clone());
-                    return Some(Step::Cast(Cast { ballot, vote }));
+                    return Some(Step::Cast(Cast { tally, vote }));
                 }
             }
             if let Some(outcome) = self.known(&job.op) {
-                if let Some(ballot) = job.ballot {
+                if let Some(tally) = job.tally {
                     let vote = Vote::Said(outcome);
-                    return Some(Step::Cast(Cast { ballot, vote }));
+                    return Some(Step::Cast(Cast { tally, vote }));
                 }
                 continue;
             }
@@ -233,26 +239,26 @@ impl Lane {
                 let (op, first) = (Op::Attempt { owner, ttl }, false);
                 self.queue.push_front(Job {
                     op,
-                    ballot: None,
+                    tally: None,
                     first,
                 });
-                if let Some(ballot) = job.ballot {
-                    return Some(Step::Cast(Cast { ballot, vote }));
+                if let Some(tally) = job.tally {
+                    return Some(Step::Cast(Cast { tally, vote }));
                 }
                 continue;
             }
             if let Some((owner, ttl)) = taking(&job.op) {
-                job.first = !self.is_stained(owner);
-                self.stain(owner, outlasted(now, ttl));
+                job.first = !self.is_residual(owner);
+                self.residual(owner, outlasted(now, ttl));
             } else if let Op::Renew { owner, ttl, .. } = job.op {
-                self.stain(owner, outlasted(now, ttl));
+                self.residual(owner, outlasted(now, ttl));
             }
             if let Op::Listen { owner, ttl } = job.op {
                 // Who has the lock is taken to have it for as long as we would, until the node says.
-                put(&mut self.ears, owner, unheard(now, ttl));
+                put(&mut self.subscriptions, owner, unheard(now, ttl));
             }
             let op = job.op.clone();
-            self.flight = Some(job);
+            self.in_flight = Some(job);
             return Some(Step::Send(op));
         }
     }
@@ -267,7 +273,7 @@ impl Lane {
             Op::Renew { owner, .. } | Op::Raise { owner, .. } => (owner, Outcome::Lost),
             _ => return None,
         };
-        (!self.is_stained(owner)).then_some(outcome)
+        (!self.is_residual(owner)).then_some(outcome)
     }
 
     /// The node answered what is in flight.
@@ -276,7 +282,7 @@ impl Lane {
         now: Instant,
         result: Result<Answer, OpError>,
     ) -> Option<Cast> {
-        let job = self.flight.take()?;
+        let job = self.in_flight.take()?;
         let vote = match result {
             Ok(answer) => {
                 match (&job.op, &answer.outcome) {
@@ -288,12 +294,13 @@ impl Lane {
                             left,
                         },
                     ) => put(
-                        &mut self.ears,
+                        &mut self.subscriptions,
                         *owner,
                         unheard(now, left.unwrap_or_default()),
                     ),
                     (Op::Listen { owner, .. } | Op::Unlisten { owner }, _) => {
-                        self.ears.retain(|ear| ear.owner != *owner);
+                        self.subscriptions
+                            .retain(|subscription| subscription.owner != *owner);
                     }
                     _ => {}
                 }
@@ -306,7 +313,7 @@ impl Lane {
                         Op::Attempt { .. } | Op::Listen { .. } | Op::Adopt { .. },
                         Outcome::Won { .. },
                     )
-                    | (Op::Renew { .. }, Outcome::Renewed) => self.renew_stain(now, &job.op),
+                    | (Op::Renew { .. }, Outcome::Renewed) => self.renew_residual(now, &job.op),
                     (Op::Raise { .. }, Outcome::Raised { .. }) => {}
                     (
                         Op::Attempt { owner, .. }
@@ -324,8 +331,8 @@ impl Lane {
             }
             Err(error) => self.failed(now, &job, error),
         };
-        let ballot = job.ballot?;
-        Some(Cast { ballot, vote })
+        let tally = job.tally?;
+        Some(Cast { tally, vote })
     }
 
     fn failed(&mut self, now: Instant, job: &Job, error: OpError) -> Vote {
@@ -345,12 +352,12 @@ impl Lane {
             if self.queue.iter().any(is_wanted) {
                 return Vote::Later(error.store_error().clone());
             }
-            return self.owe(owner, job.ballot, due, error.store_error());
+            return self.add_pending(owner, job.tally, due, error.store_error());
         }
         match &error {
             // Of an answer that was lost nobody knows whether it was the other.
             OpError::Unknown(error) | OpError::Unconfirmed(error) => {
-                self.renew_stain(now, &job.op);
+                self.renew_residual(now, &job.op);
                 if let Some((owner, _)) = taking(&job.op) {
                     self.unsure.retain(|(of, _)| *of != owner);
                     self.unsure.push((owner, error.clone()));
@@ -369,28 +376,28 @@ impl Lane {
     }
 
     /// What is given back is so later. Nobody is kept waiting for one that only listens.
-    fn owe(
+    fn add_pending(
         &mut self,
         owner: Owner,
-        ballot: Option<u64>,
+        tally: Option<u64>,
         due: Option<Instant>,
         error: &StoreError,
     ) -> Vote {
-        let (ballot, vote) = if self.is_stained(owner) {
-            (ballot, Vote::Later(error.clone()))
+        let (tally, vote) = if self.is_residual(owner) {
+            (tally, Vote::Later(error.clone()))
         } else {
             (None, Vote::Said(Outcome::Gone { held: false }))
         };
-        self.owed.push(Owed { owner, ballot, due });
+        self.pending.push(PendingRelease { owner, tally, due });
         vote
     }
 
     /// The node is back.
     pub(super) fn node_is_back(&mut self) {
-        for owed in std::mem::take(&mut self.owed).into_iter().rev() {
+        for pending in std::mem::take(&mut self.pending).into_iter().rev() {
             self.queue.push_front(Job {
-                op: self.parting(owed.owner),
-                ballot: owed.ballot,
+                op: self.parting(pending.owner),
+                tally: pending.tally,
                 first: false,
             });
         }
@@ -400,21 +407,22 @@ impl Lane {
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Cast> {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
-        self.stains.retain(|stain| now < stain.until);
-        let stains = &self.stains;
-        let is_stained = |owner: Owner| stains.iter().any(|stain| stain.owner == owner);
-        self.unsure.retain(|(owner, _)| is_stained(*owner));
-        self.ears.retain(|ear| now < ear.until);
+        self.residuals.retain(|residual| now < residual.until);
+        let residuals = &self.residuals;
+        let is_residual = |owner: Owner| residuals.iter().any(|residual| residual.owner == owner);
+        self.unsure.retain(|(owner, _)| is_residual(*owner));
+        self.subscriptions
+            .retain(|subscription| now < subscription.until);
         let mut casts = Vec::new();
-        for owed in std::mem::take(&mut self.owed) {
-            if self.until(owed.owner).is_none() {
+        for pending in std::mem::take(&mut self.pending) {
+            if self.until(pending.owner).is_none() {
                 let vote = Vote::Never(Fault::RunOut.into());
-                casts.extend(owed.ballot.map(|ballot| Cast { ballot, vote }));
-            } else if owed.due.is_some_and(|due| due <= now) {
-                let op = self.parting(owed.owner);
-                self.push(op, owed.ballot);
+                casts.extend(pending.tally.map(|tally| Cast { tally, vote }));
+            } else if pending.due.is_some_and(|due| due <= now) {
+                let op = self.parting(pending.owner);
+                self.push(op, pending.tally);
             } else {
-                self.owed.push(owed);
+                self.pending.push(pending);
             }
         }
         casts
@@ -422,24 +430,27 @@ impl Lane {
 
     /// When a release is to be sent again, or is not worth it any more.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let due = |owed: &Owed| owed.due.or(self.until(owed.owner)).unwrap_or(now);
-        self.owed.iter().map(due).min()
+        let due =
+            |pending: &PendingRelease| pending.due.or(self.until(pending.owner)).unwrap_or(now);
+        self.pending.iter().map(due).min()
     }
 
     /// When all that the node may have of ours has run out by itself.
     pub(super) fn over(&self) -> Option<Instant> {
-        let marks = self.stains.iter().chain(&self.ears);
+        let marks = self.residuals.iter().chain(&self.subscriptions);
         marks.map(|mark| mark.until).max()
     }
 
     /// Whether the node may have something of the owner's.
-    pub(super) fn is_stained(&self, owner: Owner) -> bool {
-        self.stains.iter().any(|stain| stain.owner == owner)
+    pub(super) fn is_residual(&self, owner: Owner) -> bool {
+        self.residuals
+            .iter()
+            .any(|residual| residual.owner == owner)
     }
 
-    /// When that, and an ear of its, has run out by itself.
+    /// When that, and a subscription of its, has run out by itself.
     fn until(&self, owner: Owner) -> Option<Instant> {
-        let marks = self.stains.iter().chain(&self.ears);
+        let marks = self.residuals.iter().chain(&self.subscriptions);
         let marks = marks.filter(|mark| mark.owner == owner);
         marks.map(|mark| mark.until).max()
     }
@@ -448,40 +459,40 @@ impl Lane {
     pub(super) fn is_busy(&self) -> bool {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
-        self.flight.is_some() || !self.queue.is_empty() || !self.owed.is_empty()
+        self.in_flight.is_some() || !self.queue.is_empty() || !self.pending.is_empty()
     }
 
     /// Nor is anything left: it may be forgotten.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_busy() && self.stains.is_empty() && self.ears.is_empty()
+        !self.is_busy() && self.residuals.is_empty() && self.subscriptions.is_empty()
     }
 
     /// The node says that the key is free, and keeps it for the one that it tells for a moment:
     /// whether anybody listens for that. Once for each time, and the first of ours first, as they
     /// stand on the node (W7): one that is told on its way out must not cost another its place.
     pub(super) fn hears(&mut self, now: Instant) -> bool {
-        if self.ears.is_empty() {
+        if self.subscriptions.is_empty() {
             return false;
         }
-        let ear = self.ears.remove(0);
-        self.stain(ear.owner, now + RESERVED);
+        let subscription = self.subscriptions.remove(0);
+        self.residual(subscription.owner, now + RESERVED);
         true
     }
 
-    fn renew_stain(&mut self, now: Instant, op: &Op) {
+    fn renew_residual(&mut self, now: Instant, op: &Op) {
         if let Some((owner, ttl)) = taking(op) {
-            self.stain(owner, outlasted(now, ttl));
+            self.residual(owner, outlasted(now, ttl));
         } else if let Op::Renew { owner, ttl, .. } = *op {
-            self.stain(owner, outlasted(now, ttl));
+            self.residual(owner, outlasted(now, ttl));
         }
     }
 
-    fn stain(&mut self, owner: Owner, until: Instant) {
-        put(&mut self.stains, owner, until);
+    fn residual(&mut self, owner: Owner, until: Instant) {
+        put(&mut self.residuals, owner, until);
     }
 
     fn clean(&mut self, owner: Owner) {
-        self.stains.retain(|stain| stain.owner != owner);
+        self.residuals.retain(|residual| residual.owner != owner);
         self.unsure.retain(|(of, _)| *of != owner);
     }
 }

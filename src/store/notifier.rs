@@ -2,46 +2,46 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
-use super::contract::{Listener, News};
+use super::contract::{StoreEvent, StoreEvents};
 
 /// Tells news in the order in which it was put in, whoever brings it. More may be put in while it tells.
-pub(super) struct Relay {
-    listener: Weak<dyn Listener>,
-    news: Mutex<Vec<News>>,
+pub(super) struct OrderedNotifier {
+    listener: Weak<dyn StoreEvents>,
+    event: Mutex<Vec<StoreEvent>>,
     /// Held by whoever tells: others leave it to them, or the order would be lost. It is only ever
     /// tried. (Unlike one of std, it is not poisoned if the listener panics.)
     telling: tokio::sync::Mutex<()>,
 }
 
-impl Relay {
-    pub(super) fn new(listener: Weak<dyn Listener>) -> Self {
+impl OrderedNotifier {
+    pub(super) fn new(listener: Weak<dyn StoreEvents>) -> Self {
         Self {
             listener,
-            news: Mutex::default(),
+            event: Mutex::default(),
             telling: tokio::sync::Mutex::default(),
         }
     }
 
-    fn news(&self) -> MutexGuard<'_, Vec<News>> {
+    fn on_event(&self) -> MutexGuard<'_, Vec<StoreEvent>> {
         // Every change leaves it whole.
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+        self.event.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts in what follows from a change, while the lock is held under which that was made: so it is told in the order
     /// of the changes.
-    pub(super) fn put(&self, news: impl IntoIterator<Item = News>) {
-        self.news().extend(news);
+    pub(super) fn put(&self, event: impl IntoIterator<Item = StoreEvent>) {
+        self.on_event().extend(event);
     }
 
     /// Tells the registry what is to be told, unless somebody does.
     pub(super) fn tell(&self) {
         // Looks again after each turn: what came meanwhile was left to us.
-        while !self.news().is_empty()
+        while !self.on_event().is_empty()
             && let Ok(_telling) = self.telling.try_lock()
         {
-            let news = std::mem::take(&mut *self.news());
+            let event = std::mem::take(&mut *self.on_event());
             if let Some(listener) = self.listener.upgrade() {
-                listener.all_news(news);
+                listener.on_events(event);
             }
         }
     }
@@ -57,13 +57,13 @@ mod tests {
 
     /// Puts more in while it hears some, as a registry does that sends an op at once.
     #[derive(Default)]
-    struct Ear {
-        relay: OnceLock<Relay>,
+    struct EventSink {
+        notifier: OnceLock<OrderedNotifier>,
         heard: Mutex<Vec<String>>,
     }
 
-    impl Listener for Ear {
-        fn news(&self, _: News) {
+    impl StoreEvents for EventSink {
+        fn on_event(&self, _: StoreEvent) {
             unreachable!("all is told together")
         }
 
@@ -75,9 +75,9 @@ mod tests {
             true
         }
 
-        fn all_news(&self, news: Vec<News>) {
-            for news in news {
-                let News::Freed { key } = news else {
+        fn on_events(&self, events: Vec<StoreEvent>) {
+            for event in events {
+                let StoreEvent::Freed { key } = event else {
                     unreachable!("nothing else was put in")
                 };
                 assert!(&*key != "panic", "as it was told to");
@@ -89,18 +89,25 @@ mod tests {
         }
     }
 
-    impl Ear {
+    impl EventSink {
         fn new() -> Arc<Self> {
             let ear = Arc::new(Self::default());
-            let listener: Arc<dyn Listener> = ear.clone();
-            assert!(ear.relay.set(Relay::new(Arc::downgrade(&listener))).is_ok());
+            let listener: Arc<dyn StoreEvents> = ear.clone();
+            assert!(
+                ear.notifier
+                    .set(OrderedNotifier::new(Arc::downgrade(&listener)))
+                    .is_ok()
+            );
             ear
         }
 
         fn tells(&self, keys: &[&str]) {
-            let relay = self.relay.get().unwrap();
-            relay.put(keys.iter().map(|&key| News::Freed { key: key.into() }));
-            relay.tell();
+            let notifier = self.notifier.get().unwrap();
+            notifier.put(
+                keys.iter()
+                    .map(|&key| StoreEvent::Freed { key: key.into() }),
+            );
+            notifier.tell();
         }
 
         fn heard(&self) -> Vec<String> {
@@ -110,14 +117,14 @@ mod tests {
 
     #[test]
     fn what_comes_while_it_tells_is_told_after_it() {
-        let ear = Ear::new();
+        let ear = EventSink::new();
         ear.tells(&["more", "a", "b"]);
         assert_eq!(ear.heard(), ["more", "a", "b", "then"]);
     }
 
     #[test]
     fn a_listener_that_panics_is_told_the_next_all_the_same() {
-        let ear = Ear::new();
+        let ear = EventSink::new();
         let told = catch_unwind(AssertUnwindSafe(|| ear.tells(&["a", "panic"])));
         assert!(told.is_err());
         ear.tells(&["b"]);

@@ -13,7 +13,7 @@ pub(super) struct Ending<C> {
 /// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a
 /// yield. It is sent again until it is answered, or not worth it any more.
 #[derive(Debug)]
-pub(super) struct Errand<C> {
+pub(super) struct PendingOp<C> {
     pub(super) op: Op,
     /// Who waits for its end.
     pub(super) ending: Option<Ending<C>>,
@@ -25,7 +25,7 @@ pub(super) struct Errand<C> {
     pub(super) until: Point,
 }
 
-impl<C> Errand<C> {
+impl<C> PendingOp<C> {
     pub(super) fn new(op: Op, ending: Option<Ending<C>>, until: Point) -> Self {
         Self {
             op,
@@ -50,9 +50,9 @@ impl<C> Errand<C> {
 
 /// What is owed to the store, in order (O2).
 #[derive(Debug)]
-pub(super) struct Errands<C>(Few<Errand<C>>);
+pub(super) struct PendingOps<C>(Few<PendingOp<C>>);
 
-impl<C> Errands<C> {
+impl<C> PendingOps<C> {
     pub(super) fn new() -> Self {
         Self(Few::new())
     }
@@ -65,45 +65,45 @@ impl<C> Errands<C> {
         self.0.iter().count()
     }
 
-    pub(super) fn push_back(&mut self, errand: Errand<C>) {
-        self.0.push_back(errand);
+    pub(super) fn push_back(&mut self, pending: PendingOp<C>) {
+        self.0.push_back(pending);
     }
 
-    pub(super) fn push_front(&mut self, errand: Errand<C>) {
-        self.0.push_front(errand);
+    pub(super) fn push_front(&mut self, pending: PendingOp<C>) {
+        self.0.push_front(pending);
     }
 
-    pub(super) fn front(&self) -> Option<&Errand<C>> {
+    pub(super) fn front(&self) -> Option<&PendingOp<C>> {
         self.0.front()
     }
 
-    pub(super) fn pop_front(&mut self) -> Option<Errand<C>> {
+    pub(super) fn pop_front(&mut self) -> Option<PendingOp<C>> {
         self.0.pop_front()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Errand<C>> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PendingOp<C>> {
         self.0.iter_mut()
     }
 
-    pub(super) fn any(&self, which: impl Fn(&Errand<C>) -> bool) -> bool {
+    pub(super) fn any(&self, which: impl Fn(&PendingOp<C>) -> bool) -> bool {
         self.0.iter().any(which)
     }
 
     pub(super) fn settles(&self, owner: Owner) -> bool {
-        self.any(|errand| errand.settles(owner))
+        self.any(|pending| pending.settles(owner))
     }
 
     /// Drops what is not worth sending any more.
     pub(super) fn forget_past(&mut self, now: Point) {
-        self.0.retain(|errand| now < errand.until);
+        self.0.retain(|pending| now < pending.until);
     }
 
     pub(super) fn next_timeout(&self) -> Option<Point> {
         self.0
             .iter()
-            .flat_map(|errand| {
-                let ending = errand.ending.as_ref().map(|ending| ending.deadline);
-                ending.into_iter().chain([errand.until])
+            .flat_map(|pending| {
+                let ending = pending.ending.as_ref().map(|ending| ending.deadline);
+                ending.into_iter().chain([pending.until])
             })
             .min()
     }

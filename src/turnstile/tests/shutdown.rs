@@ -92,7 +92,7 @@ fn o6_nobody_holds_when_the_registry_has_hung_up() {
     let (a, owner) = desk.hold("a", fixed(9000), 5);
     desk.close(|_| Some(ms(GRACE)));
     desk.told("a");
-    desk.feed(|turnstile, cx| turnstile.hang_up(cx));
+    desk.feed(|turnstile, cx| turnstile.disconnect(cx));
     assert!(matches!(desk.told("a"), Verdict::Closed));
     assert!(matches!(desk.sent(), Op::Release { owner: of } if of == owner));
     desk.finish(a);
@@ -111,8 +111,8 @@ fn o6_who_does_not_hear_of_a_shutdown_or_has_not_looked_has_no_time() {
     let mut desk = Desk::new();
     desk.arrive("a", fixed(9000));
     let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { draw: 5 });
-    desk.seated("a");
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
     desk.close(|_| panic!("it does not hold"));
     assert!(matches!(desk.told("a"), Verdict::Closed));
     assert!(matches!(desk.sent(), Op::Release { owner } if owner == asker(&enter)));

@@ -1,6 +1,6 @@
-use super::line::WaiterId;
-use super::tenure::Company;
+use super::tenure::Contention;
 use super::time::{Point, Span, drift};
+use super::wait_queue::WaiterId;
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
 /// K3: how much longer than its lock the store keeps a queue.
@@ -8,31 +8,31 @@ pub(super) const QUEUE_MARGIN: Span = Span::secs(60);
 
 /// What the store may have under an owner of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Exposure {
+pub(super) enum Footprint {
     Nothing,
     /// The lock, by an attempt whose answer never came.
     Lock,
     /// A place among those that listen, or the lock.
-    Ear,
+    Subscription,
     /// A ticket, or the lock by way of one.
     Ticket,
 }
 
 /// One owner on its way to a tenure, and what we know about it.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct Acquisition {
     pub(super) owner: Owner,
     /// What its ticket says; fixed when it is first sent (K1, W3).
     pub(super) ttl: Span,
     pub(super) score: Option<u64>,
-    pub(super) exposure: Exposure,
+    pub(super) footprint: Footprint,
     /// Who adopts by it, if it is not the line's.
     pub(super) adopter: Option<WaiterId>,
     pub(super) notices: Notices,
     /// Whose policy was asked for a pause, and has not answered yet.
     pub(super) asked_policy: Option<WaiterId>,
     /// What its tenure will know of others if it comes by a yield to itself.
-    pub(super) company: Company,
+    pub(super) contention: Contention,
     /// G3: when its ticket is withdrawn, while nobody here waits for the key.
     pub(super) withdraw_at: Option<Point>,
     first_sent: Option<Point>,
@@ -87,17 +87,17 @@ pub(super) enum Belief {
     Stepped,
 }
 
-impl Claim {
+impl Acquisition {
     pub(super) fn new(owner: Owner, ttl: Span) -> Self {
         Self {
             owner,
             ttl,
             score: None,
-            exposure: Exposure::Nothing,
+            footprint: Footprint::Nothing,
             adopter: None,
             notices: Notices::default(),
             asked_policy: None,
-            company: Company::default(),
+            contention: Contention::default(),
             withdraw_at: None,
             first_sent: None,
             proof: None,
@@ -128,16 +128,16 @@ impl Claim {
     /// Whether its ticket stands in the queue, as this connection has said. Without that it may hold
     /// the lock.
     pub(super) fn is_queued(&self) -> bool {
-        self.exposure == Exposure::Ticket && self.proof.is_some()
+        self.footprint == Footprint::Ticket && self.proof.is_some()
     }
 
-    /// The op that leaves nothing of this claim behind (O6).
+    /// The op that leaves nothing of this acquisition behind (O6).
     pub(super) fn settlement(&self) -> Option<Op> {
-        match self.exposure {
-            Exposure::Nothing => None,
-            Exposure::Lock => Some(Op::Release { owner: self.owner }),
-            Exposure::Ear => Some(Op::Unlisten { owner: self.owner }),
-            Exposure::Ticket => Some(Op::Withdraw {
+        match self.footprint {
+            Footprint::Nothing => None,
+            Footprint::Lock => Some(Op::Release { owner: self.owner }),
+            Footprint::Subscription => Some(Op::Unlisten { owner: self.owner }),
+            Footprint::Ticket => Some(Op::Withdraw {
                 owner: self.owner,
                 ttl: self.ttl.duration(),
             }),
@@ -147,8 +147,8 @@ impl Claim {
     /// By when whatever the store has under this owner has run out by itself.
     pub(super) fn outlasted_by(&self) -> Span {
         let lock = self.ttl + drift(self.ttl);
-        match self.exposure {
-            Exposure::Ear | Exposure::Ticket => lock + QUEUE_MARGIN,
+        match self.footprint {
+            Footprint::Subscription | Footprint::Ticket => lock + QUEUE_MARGIN,
             _ => lock,
         }
     }

@@ -1,15 +1,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::aftermath::Aftermath;
-use super::contender::Contender;
-use super::core::Driver;
+use super::callbacks::Callbacks;
+use super::core::Engine;
 use super::few::Few;
 use super::journal::Journal;
+use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::key::{Key, KeyMap};
 use crate::store::contract::{Grant, Op, Scope, Session};
-use crate::turnstile::{Cx, Effect, Moment, Room, Rules, Supply, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EffectBuffer, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 /// What a registry knows, under its one lock.
 pub(super) struct State {
@@ -23,9 +23,9 @@ pub(super) struct State {
     pub(super) armed: Option<Moment>,
     /// When anything was fed last.
     pub(super) latest: Moment,
-    pub(super) supply: Supply,
+    pub(super) ids: Ids,
     /// Lent to each turnstile in turn.
-    pub(super) room: Room<Arc<Contender>>,
+    pub(super) buffer: EffectBuffer<Arc<WaiterState>>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
     /// What part of the store was away when it was last heard of, and why.
@@ -34,46 +34,46 @@ pub(super) struct State {
     pub(super) up: Option<bool>,
     pub(super) closed: bool,
     /// How many entries were brought by grants for keys that were not in use.
-    pub(super) strange: usize,
+    pub(super) unsolicited: usize,
     pub(super) session: Option<Arc<dyn Session>>,
     /// Keeps the registry at work while anything is in use: what its last handle left behind must
     /// still be released.
-    pub(super) keep: Option<Arc<Driver>>,
+    pub(super) keep_alive: Option<Arc<Engine>>,
 }
 
 pub(super) struct Entry {
-    pub(super) turnstile: Turnstile<Arc<Contender>>,
+    pub(super) turnstile: Turnstile<Arc<WaiterState>>,
     /// Where it stands in [`State::timeouts`].
     timeout: Option<Moment>,
     /// Whether a grant brought it, for a key that was not in use.
-    is_strange: bool,
+    is_unsolicited: bool,
 }
 
 /// How many keys are in use at most that grants alone have brought. A server that makes grants up
 /// must not make us keep them; an honest one has a handful.
-pub(super) const MOST_STRANGE: usize = 256;
+pub(super) const MAX_UNSOLICITED: usize = 256;
 
 /// What is done once the state is unlocked.
 #[derive(Default)]
-pub(super) struct Outbox {
+pub(super) struct Deferred {
     pub(super) sends: Few<(Arc<str>, Op)>,
-    pub(super) aftermath: Aftermath,
+    pub(super) callbacks: Callbacks,
     /// Whose policies are to name a pause.
-    pub(super) policies: Few<(Arc<Contender>, WaiterId)>,
+    pub(super) policies: Few<(Arc<WaiterState>, WaiterId)>,
     /// Somebody arrived: the session's tasks are to run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
     pub(super) earlier: bool,
     pub(super) waits: bool,
     pub(super) idle: bool,
-    pub(super) kept: Option<Arc<Driver>>,
+    pub(super) kept: Option<Arc<Engine>>,
 }
 
 /// One moment under the lock: everything that is fed then happens at once.
 pub(super) struct Now<'a> {
     pub(super) now: Moment,
     pub(super) journal: &'a Journal,
-    pub(super) outbox: &'a mut Outbox,
+    pub(super) deferred: &'a mut Deferred,
 }
 
 impl State {
@@ -91,9 +91,9 @@ impl State {
         at: &mut Now<'_>,
         key: &Key,
         rules: Option<Rules>,
-        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
-        let (now, supply) = (at.now, &mut self.supply);
+        let (now, ids) = (at.now, &mut self.ids);
         // Nearly always there, and found without a clone of the key.
         let entry = match self.entries.get_mut(key) {
             Some(entry) => entry,
@@ -105,34 +105,34 @@ impl State {
                     turnstile.suspect(error.clone());
                 }
                 if self.closed {
-                    turnstile.close(&mut Cx { now, supply }, |_| None);
+                    turnstile.close(&mut EventCx { now, ids }, |_| None);
                 }
                 let entry = Box::new(Entry {
                     turnstile,
                     timeout: None,
-                    is_strange: false,
+                    is_unsolicited: false,
                 });
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        entry.turnstile.lend(&mut self.room);
-        let result = event(&mut entry.turnstile, &mut Cx { now, supply });
+        entry.turnstile.lend_buffer(&mut self.buffer);
+        let result = event(&mut entry.turnstile, &mut EventCx { now, ids });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
-                Effect::Send(op) => at.outbox.sends.push((key.name().clone(), op)),
-                Effect::Wake(contender, verdict) => {
-                    contender.tell(verdict, now, at.journal, &mut at.outbox.aftermath);
+                Effect::Send(op) => at.deferred.sends.push((key.name().clone(), op)),
+                Effect::Wake(caller, verdict) => {
+                    caller.tell(verdict, now, at.journal, &mut at.deferred.callbacks);
                 }
-                Effect::AskPolicy(contender, id) => at.outbox.policies.push((contender, id)),
+                Effect::AskPolicy(caller, id) => at.deferred.policies.push((caller, id)),
             }
         }
-        self.room = entry.turnstile.take_back();
+        self.buffer = entry.turnstile.take_buffer();
         // After hanging up nobody would answer what a key still owes.
         if entry.turnstile.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
-            self.strange -= usize::from(entry.is_strange);
+            self.unsolicited -= usize::from(entry.is_unsolicited);
             self.entries.remove(key);
         } else if let Some(next) = entry.turnstile.next_timeout()
             // One that moves to a later moment, as most do at most events, is found there when the
@@ -157,16 +157,16 @@ impl State {
         grant: Grant,
         doubt: Option<StoreError>,
     ) {
-        let is_strange = !self.entries.contains_key(key);
-        if is_strange && self.strange >= MOST_STRANGE {
+        let is_unsolicited = !self.entries.contains_key(key);
+        if is_unsolicited && self.unsolicited >= MAX_UNSOLICITED {
             return;
         }
         self.feed(at, key, Some(rules), |turnstile, cx| {
-            turnstile.granted(cx, grant, doubt)
+            turnstile.grant_received(cx, grant, doubt)
         });
-        if is_strange && let Some(entry) = self.entries.get_mut(key) {
-            entry.is_strange = true;
-            self.strange += 1;
+        if is_unsolicited && let Some(entry) = self.entries.get_mut(key) {
+            entry.is_unsolicited = true;
+            self.unsolicited += 1;
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) struct Timer {
 impl Timer {
     /// Notes the caller's runtime, on which somebody waits: if the one that the task runs on goes
     /// first, it runs on here.
-    pub(super) fn attend(&self, current: Option<&Handle>) {
+    pub(super) fn note_runtime(&self, current: Option<&Handle>) {
         if let Some(current) = current {
             self.runtimes.note(current);
         }
@@ -41,7 +41,7 @@ impl Timer {
         if self.running.load(Ordering::Acquire) || self.running.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.attend(Handle::try_current().ok().as_ref());
+        self.note_runtime(Handle::try_current().ok().as_ref());
         let runtimes = self.runtimes.clone();
         let (due, bell, running) = (due(), self.bell.clone(), self.running.clone());
         Task {

@@ -7,11 +7,11 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::contender::Contender;
 use super::journal::Journal;
-use super::progress::Parting;
-use super::state::{Now, Outbox, State};
+use super::phase::EndMode;
+use super::state::{Deferred, Now, State};
 use super::timer::{Due, Timer};
+use super::waiter_state::WaiterState;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 use crate::key::{Key, KeyMap};
@@ -19,8 +19,8 @@ use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Opening, Owner, Scope, Session};
-use crate::turnstile::{Cx, Moment, Patience, Supply, Turnstile, Waiter, WaiterId};
+use crate::store::contract::{Owner, Scope, Session, SessionConfig};
+use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
 /// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
@@ -30,8 +30,8 @@ const GRACE: Duration = Duration::from_millis(100);
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
 /// One registry at work.
-pub(crate) struct Driver {
-    outlook: Arc<Outlook>,
+pub(crate) struct Engine {
+    view_context: Arc<ViewContext>,
     /// The registry's random id, with which its owners begin.
     instance: Arc<str>,
     pub(super) settings: Settings,
@@ -48,9 +48,9 @@ pub(crate) struct Driver {
 }
 
 /// What a lease's views need of its registry, which they do not keep at work.
-pub(crate) struct Outlook {
+pub(crate) struct ViewContext {
     pub(crate) clock: Arc<Clock>,
-    pub(crate) driver: Weak<Driver>,
+    pub(crate) engine: Weak<Engine>,
 }
 
 /// What a caller wants.
@@ -67,13 +67,13 @@ pub(crate) struct Arrival {
 }
 
 /// One thing that happens to every turnstile.
-type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>);
+type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>);
 
-impl Driver {
+impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
         let instance: Arc<str> = format!("{:032x}", rand::random::<u128>()).into();
-        Arc::new_cyclic(|me: &Weak<Driver>| {
-            let session = store.open(Opening {
+        Arc::new_cyclic(|me: &Weak<Engine>| {
+            let session = store.open(SessionConfig {
                 prefix: settings.prefix.clone(),
                 instance: instance.clone(),
                 ttl: settings.ttl,
@@ -87,24 +87,24 @@ impl Driver {
                 fault: settings.fault(),
                 overhead: store.overhead(),
                 settings,
-                outlook: Arc::new(Outlook {
+                view_context: Arc::new(ViewContext {
                     clock,
-                    driver: me.clone(),
+                    engine: me.clone(),
                 }),
                 state: Mutex::new(State {
                     entries: KeyMap::default(),
                     timeouts: BTreeSet::new(),
                     armed: None,
                     latest: Moment::ZERO,
-                    supply: Supply::new(rand::random()),
-                    room: None,
+                    ids: Ids::new(rand::random()),
+                    buffer: None,
                     queue: true,
                     away: None,
                     up: None,
                     closed: false,
-                    strange: 0,
+                    unsolicited: 0,
                     session: Some(session),
-                    keep: None,
+                    keep_alive: None,
                 }),
                 timer: Timer::default(),
                 idle: Notify::new(),
@@ -127,15 +127,15 @@ impl Driver {
     }
 
     pub(crate) fn clock(&self) -> &Arc<Clock> {
-        &self.outlook.clock
+        &self.view_context.clock
     }
 
-    pub(crate) fn outlook(&self) -> &Arc<Outlook> {
-        &self.outlook
+    pub(crate) fn view_context(&self) -> &Arc<ViewContext> {
+        &self.view_context
     }
 
-    fn me(&self) -> Weak<Driver> {
-        self.outlook.driver.clone()
+    fn me(&self) -> Weak<Engine> {
+        self.view_context.engine.clone()
     }
 
     /// The line to the store, with its tasks running; `None` once the registry is shut down.
@@ -149,8 +149,8 @@ impl Driver {
 
     /// Somebody waits for the end of a lease on the caller's runtime, which need not be the one
     /// that acquired it.
-    pub(crate) fn attend(&self) {
-        self.timer.attend(Handle::try_current().ok().as_ref());
+    pub(crate) fn note_runtime(&self) {
+        self.timer.note_runtime(Handle::try_current().ok().as_ref());
         self.timer.ensure(|| self.me());
     }
 
@@ -198,78 +198,78 @@ impl Driver {
         self.lock().timeouts.len()
     }
 
-    pub(crate) fn arrive(&self, contender: &Arc<Contender>, arrival: Arrival) {
-        self.bring(contender, arrival, Turnstile::arrive);
+    pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) {
+        self.enqueue(caller, arrival, Turnstile::arrive);
     }
 
     /// A caller wants the lease that `from` left in the store.
-    pub(crate) fn adopt(&self, contender: &Arc<Contender>, from: Arc<str>, arrival: Arrival) {
-        self.bring(contender, arrival, |turnstile, cx, waiter| {
+    pub(crate) fn adopt(&self, caller: &Arc<WaiterState>, from: Arc<str>, arrival: Arrival) {
+        self.enqueue(caller, arrival, |turnstile, cx, waiter| {
             turnstile.adopt(cx, from, waiter)
         });
     }
 
-    fn bring(
+    fn enqueue(
         &self,
-        contender: &Arc<Contender>,
+        caller: &Arc<WaiterState>,
         arrival: Arrival,
         event: impl FnOnce(
-            &mut Turnstile<Arc<Contender>>,
-            &mut Cx<'_>,
-            Waiter<Arc<Contender>>,
+            &mut Turnstile<Arc<WaiterState>>,
+            &mut EventCx<'_>,
+            Waiter<Arc<WaiterState>>,
         ) -> WaiterId,
     ) {
         let runtime = Handle::try_current().ok();
-        self.timer.attend(runtime.as_ref());
+        self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let who = contender.clone();
-        contender.set_repeats(arrival.repeats);
+        let who = caller.clone();
+        caller.set_repeats(arrival.repeats);
         self.at_once(|state, at| {
-            at.outbox.arrived = true;
+            at.deferred.arrived = true;
             let since = match arrival.patience {
                 Patience::Once => at.now,
-                Patience::Stand => contender.since().unwrap_or(at.now),
+                Patience::Queue => caller.since().unwrap_or(at.now),
             };
             let waiter = Waiter {
                 who,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
-                keeps: arrival.on_finish == OnFinish::LetExpire,
+                lets_expire: arrival.on_finish == OnFinish::LetExpire,
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
             };
-            let (key, journal) = (contender.hashed_key(), at.journal);
+            let (key, journal) = (caller.hashed_key(), at.journal);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
                 // Before its verdict, which is told when this returns.
-                contender.arrived(id, runtime, cx.now, journal);
+                caller.arrived(id, runtime, cx.now, journal);
             });
         });
     }
 
     /// A caller gave up before it held anything.
-    pub(crate) fn leave(&self, contender: &Contender) {
-        if let Some(id) = contender.id() {
+    pub(crate) fn leave(&self, caller: &WaiterState) {
+        if let Some(id) = caller.id() {
             // Also if its key is not in use any more: it may have lost its turn there.
             self.at_once(|state, at| {
-                contender.leaves(at.now, at.journal);
-                state.feed(at, contender.hashed_key(), None, |turnstile, cx| {
+                caller.leaves(at.now, at.journal);
+                state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
                     turnstile.leave(cx, id);
                 });
             });
         }
     }
 
-    /// A seated caller looks: its token, if the turn is still its.
-    pub(crate) fn take(&self, contender: &Contender) -> Option<u64> {
-        let id = contender.id()?;
+    /// A granted caller looks: its token, if the turn is still its.
+    pub(crate) fn take(&self, caller: &WaiterState) -> Option<u64> {
+        let id = caller.id()?;
         let runtime = Handle::try_current().ok();
-        self.timer.attend(runtime.as_ref());
+        self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let taken = self.feed(contender.hashed_key(), |turnstile, cx| {
+        let taken = self.feed(caller.hashed_key(), |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
-                contender.takes(runtime, cx.now, &self.journal)
+                caller.takes(runtime, cx.now, &self.journal)
             } else {
                 None
             }
@@ -278,21 +278,21 @@ impl Driver {
     }
 
     /// A lease ends for its holder; false if it was not held any more.
-    pub(crate) fn finish(&self, contender: &Contender, on_finish: OnFinish) -> bool {
-        let parting = match on_finish {
-            OnFinish::Release => Parting::Release,
-            OnFinish::LetExpire => Parting::Keep,
+    pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
+        let end_mode = match on_finish {
+            OnFinish::Release => EndMode::Release,
+            OnFinish::LetExpire => EndMode::Keep,
         };
-        self.end(contender, parting).is_some()
+        self.end(caller, end_mode).is_some()
     }
 
     /// A lease is left in the store: its owner, as the store has it. If it was not held any more,
     /// one that never was.
-    pub(crate) fn detach(&self, contender: &Contender) -> String {
-        let shared = contender.is_shared();
-        let owner = self.end(contender, Parting::Detach).flatten();
+    pub(crate) fn detach(&self, caller: &WaiterState) -> String {
+        let shared = caller.is_shared();
+        let owner = self.end(caller, EndMode::Detach).flatten();
         if shared {
-            contender.forfeits();
+            caller.forfeits();
         }
         // Sequences begin at 1.
         let sequence = owner.map_or(0, |Owner(sequence)| sequence);
@@ -300,27 +300,27 @@ impl Driver {
     }
 
     /// `None` if it was not held any more; else the owner that was left in the store, if one was.
-    fn end(&self, contender: &Contender, parting: Parting) -> Option<Option<Owner>> {
-        let id = contender.id()?;
-        let keep = parting != Parting::Release;
-        self.feed(contender.hashed_key(), |turnstile, cx| {
-            let finishes = contender.finishes(cx.now, parting);
+    fn end(&self, caller: &WaiterState, end_mode: EndMode) -> Option<Option<Owner>> {
+        let id = caller.id()?;
+        let keep = end_mode != EndMode::Release;
+        self.feed(caller.hashed_key(), |turnstile, cx| {
+            let finishes = caller.finishes(cx.now, end_mode);
             finishes.then(|| turnstile.finish(cx, id, keep))
         })?
     }
 
     /// A lease is to last `ttl` from now at least: until when, if it is still held.
-    pub(crate) fn extend(&self, contender: &Contender, ttl: Duration) -> Option<Moment> {
-        let id = contender.id()?;
-        self.feed(contender.hashed_key(), |turnstile, cx| {
+    pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
+        let id = caller.id()?;
+        self.feed(caller.hashed_key(), |turnstile, cx| {
             turnstile.extend(cx, id, ttl)
         })?
     }
 
     /// The last handle of a held lock is dropped; what becomes of the lease follows.
-    pub(crate) fn dropped_while_held(&self, contender: &Contender) {
+    pub(crate) fn dropped_while_held(&self, caller: &WaiterState) {
         let state = self.lock();
-        contender.is_dropped(&self.journal);
+        caller.is_dropped(&self.journal);
         drop(state);
         self.journal.flush();
     }
@@ -331,7 +331,7 @@ impl Driver {
         let (clock, timeout) = (self.clock(), self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
-        let close = |turnstile: &mut Turnstile<Arc<Contender>>, cx: &mut Cx<'_>| {
+        let close = |turnstile: &mut Turnstile<Arc<WaiterState>>, cx: &mut EventCx<'_>| {
             turnstile.close(cx, |holder| holder.is_watched().then_some(until));
         };
         self.feed_all(|state| state.closed = true, &[&close]);
@@ -340,12 +340,12 @@ impl Driver {
     }
 
     /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
-    pub(crate) fn hang_up(&self) {
-        self.feed_all(|_| (), &[&Turnstile::hang_up]);
+    pub(crate) fn disconnect(&self) {
+        self.feed_all(|_| (), &[&Turnstile::disconnect]);
         let mut state = self.lock();
         let entries = std::mem::take(&mut state.entries);
         state.timeouts.clear();
-        let (session, kept) = (state.session.take(), state.keep.take());
+        let (session, kept) = (state.session.take(), state.keep_alive.take());
         self.journal.end();
         drop(state);
         self.journal.flush();
@@ -387,7 +387,7 @@ impl Driver {
     fn feed<R>(
         &self,
         key: &Key,
-        event: impl FnOnce(&mut Turnstile<Arc<Contender>>, &mut Cx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, None, event))
     }
@@ -421,101 +421,101 @@ impl Driver {
 
     /// Does something with the state locked, and then what must follow it.
     pub(super) fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
-        let mut outbox = Outbox::default();
-        let result = self.locked(&mut outbox, change);
-        self.deliver(outbox);
+        let mut deferred = Deferred::default();
+        let result = self.locked(&mut deferred, change);
+        self.deliver(deferred);
         result
     }
 
     fn locked<R>(
         &self,
-        outbox: &mut Outbox,
+        deferred: &mut Deferred,
         change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
     ) -> R {
         // Read before the lock, which others wait for: what happens then is no earlier.
         let now = self.clock().now();
         let mut state = self.lock();
         let now = state.no_earlier(now);
-        let result = change(&mut state, &mut self.at(now, outbox));
-        self.seal(&mut state, outbox);
+        let result = change(&mut state, &mut self.at(now, deferred));
+        self.seal(&mut state, deferred);
         result
     }
 
-    fn at<'a>(&'a self, now: Moment, outbox: &'a mut Outbox) -> Now<'a> {
+    fn at<'a>(&'a self, now: Moment, deferred: &'a mut Deferred) -> Now<'a> {
         Now {
             now,
             journal: &self.journal,
-            outbox,
+            deferred,
         }
     }
 
     /// The last thing done under the lock: what must happen after it.
-    fn seal(&self, state: &mut State, outbox: &mut Outbox) {
-        if outbox.arrived || !outbox.sends.is_empty() {
-            outbox.session.clone_from(&state.session);
+    fn seal(&self, state: &mut State, deferred: &mut Deferred) {
+        if deferred.arrived || !deferred.sends.is_empty() {
+            deferred.session.clone_from(&state.session);
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
-        outbox.waits = first.is_some();
+        deferred.waits = first.is_some();
         if let Some(first) = first
             && state.armed.is_none_or(|armed| first < armed)
         {
             state.armed = Some(first);
-            outbox.earlier = true;
+            deferred.earlier = true;
         }
         if state.entries.is_empty() {
-            outbox.idle = true;
-            outbox.kept = state.keep.take();
+            deferred.idle = true;
+            deferred.kept = state.keep_alive.take();
             if state.closed {
                 // Also where nobody saw the shutdown to its end.
                 self.journal.end();
             }
-        } else if state.keep.is_none() {
-            state.keep = self.outlook.driver.upgrade();
+        } else if state.keep_alive.is_none() {
+            state.keep_alive = self.view_context.engine.upgrade();
         }
     }
 
     /// Does what follows a change, with nothing locked: also what the policies say that it asks.
-    fn deliver(&self, mut outbox: Outbox) {
-        self.deliver_once(&mut outbox);
-        while !outbox.policies.is_empty() {
+    fn deliver(&self, mut deferred: Deferred) {
+        self.deliver_once(&mut deferred);
+        while !deferred.policies.is_empty() {
             let mut pauses = Vec::new();
-            outbox.policies.drain(|(contender, id)| {
-                if let Some(pause) = contender.next_pause(id) {
-                    pauses.push((contender, id, pause));
+            deferred.policies.drain(|(caller, id)| {
+                if let Some(pause) = caller.next_pause(id) {
+                    pauses.push((caller, id, pause));
                 }
             });
-            outbox = Outbox::default();
-            self.locked(&mut outbox, |state, at| {
-                for (contender, id, pause) in &pauses {
-                    state.feed(at, contender.hashed_key(), None, |turnstile, cx| {
+            deferred = Deferred::default();
+            self.locked(&mut deferred, |state, at| {
+                for (caller, id, pause) in &pauses {
+                    state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
                         turnstile.on_pause(cx, *id, *pause);
                     });
                 }
             });
-            self.deliver_once(&mut outbox);
+            self.deliver_once(&mut deferred);
         }
     }
 
-    fn deliver_once(&self, outbox: &mut Outbox) {
-        if outbox.waits {
+    fn deliver_once(&self, deferred: &mut Deferred) {
+        if deferred.waits {
             self.timer.ensure(|| self.me());
         }
-        if outbox.earlier {
+        if deferred.earlier {
             self.timer.ring();
         }
-        if let Some(session) = outbox.session.take() {
-            if outbox.arrived {
+        if let Some(session) = deferred.session.take() {
+            if deferred.arrived {
                 session.start();
             }
-            outbox.sends.drain(|(key, op)| session.submit(key, op));
+            deferred.sends.drain(|(key, op)| session.submit(key, op));
         }
         // Last: it is the user's code, and what it does must not hold up a release.
-        outbox.aftermath.come();
-        if outbox.idle {
+        deferred.callbacks.run();
+        if deferred.idle {
             self.tell_idle();
         }
         self.journal.flush();
-        drop(outbox.kept.take());
+        drop(deferred.kept.take());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -524,11 +524,11 @@ impl Driver {
     }
 }
 
-impl Due for Driver {
+impl Due for Engine {
     /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
     /// come back.
     fn run_due(&self) -> Option<Instant> {
-        let mut outbox = Outbox::default();
+        let mut deferred = Deferred::default();
         let gone = self.timer.gone();
         let (next, session) = {
             let mut state = self.lock();
@@ -537,20 +537,20 @@ impl Due for Driver {
             if !gone.is_empty() {
                 // First: what is due below may be the renewal of a lease that nobody can have any more.
                 for entry in state.entries.values_mut() {
-                    entry.turnstile.unwatch(|who| who.is_of(&gone));
+                    entry.turnstile.stop_renewing(|who| who.is_of(&gone));
                 }
             }
-            state.feed_due(&mut self.at(now, &mut outbox));
+            state.feed_due(&mut self.at(now, &mut deferred));
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
             // One that is still due after it was fed is a fault, which is not to keep a processor busy.
             let next = first.map(|first| first.clamp(now + LEAST_SLEEP, now + SUSPENSION_TICK));
             state.armed = next;
-            self.seal(&mut state, &mut outbox);
-            outbox.earlier = false;
+            self.seal(&mut state, &mut deferred);
+            deferred.earlier = false;
             (next, next.and(state.session.clone()))
         };
-        self.deliver(outbox);
+        self.deliver(deferred);
         if let Some(session) = session {
             session.start();
         }
@@ -558,7 +558,7 @@ impl Due for Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for Engine {
     fn drop(&mut self) {
         self.journal.end();
         self.journal.flush();
@@ -567,9 +567,9 @@ impl Drop for Driver {
     }
 }
 
-impl fmt::Debug for Driver {
+impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
+        f.debug_struct("Engine")
             .field("prefix", &self.settings.prefix)
             .finish_non_exhaustive()
     }

@@ -1,21 +1,21 @@
 //! What time ends: waits, seats, leases, tenures, and what is owed.
 
-use super::errand::{Ending, Errand};
-use super::line::Patience;
-use super::machine::{Standing, Turnstile, Verdict, no_answer};
-use super::supply::Cx;
-use super::tenure::Hold;
+use super::ids::EventCx;
+use super::machine::{KeyState, Turnstile, Verdict, no_answer};
+use super::pending::{Ending, PendingOp};
+use super::tenure::LeasePhase;
 use super::time::Point;
+use super::wait_queue::Patience;
 use crate::StoreError;
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
     /// Tells everybody whose time is over, and prolongs what is due. Comes first at every event, so that an event that is
     /// handled late does not see a lease that is over.
-    pub(super) fn pass_time(&mut self, cx: &mut Cx<'_>) {
-        self.lapse(cx);
+    pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
+        self.expire_due(cx);
         let now = cx.at();
-        let Standing::Inside(tenure) = &mut self.standing else {
+        let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
         let late = tenure.is_renewal_late(now);
@@ -28,15 +28,15 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Tells everybody whose time is over. All of [`pass_time`](Self::pass_time) where a lease is about to be given back:
+    /// Tells everybody whose time is over. All of [`advance_time`](Self::advance_time) where a lease is about to be given back:
     /// one that is due for a renewal right then needs none.
-    pub(super) fn lapse(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
-        while let Some(waiter) = self.line.pop_ended(now) {
+        while let Some(waiter) = self.waiters.pop_ended(now) {
             let verdict = match (&self.trouble, waiter.patience) {
                 (Some(trouble), _) => Verdict::Failed(StoreError::clone(trouble)),
                 (None, Patience::Once) => Verdict::Failed(no_answer()),
-                (None, Patience::Stand) => Verdict::Busy,
+                (None, Patience::Queue) => Verdict::Busy,
             };
             self.wake(waiter.who, verdict);
         }
@@ -47,23 +47,23 @@ impl<C: Clone> Turnstile<C> {
             let trouble = self.trouble();
             self.wake(adopter.waiter.who, Verdict::Failed(trouble));
         }
-        if self.flight.is_some() || !self.owed.is_empty() {
+        if self.in_flight.is_some() || !self.pending.is_empty() {
             self.end_endings(now);
-            self.owed.forget_past(now);
+            self.pending.forget_past(now);
         }
-        let Standing::Inside(tenure) = &mut self.standing else {
+        let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
         if now >= tenure.deadline {
             self.expire(now);
-        } else if let Some(seat) = tenure.seat.take_if(|seat| seat.is_over(now)) {
-            let verdict = seat.loss();
-            self.wake(seat.who, verdict);
-        } else if let Some(seat) = &tenure.seat
-            && seat.hold == Hold::Closing
-            && now >= seat.end_by
+        } else if let Some(lease) = tenure.lease.take_if(|lease| lease.is_over(now)) {
+            let verdict = lease.loss();
+            self.wake(lease.who, verdict);
+        } else if let Some(lease) = &tenure.lease
+            && lease.phase == LeasePhase::Closing
+            && now >= lease.end_by
         {
-            self.close_seat(cx);
+            self.close_lease(cx);
         }
     }
 
@@ -79,30 +79,29 @@ impl<C: Clone> Turnstile<C> {
     /// `over`.
     pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
         let mut ended = Vec::new();
-        if let Some(errand) = self.errand_in_flight() {
-            ended.extend(errand.ending.take_if(&over));
+        if let Some(pending) = self.pending_in_flight() {
+            ended.extend(pending.ending.take_if(&over));
         }
-        for errand in self.owed.iter_mut() {
-            ended.extend(errand.ending.take_if(&over));
+        for pending in self.pending.iter_mut() {
+            ended.extend(pending.ending.take_if(&over));
         }
         ended
     }
 
     /// D5: the tenure is over by our clock.
     fn expire(&mut self, now: Point) {
-        let Standing::Inside(mut tenure) = std::mem::replace(&mut self.standing, Standing::Out)
-        else {
+        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
             unreachable!("only a tenure expires")
         };
-        if let Some(seat) = tenure.seat.take() {
-            let verdict = seat.loss();
-            self.wake(seat.who, verdict);
+        if let Some(lease) = tenure.lease.take() {
+            let verdict = lease.loss();
+            self.wake(lease.who, verdict);
         }
         // The store may hold the key a little longer than we dare to.
         let release = Op::Release {
             owner: tenure.owner,
         };
         let until = tenure.runs_out(now);
-        self.owed.push_back(Errand::new(release, None, until));
+        self.pending.push_back(PendingOp::new(release, None, until));
     }
 }

@@ -5,20 +5,20 @@
 //! unlocks, and then sends ops and wakes callers. Verdicts are settled under the lock, so that
 //! they come about in the order in which the turnstile gave them.
 
-mod aftermath;
-mod contender;
+mod callbacks;
 mod core;
 mod few;
 mod journal;
-mod news;
-mod progress;
+mod phase;
 mod state;
+mod store_events;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod waiter_state;
 mod watchers;
 
-pub(crate) use self::contender::Contender;
-pub(crate) use self::core::{Arrival, Driver, Outlook};
+pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::journal::Journal;
-pub(crate) use self::progress::{End, Progress};
+pub(crate) use self::phase::{End, Phase};
+pub(crate) use self::waiter_state::WaiterState;

@@ -7,11 +7,11 @@ use crate::turnstile::Verdict;
 
 /// How far a caller has come.
 #[derive(Clone, Debug)]
-pub(crate) enum Progress {
+pub(crate) enum Phase {
     /// In line.
     Waiting,
     /// The key is its, once it looks.
-    Seated { token: u64 },
+    Granted { token: u64 },
     /// It did not look in time; it may arrive again.
     TurnLost,
     /// It does not get the key: busy, queue full, failed, or closed.
@@ -32,7 +32,7 @@ pub(crate) enum Progress {
 
 /// What its holder does with a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Parting {
+pub(super) enum EndMode {
     Release,
     /// The key stays until its ttl is over.
     Keep,

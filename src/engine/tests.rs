@@ -1,4 +1,4 @@
-//! What only the driver can get wrong: clocks, runtimes, and who is kept alive.
+//! What only the engine can get wrong: clocks, runtimes, and who is kept alive.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{
-    Answer, Grant, Listener, News, Op, OpError, Opening, Outcome, Owner, Scope, Session, Sight,
+    Answer, Grant, KeyStatus, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig,
+    StoreEvent, StoreEvents,
 };
 use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
@@ -135,7 +136,7 @@ async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
     tokio::time::sleep(Duration::from_secs(90)).await;
     assert!(lease.is_valid());
     lease.release().await.expect("it is ours");
-    assert_eq!(locks.driver().in_use(), 0);
+    assert_eq!(locks.engine().in_use(), 0);
 }
 
 /// The last handle is gone, but its release is still on its way: it must reach the store, and
@@ -247,18 +248,18 @@ fn a_lease_is_renewed_for_as_long_as_the_runtime_on_which_it_was_had() {
 async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
     let locks = LockRegistry::in_memory();
     locks.shutdown().await;
-    let driver = locks.driver().clone();
+    let engine = locks.engine().clone();
     drop(locks);
     let grant = Grant {
         owner: Owner(7),
         ttl: Duration::from_secs(30),
-        draw: 1,
+        epoch: 1,
         at: 1,
     };
     let key = "k".into();
-    driver.news(News::Granted { key, grant });
-    assert_eq!(driver.in_use(), 0);
-    assert_eq!(Arc::strong_count(&driver), 1);
+    engine.on_event(StoreEvent::Granted { key, grant });
+    assert_eq!(engine.in_use(), 0);
+    assert_eq!(Arc::strong_count(&engine), 1);
 }
 
 /// A time-out is moved to earlier moments alone. It must neither be late where it was earlier meanwhile, nor be left
@@ -268,16 +269,16 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     let locks = LockRegistry::builder(MemoryStore::new())
         .renewal(Renewal::off())
         .build();
-    let driver = locks.driver().clone();
+    let engine = locks.engine().clone();
     let begin = Instant::now();
     let held = locks.obtain("k").lease().await.expect("it is free");
-    assert_eq!(driver.timeouts(), 1);
+    assert_eq!(engine.timeouts(), 1);
     // The end of the first wait is the earliest, then that of the second, then the lease's own.
     for wait in [20, 10, 25] {
         let waiter = locks.obtain("k").lease_within(Duration::from_secs(wait));
         let mut waiter = Box::pin(waiter);
         assert!(futures::poll!(&mut waiter).is_pending());
-        assert_eq!(driver.timeouts(), 1);
+        assert_eq!(engine.timeouts(), 1);
         if wait == 10 {
             let began = Instant::now();
             assert!(waiter.await.is_err());
@@ -287,7 +288,7 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     assert!(held.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 30_000 - 302);
     drop(held);
-    assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
+    assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
     // One that lasts far less than what its caller was ready to wait.
     let short = locks.obtain("s").ttl(Duration::from_millis(500));
     let lease = short.lease_within(Duration::from_secs(60)).await;
@@ -295,7 +296,7 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     let begin = Instant::now();
     assert!(lease.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 500 - 7);
-    assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
+    assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
 }
 
 type Asked = (Arc<str>, Op);
@@ -313,7 +314,7 @@ impl Session for Silent {
         self.asked.lock().unwrap().push((key, op));
     }
 
-    fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<Sight, StoreError>> {
+    fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         unreachable!("nobody looks")
     }
 }
@@ -321,7 +322,7 @@ impl Session for Silent {
 impl crate::store::sealed::Sealed for Silent {}
 
 impl crate::store::LockStore for Silent {
-    fn open(&self, _: Opening) -> Arc<dyn Session> {
+    fn open(&self, _: SessionConfig) -> Arc<dyn Session> {
         Arc::new(self.clone())
     }
 }
@@ -333,7 +334,7 @@ impl Silent {
     }
 
     /// Answers whatever was asked.
-    fn answers(&self) -> Vec<News> {
+    fn answers(&self) -> Vec<StoreEvent> {
         let answer = |(key, op): Asked| {
             let outcome = match op {
                 Op::Release { .. } | Op::Withdraw { .. } => Outcome::Gone { held: true },
@@ -342,10 +343,10 @@ impl Silent {
                     left: None,
                     score: Some(1),
                 },
-                _ => Outcome::Won { draw: 1 },
+                _ => Outcome::Won { epoch: 1 },
             };
             let result = Ok(Answer { at: 1, outcome });
-            News::Replied { key, op, result }
+            StoreEvent::Replied { key, op, result }
         };
         self.asked().into_iter().map(answer).collect()
     }
@@ -379,13 +380,13 @@ fn keys(letter: char) -> Scope {
 async fn o4_an_event_of_some_keys_is_about_no_others() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build();
-    let driver = locks.driver().clone();
+    let engine = locks.engine().clone();
     let mut leases = Vec::new();
     let mut waiters = Vec::new();
     for key in ["a held", "b held", "a busy", "b busy"] {
         let mut lease = Box::pin(locks.obtain(key).lease());
         assert!(futures::poll!(&mut lease).is_pending());
-        driver.all_news(store.answers());
+        engine.on_events(store.answers());
         match futures::poll!(&mut lease) {
             Poll::Ready(lease) => leases.push(lease.unwrap()),
             Poll::Pending => waiters.push(lease),
@@ -394,7 +395,7 @@ async fn o4_an_event_of_some_keys_is_about_no_others() {
     assert_eq!((leases.len(), waiters.len()), (2, 2));
     let error = StoreError::new("it broke");
     let scope = keys('a');
-    driver.news(News::Down { scope, error });
+    engine.on_event(StoreEvent::Down { scope, error });
     // Each third of the ttl, and each 8 to 12 s (W2).
     tokio::time::sleep(Duration::from_secs(13)).await;
     let of = |letter: &str| {
@@ -404,14 +405,14 @@ async fn o4_an_event_of_some_keys_is_about_no_others() {
         ]
     };
     assert_eq!(store.renewed_and_entered(), of("b"));
-    driver.all_news(store.answers());
-    driver.news(News::Up {
+    engine.on_events(store.answers());
+    engine.on_event(StoreEvent::Up {
         scope: keys('a'),
         queue: true,
         complete: true,
     });
     assert_eq!(store.renewed_and_entered(), of("a"));
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     assert!(leases.iter().all(crate::Lease::is_valid));
 }
 
@@ -420,10 +421,10 @@ async fn o4_an_event_of_some_keys_is_about_no_others() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_lasts_until_the_whole_store_is_back() {
     let locks = LockRegistry::builder(Silent::default()).build();
-    let driver = locks.driver().clone();
+    let engine = locks.engine().clone();
     let mut events = locks.events();
-    let mut told = |news: News| {
-        driver.news(news);
+    let mut told = |event: StoreEvent| {
+        engine.on_event(event);
         let mut told = Vec::new();
         while let Some(Some(event)) = events.next().now_or_never() {
             told.push(event);
@@ -435,11 +436,11 @@ async fn an_outage_lasts_until_the_whole_store_is_back() {
         };
         told.iter().map(is_up).collect::<Vec<_>>()
     };
-    let down = |letter| News::Down {
+    let down = |letter| StoreEvent::Down {
         scope: keys(letter),
         error: StoreError::new("it broke"),
     };
-    let up = |letter, complete| News::Up {
+    let up = |letter, complete| StoreEvent::Up {
         scope: keys(letter),
         queue: true,
         complete,
@@ -462,31 +463,31 @@ async fn an_outage_lasts_until_the_whole_store_is_back() {
 async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build();
-    let driver = locks.driver().clone();
-    let uses = || ['a', 'b'].map(|letter| driver.uses(&keys(letter)));
+    let engine = locks.engine().clone();
+    let uses = || ['a', 'b'].map(|letter| engine.uses(&keys(letter)));
     assert_eq!(uses(), [false, false]);
     let mut lease = Box::pin(locks.obtain("a held").lease());
     assert!(futures::poll!(&mut lease).is_pending());
     assert_eq!(uses(), [true, false], "it waits");
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     let lease = lease.await.expect("it was free");
     assert_eq!(uses(), [true, false], "it holds");
     drop(lease);
     assert_eq!(uses(), [true, false], "its release is not answered");
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     assert_eq!(uses(), [false, false]);
 
     // G3: somebody gives up, and the ticket is to be withdrawn.
     let mut waiter = Box::pin(locks.obtain("b busy").lease());
     assert!(futures::poll!(&mut waiter).is_pending());
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     drop(waiter);
     assert_eq!(store.asked(), [], "not at once");
     assert!(locks.snapshot().keys.is_empty(), "nobody waits");
     assert_eq!(uses(), [false, true]);
     tokio::time::sleep(Duration::from_millis(501)).await;
     assert_eq!(uses(), [false, true]);
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     assert_eq!(uses(), [false, false]);
 }
 
@@ -496,14 +497,14 @@ async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
 async fn the_answers_of_a_call_are_all_told_and_in_order() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build();
-    let driver = locks.driver().clone();
+    let engine = locks.engine().clone();
     let keys: Vec<_> = (0..20).map(|n| format!("k{n}")).collect();
     let leases = keys.iter().map(|key| locks.obtain(key).lease());
     let leases = tokio::spawn(futures::future::join_all(leases));
     tokio::task::yield_now().await;
     let answers = store.answers();
     assert_eq!(answers.len(), keys.len());
-    driver.all_news(answers);
+    engine.on_events(answers);
     let leases = leases.await.expect("they are all had");
     let leases: Vec<_> = leases.into_iter().map(|lease| lease.unwrap()).collect();
     assert!(leases.iter().all(crate::Lease::is_valid));
@@ -511,27 +512,31 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     let releases = leases.into_iter().map(crate::Lease::release);
     let mut releases = Box::pin(futures::future::join_all(releases));
     assert!(futures::poll!(&mut releases).is_pending());
-    let mut news = store.answers();
+    let mut events = store.answers();
     let broke = StoreError::new("it broke");
-    for news in &mut news[10..] {
-        if let News::Replied { result, .. } = news {
+    for event in &mut events[10..] {
+        if let StoreEvent::Replied { result, .. } = event {
             *result = Err(OpError::Unknown(broke.clone()));
         }
     }
-    news.push(News::down(broke));
-    news.push(News::up(true));
-    driver.all_news(news);
+    events.push(StoreEvent::down(broke));
+    events.push(StoreEvent::up(true));
+    engine.on_events(events);
     let again = store.answers();
     assert_eq!(
         again.len(),
         10,
         "what got no answer is sent on the new connection"
     );
-    driver.all_news(again);
+    engine.on_events(again);
     let released = releases.await;
     assert!(released.iter().all(Result::is_ok), "{released:?}");
-    assert_eq!((driver.in_use(), driver.timeouts()), (0, 0));
-    assert_eq!(Arc::strong_count(&driver), 2, "it keeps itself no more");
+    assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
+    assert_eq!(
+        Arc::strong_count(&engine),
+        2,
+        "it lets_expire itself no more"
+    );
 }
 
 /// How often something was woken.
@@ -550,7 +555,7 @@ impl ArcWake for Count {
 async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build();
-    let driver = locks.driver().clone();
+    let engine = locks.engine().clone();
     let lease = || Box::pin(locks.obtain("k").lease());
     let (mut first, mut second, mut third) = (lease(), lease(), lease());
     let count = Arc::new(Count::default());
@@ -559,9 +564,12 @@ async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
     for waiter in [&mut first, &mut second, &mut third] {
         assert!(waiter.poll_unpin(&mut cx).is_pending());
     }
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     assert_eq!(count.0.load(Ordering::Relaxed), 1, "it is told of its turn");
-    assert!(first.poll_unpin(&mut cx).is_pending(), "not at first sight");
+    assert!(
+        first.poll_unpin(&mut cx).is_pending(),
+        "not at first key_status"
+    );
     assert_eq!(count.0.load(Ordering::Relaxed), 2, "it is polled again");
     assert!(
         second.poll_unpin(&mut cx).is_pending(),
@@ -577,12 +585,12 @@ async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
     };
     drop(third);
     drop(held.expect("it is its turn"));
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
 
     // One that is alone waits for nothing.
     let mut alone = lease();
     assert!(alone.poll_unpin(&mut cx).is_pending());
-    driver.all_news(store.answers());
+    engine.on_events(store.answers());
     assert!(alone.poll_unpin(&mut cx).is_ready());
 }
 
@@ -601,7 +609,7 @@ async fn w4_one_look_of_two_does_not_hold_the_key() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(
         futures::poll!(&mut leads).is_pending(),
-        "not at first sight"
+        "not at first key_status"
     );
     let begin = Instant::now();
     let lease = behind.await;
@@ -615,7 +623,7 @@ async fn w4_one_look_of_two_does_not_hold_the_key() {
 async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build();
-    locks.driver().news(News::Up {
+    locks.engine().on_event(StoreEvent::Up {
         scope: Scope::All,
         queue: false,
         complete: true,
@@ -645,7 +653,7 @@ async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next()
         assert!(futures::poll!(waiter).is_pending());
     }
     *second.lock().unwrap() = Some(leaving);
-    locks.driver().all_news(store.answers());
+    locks.engine().on_events(store.answers());
     assert!(second.lock().unwrap().is_none(), "it has left");
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     // And its pause counts.

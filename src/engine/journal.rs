@@ -18,7 +18,7 @@ use crate::user_code;
 const CAPACITY: u64 = 1024;
 
 /// The events of one registry, in the order in which they came about: they are told under the
-/// driver's lock. Who reads is woken by [`flush`](Self::flush), once that lock is released.
+/// engine's lock. Who reads is woken by [`flush`](Self::flush), once that lock is released.
 pub(crate) struct Journal {
     clock: Arc<Clock>,
     /// What `QueueFull` tells.
@@ -66,13 +66,13 @@ impl Journal {
         })
     }
 
-    /// Whether anybody wants to know. To be asked under the driver's lock, which whoever begins to
+    /// Whether anybody wants to know. To be asked under the engine's lock, which whoever begins to
     /// read has held: so a relaxed look is enough.
     pub(super) fn is_heard(&self) -> bool {
         cfg!(feature = "metrics") || self.readers.load(Ordering::Relaxed) > 0
     }
 
-    /// Tells an event, under the driver's lock.
+    /// Tells an event, under the engine's lock.
     pub(super) fn tell(&self, event: impl FnOnce() -> LockEvent) {
         if !self.is_heard() {
             return;
@@ -95,7 +95,7 @@ impl Journal {
         self.max_waiters
     }
 
-    /// Nothing follows; under the driver's lock, but when the driver itself goes.
+    /// Nothing follows; under the engine's lock, but when the engine itself goes.
     pub(super) fn end(&self) {
         self.lock().ended = true;
     }
@@ -128,7 +128,7 @@ impl Journal {
         }
     }
 
-    /// Somebody begins to read; under the driver's lock. `patient`: however far it falls behind,
+    /// Somebody begins to read; under the engine's lock. `patient`: however far it falls behind,
     /// it misses nothing.
     pub(super) fn open(&self, patient: bool) -> u64 {
         let mut state = self.lock();

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::desk::{Desk, Recorder, TTL, attempt, listen, opening, release, renew, store, unlisten};
+use super::desk::{Desk, Recorder, TTL, attempt, config, listen, release, renew, store, unlisten};
 use super::nodes::{Node, ms, names, owners};
 use crate::StoreError;
 use crate::store::LockStore;
-use crate::store::contract::{Answer, News, Op, OpError, Outcome, Session};
-use crate::store::quorum::node::Outbox;
+use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent};
+use crate::store::quorum::node::Deferred;
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::quorum::state::State;
@@ -23,7 +23,7 @@ const TOGETHER: Duration = ms(3);
 pub(super) struct Bare {
     pub(super) state: State,
     pub(super) now: Instant,
-    pub(super) outbox: Outbox,
+    pub(super) deferred: Deferred,
 }
 
 impl Bare {
@@ -31,26 +31,26 @@ impl Bare {
         Self {
             state: State::new(names(size), Quarantine::Fixed(None)),
             now: Instant::now(),
-            outbox: Outbox::default(),
+            deferred: Deferred::default(),
         }
     }
 
     /// What is sent for an op, each with its node.
     pub(super) fn submit(&mut self, op: Op) -> Vec<(usize, Op)> {
         self.state
-            .submit(self.now, "k".into(), op, &mut self.outbox);
+            .submit(self.now, "k".into(), op, &mut self.deferred);
         self.sent()
     }
 
     pub(super) fn sent(&mut self) -> Vec<(usize, Op)> {
-        let sends = self.outbox.sends.drain(..);
+        let sends = self.deferred.sends.drain(..);
         sends.map(|(node, _, op)| (node, op)).collect()
     }
 
     pub(super) fn answer(&mut self, node: usize, result: Result<Outcome, OpError>) {
         let result = result.map(|outcome| Answer { at: 1, outcome });
         self.state
-            .replied(self.now, node, &"k".into(), result, &mut self.outbox);
+            .replied(self.now, node, &"k".into(), result, &mut self.deferred);
     }
 
     /// Busy, and whoever asked listens there.
@@ -61,21 +61,22 @@ impl Bare {
     /// A node's notice: whether the registry is told of it at once.
     fn notice(&mut self, node: usize) -> bool {
         self.state
-            .freed(self.now, node, "k".into(), &mut self.outbox);
+            .freed(self.now, node, "k".into(), &mut self.deferred);
         self.told() == 1
     }
 
     /// How often the registry was told that the key is free since this was asked last.
     fn told(&mut self) -> usize {
-        let news = self.outbox.news.drain(..);
-        news.filter(|news| matches!(news, News::Freed { .. }))
+        let event = self.deferred.events.drain(..);
+        event
+            .filter(|event| matches!(event, StoreEvent::Freed { .. }))
             .count()
     }
 
     /// Time goes by.
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.state.tick(self.now, &mut self.outbox);
+        self.state.tick(self.now, &mut self.deferred);
     }
 
     /// Somebody listens on every node.
@@ -146,7 +147,7 @@ async fn w7_a_notice_that_comes_before_the_answer_is_of_an_earlier_time() {
         bare.answer(0, Ok(busy(score)));
         bare.hears(1);
         bare.hears(2);
-        bare.outbox.news.clear();
+        bare.deferred.events.clear();
         assert!(!bare.notice(0));
         bare.pass(TOGETHER);
         assert_eq!(bare.told(), usize::from(listens), "{score:?}");
@@ -205,7 +206,11 @@ async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
     ));
     a.ask(release(1)).await.unwrap();
     sleep(ms(10)).await;
-    assert!(b.take().iter().any(|it| matches!(it, News::Freed { .. })));
+    assert!(
+        b.take()
+            .iter()
+            .any(|it| matches!(it, StoreEvent::Freed { .. }))
+    );
     assert_eq!(owners(&nodes, "k"), HashSet::from(["b:1".to_owned()]));
     b.ask(unlisten(1)).await.unwrap();
     sleep(ms(10)).await;
@@ -220,7 +225,7 @@ pub(super) fn counted(nodes: &[Node], name: &str) -> (Desk, Arc<QuorumSession>) 
         .collect();
     let heard = Arc::<Recorder>::default();
     let unasked = Quarantine::Fixed(None);
-    let session = Arc::new(QuorumSession::new(&stores, unasked, opening(name, &heard)));
+    let session = Arc::new(QuorumSession::new(&stores, unasked, config(name, &heard)));
     session.start();
     let desk = Desk {
         session: session.clone(),
@@ -299,7 +304,7 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
         let begin = Instant::now();
         // The notices are on their way.
         sleep(ms(5)).await;
-        let is_told = |news: &News| matches!(news, News::Freed { .. });
+        let is_told = |event: &StoreEvent| matches!(event, StoreEvent::Freed { .. });
         assert_eq!(next.take().iter().any(is_told), size == 3);
         assert_eq!(nodes[0].owner("k").as_deref(), Some("b:1"));
         if size == 1 {
@@ -328,13 +333,13 @@ async fn w7_whoever_was_deaf_is_told_to_ask_when_the_node_is_back() {
         } else {
             let mut bare = Bare::new(3);
             bare.submit(attempt(1));
-            (0..3).for_each(|node| bare.answer(node, Ok(Outcome::Won { draw: 5 })));
+            (0..3).for_each(|node| bare.answer(node, Ok(Outcome::Won { epoch: 5 })));
             bare
         };
         let error = StoreError::new("it broke");
-        bare.state.went_down(1, error, &mut bare.outbox);
+        bare.state.went_down(1, error, &mut bare.deferred);
         assert_eq!(bare.told(), 0);
-        bare.state.came_up(bare.now, 1, None, &mut bare.outbox);
+        bare.state.came_up(bare.now, 1, None, &mut bare.deferred);
         bare.pass(TOGETHER);
         assert_eq!(bare.told(), usize::from(listens));
     }

@@ -1,71 +1,71 @@
 //! The end of a registry.
 
-use super::machine::{Standing, Turnstile, Verdict};
-use super::supply::Cx;
-use super::tenure::Hold;
+use super::ids::EventCx;
+use super::machine::{KeyState, Turnstile, Verdict};
+use super::tenure::LeasePhase;
 use super::time::Moment;
 
 impl<C: Clone> Turnstile<C> {
     /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
     /// back. `grace`: until when a holder may end its work first, if it hears of this at all.
-    pub(crate) fn close(&mut self, cx: &mut Cx<'_>, grace: impl FnOnce(&C) -> Option<Moment>) {
-        self.lapse(cx);
+    pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl FnOnce(&C) -> Option<Moment>) {
+        self.expire_due(cx);
         self.closed = true;
-        while let Some((_, waiter)) = self.line.pop_first() {
+        while let Some((_, waiter)) = self.waiters.pop_first() {
             self.wake(waiter.who, Verdict::Closed);
         }
         while let Some(adopter) = self.adopters.pop_front() {
             self.wake(adopter.waiter.who, Verdict::Closed);
         }
         if !self.give_grace(grace) {
-            self.close_seat(cx);
+            self.close_lease(cx);
         }
-        self.advance(cx);
+        self.schedule(cx);
     }
 
     /// Whether somebody holds who has time to end its work.
     fn give_grace(&mut self, grace: impl FnOnce(&C) -> Option<Moment>) -> bool {
-        let Standing::Inside(tenure) = &mut self.standing else {
+        let KeyState::Held(tenure) = &mut self.state else {
             return false;
         };
-        let Some(seat) = tenure.seat.as_mut().filter(|seat| seat.is_taken()) else {
+        let Some(lease) = tenure.lease.as_mut().filter(|lease| lease.is_taken()) else {
             return false;
         };
         // To be told twice gives nobody more time.
-        if seat.hold != Hold::Closing {
-            let Some(until) = grace(&seat.who) else {
+        if lease.phase != LeasePhase::Closing {
+            let Some(until) = grace(&lease.who) else {
                 return false;
             };
-            seat.hold = Hold::Closing;
-            seat.end_by = until.into();
-            let who = seat.who.clone();
+            lease.phase = LeasePhase::Closing;
+            lease.end_by = until.into();
+            let who = lease.who.clone();
             self.wake(who, Verdict::Closing);
         }
         true
     }
 
     /// Who holds, or might, holds no more.
-    pub(super) fn close_seat(&mut self, cx: &mut Cx<'_>) {
-        let Standing::Inside(tenure) = &mut self.standing else {
+    pub(super) fn close_lease(&mut self, cx: &mut EventCx<'_>) {
+        let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        let Some(seat) = tenure.seat.take() else {
+        let Some(lease) = tenure.lease.take() else {
             return;
         };
-        let keeps = seat.is_taken() && seat.keeps;
-        self.wake(seat.who, Verdict::Closed);
-        if keeps {
-            self.keep(cx);
+        let lets_expire = lease.is_taken() && lease.lets_expire;
+        self.wake(lease.who, Verdict::Closed);
+        if lets_expire {
+            self.let_expire(cx);
         }
     }
 
     /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
     /// for that is told.
-    pub(crate) fn hang_up(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
         self.closed = true;
         // Where the process stood still, nobody has seen its time pass.
-        self.close_seat(cx);
-        self.advance(cx);
+        self.close_lease(cx);
+        self.schedule(cx);
         for ending in self.take_endings(|_| true) {
             self.wake(ending.who, Verdict::Closed);
         }

@@ -22,21 +22,21 @@ impl Quorum {
 
 /// Who gets the lock: the count of an attempt or an adoption.
 #[derive(Debug)]
-pub(super) struct Election {
+pub(super) struct AcquireTally {
     quorum: Quorum,
     /// So old must each node be for its vote to count.
     quarantine: Option<Duration>,
     /// Whether only a majority against it is a refusal, however many nodes are absent.
     strict: bool,
-    /// The highest draw of the majority that was reached first.
-    draw: Option<u64>,
+    /// The highest epoch of the majority that was reached first.
+    epoch: Option<u64>,
     votes: Vec<Vote>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vote {
     Asked,
-    /// For us, with this draw; its fence may be behind.
+    /// For us, with this epoch; its fence may be behind.
     Won(u64),
     /// For us, and its fence is being raised.
     Raising,
@@ -47,9 +47,9 @@ enum Vote {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Elected {
+pub(super) enum AcquireVerdict {
     Won {
-        draw: u64,
+        epoch: u64,
     },
     /// `left`: how long the longest lasts of those that stand against it.
     Refused {
@@ -59,13 +59,13 @@ pub(super) enum Elected {
     Failed,
 }
 
-impl Election {
+impl AcquireTally {
     pub(super) fn new(quorum: Quorum, quarantine: Option<Duration>, strict: bool) -> Self {
         Self {
             quorum,
             quarantine,
             strict,
-            draw: None,
+            epoch: None,
             votes: vec![Vote::Asked; quorum.size],
         }
     }
@@ -74,8 +74,8 @@ impl Election {
         self.quarantine
     }
 
-    pub(super) fn won(&mut self, node: usize, draw: u64) {
-        self.votes[node] = Vote::Won(draw);
+    pub(super) fn won(&mut self, node: usize, epoch: u64) {
+        self.votes[node] = Vote::Won(epoch);
     }
 
     pub(super) fn against(&mut self, node: usize, left: Option<Duration>) {
@@ -97,16 +97,16 @@ impl Election {
         if self.votes.iter().filter(ours).count() < self.quorum.majority() {
             return None;
         }
-        let draws = self.votes.iter().filter_map(|vote| match vote {
-            Vote::Won(draw) => Some(*draw),
+        let epochs = self.votes.iter().filter_map(|vote| match vote {
+            Vote::Won(epoch) => Some(*epoch),
             _ => None,
         });
-        let draw = self.draw.or(draws.max())?;
-        self.draw = Some(draw);
+        let epoch = self.epoch.or(epochs.max())?;
+        self.epoch = Some(epoch);
         let mut behind = Vec::new();
         for (node, vote) in self.votes.iter_mut().enumerate() {
             if let Vote::Won(drawn) = *vote {
-                if drawn < draw || self.quarantine.is_some() {
+                if drawn < epoch || self.quarantine.is_some() {
                     *vote = Vote::Raising;
                     behind.push(node);
                 } else {
@@ -114,22 +114,24 @@ impl Election {
                 }
             }
         }
-        (!behind.is_empty()).then_some((draw, behind))
+        (!behind.is_empty()).then_some((epoch, behind))
     }
 
     /// As soon as it cannot change any more; slow nodes are not waited for.
-    pub(super) fn verdict(&self) -> Option<Elected> {
+    pub(super) fn verdict(&self) -> Option<AcquireVerdict> {
         let count = |which: fn(&Vote) -> bool| self.votes.iter().filter(|vote| which(vote)).count();
         let sure = count(|vote| matches!(vote, Vote::Sure));
         let against = count(|vote| matches!(vote, Vote::Against(_)));
         let absent = count(|vote| matches!(vote, Vote::Absent));
         let spare = self.quorum.spare();
         if sure >= self.quorum.majority() {
-            let draw = self.draw.expect("nobody is sure before the draw is known");
-            return Some(Elected::Won { draw });
+            let epoch = self
+                .epoch
+                .expect("nobody is sure before the epoch is known");
+            return Some(AcquireVerdict::Won { epoch });
         }
         if absent > spare {
-            return Some(Elected::Failed);
+            return Some(AcquireVerdict::Failed);
         }
         if against > spare || (against + absent > spare && !self.strict) {
             let mut lefts = self.votes.iter().filter_map(|vote| match vote {
@@ -137,16 +139,16 @@ impl Election {
                 _ => None,
             });
             let longest = lefts.try_fold(Duration::ZERO, |longest, left| Some(longest.max(left?)));
-            return Some(Elected::Refused { left: longest });
+            return Some(AcquireVerdict::Refused { left: longest });
         }
         let open = count(|vote| matches!(vote, Vote::Asked | Vote::Raising));
-        (open == 0).then_some(Elected::Failed)
+        (open == 0).then_some(AcquireVerdict::Failed)
     }
 }
 
 /// Whether a majority still has it: the count of a renewal.
 #[derive(Debug)]
-pub(super) struct Roll {
+pub(super) struct RenewTally {
     quorum: Quorum,
     answers: Vec<Option<Answer>>,
 }
@@ -159,7 +161,7 @@ enum Answer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Called {
+pub(super) enum RenewVerdict {
     /// A majority has it.
     Has,
     /// A majority lacks it.
@@ -168,7 +170,7 @@ pub(super) enum Called {
     Unknown,
 }
 
-impl Roll {
+impl RenewTally {
     pub(super) fn new(quorum: Quorum) -> Self {
         Self {
             quorum,
@@ -188,21 +190,21 @@ impl Roll {
         self.answers[node] = Some(Answer::Absent);
     }
 
-    pub(super) fn verdict(&self) -> Option<Called> {
+    pub(super) fn verdict(&self) -> Option<RenewVerdict> {
         let count = |which| self.answers.iter().filter(|it| **it == which).count();
         if count(Some(Answer::Has)) >= self.quorum.majority() {
-            Some(Called::Has)
+            Some(RenewVerdict::Has)
         } else if count(Some(Answer::Lacks)) > self.quorum.spare() {
-            Some(Called::Lacks)
+            Some(RenewVerdict::Lacks)
         } else {
-            (count(None) == 0).then_some(Called::Unknown)
+            (count(None) == 0).then_some(RenewVerdict::Unknown)
         }
     }
 }
 
 /// What became of what is given back: the count of a release.
 #[derive(Debug)]
-pub(super) struct Return {
+pub(super) struct ReleaseTally {
     quorum: Quorum,
     nodes: Vec<Returned>,
 }
@@ -219,12 +221,12 @@ enum Returned {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GivenBack {
+pub(super) enum ReleaseVerdict {
     Gone { held: bool },
     Failed,
 }
 
-impl Return {
+impl ReleaseTally {
     pub(super) fn new(quorum: Quorum) -> Self {
         Self {
             quorum,
@@ -250,21 +252,21 @@ impl Return {
 
     /// Once a majority has confirmed it. It was ours to the end unless a majority lacked it: a node
     /// that cannot tell may have had it.
-    pub(super) fn verdict(&self) -> Option<GivenBack> {
+    pub(super) fn verdict(&self) -> Option<ReleaseVerdict> {
         let count = |which| self.nodes.iter().filter(|it| **it == which).count();
         let (had, lacked) = (count(Returned::Had), count(Returned::Lacked));
         let majority = self.quorum.majority();
         if had >= majority {
-            Some(GivenBack::Gone { held: true })
+            Some(ReleaseVerdict::Gone { held: true })
         } else if lacked > self.quorum.spare() {
-            Some(GivenBack::Gone { held: false })
+            Some(ReleaseVerdict::Gone { held: false })
         } else if count(Returned::Asked) > 0 {
             None
         } else if had + lacked >= majority {
-            Some(GivenBack::Gone { held: true })
+            Some(ReleaseVerdict::Gone { held: true })
         } else {
             let never = count(Returned::Never);
-            (never > self.quorum.spare()).then_some(GivenBack::Failed)
+            (never > self.quorum.spare()).then_some(ReleaseVerdict::Failed)
         }
     }
 }
@@ -299,7 +301,7 @@ mod tests {
                 for first in 0..size {
                     let votes: Vec<_> =
                         (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
-                    let mut election = Election::new(quorum(size), None, false);
+                    let mut election = AcquireTally::new(quorum(size), None, false);
                     let mut verdict = None;
                     let (mut given, mut counts) = (0, [0; 3]);
                     for node in (0..size).map(|i| (i + first) % size) {
@@ -319,16 +321,16 @@ mod tests {
                     let [won, against, absent] = counts;
                     let possible = won + size - given;
                     match verdict.expect("a full vote has a verdict") {
-                        Elected::Won { draw } => {
-                            assert_eq!((won * 2 > size, draw), (true, 7));
+                        AcquireVerdict::Won { epoch } => {
+                            assert_eq!((won * 2 > size, epoch), (true, 7));
                             seen[0] += 1;
                         }
-                        Elected::Refused { left } => {
+                        AcquireVerdict::Refused { left } => {
                             assert!(possible * 2 <= size && against > 0);
                             assert_eq!(left, Some(S));
                             seen[1] += 1;
                         }
-                        Elected::Failed => {
+                        AcquireVerdict::Failed => {
                             assert!((size - absent) * 2 <= size, "{votes:?}");
                             seen[2] += 1;
                         }
@@ -340,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    fn a_win_is_told_when_a_majority_cannot_draw_below_it() {
-        let mut election = Election::new(quorum(5), None, false);
+    fn a_win_is_told_when_a_majority_cannot_epoch_below_it() {
+        let mut election = AcquireTally::new(quorum(5), None, false);
         election.won(0, 5);
         election.won(1, 9);
         assert_eq!(election.raises(), None, "no majority yet");
@@ -356,12 +358,12 @@ mod tests {
         assert_eq!(election.raises(), Some((9, vec![3])));
         election.won(4, 12);
         assert_eq!(election.raises(), None);
-        assert_eq!(election.verdict(), Some(Elected::Won { draw: 9 }));
+        assert_eq!(election.verdict(), Some(AcquireVerdict::Won { epoch: 9 }));
     }
 
     #[test]
     fn a_node_that_cannot_be_raised_does_not_count() {
-        let mut election = Election::new(quorum(3), None, false);
+        let mut election = AcquireTally::new(quorum(3), None, false);
         election.won(0, 5);
         election.won(1, 9);
         assert_eq!(election.raises(), Some((9, vec![0])));
@@ -370,73 +372,73 @@ mod tests {
         election.won(2, 6);
         assert_eq!(election.raises(), Some((9, vec![2])));
         election.absent(2);
-        assert_eq!(election.verdict(), Some(Elected::Failed));
+        assert_eq!(election.verdict(), Some(AcquireVerdict::Failed));
     }
 
     #[test]
     fn with_ages_every_vote_is_asked_for_its_own() {
-        let mut election = Election::new(quorum(1), Some(S), false);
+        let mut election = AcquireTally::new(quorum(1), Some(S), false);
         election.won(0, 5);
         assert_eq!(election.raises(), Some((5, vec![0])));
         assert_eq!(election.verdict(), None);
         election.raised(0);
-        assert_eq!(election.verdict(), Some(Elected::Won { draw: 5 }));
+        assert_eq!(election.verdict(), Some(AcquireVerdict::Won { epoch: 5 }));
     }
 
     #[test]
     fn what_an_absent_node_may_have_is_not_given_up_for_good() {
-        let mut adoption = Election::new(quorum(3), None, true);
+        let mut adoption = AcquireTally::new(quorum(3), None, true);
         adoption.absent(0);
         adoption.against(1, None);
         assert_eq!(adoption.verdict(), None);
         adoption.won(2, 5);
         assert_eq!(adoption.raises(), None);
-        assert_eq!(adoption.verdict(), Some(Elected::Failed), "not now");
-        let mut adoption = Election::new(quorum(3), None, true);
+        assert_eq!(adoption.verdict(), Some(AcquireVerdict::Failed), "not now");
+        let mut adoption = AcquireTally::new(quorum(3), None, true);
         adoption.against(0, Some(S));
         adoption.against(1, None);
-        let refused = Elected::Refused { left: None };
+        let refused = AcquireVerdict::Refused { left: None };
         assert_eq!(adoption.verdict(), Some(refused));
     }
 
     #[test]
     fn a_lease_is_lost_by_a_majority_and_by_nothing_less() {
-        let mut roll = Roll::new(quorum(4));
+        let mut roll = RenewTally::new(quorum(4));
         roll.has(0);
         roll.has(1);
         roll.lacks(2);
         assert_eq!(roll.verdict(), None);
         roll.absent(3);
-        assert_eq!(roll.verdict(), Some(Called::Unknown));
+        assert_eq!(roll.verdict(), Some(RenewVerdict::Unknown));
         roll.lacks(3);
         assert_eq!(
             roll.verdict(),
-            Some(Called::Lacks),
+            Some(RenewVerdict::Lacks),
             "two of four are no majority"
         );
         roll.has(3);
-        assert_eq!(roll.verdict(), Some(Called::Has));
+        assert_eq!(roll.verdict(), Some(RenewVerdict::Has));
     }
 
     #[test]
     fn a_release_is_told_when_a_majority_has_confirmed_it() {
-        let mut back = Return::new(quorum(3));
+        let mut back = ReleaseTally::new(quorum(3));
         back.gone(0, true);
         assert_eq!(back.verdict(), None);
         back.gone(1, false);
         assert_eq!(back.verdict(), None, "the third knows");
         back.later(2);
-        assert_eq!(back.verdict(), Some(GivenBack::Gone { held: true }));
+        assert_eq!(back.verdict(), Some(ReleaseVerdict::Gone { held: true }));
         back.gone(2, false);
-        assert_eq!(back.verdict(), Some(GivenBack::Gone { held: false }));
+        assert_eq!(back.verdict(), Some(ReleaseVerdict::Gone { held: false }));
 
-        let mut back = Return::new(quorum(3));
+        let mut back = ReleaseTally::new(quorum(3));
         back.gone(0, true);
         back.later(1);
         back.later(2);
         assert_eq!(back.verdict(), None, "they will be told");
         back.never(1);
         back.never(2);
-        assert_eq!(back.verdict(), Some(GivenBack::Failed));
+        assert_eq!(back.verdict(), Some(ReleaseVerdict::Failed));
     }
 }

@@ -1,0 +1,269 @@
+//! What the state asks for next: a turn, a pending operation, a question to the store.
+
+use super::acquisition::{Acquisition, Footprint, QUEUE_MARGIN};
+use super::ids::EventCx;
+use super::machine::{InFlight, KeyState, Sent, Turnstile, Verdict};
+use super::pending::{Ending, PendingOp};
+use super::time::{Point, Span};
+use super::wait_queue::WaiterId;
+use crate::store::contract::Op;
+
+/// G3: within so many milliseconds a ticket is withdrawn that nobody waits for any more.
+const WITHDRAW_WITHIN: u64 = 500;
+
+impl<C: Clone> Turnstile<C> {
+    /// Does whatever the state now asks for.
+    pub(super) fn schedule(&mut self, cx: &mut EventCx<'_>) {
+        self.schedule_after(cx, None);
+    }
+
+    /// The same after a turn: its lease is told what becomes of the tenure.
+    pub(super) fn schedule_after(&mut self, cx: &mut EventCx<'_>, mut ending: Option<Ending<C>>) {
+        loop {
+            if let KeyState::Held(tenure) = &self.state {
+                let is_free = tenure.lease.is_none();
+                // The store has the key under this owner of ours: under none that left it.
+                while let Some(adopter) = self.adopters.pop_front() {
+                    self.wake(adopter.waiter.who, Verdict::Lost);
+                }
+                if is_free {
+                    self.next_turn(cx, ending.take());
+                }
+            }
+            if self.in_flight.is_some() {
+                return;
+            }
+            if self.down {
+                self.abandon_unsent(cx.at());
+                return;
+            }
+            if let Some(pending) = self.pending.front() {
+                if pending.not_before > cx.at() {
+                    return;
+                }
+                let pending = self.pending.pop_front().expect("just seen");
+                self.run_pending(cx, pending);
+            } else if !self.ask_store(cx) {
+                return;
+            }
+        }
+    }
+
+    /// The seat of our tenure is empty: the next local waiter's, another registry's, or nobody's.
+    fn next_turn(&mut self, cx: &mut EventCx<'_>, ending: Option<Ending<C>>) {
+        let now = cx.at();
+        let KeyState::Held(tenure) = &mut self.state else {
+            unreachable!("the caller looked")
+        };
+        let next = self.waiters.first();
+        if let Some(next) = next
+            && tenure.may_grant(&self.rules, next, now)
+        {
+            let (id, waiter) = self.waiters.pop_first().expect("first() has seen it");
+            let leads = tenure.is_new() && self.rules.passes > 0 && self.waiters.has_patient();
+            let who = waiter.who.clone();
+            let (token, deadline) = tenure.grant(id, waiter, now);
+            if let Some(ending) = ending {
+                self.wake(ending.who, Verdict::Released);
+            }
+            let deadline = deadline.moment();
+            self.wake(
+                who,
+                Verdict::Granted {
+                    token,
+                    deadline,
+                    leads,
+                },
+            );
+            self.refuse_once(WaiterId(u64::MAX));
+            return;
+        }
+        let old = tenure.owner;
+        let until = tenure.runs_out(now);
+        let head_ttl = self.waiters.first().map(|head| Span::from(head.ttl));
+        match head_ttl {
+            Some(ttl) if self.queue && self.waiters.has_patient() => {
+                let mut acquisition = Acquisition::new(cx.ids.owner(), ttl);
+                acquisition.contention = tenure.contention.without_others();
+                let new = acquisition.owner;
+                let ttl = ttl.duration();
+                let op = Op::Yield { old, new, ttl };
+                self.state = KeyState::Acquiring {
+                    acquisition,
+                    ask_at: now,
+                };
+                self.add_pending(cx, PendingOp::new(op, ending, until));
+            }
+            _ => {
+                let op = Op::Release { owner: old };
+                self.state = KeyState::Idle;
+                self.add_pending(cx, PendingOp::new(op, ending, until));
+            }
+        }
+    }
+
+    /// The last in the queue; but where that is empty and nothing keeps it from being sent, as nearly always, it is
+    /// sent now: the way through the queue was an allocation.
+    fn add_pending(&mut self, cx: &mut EventCx<'_>, pending: PendingOp<C>) {
+        if self.in_flight.is_none() && !self.down && self.pending.is_empty() {
+            self.run_pending(cx, pending);
+        } else {
+            self.pending.push_back(pending);
+        }
+    }
+
+    /// Sends a pending operation that is due.
+    fn run_pending(&mut self, cx: &mut EventCx<'_>, mut pending: PendingOp<C>) {
+        if let Op::Yield { old, new, ttl } = pending.op {
+            if self.waiters.is_empty() || !self.queue {
+                // Nobody is left to yield for: give back instead, the old one first (O6).
+                if pending.resent {
+                    let withdraw = Op::Withdraw { owner: new, ttl };
+                    let until = pending.until + QUEUE_MARGIN;
+                    let settle = PendingOp::new(withdraw, None, until);
+                    self.pending.push_front(settle);
+                }
+                pending.op = Op::Release { owner: old };
+                self.state = KeyState::Idle;
+            } else if let KeyState::Acquiring { acquisition, .. } = &mut self.state {
+                acquisition.sent(cx.at());
+                acquisition.footprint = Footprint::Ticket;
+            }
+        }
+        let op = pending.op.clone();
+        self.send_op(cx.at(), op, Sent::Pending(pending));
+    }
+
+    /// Asks the store for the key, if that is due; false if there is nothing to send.
+    fn ask_store(&mut self, cx: &mut EventCx<'_>) -> bool {
+        let now = cx.at();
+        let adopter = self.adopters.front();
+        match &mut self.state {
+            KeyState::Held(_) => false,
+            KeyState::Acquiring { acquisition, .. }
+                if acquisition.adopter != adopter.map(|first| first.id) =>
+            {
+                // One who adopts goes before the line; or it has gone, or had its answer.
+                self.abandon(now);
+                true
+            }
+            KeyState::Idle => {
+                if let Some(first) = adopter {
+                    let ttl = first.waiter.ttl.into();
+                    let acquisition = Acquisition::adopting(cx.ids.owner(), ttl, first.id);
+                    self.state = KeyState::Acquiring {
+                        acquisition,
+                        ask_at: now,
+                    };
+                    return true;
+                }
+                let Some(ttl) = self.waiters.first().map(|head| head.ttl.into()) else {
+                    return false;
+                };
+                let acquisition = Acquisition::new(cx.ids.owner(), ttl);
+                self.state = KeyState::Acquiring {
+                    acquisition,
+                    ask_at: now,
+                };
+                true
+            }
+            KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            } => {
+                if let Some(first) = adopter {
+                    if *ask_at > now {
+                        return false;
+                    }
+                    let (owner, ttl) = (acquisition.owner, acquisition.ttl.duration());
+                    let from = first.from.clone();
+                    let op = Op::Adopt { owner, from, ttl };
+                    acquisition.sent(now);
+                    let footprint = Footprint::Lock;
+                    self.send_op(now, op, Sent::Ask { footprint });
+                    return true;
+                }
+                let stands = self.queue && self.waiters.has_patient();
+                let misplaced = match acquisition.footprint {
+                    Footprint::Ticket => !stands,
+                    Footprint::Subscription => stands,
+                    _ => false,
+                };
+                let is_unwanted = self.waiters.is_empty();
+                if is_unwanted && self.queue && !self.closed && acquisition.is_queued() {
+                    // G3: the waits of a thousand registries may end at the same moment. Whoever comes
+                    // before the withdrawal takes the ticket over, and its place in the queue.
+                    let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
+                    if *acquisition.withdraw_at.get_or_insert_with(jitter) > now {
+                        return false;
+                    }
+                }
+                if is_unwanted || misplaced {
+                    self.abandon(now);
+                    return true;
+                }
+                acquisition.withdraw_at = None;
+                if *ask_at > now {
+                    return false;
+                }
+                let (owner, ttl) = (acquisition.owner, acquisition.ttl.duration());
+                let (op, footprint) = if stands {
+                    let score = acquisition.score;
+                    (Op::Enter { owner, ttl, score }, Footprint::Ticket)
+                } else if self.waiters.has_patient() {
+                    (Op::Listen { owner, ttl }, Footprint::Subscription)
+                } else {
+                    (Op::Attempt { owner, ttl }, Footprint::Lock)
+                };
+                acquisition.sent(now);
+                self.send_op(now, op, Sent::Ask { footprint });
+                true
+            }
+        }
+    }
+
+    /// Nobody wants the key any more while the connection is gone, perhaps for good: the acquisition does
+    /// not wait for the next one. (A yield that is owed needs its acquisition, and goes by its own time.)
+    fn abandon_unsent(&mut self, now: Point) {
+        let yields = |pending: &PendingOp<C>| matches!(pending.op, Op::Yield { .. });
+        let wanted = |acquisition: &Acquisition| match acquisition.adopter {
+            Some(id) => self.adopters.iter().any(|adopter| adopter.id == id),
+            None => !self.waiters.is_empty(),
+        };
+        if matches!(&self.state, KeyState::Acquiring { acquisition, .. } if !wanted(acquisition))
+            && !self.pending.any(yields)
+        {
+            self.abandon(now);
+        }
+    }
+
+    /// Nobody wants the key any more, or not by way of this acquisition.
+    pub(super) fn abandon(&mut self, now: Point) {
+        let KeyState::Acquiring { acquisition, .. } =
+            std::mem::replace(&mut self.state, KeyState::Idle)
+        else {
+            unreachable!("only a acquisition is abandoned")
+        };
+        if let Some(op) = acquisition.settlement() {
+            let until = now + acquisition.outlasted_by();
+            self.pending.push_back(PendingOp::new(op, None, until));
+        }
+    }
+
+    fn send_op(&mut self, now: Point, op: Op, what: Sent<C>) {
+        self.in_flight = Some(Box::new(InFlight {
+            unsent: Some(op),
+            sent: now,
+            upto: self.waiters.last_id(),
+            what,
+            grant: None,
+        }));
+    }
+
+    /// Tells those who will not stand in line, and whom the answer speaks to, that it is busy.
+    pub(super) fn refuse_once(&mut self, upto: WaiterId) {
+        for waiter in self.waiters.take_once(upto) {
+            self.wake(waiter.who, Verdict::Busy);
+        }
+    }
+}
