@@ -12,7 +12,7 @@ use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::nesting;
 use crate::plan::Plan;
-use crate::turnstile::{Patience, Verdict};
+use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
 
 /// A caller on its way to a lease: what every acquiring future wraps.
@@ -117,14 +117,19 @@ impl Acquiring {
                         }
                         self.arrive();
                     }
-                    Phase::Refused(verdict) => {
+                    Phase::Refused(refusal) => {
                         let now = self.plan.registry().clock().now();
                         let waited = caller.waited(now);
-                        let refused = self.refused(verdict, waited);
+                        let refused = self.refused(refusal, waited);
                         self.stage = Stage::Done;
                         return Poll::Ready(refused);
                     }
-                    phase => unreachable!("{phase:?} before it was taken"),
+                    phase @ (Phase::Left
+                    | Phase::Held { .. }
+                    | Phase::Closing { .. }
+                    | Phase::Ended { .. }
+                    | Phase::Finishing { .. }
+                    | Phase::Finished { .. }) => unreachable!("{phase:?} before it was taken"),
                 },
             }
         }
@@ -171,16 +176,17 @@ impl Acquiring {
         }
     }
 
-    fn refused(&self, verdict: Verdict, waited: Duration) -> Result<Acquired, LockError> {
+    fn refused(&self, refusal: Refusal, waited: Duration) -> Result<Acquired, LockError> {
         let key = self.plan.key().clone();
-        Err(match verdict {
-            Verdict::Busy => return Ok(Acquired::Busy { waited }),
-            Verdict::QueueFull => LockError::QueueFull {
+        Err(match refusal {
+            Refusal::Busy => return Ok(Acquired::Busy { waited }),
+            Refusal::QueueFull => LockError::QueueFull {
                 key,
                 limit: self.plan.max_waiters(),
             },
-            Verdict::Failed(source) => LockError::Store { key, source },
-            _ => LockError::Closed { key },
+            Refusal::Failed(source) => LockError::Store { key, source },
+            Refusal::Closed => LockError::Closed { key },
+            Refusal::NothingToAdopt => unreachable!("nothing was to be adopted"),
         })
     }
 }

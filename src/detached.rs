@@ -14,7 +14,7 @@ use crate::lease::Lease;
 use crate::plan::Plan;
 use crate::repeat::Repeats;
 use crate::settings::OnFinish;
-use crate::turnstile::{Patience, Verdict};
+use crate::turnstile::{Patience, Refusal};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -285,14 +285,21 @@ impl Adopt {
                     let (engine, caller) = (engine.clone(), caller.clone());
                     Ok(Lease::new(engine, caller, token, self.plan.on_finish))
                 }
-                Phase::Refused(Verdict::Failed(source)) => Err(LockError::Store { key, source }),
-                Phase::Refused(Verdict::Lost) => Err(self.lost()),
+                Phase::Refused(Refusal::Failed(source)) => Err(LockError::Store { key, source }),
+                Phase::Refused(Refusal::NothingToAdopt) => Err(self.lost()),
                 // Taken over, and not looked at for too long: given back. It does not come again.
                 Phase::TurnLost => {
                     engine.leave(caller);
                     Err(self.lost())
                 }
-                _ => Err(LockError::Closed { key }),
+                Phase::Refused(Refusal::Closed) => Err(LockError::Closed { key }),
+                phase @ (Phase::Refused(Refusal::Busy | Refusal::QueueFull)
+                | Phase::Left
+                | Phase::Held { .. }
+                | Phase::Closing { .. }
+                | Phase::Ended { .. }
+                | Phase::Finishing { .. }
+                | Phase::Finished { .. }) => unreachable!("{phase:?} to one who adopts"),
             });
         }
     }

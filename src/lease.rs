@@ -9,9 +9,10 @@ use tokio::time::Instant;
 
 use crate::LockError;
 use crate::detached::DetachedLease;
-use crate::engine::{End, Engine, Phase, ViewContext, WaiterState};
+use crate::engine::{Engine, Phase, ViewContext, WaiterState};
 use crate::extend::Extend;
 use crate::settings::OnFinish;
+use crate::turnstile::LeaseEnd;
 
 /// The time-limited right to a key, as a guard: dropping it releases the lock in the background,
 /// unless its lock's [`on_finish`](crate::Lock::on_finish) lets the key run out.
@@ -289,12 +290,13 @@ impl LeaseView {
         match self.caller.phase() {
             Phase::Closing { .. }
             | Phase::Ended {
-                end: End::Closed, ..
+                end: LeaseEnd::Closed,
+                ..
             } => Some(LockError::Closed { key }),
             Phase::Ended { token, .. }
             | Phase::Finished {
                 token,
-                end: End::Lost,
+                end: LeaseEnd::Lost,
             } => Some(LockError::Lost { key, token }),
             // The deadline is proved on our own clock, whether or not the timer has run.
             Phase::Held { token } if self.view_context.clock.now() >= self.caller.deadline() => {
@@ -405,10 +407,10 @@ impl Future for LeaseRelease {
         let key = caller.key().clone();
         this.lease = None;
         Poll::Ready(match end {
-            End::Released => Ok(()),
-            End::Lost => Err(LockError::Lost { key, token }),
-            End::Closed => Err(LockError::Closed { key }),
-            End::Failed(source) => Err(LockError::Store { key, source }),
+            LeaseEnd::Released => Ok(()),
+            LeaseEnd::Lost => Err(LockError::Lost { key, token }),
+            LeaseEnd::Closed => Err(LockError::Closed { key }),
+            LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
         })
     }
 }

@@ -20,5 +20,5 @@ mod watchers;
 
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::journal::Journal;
-pub(crate) use self::phase::{End, Phase};
+pub(crate) use self::phase::Phase;
 pub(crate) use self::waiter_state::WaiterState;

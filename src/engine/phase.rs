@@ -1,9 +1,4 @@
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::StoreError;
-use crate::events::LockEvent;
-use crate::turnstile::Verdict;
+use crate::turnstile::{LeaseEnd, Refusal};
 
 /// How far a caller has come.
 #[derive(Clone, Debug)]
@@ -15,7 +10,7 @@ pub(crate) enum Phase {
     /// It did not look in time; it may arrive again.
     TurnLost,
     /// It does not get the key: busy, queue full, failed, or closed.
-    Refused(Verdict),
+    Refused(Refusal),
     /// It gave up, whatever the turnstile still says.
     Left,
     /// It holds a lease.
@@ -23,11 +18,11 @@ pub(crate) enum Phase {
     /// It holds a lease of a registry that is being shut down, and is to end its work.
     Closing { token: u64 },
     /// Its lease ended under it: lost, or closed.
-    Ended { token: u64, end: End },
+    Ended { token: u64, end: LeaseEnd },
     /// It gave the lease back, and waits for the store's word.
     Finishing { token: u64 },
     /// The store's word on that.
-    Finished { token: u64, end: End },
+    Finished { token: u64, end: LeaseEnd },
 }
 
 /// What its holder does with a lease.
@@ -38,35 +33,4 @@ pub(super) enum EndMode {
     Keep,
     /// So that another may adopt it.
     Detach,
-}
-
-/// How a lease ended.
-#[derive(Clone, Debug)]
-pub(crate) enum End {
-    Released,
-    Lost,
-    Closed,
-    Failed(StoreError),
-}
-
-impl End {
-    pub(super) fn event(&self, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
-        match self {
-            Self::Released => LockEvent::Released { key, token, held },
-            Self::Lost => LockEvent::Lost { key, token, held },
-            Self::Closed => LockEvent::Closed { key, token, held },
-            Self::Failed(_) => LockEvent::Unreleased { key, token, held },
-        }
-    }
-}
-
-impl From<Verdict> for End {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Released => Self::Released,
-            Verdict::Closed => Self::Closed,
-            Verdict::Failed(error) => Self::Failed(error),
-            _ => Self::Lost,
-        }
-    }
 }

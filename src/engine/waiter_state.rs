@@ -8,13 +8,13 @@ use tokio::runtime::Id;
 
 use super::callbacks::Callbacks;
 use super::journal::Journal;
-use super::phase::{End, EndMode, Phase};
+use super::phase::{EndMode, Phase};
 use super::watchers::Watchers;
 use crate::events::LockEvent;
 use crate::key::Key;
 use crate::repeat::Repeats;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
-use crate::turnstile::{Moment, Verdict, WaiterId};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
 use crate::user_code;
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
@@ -318,7 +318,7 @@ impl WaiterState {
         };
         state.phase = Phase::Ended {
             token,
-            end: End::Lost,
+            end: LeaseEnd::Lost,
         };
         let mut callbacks = Callbacks::default();
         state.take_watchers(&mut callbacks);
@@ -369,78 +369,24 @@ impl WaiterState {
         callbacks: &mut Callbacks,
     ) {
         let mut state = self.lock();
-        if journal.is_heard() {
-            state.report(self.key(), &verdict, now, journal);
+        if matches!(state.phase, Phase::Left) {
+            // It gave up in the very event that brought the verdict.
+            return;
         }
-        let phase = match (&state.phase, verdict) {
-            (
-                Phase::Waiting,
-                Verdict::Granted {
-                    token,
-                    deadline,
-                    leads,
-                },
-            ) => {
-                state.leads = leads;
-                state.deadline = deadline;
-                Phase::Granted { token }
+        let phase = match verdict {
+            Verdict::Waiter(verdict) => {
+                state.report_to_waiter(self.key(), &verdict, now, journal);
+                callbacks.policies.extend(state.repeats.take());
+                state.after_wait(verdict)
             }
-            (_, Verdict::Prolonged { deadline, .. }) => {
-                state.deadline = deadline;
-                callbacks.wakers.extend(state.watchers_of_deadlines());
-                return;
-            }
-            (_, Verdict::Unrenewed(_)) => return,
-            (_, Verdict::RenewalLate) => {
-                if let Phase::Held { token } | Phase::Closing { token } = state.phase {
-                    let left = state.deadline.saturating_sub(now);
-                    callbacks.late.push((self.key().clone(), token, left));
+            Verdict::Lease(verdict) => {
+                state.report_to_holder(self.key(), &verdict, now, journal);
+                match state.after_holding(self.key(), verdict, now, callbacks) {
+                    Some(phase) => phase,
+                    None => return,
                 }
-                return;
-            }
-            (Phase::Granted { .. }, Verdict::TurnLost) => Phase::TurnLost,
-            (Phase::Waiting | Phase::Granted { .. }, verdict) => Phase::Refused(verdict),
-            (Phase::Held { token }, Verdict::Closing) => Phase::Closing { token: *token },
-            // It was told so, and work that runs on when its lease is lost is to end all the same.
-            (Phase::Closing { token }, _) => Phase::Ended {
-                token: *token,
-                end: End::Closed,
-            },
-            (Phase::Held { token }, verdict) => Phase::Ended {
-                token: *token,
-                end: End::from(verdict),
-            },
-            (Phase::Finishing { token }, verdict) => Phase::Finished {
-                token: *token,
-                end: state.end(verdict),
-            },
-            (Phase::Left, _) => return,
-            // It had its last word; the turnstile gives none after that.
-            (other, verdict) => {
-                debug_assert!(false, "{verdict:?} after {other:?}");
-                return;
             }
         };
-        // What the release finds is a loss as any other: where work may run on, nobody else is told of it.
-        let lost = match &phase {
-            Phase::Ended { token, end } | Phase::Finished { token, end } => {
-                matches!(end, End::Lost).then_some(*token)
-            }
-            _ => None,
-        };
-        if let Some(token) = lost {
-            let is_over = now >= state.deadline;
-            callbacks.lost.push((self.key().clone(), token, is_over));
-        }
-        if matches!(state.phase, Phase::Waiting) {
-            callbacks.policies.extend(state.repeats.take());
-        }
-        state.closing |= matches!(phase, Phase::Closing { .. });
-        if lost.is_some() || matches!(phase, Phase::Ended { .. } | Phase::Closing { .. }) {
-            state.take_watchers(callbacks);
-        } else if let Phase::Finished { .. } = &phase {
-            callbacks.wakers.extend(state.watchers_of_deadlines());
-        }
         state.phase = phase;
         callbacks.wakers.extend(state.waker.take());
     }
@@ -467,70 +413,180 @@ fn is_passed(token: u64) -> bool {
 }
 
 impl State {
-    /// Tells what a verdict means to those who read of it.
-    fn report(&self, key: &Arc<str>, verdict: &Verdict, now: Moment, journal: &Journal) {
-        let key = key.clone();
-        let event = match (&self.phase, verdict) {
-            (Phase::Waiting, Verdict::QueueFull) => LockEvent::QueueFull {
-                key,
-                waiter: self.waiter,
-                limit: journal.max_waiters(),
-            },
-            // It waits on: as one who may look now, or as one who may come again.
-            (Phase::Waiting, Verdict::Granted { .. })
-            | (Phase::Granted { .. }, Verdict::TurnLost | Verdict::Prolonged { .. }) => return,
-            (Phase::Waiting | Phase::Granted { .. }, _) => self.gave_up(&key, now),
-            (Phase::Held { .. }, Verdict::Closing) => return,
-            (
-                Phase::Held { token } | Phase::Closing { token },
-                Verdict::Prolonged { deadline, last },
-            ) => {
-                let (token, deadline) = (*token, journal.instant(*deadline));
-                let renewed = LockEvent::Renewed {
-                    key: key.clone(),
-                    token,
-                    deadline,
+    /// The phase that follows a wait.
+    fn after_wait(&mut self, verdict: WaiterVerdict) -> Phase {
+        let (Phase::Waiting | Phase::Granted { .. }) = self.phase else {
+            unreachable!("{verdict:?} to a waiter that is {:?}", self.phase)
+        };
+        match verdict {
+            WaiterVerdict::Granted {
+                token,
+                deadline,
+                leads,
+            } => {
+                self.leads = leads;
+                self.deadline = deadline;
+                Phase::Granted { token }
+            }
+            WaiterVerdict::TurnLost => Phase::TurnLost,
+            WaiterVerdict::Refused(refusal) => Phase::Refused(refusal),
+        }
+    }
+
+    /// The phase that follows one of a lease, if that changes.
+    fn after_holding(
+        &mut self,
+        key: &Arc<str>,
+        verdict: LeaseVerdict,
+        now: Moment,
+        callbacks: &mut Callbacks,
+    ) -> Option<Phase> {
+        let end = match verdict {
+            LeaseVerdict::Prolonged { deadline, .. } => {
+                self.deadline = deadline;
+                callbacks.wakers.extend(self.watchers_of_deadlines());
+                return None;
+            }
+            LeaseVerdict::Unrenewed(_) => return None,
+            LeaseVerdict::RenewalLate => {
+                if let Phase::Held { token } | Phase::Closing { token } = self.phase {
+                    let left = self.deadline.saturating_sub(now);
+                    callbacks.late.push((key.clone(), token, left));
+                }
+                return None;
+            }
+            LeaseVerdict::Closing => {
+                let Phase::Held { token } = self.phase else {
+                    unreachable!("a shutdown told to a holder that is {:?}", self.phase)
                 };
-                if *last {
-                    journal.tell(|| renewed);
-                    LockEvent::LastRenewal {
-                        key,
-                        token,
-                        deadline,
-                    }
-                } else {
-                    renewed
-                }
+                self.closing = true;
+                self.take_watchers(callbacks);
+                return Some(Phase::Closing { token });
             }
-            (Phase::Held { token } | Phase::Closing { token }, Verdict::Unrenewed(error)) => {
-                LockEvent::RenewalUnknown {
-                    key,
-                    token: *token,
-                    error: error.clone(),
-                }
+            LeaseVerdict::Ended(end) => end,
+        };
+        let phase = match self.phase {
+            Phase::Held { token } => Phase::Ended { token, end },
+            // It was told to end, and work that runs on when its lease is lost is to end all the same.
+            Phase::Closing { token } => Phase::Ended {
+                token,
+                end: LeaseEnd::Closed,
+            },
+            Phase::Finishing { token } => Phase::Finished {
+                token,
+                end: self.own_end(end),
+            },
+            ref other => unreachable!("{end:?} to a holder that is {other:?}"),
+        };
+        // What the release finds is a loss like any other. Where work may run on, nobody else is told of it.
+        let lost = match phase {
+            Phase::Ended {
+                token,
+                end: LeaseEnd::Lost,
             }
-            (Phase::Held { token } | Phase::Closing { token }, Verdict::RenewalLate) => {
-                LockEvent::RenewalLate {
-                    key,
-                    token: *token,
-                    deadline: journal.instant(self.deadline),
-                }
+            | Phase::Finished {
+                token,
+                end: LeaseEnd::Lost,
+            } => Some(token),
+            _ => None,
+        };
+        if let Some(token) = lost {
+            let is_over = now >= self.deadline;
+            callbacks.lost.push((key.clone(), token, is_over));
+        }
+        if lost.is_some() || matches!(phase, Phase::Ended { .. }) {
+            self.take_watchers(callbacks);
+        } else {
+            callbacks.wakers.extend(self.watchers_of_deadlines());
+        }
+        Some(phase)
+    }
+
+    /// Tells those who read events what became of a wait.
+    fn report_to_waiter(
+        &self,
+        key: &Arc<str>,
+        verdict: &WaiterVerdict,
+        now: Moment,
+        journal: &Journal,
+    ) {
+        match verdict {
+            // It waits on: as one who may look now, or as one who may come again.
+            WaiterVerdict::Granted { .. } | WaiterVerdict::TurnLost => {}
+            WaiterVerdict::Refused(Refusal::QueueFull) => {
+                journal.tell(|| LockEvent::QueueFull {
+                    key: key.clone(),
+                    waiter: self.waiter,
+                    limit: journal.max_waiters(),
+                });
             }
-            (Phase::Held { token } | Phase::Closing { token }, verdict) => {
-                let held = now.saturating_sub(self.since);
-                End::from(verdict.clone()).event(key, *token, held)
+            WaiterVerdict::Refused(
+                Refusal::Busy | Refusal::NothingToAdopt | Refusal::Failed(_) | Refusal::Closed,
+            ) => journal.tell(|| self.gave_up(key, now)),
+        }
+    }
+
+    /// Tells those who read events what became of a lease.
+    fn report_to_holder(
+        &self,
+        key: &Arc<str>,
+        verdict: &LeaseVerdict,
+        now: Moment,
+        journal: &Journal,
+    ) {
+        let (token, held) = match self.phase {
+            Phase::Held { token } | Phase::Closing { token } => {
+                (token, now.saturating_sub(self.since))
             }
-            (Phase::Finishing { token }, verdict) => {
-                let (token, held) = (*token, self.since);
-                match (self.end(verdict.clone()), self.end_mode) {
-                    (End::Released, EndMode::Keep) => LockEvent::LeftToExpire { key, token, held },
-                    (End::Released, EndMode::Detach) => LockEvent::Detached { key, token, held },
-                    (end, _) => end.event(key, token, held),
-                }
-            }
+            Phase::Finishing { token } => (token, self.since),
+            // A lease that was not taken is not told of.
             _ => return,
         };
-        journal.tell(|| event);
+        let key = || key.clone();
+        match verdict {
+            LeaseVerdict::Prolonged { deadline, last } => {
+                let deadline = journal.instant(*deadline);
+                journal.tell(|| LockEvent::Renewed {
+                    key: key(),
+                    token,
+                    deadline,
+                });
+                if *last {
+                    journal.tell(|| LockEvent::LastRenewal {
+                        key: key(),
+                        token,
+                        deadline,
+                    });
+                }
+            }
+            LeaseVerdict::Unrenewed(error) => journal.tell(|| LockEvent::RenewalUnknown {
+                key: key(),
+                token,
+                error: error.clone(),
+            }),
+            LeaseVerdict::RenewalLate => journal.tell(|| LockEvent::RenewalLate {
+                key: key(),
+                token,
+                deadline: journal.instant(self.deadline),
+            }),
+            LeaseVerdict::Closing => {}
+            LeaseVerdict::Ended(end) => journal.tell(|| self.end_event(end, key(), token, held)),
+        }
+    }
+
+    fn end_event(&self, end: &LeaseEnd, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
+        let end = match self.phase {
+            Phase::Finishing { .. } => self.own_end(end.clone()),
+            _ => end.clone(),
+        };
+        match (end, self.end_mode) {
+            (LeaseEnd::Released, EndMode::Release) => LockEvent::Released { key, token, held },
+            (LeaseEnd::Released, EndMode::Keep) => LockEvent::LeftToExpire { key, token, held },
+            (LeaseEnd::Released, EndMode::Detach) => LockEvent::Detached { key, token, held },
+            (LeaseEnd::Lost, _) => LockEvent::Lost { key, token, held },
+            (LeaseEnd::Closed, _) => LockEvent::Closed { key, token, held },
+            (LeaseEnd::Failed(_), _) => LockEvent::Unreleased { key, token, held },
+        }
     }
 
     fn gave_up(&self, key: &Arc<str>, now: Moment) -> LockEvent {
@@ -542,9 +598,11 @@ impl State {
     }
 
     /// How a lease has ended that its holder gave back.
-    fn end(&self, verdict: Verdict) -> End {
-        match End::from(verdict) {
-            End::Released if self.closing && self.end_mode == EndMode::Release => End::Closed,
+    fn own_end(&self, end: LeaseEnd) -> LeaseEnd {
+        match end {
+            LeaseEnd::Released if self.closing && self.end_mode == EndMode::Release => {
+                LeaseEnd::Closed
+            }
             end => end,
         }
     }

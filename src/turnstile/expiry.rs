@@ -1,10 +1,11 @@
 //! What time ends: waits, seats, leases, tenures, and what is owed.
 
 use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile, Verdict, no_answer};
+use super::machine::{KeyState, Turnstile, no_answer};
 use super::pending::{Ending, PendingOp};
 use super::tenure::LeasePhase;
 use super::time::Point;
+use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
 use super::wait_queue::Patience;
 use crate::StoreError;
 use crate::store::contract::Op;
@@ -21,7 +22,7 @@ impl<C: Clone> Turnstile<C> {
         let late = tenure.is_renewal_late(now);
         let renews = !self.down && tenure.is_renewal_due(now);
         if let Some(who) = late {
-            self.wake(who, Verdict::RenewalLate);
+            self.tell_holder(who, LeaseVerdict::RenewalLate);
         }
         if renews {
             self.renew(now);
@@ -33,19 +34,19 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         while let Some(waiter) = self.waiters.pop_ended(now) {
-            let verdict = match (&self.trouble, waiter.patience) {
-                (Some(trouble), _) => Verdict::Failed(StoreError::clone(trouble)),
-                (None, Patience::Once) => Verdict::Failed(no_answer()),
-                (None, Patience::Queue) => Verdict::Busy,
+            let refusal = match (&self.trouble, waiter.patience) {
+                (Some(trouble), _) => Refusal::Failed(StoreError::clone(trouble)),
+                (None, Patience::Once) => Refusal::Failed(no_answer()),
+                (None, Patience::Queue) => Refusal::Busy,
             };
-            self.wake(waiter.who, verdict);
+            self.refuse(waiter.who, refusal);
         }
         while let Some(adopter) = self
             .adopters
             .remove_first(|one| Point::from(one.waiter.until) <= now)
         {
             let trouble = self.trouble();
-            self.wake(adopter.waiter.who, Verdict::Failed(trouble));
+            self.refuse(adopter.waiter.who, Refusal::Failed(trouble));
         }
         if self.in_flight.is_some() || !self.pending.is_empty() {
             self.end_endings(now);
@@ -57,8 +58,7 @@ impl<C: Clone> Turnstile<C> {
         if now >= tenure.deadline {
             self.expire(now);
         } else if let Some(lease) = tenure.lease.take_if(|lease| lease.is_over(now)) {
-            let verdict = lease.loss();
-            self.wake(lease.who, verdict);
+            self.lose(lease);
         } else if let Some(lease) = &tenure.lease
             && lease.phase == LeasePhase::Closing
             && now >= lease.end_by
@@ -71,7 +71,7 @@ impl<C: Clone> Turnstile<C> {
     fn end_endings(&mut self, now: Point) {
         for ending in self.take_endings(|ending| now >= ending.deadline) {
             let trouble = self.trouble();
-            self.wake(ending.who, Verdict::Failed(trouble));
+            self.end_lease(ending.who, LeaseEnd::Failed(trouble));
         }
     }
 
@@ -94,8 +94,7 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("only a tenure expires")
         };
         if let Some(lease) = tenure.lease.take() {
-            let verdict = lease.loss();
-            self.wake(lease.who, verdict);
+            self.lose(lease);
         }
         // The store may hold the key a little longer than we dare to.
         let release = Op::Release {

@@ -7,53 +7,15 @@ use super::few::Few;
 use super::ids::EventCx;
 use super::pending::{Ending, PendingOp, PendingOps};
 use super::rules::{Limits, Rules};
-use super::tenure::Tenure;
+use super::tenure::{LocalLease, Tenure};
 use super::time::{Moment, Point, Span, deadline};
+use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
 /// For how long a renewal may be under way.
 const UNDER_WAY: Span = Span::secs(60);
-
-/// What a waiter, or the lease that it became, is told.
-#[derive(Clone, Debug)]
-pub(crate) enum Verdict {
-    /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others stand
-    /// behind it, and passes are allowed, so that its turn is the first of several in quick succession.
-    Granted {
-        token: u64,
-        deadline: Moment,
-        leads: bool,
-    },
-    /// A renewal was confirmed. `last`: the watchdog will not come again, which is told also if the
-    /// deadline is what it was.
-    Prolonged { deadline: Moment, last: bool },
-    /// A renewal got no answer, or a refusal, or was not sent: it changes nothing, and is tried again
-    /// until the deadline.
-    Unrenewed(StoreError),
-    /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Told
-    /// once, until one is confirmed.
-    RenewalLate,
-    /// Granted, but it did not look: the turn is another's (W4). It may arrive again.
-    TurnLost,
-    /// Others have the key.
-    Busy,
-    /// The line is as long as it may be.
-    QueueFull,
-    /// To a waiter: the store could not be asked. To a finished lease: it could not be told.
-    Failed(StoreError),
-    /// A finished lease: it was ours to the end.
-    Released,
-    /// A lease, also a finished one: it was over before its end. To one who adopts: what it wanted
-    /// is over, or another's.
-    Lost,
-    /// The registry is being shut down: the lease is held until its work has ended, but for no longer than
-    /// a while, and then `Closed`.
-    Closing,
-    /// The registry was shut down.
-    Closed,
-}
 
 /// What the shell is to do.
 #[derive(Clone, Debug)]
@@ -282,16 +244,16 @@ impl<C: Clone> Turnstile<C> {
         let id = cx.ids.waiter();
         let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease.is_some());
         if self.closed {
-            self.wake(waiter.who, Verdict::Closed);
+            self.refuse(waiter.who, Refusal::Closed);
         } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
-            let verdict = match &self.trouble {
+            let refusal = match &self.trouble {
                 // Nobody is known to have it.
-                Some(trouble) if !held => Verdict::Failed(StoreError::clone(trouble)),
-                _ => Verdict::Busy,
+                Some(trouble) if !held => Refusal::Failed(StoreError::clone(trouble)),
+                _ => Refusal::Busy,
             };
-            self.wake(waiter.who, verdict);
+            self.refuse(waiter.who, refusal);
         } else if self.waiters.len() >= self.rules.waiters as usize {
-            self.wake(waiter.who, Verdict::QueueFull);
+            self.refuse(waiter.who, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);
         }
@@ -310,7 +272,7 @@ impl<C: Clone> Turnstile<C> {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         if self.closed {
-            self.wake(waiter.who, Verdict::Closed);
+            self.refuse(waiter.who, Refusal::Closed);
         } else {
             self.adopters.push_back(Adopter { id, from, waiter });
         }
@@ -371,7 +333,7 @@ impl<C: Clone> Turnstile<C> {
         {
             held = true;
             if let Some((who, verdict)) = tenure.extend(cx.at(), ttl, until) {
-                self.wake(who, verdict);
+                self.tell_holder(who, verdict);
             }
             self.advance_time(cx);
         }
@@ -396,7 +358,7 @@ impl<C: Clone> Turnstile<C> {
         {
             if let_expire {
                 kept = Some(tenure.owner);
-                self.wake(lease.who, Verdict::Released);
+                self.end_lease(lease.who, LeaseEnd::Released);
                 self.let_expire(cx);
             } else {
                 ending = Some(Ending {
@@ -483,7 +445,7 @@ impl<C: Clone> Turnstile<C> {
                 && self.waiters.first_id() == Some(id)
                 && let Some((_, waiter)) = self.waiters.pop_first()
             {
-                self.wake(waiter.who, Verdict::Busy);
+                self.refuse(waiter.who, Refusal::Busy);
             }
             if let Some(pause) = pause.map(Span::from).or_else(|| self.next_repeat()) {
                 self.pause_until(cx.at() + pause);
@@ -548,8 +510,29 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    pub(super) fn wake(&mut self, who: C, verdict: Verdict) {
-        self.effect(Effect::Wake(who, verdict));
+    pub(super) fn tell_waiter(&mut self, who: C, verdict: WaiterVerdict) {
+        self.effect(Effect::Wake(who, Verdict::Waiter(verdict)));
+    }
+
+    pub(super) fn refuse(&mut self, who: C, refusal: Refusal) {
+        self.tell_waiter(who, WaiterVerdict::Refused(refusal));
+    }
+
+    pub(super) fn tell_holder(&mut self, who: C, verdict: LeaseVerdict) {
+        self.effect(Effect::Wake(who, Verdict::Lease(verdict)));
+    }
+
+    pub(super) fn end_lease(&mut self, who: C, end: LeaseEnd) {
+        self.tell_holder(who, LeaseVerdict::Ended(end));
+    }
+
+    /// Time has taken a lease away, or the store has.
+    pub(super) fn lose(&mut self, lease: LocalLease<C>) {
+        if lease.is_taken() {
+            self.end_lease(lease.who, LeaseEnd::Lost);
+        } else {
+            self.tell_waiter(lease.who, WaiterVerdict::TurnLost);
+        }
     }
 
     pub(super) fn effect(&mut self, effect: Effect<C>) {

@@ -33,10 +33,12 @@ mod tenure;
 #[cfg(test)]
 mod tests;
 mod time;
+mod verdict;
 mod wait_queue;
 
 pub(crate) use self::ids::{EventCx, Ids};
-pub(crate) use self::machine::{Effect, EffectBuffer, Turnstile, Verdict};
+pub(crate) use self::machine::{Effect, EffectBuffer, Turnstile};
 pub(crate) use self::rules::Rules;
 pub(crate) use self::time::{FOREVER, Moment};
+pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

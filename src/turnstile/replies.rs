@@ -2,10 +2,11 @@
 
 use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
-use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile, Verdict};
+use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile};
 use super::pending::{Ending, PendingOp};
 use super::tenure::{Contention, Tenure};
 use super::time::{Point, Span, deadline};
+use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
 use super::wait_queue::{Adopter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Answer, Op, OpError, Outcome};
@@ -95,7 +96,7 @@ impl<C: Clone> Turnstile<C> {
                     if first == adopter
                         && let Some(adopter) = self.adopters.pop_front()
                     {
-                        self.wake(adopter.waiter.who, Verdict::Lost);
+                        self.refuse(adopter.waiter.who, Refusal::NothingToAdopt);
                     }
                 }
                 Outcome::Busy { left, score } => {
@@ -183,9 +184,9 @@ impl<C: Clone> Turnstile<C> {
         self.state = KeyState::Held(tenure);
         let deadline = deadline.moment();
         let leads = self.rules.passes > 0 && self.waiters.has_patient();
-        self.wake(
+        self.tell_waiter(
             who,
-            Verdict::Granted {
+            WaiterVerdict::Granted {
                 token,
                 deadline,
                 leads,
@@ -354,12 +355,12 @@ impl<C: Clone> Turnstile<C> {
     /// A finished lease: was the key ours until its end? Gone or another's is what the second
     /// sending of a release finds when the first was done.
     fn tell_end(&mut self, ending: Ending<C>, ours: bool, resent: bool) {
-        let verdict = if ours || resent {
-            Verdict::Released
+        let end = if ours || resent {
+            LeaseEnd::Released
         } else {
-            Verdict::Lost
+            LeaseEnd::Lost
         };
-        self.wake(ending.who, verdict);
+        self.end_lease(ending.who, end);
     }
 
     fn on_pending_failed(
@@ -410,7 +411,7 @@ impl<C: Clone> Turnstile<C> {
                     pending.not_before = cx.at() + pause;
                     self.pending.push_front(pending);
                 } else if let Some(ending) = pending.ending.take() {
-                    self.wake(ending.who, Verdict::Failed(error));
+                    self.end_lease(ending.who, LeaseEnd::Failed(error));
                 }
             }
         }
@@ -428,7 +429,7 @@ impl<C: Clone> Turnstile<C> {
         match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {
                 if let Some((who, verdict)) = tenure.prolong(sent, deadline(sent, ttl)) {
-                    self.wake(who, verdict);
+                    self.tell_holder(who, verdict);
                 }
                 if let KeyState::Held(tenure) = &self.state
                     && (tenure.renew_again || tenure.has_extension())
@@ -443,8 +444,7 @@ impl<C: Clone> Turnstile<C> {
                     unreachable!("seen above")
                 };
                 if let Some(lease) = tenure.lease {
-                    let verdict = lease.loss();
-                    self.wake(lease.who, verdict);
+                    self.lose(lease);
                 }
             }
             Ok(outcome) => debug_assert!(false, "{outcome:?} to a renewal"),
@@ -462,7 +462,7 @@ impl<C: Clone> Turnstile<C> {
                 tenure.retry_extension_at(again);
                 if let Some(lease) = tenure.lease.as_ref().filter(|lease| lease.is_taken()) {
                     let who = lease.who.clone();
-                    self.wake(who, Verdict::Unrenewed(error.store_error().clone()));
+                    self.tell_holder(who, LeaseVerdict::Unrenewed(error.store_error().clone()));
                 }
             }
         }
@@ -488,7 +488,7 @@ impl<C: Clone> Turnstile<C> {
             adopters.chain(line).collect()
         };
         for waiter in failed {
-            self.wake(waiter.who, Verdict::Failed(error.clone()));
+            self.refuse(waiter.who, Refusal::Failed(error.clone()));
         }
     }
 }

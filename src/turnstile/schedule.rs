@@ -2,9 +2,10 @@
 
 use super::acquisition::{Acquisition, Footprint, QUEUE_MARGIN};
 use super::ids::EventCx;
-use super::machine::{InFlight, KeyState, Sent, Turnstile, Verdict};
+use super::machine::{InFlight, KeyState, Sent, Turnstile};
 use super::pending::{Ending, PendingOp};
 use super::time::{Point, Span};
+use super::verdict::{LeaseEnd, Refusal, WaiterVerdict};
 use super::wait_queue::WaiterId;
 use crate::store::contract::Op;
 
@@ -24,7 +25,7 @@ impl<C: Clone> Turnstile<C> {
                 let is_free = tenure.lease.is_none();
                 // The store has the key under this owner of ours: under none that left it.
                 while let Some(adopter) = self.adopters.pop_front() {
-                    self.wake(adopter.waiter.who, Verdict::Lost);
+                    self.refuse(adopter.waiter.who, Refusal::NothingToAdopt);
                 }
                 if is_free {
                     self.next_turn(cx, ending.take());
@@ -64,12 +65,12 @@ impl<C: Clone> Turnstile<C> {
             let who = waiter.who.clone();
             let (token, deadline) = tenure.grant(id, waiter, now);
             if let Some(ending) = ending {
-                self.wake(ending.who, Verdict::Released);
+                self.end_lease(ending.who, LeaseEnd::Released);
             }
             let deadline = deadline.moment();
-            self.wake(
+            self.tell_waiter(
                 who,
-                Verdict::Granted {
+                WaiterVerdict::Granted {
                     token,
                     deadline,
                     leads,
@@ -263,7 +264,7 @@ impl<C: Clone> Turnstile<C> {
     /// Tells those who will not stand in line, and whom the answer speaks to, that it is busy.
     pub(super) fn refuse_once(&mut self, upto: WaiterId) {
         for waiter in self.waiters.take_once(upto) {
-            self.wake(waiter.who, Verdict::Busy);
+            self.refuse(waiter.who, Refusal::Busy);
         }
     }
 }

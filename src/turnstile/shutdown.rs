@@ -1,9 +1,10 @@
 //! The end of a registry.
 
 use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile, Verdict};
+use super::machine::{KeyState, Turnstile};
 use super::tenure::LeasePhase;
 use super::time::Moment;
+use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
 
 impl<C: Clone> Turnstile<C> {
     /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
@@ -12,10 +13,10 @@ impl<C: Clone> Turnstile<C> {
         self.expire_due(cx);
         self.closed = true;
         while let Some((_, waiter)) = self.waiters.pop_first() {
-            self.wake(waiter.who, Verdict::Closed);
+            self.refuse(waiter.who, Refusal::Closed);
         }
         while let Some(adopter) = self.adopters.pop_front() {
-            self.wake(adopter.waiter.who, Verdict::Closed);
+            self.refuse(adopter.waiter.who, Refusal::Closed);
         }
         if !self.give_grace(grace) {
             self.close_lease(cx);
@@ -39,7 +40,7 @@ impl<C: Clone> Turnstile<C> {
             lease.phase = LeasePhase::Closing;
             lease.end_by = until.into();
             let who = lease.who.clone();
-            self.wake(who, Verdict::Closing);
+            self.tell_holder(who, LeaseVerdict::Closing);
         }
         true
     }
@@ -52,9 +53,12 @@ impl<C: Clone> Turnstile<C> {
         let Some(lease) = tenure.lease.take() else {
             return;
         };
-        let lets_expire = lease.is_taken() && lease.lets_expire;
-        self.wake(lease.who, Verdict::Closed);
-        if lets_expire {
+        if !lease.is_taken() {
+            self.refuse(lease.who, Refusal::Closed);
+            return;
+        }
+        self.end_lease(lease.who, LeaseEnd::Closed);
+        if lease.lets_expire {
             self.let_expire(cx);
         }
     }
@@ -67,7 +71,7 @@ impl<C: Clone> Turnstile<C> {
         self.close_lease(cx);
         self.schedule(cx);
         for ending in self.take_endings(|_| true) {
-            self.wake(ending.who, Verdict::Closed);
+            self.end_lease(ending.who, LeaseEnd::Closed);
         }
     }
 }

@@ -1,6 +1,6 @@
-use super::machine::Verdict;
 use super::rules::{Limits, MOST_PASSES};
 use super::time::{Point, Span, deadline, drift};
+use super::verdict::LeaseVerdict;
 use super::wait_queue::{Waiter, WaiterId};
 use crate::store::contract::Owner;
 
@@ -118,15 +118,6 @@ impl<C> LocalLease<C> {
     fn due(&self) -> Option<Point> {
         let extension = self.extension.as_ref().map(|extension| extension.ask_at);
         self.renew_at.into_iter().chain(extension).min()
-    }
-
-    /// What its waiter is told when it is taken away.
-    pub(super) fn loss(&self) -> Verdict {
-        if self.is_taken() {
-            Verdict::Lost
-        } else {
-            Verdict::TurnLost
-        }
     }
 }
 
@@ -263,7 +254,12 @@ impl<C: Clone> Tenure<C> {
 
     /// The holder wants its lease to last `until` at least, for which the store is to be asked for
     /// `ttl`. Returns what the lease is to be told if the tenure lasts longer than it already.
-    pub(super) fn extend(&mut self, now: Point, ttl: Span, until: Point) -> Option<(C, Verdict)> {
+    pub(super) fn extend(
+        &mut self,
+        now: Point,
+        ttl: Span,
+        until: Point,
+    ) -> Option<(C, LeaseVerdict)> {
         let lease = self.lease.as_mut()?;
         lease.own_end = lease.own_end.map(|end| end.max(until));
         if self.deadline >= until {
@@ -299,7 +295,7 @@ impl<C: Clone> Tenure<C> {
 
     /// The lease lasts as long as the tenure, but no longer than it is meant to: what it is to be
     /// told, if its deadline moved.
-    fn proved(&mut self) -> Option<(C, Verdict)> {
+    fn proved(&mut self) -> Option<(C, LeaseVerdict)> {
         let lease = self.lease.as_mut()?;
         lease
             .extension
@@ -310,7 +306,10 @@ impl<C: Clone> Tenure<C> {
         lease.deadline = deadline;
         moved.then(|| {
             let deadline = deadline.moment();
-            (lease.who.clone(), Verdict::Prolonged { deadline, last })
+            (
+                lease.who.clone(),
+                LeaseVerdict::Prolonged { deadline, last },
+            )
         })
     }
 
@@ -435,7 +434,7 @@ impl<C: Clone> Tenure<C> {
 
     /// The store prolonged the tenure; returns what its lease is to be told: if its deadline moved, or
     /// if that was the watchdog's last.
-    pub(super) fn prolong(&mut self, sent: Point, until: Point) -> Option<(C, Verdict)> {
+    pub(super) fn prolong(&mut self, sent: Point, until: Point) -> Option<(C, LeaseVerdict)> {
         self.deadline = self.deadline.max(until);
         let lease = self.lease.as_mut()?;
         lease.late_at = None;
@@ -449,7 +448,10 @@ impl<C: Clone> Tenure<C> {
         self.proved().or_else(|| {
             let lease = self.lease.as_ref().filter(|_| was_last)?;
             let (deadline, last) = (lease.deadline.moment(), true);
-            Some((lease.who.clone(), Verdict::Prolonged { deadline, last }))
+            Some((
+                lease.who.clone(),
+                LeaseVerdict::Prolonged { deadline, last },
+            ))
         })
     }
 

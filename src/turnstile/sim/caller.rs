@@ -7,7 +7,9 @@ use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::turnstile::{Moment, Patience, Verdict, Waiter, WaiterId};
+use crate::turnstile::{
+    LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Verdict, Waiter, WaiterId, WaiterVerdict,
+};
 
 pub(super) type CallerId = usize;
 
@@ -216,9 +218,9 @@ impl World {
         match (&verdict, stage) {
             (_, Stage::Leaving) => {}
             (
-                Verdict::Granted {
+                Verdict::Waiter(WaiterVerdict::Granted {
                     token, deadline, ..
-                },
+                }),
                 Stage::Waiting(waiter),
             ) => {
                 let (token, deadline) = (*token, *deadline);
@@ -247,12 +249,17 @@ impl World {
                     self.plan(delay, Event::Look(id, visit));
                 }
             }
-            (Verdict::Prolonged { deadline, last }, Stage::Granted(_) | Stage::Holding(_)) => {
+            (
+                Verdict::Lease(LeaseVerdict::Prolonged { deadline, last }),
+                Stage::Granted(_) | Stage::Holding(_),
+            ) => {
                 self.lease_prolonged(process, key, id, *deadline, *last);
             }
-            (Verdict::Unrenewed(_), Stage::Holding(_)) => {}
-            (Verdict::RenewalLate, Stage::Holding(_)) => self.check_late(key, id),
-            (Verdict::TurnLost, Stage::Granted(_)) => {
+            (Verdict::Lease(LeaseVerdict::Unrenewed(_)), Stage::Holding(_)) => {}
+            (Verdict::Lease(LeaseVerdict::RenewalLate), Stage::Holding(_)) => {
+                self.check_late(key, id)
+            }
+            (Verdict::Waiter(WaiterVerdict::TurnLost), Stage::Granted(_)) => {
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
                 // It learns of it when it looks at last.
@@ -262,37 +269,48 @@ impl World {
                     self.plan(delay, Event::Arrive(id));
                 }
             }
-            (Verdict::Lost, Stage::Holding(_)) => {
+            (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)), Stage::Holding(_)) => {
                 self.check_loss(key, id);
                 self.check_warned(key, id);
                 self.lease_ends(key, id);
                 self.check_length(id);
                 self.depart(id);
             }
-            (Verdict::Closing, Stage::Holding(_)) => {
+            (Verdict::Lease(LeaseVerdict::Closing), Stage::Holding(_)) => {
                 // Its work stops, sooner or later: it holds until then.
                 let visit = caller.visit;
                 let most = 2 * self.profile.response_timeout;
                 let delay = self.rng.between(0, most);
                 self.plan(delay, Event::Finish(id, visit));
             }
-            (Verdict::Closed, Stage::Granted(_) | Stage::Holding(_)) => {
+            (Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed)), Stage::Granted(_))
+            | (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)), Stage::Holding(_)) => {
                 if matches!(stage, Stage::Holding(_)) && self.callers[id].lets_expire {
                     self.lease_kept(key, id);
                 }
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
             }
-            (Verdict::Lost, Stage::Waiting(_)) if self.callers[id].adopts.is_some() => {
+            (
+                Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)),
+                Stage::Waiting(_),
+            ) if self.callers[id].adopts.is_some() => {
                 self.check_refused(id);
                 self.depart(id);
             }
             (
-                Verdict::Busy | Verdict::QueueFull | Verdict::Failed(_) | Verdict::Closed,
+                Verdict::Waiter(WaiterVerdict::Refused(
+                    Refusal::Busy | Refusal::QueueFull | Refusal::Failed(_) | Refusal::Closed,
+                )),
                 Stage::Waiting(_),
             )
-            | (Verdict::Released | Verdict::Lost | Verdict::Failed(_), Stage::Finishing) => {
-                if matches!(verdict, Verdict::Lost) {
+            | (
+                Verdict::Lease(LeaseVerdict::Ended(
+                    LeaseEnd::Released | LeaseEnd::Lost | LeaseEnd::Failed(_),
+                )),
+                Stage::Finishing,
+            ) => {
+                if matches!(verdict, Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost))) {
                     self.check_loss(key, id);
                 }
                 self.depart(id);

@@ -2,7 +2,7 @@
 
 use super::desk::{Desk, asker, broken, busy, deadline, fixed};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::Verdict;
+use crate::turnstile::{LeaseEnd, LeaseVerdict};
 
 /// The reply took 300 ms, and nobody knows how much of that was the way there: the lease counts
 /// from the sending.
@@ -27,9 +27,9 @@ fn d1_a_renewal_counts_from_before_it_was_sent() {
     let renew = desk.sent();
     desk.stop_until(1500);
     desk.reply(&renew, Outcome::Renewed);
-    let Verdict::Prolonged {
+    let LeaseVerdict::Prolonged {
         deadline: until, ..
-    } = desk.told("a")
+    } = desk.lease_told("a")
     else {
         panic!("not prolonged")
     };
@@ -55,10 +55,10 @@ fn d1_a_renewal_never_brings_a_deadline_forward() {
     desk.untold("b");
     desk.wait_until(1980);
     // The next, which has no answer.
-    assert!(matches!(desk.told("b"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("b"), LeaseVerdict::RenewalLate));
     desk.untold("b");
     desk.wait_until(1990);
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.ended("b"), LeaseEnd::Lost));
 }
 
 /// The grant's time on the server, against the last answer's, tells when it was given on our
@@ -211,7 +211,7 @@ fn d5_at_the_deadline_the_holder_is_told_and_the_key_released() {
     desk.untold("a");
     desk.silent();
     desk.wait_until(1988);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     assert_eq!(desk.sent(), Op::Release { owner });
 }
 
@@ -226,7 +226,7 @@ fn d5_a_release_unanswered_at_the_deadline_has_failed() {
     desk.wait_until(1987);
     desk.untold("a");
     desk.wait_until(1988);
-    assert!(matches!(desk.told("a"), Verdict::Failed(_)));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Failed(_)));
     desk.reply(&release, Outcome::Gone { held: true });
     desk.untold("a");
     assert!(desk.turnstile.is_idle());
@@ -242,8 +242,8 @@ fn d6_late_renewals_change_nothing() {
         desk.up(true);
         let renew = desk.sent();
         desk.wait_until(1990);
-        assert!(matches!(desk.told("a"), Verdict::RenewalLate));
-        assert!(matches!(desk.told("a"), Verdict::Lost));
+        assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
+        assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
         let release = desk.sent();
         desk.reply(&release, Outcome::Gone { held: true });
         let (b, _) = desk.hold("b", fixed(1000).renewed(), 6);
@@ -255,7 +255,10 @@ fn d6_late_renewals_change_nothing() {
         desk.untold("b");
         desk.silent();
         desk.reply(&second, Outcome::Renewed);
-        assert!(matches!(desk.told("b"), Verdict::Prolonged { .. }));
+        assert!(matches!(
+            desk.lease_told("b"),
+            LeaseVerdict::Prolonged { .. }
+        ));
         desk.finish(b);
         assert!(matches!(desk.sent(), Op::Release { .. }));
     }
@@ -277,7 +280,10 @@ fn d5_a_release_is_owed_while_the_store_may_hold_the_key() {
     let renew = desk.sent();
     assert!(matches!(renew, Op::Renew { .. }));
     desk.reply(&renew, Outcome::Renewed);
-    assert!(matches!(desk.told("b"), Verdict::Prolonged { .. }));
+    assert!(matches!(
+        desk.lease_told("b"),
+        LeaseVerdict::Prolonged { .. }
+    ));
     desk.finish(b);
     let release = desk.sent();
     desk.lose(&release);
@@ -286,7 +292,7 @@ fn d5_a_release_is_owed_while_the_store_may_hold_the_key() {
     desk.up(true);
     assert_eq!(desk.sent(), release);
     desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.told("b"), Verdict::Released));
+    assert!(matches!(desk.ended("b"), LeaseEnd::Released));
     assert!(desk.turnstile.is_idle());
 }
 

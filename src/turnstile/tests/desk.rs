@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Verdict, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
+    Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 /// What the server's clock shows when ours shows 0, in milliseconds.
@@ -323,6 +324,42 @@ impl Desk {
         self.told.remove(0).1
     }
 
+    /// What a waiter is told.
+    #[track_caller]
+    pub(super) fn waiter_told(&mut self, who: &str) -> WaiterVerdict {
+        match self.told(who) {
+            Verdict::Waiter(verdict) => verdict,
+            Verdict::Lease(verdict) => panic!("{who} waits, and is told {verdict:?}"),
+        }
+    }
+
+    /// Why a waiter does not get the key.
+    #[track_caller]
+    pub(super) fn refused(&mut self, who: &str) -> Refusal {
+        match self.waiter_told(who) {
+            WaiterVerdict::Refused(refusal) => refusal,
+            other => panic!("{who} was to be refused, not told {other:?}"),
+        }
+    }
+
+    /// What a holder is told.
+    #[track_caller]
+    pub(super) fn lease_told(&mut self, who: &str) -> LeaseVerdict {
+        match self.told(who) {
+            Verdict::Lease(verdict) => verdict,
+            Verdict::Waiter(verdict) => panic!("{who} holds, and is told {verdict:?}"),
+        }
+    }
+
+    /// How a lease has ended.
+    #[track_caller]
+    pub(super) fn ended(&mut self, who: &str) -> LeaseEnd {
+        match self.lease_told(who) {
+            LeaseVerdict::Ended(end) => end,
+            other => panic!("the lease of {who} was to end, not to be told {other:?}"),
+        }
+    }
+
     #[track_caller]
     pub(super) fn untold(&self, who: &str) {
         let verdict = self.told.iter().find(|(told, _)| *told == who);
@@ -339,8 +376,8 @@ impl Desk {
     /// The same, and whether it leads others.
     #[track_caller]
     pub(super) fn seated_leading(&mut self, who: &str) -> (u64, u64, bool) {
-        match self.told(who) {
-            Verdict::Granted {
+        match self.waiter_told(who) {
+            WaiterVerdict::Granted {
                 token,
                 deadline,
                 leads,

@@ -2,11 +2,11 @@
 
 use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, WaiterVerdict};
 
 fn prolonged(desk: &mut Desk, who: &'static str) -> u64 {
-    match desk.told(who) {
-        Verdict::Prolonged { deadline, .. } => deadline.as_micros() as u64,
+    match desk.lease_told(who) {
+        LeaseVerdict::Prolonged { deadline, .. } => deadline.as_micros() as u64,
         other => panic!("{who} was to be prolonged, not told {other:?}"),
     }
 }
@@ -17,7 +17,7 @@ fn a_kept_key_is_left_alone() {
     let mut desk = Desk::new();
     let (a, owner) = desk.hold("a", fixed(900).kept(), 5);
     assert_eq!(desk.keep(a), Some(owner));
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     desk.silent();
     assert!(desk.turnstile.is_idle());
 }
@@ -79,7 +79,7 @@ fn o6_a_shutdown_leaves_what_is_to_be_kept() {
     let mut desk = Desk::new();
     desk.hold("a", fixed(900).kept(), 5);
     desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Closed));
     desk.silent();
     assert!(desk.turnstile.is_idle());
 
@@ -107,7 +107,7 @@ fn d5_what_was_to_be_kept_is_lost_at_its_deadline() {
     let mut desk = Desk::new();
     desk.hold("a", fixed(900).kept(), 5);
     desk.wait_until(1889);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
 
@@ -169,7 +169,7 @@ fn a_renewal_under_way_at_the_end_is_heard_by_nobody() {
     desk.wait_until(1300);
     let renew = desk.sent();
     desk.keep(a);
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     desk.reply(&renew, Outcome::Renewed);
     desk.wait_until(10_000);
     desk.silent();
@@ -194,7 +194,7 @@ fn d1_an_extension_counts_from_when_it_was_asked_for() {
     desk.silent();
     desk.untold("a");
     desk.wait_until(3378);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
 }
 
 /// Never shorter; and what is proved already costs no call.
@@ -219,7 +219,7 @@ fn w3_an_extension_within_the_tenure_is_had_at_once() {
     let enter = desk.sent();
     desk.reply(&enter, busy(60_000, 7));
     desk.wait_until(1200);
-    assert!(matches!(desk.told("a"), Verdict::Busy));
+    assert!(matches!(desk.refused("a"), Refusal::Busy));
     desk.grant(asker(&enter), 3000, 5);
     assert_eq!(desk.granted("b").1, deadline(1200, 900));
     assert!(desk.take(b));
@@ -244,7 +244,7 @@ fn the_watchdog_goes_on_after_an_extension() {
     desk.untold("a");
     desk.wait_until(5000);
     // The next, which has no answer.
-    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
     desk.untold("a");
 }
 
@@ -263,10 +263,10 @@ fn the_last_renewal_of_an_extended_lease_is_told() {
         let renew = desk.sent();
         desk.reply(&renew, Outcome::Renewed);
         if told {
-            let verdict = desk.told("a");
+            let verdict = desk.lease_told("a");
             let until = deadline(1000, 5000);
             assert!(
-                matches!(verdict, Verdict::Prolonged { deadline, last: true } if deadline.as_micros() as u64 == until),
+                matches!(verdict, LeaseVerdict::Prolonged { deadline, last: true } if deadline.as_micros() as u64 == until),
                 "{verdict:?}"
             );
         }
@@ -317,7 +317,7 @@ fn o4_a_wish_that_is_not_met_is_tried_again() {
     assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(2000)));
     desk.reply(&renew, Outcome::Renewed);
     // Unrenewed twice before.
-    while !matches!(desk.told("a"), Verdict::Prolonged { .. }) {}
+    while !matches!(desk.lease_told("a"), LeaseVerdict::Prolonged { .. }) {}
     desk.wait_until(2900);
     desk.silent();
     desk.untold("a");
@@ -410,7 +410,7 @@ fn a_lease_that_is_over_is_not_extended() {
     let (b, _) = desk.hold("b", fixed(900), 5);
     desk.stop_until(1889);
     assert_eq!(desk.extend(b, 2000), None);
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.ended("b"), LeaseEnd::Lost));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
 
@@ -438,7 +438,7 @@ fn an_adoption_that_comes_too_late_is_lost() {
     desk.adopt("a", "other:9", fixed(900));
     let adopt = desk.sent();
     desk.reply(&adopt, Outcome::NotOld);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.refused("a"), Refusal::NothingToAdopt));
     desk.silent();
     assert!(desk.turnstile.is_idle());
 }
@@ -449,7 +449,7 @@ fn what_we_hold_cannot_be_adopted() {
     let mut desk = Desk::new();
     desk.hold("a", fixed(900), 5);
     desk.adopt("b", "other:9", fixed(900));
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.refused("b"), Refusal::NothingToAdopt));
     desk.silent();
 
     // Nor what comes while somebody waits for it to be.
@@ -460,7 +460,7 @@ fn what_we_hold_cannot_be_adopted() {
     desk.silent();
     desk.reply(&enter, Outcome::Won { epoch: 5 });
     desk.granted("a");
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.refused("b"), Refusal::NothingToAdopt));
 }
 
 /// O6: a ticket that stands for the line is withdrawn first, since one op is in flight (O2); the
@@ -550,7 +550,7 @@ fn an_adoption_without_an_answer_fails_in_time() {
     desk.wait_until(1999);
     desk.untold("a");
     desk.wait_until(2000);
-    assert!(matches!(desk.told("a"), Verdict::Failed(_)));
+    assert!(matches!(desk.refused("a"), Refusal::Failed(_)));
     desk.reply(&adopt, Outcome::NotOld);
     desk.silent();
     assert!(desk.turnstile.is_idle());
@@ -568,7 +568,7 @@ fn d4_an_adopted_lease_that_is_over_on_arrival_is_not_used() {
     desk.untold("a");
     assert_eq!(desk.sent(), adopt);
     desk.reply(&adopt, Outcome::NotOld);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.refused("a"), Refusal::NothingToAdopt));
     assert!(desk.turnstile.is_idle());
 }
 
@@ -581,7 +581,7 @@ fn w4_an_adopted_lease_that_nobody_takes_is_released() {
     desk.reply(&adopt, Outcome::Won { epoch: 9 });
     desk.granted("a");
     desk.wait_until(1300);
-    assert!(matches!(desk.told("a"), Verdict::TurnLost));
+    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
     assert!(matches!(desk.sent(), Op::Release { owner } if owner == asker(&adopt)));
 }
 
@@ -601,7 +601,7 @@ fn i1_of_two_that_adopt_one_is_served() {
     desk.silent();
     desk.reply(&adopt, Outcome::Won { epoch: 9 });
     desk.granted("a");
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.refused("b"), Refusal::NothingToAdopt));
     desk.silent();
 }
 
@@ -617,7 +617,7 @@ fn a_refused_adoption_is_tried_again_if_that_may_help() {
     assert_eq!(desk.sent(), adopt);
     let never = crate::StoreError::lasting("no right");
     desk.fail(&adopt, OpError::Refused(never));
-    assert!(matches!(desk.told("a"), Verdict::Failed(_)));
+    assert!(matches!(desk.refused("a"), Refusal::Failed(_)));
     // Some nodes of a quorum may have done it.
     let release = desk.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&adopt)));
@@ -633,14 +633,14 @@ fn o6_a_shutdown_settles_an_adoption() {
     desk.adopt("a", "other:9", fixed(900));
     let adopt = desk.sent();
     desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.refused("a"), Refusal::Closed));
     desk.reply(&adopt, Outcome::Won { epoch: 9 });
     let release = desk.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&adopt)));
     desk.reply(&release, Outcome::Gone { held: true });
     assert!(desk.turnstile.is_idle());
     desk.adopt("b", "other:9", fixed(900));
-    assert!(matches!(desk.told("b"), Verdict::Closed));
+    assert!(matches!(desk.refused("b"), Refusal::Closed));
 }
 
 /// O1: an owner names one tenure. What this registry left it may take up again, under another.

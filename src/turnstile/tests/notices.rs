@@ -2,7 +2,7 @@
 
 use super::desk::{Desk, asker, broken, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::Verdict;
+use crate::turnstile::Refusal;
 
 const BUSY: Outcome = Outcome::Busy {
     left: None,
@@ -134,7 +134,7 @@ fn w7_who_asks_once_does_not_listen() {
     assert!(matches!(attempt, Op::Attempt { .. }), "{attempt:?}");
     let score = None;
     desk.reply(&attempt, Outcome::Busy { left: None, score });
-    assert!(matches!(desk.told("a"), Verdict::Busy));
+    assert!(matches!(desk.refused("a"), Refusal::Busy));
     desk.freed();
     desk.silent();
 }

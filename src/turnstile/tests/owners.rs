@@ -2,7 +2,7 @@
 
 use super::desk::{Desk, asker, broken, busy, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{LeaseEnd, Refusal, Rules};
 
 /// A stands in the queue and is dropped; its withdrawal and the grant cross. B has come meanwhile
 /// with an owner of its own. If the grant of A's owner served B, B would hold a lock that the
@@ -142,7 +142,7 @@ fn o2_an_op_sent_again_keeps_its_place() {
     assert_eq!(desk.sent(), release);
     desk.silent();
     desk.reply(&release, Outcome::Gone { held: false });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert!(matches!(desk.sent(), Op::Enter { .. }));
 }
 
@@ -203,7 +203,7 @@ fn o3_a_grant_before_the_connection_is_up_waits_for_the_yield_that_is_owed() {
     desk.up(true);
     assert_eq!(desk.sent(), hand_on);
     desk.reply(&hand_on, Outcome::NotOld);
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     let enter = desk.sent();
     assert_eq!(asker(&enter), new);
     desk.reply(&enter, Outcome::Won { epoch: 7 });
@@ -313,7 +313,7 @@ fn o6_an_unknown_yield_is_settled_old_before_new() {
     assert_eq!(release, Op::Release { owner });
     desk.reply(&release, Outcome::Gone { held: false });
     // Sent twice, and the first was done: it was ours to the end.
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     let withdraw = desk.sent();
     assert_eq!(withdraw, withdrawal(&hand_on));
     desk.reply(&withdraw, Outcome::Gone { held: true });
@@ -328,7 +328,7 @@ fn o6_nothing_is_sent_after_lost() {
     desk.up(true);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Lost);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     desk.silent();
     assert!(desk.turnstile.is_idle());
     desk.finish(a);
@@ -351,9 +351,9 @@ fn o6_a_release_sent_twice_was_done_the_first_time() {
             release = desk.sent();
         }
         desk.reply(&release, Outcome::Gone { held: false });
-        let verdict = desk.told("a");
-        assert_eq!(matches!(verdict, Verdict::Released), twice, "{verdict:?}");
-        assert_eq!(matches!(verdict, Verdict::Lost), !twice, "{verdict:?}");
+        let end = desk.ended("a");
+        assert_eq!(matches!(end, LeaseEnd::Released), twice, "{end:?}");
+        assert_eq!(matches!(end, LeaseEnd::Lost), !twice, "{end:?}");
     }
 }
 
@@ -371,7 +371,7 @@ fn s1_a_refused_yield_becomes_a_release() {
     let release = desk.sent();
     assert_eq!(release, Op::Release { owner });
     desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert_eq!(asker(&desk.sent()), asker(&hand_on));
 }
 
@@ -382,12 +382,12 @@ fn o6_a_closed_turnstile_gives_everything_back() {
     let (_, owner) = desk.hold("a", fixed(1000), 5);
     desk.arrive("b", fixed(1000));
     desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-    assert!(matches!(desk.told("a"), Verdict::Closed));
-    assert!(matches!(desk.told("b"), Verdict::Closed));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Closed));
+    assert!(matches!(desk.refused("b"), Refusal::Closed));
     let release = desk.sent();
     assert_eq!(release, Op::Release { owner });
     desk.arrive("c", fixed(1000));
-    assert!(matches!(desk.told("c"), Verdict::Closed));
+    assert!(matches!(desk.refused("c"), Refusal::Closed));
     desk.reply(&release, Outcome::Gone { held: true });
     assert!(desk.turnstile.is_idle());
     desk.silent();
@@ -470,5 +470,5 @@ fn s1_a_release_after_a_refused_yield_that_finds_the_lock_gone_tells_no_loss() {
     let release = desk.sent();
     assert_eq!(release, Op::Release { owner });
     desk.reply(&release, Outcome::Gone { held: false });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
 }

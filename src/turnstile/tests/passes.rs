@@ -2,7 +2,7 @@
 
 use super::desk::{Desk, asker, fixed, rules};
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{Rules, Verdict, WaiterId};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Rules, Verdict, WaiterId};
 
 /// Seats "a" in a fresh tenure of `ttl`, lets `next` come, and finishes "a" at `at`.
 fn after_one(rules: Rules, ttl: u64, next: super::desk::Wish, at: u64) -> Desk {
@@ -19,7 +19,7 @@ fn after_one(rules: Rules, ttl: u64, next: super::desk::Wish, at: u64) -> Desk {
 #[test]
 fn f2_a_pass_has_the_next_token_and_no_call() {
     let mut desk = after_one(rules(), 1000, fixed(1000), 1010);
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     let (token, deadline) = desk.granted("b");
     assert_eq!(token, 5 * 64 + 1);
     // It has what the tenure has, and that is nearly all it wants: no renewal.
@@ -39,7 +39,10 @@ fn w6_passes_end_at_local_passes() {
     for pass in 1..=3 {
         let next = desk.arrive("b", fixed(1000));
         desk.finish(id);
-        assert!(matches!(desk.told_any(), Verdict::Released));
+        assert!(matches!(
+            desk.told_any(),
+            Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
+        ));
         assert_eq!(desk.granted("b").0, 5 * 64 + pass);
         assert!(desk.take(next));
         id = next;
@@ -98,7 +101,10 @@ fn f2_the_last_pass_stays_below_the_next_epoch() {
     for _ in 0..63 {
         let next = desk.arrive("b", fixed(1000));
         desk.finish(id);
-        assert!(matches!(desk.told_any(), Verdict::Released));
+        assert!(matches!(
+            desk.told_any(),
+            Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
+        ));
         last = desk.granted("b").0;
         assert!(desk.take(next));
         id = next;
@@ -201,7 +207,7 @@ fn w6_a_yield_with_nobody_else_goes_on_here() {
     let mut desk = after_one(rules(), 1000, fixed(1000), 1500);
     let hand_on = desk.sent();
     desk.reply(&hand_on, Outcome::Won { epoch: 9 });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert_eq!(desk.granted("b").0, 9 * 64);
 }
 
@@ -215,7 +221,10 @@ fn passes_in_a_tenure(desk: &mut Desk, holder: &mut WaiterId) -> (u32, Op) {
         if let Some(op) = desk.sent_if_any() {
             return (passes, op);
         }
-        assert!(matches!(desk.told_any(), Verdict::Released));
+        assert!(matches!(
+            desk.told_any(),
+            Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
+        ));
         desk.granted("next");
         assert!(desk.take(next));
     }
@@ -226,7 +235,10 @@ fn passes_in_a_tenure(desk: &mut Desk, holder: &mut WaiterId) -> (u32, Op) {
 #[track_caller]
 fn begin_tenure(desk: &mut Desk, holder: WaiterId, says: impl FnOnce(&mut Desk)) -> u64 {
     says(desk);
-    assert!(matches!(desk.told_any(), Verdict::Released));
+    assert!(matches!(
+        desk.told_any(),
+        Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
+    ));
     let (token, _) = desk.granted("next");
     assert!(desk.take(holder));
     token
@@ -292,7 +304,10 @@ fn w6_a_long_tenure_ends_with_the_local_span() {
         let next = desk.arrive("next", fixed(1000));
         desk.finish(holder);
         desk.silent();
-        assert!(matches!(desk.told_any(), Verdict::Released));
+        assert!(matches!(
+            desk.told_any(),
+            Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
+        ));
         desk.granted("next");
         assert!(desk.take(next));
         holder = next;
@@ -313,7 +328,7 @@ fn w6_with_nobody_in_line_the_key_is_released() {
     assert_eq!(release, Op::Release { owner });
     desk.untold("a");
     desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert!(desk.turnstile.is_idle());
 }
 
@@ -340,6 +355,6 @@ fn a_span_without_end_is_no_fault() {
         ..rules()
     };
     let mut desk = after_one(rules, 1000, fixed(1000), 1030);
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert_eq!(desk.granted("b").0, 5 * 64 + 1);
 }

@@ -9,7 +9,8 @@ use super::desk::{EPOCH, broken, ms, rules};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Verdict, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
+    Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 #[derive(Clone, Debug)]
@@ -251,11 +252,11 @@ impl Bench {
         }
         let next = match (verdict, stage) {
             (
-                Verdict::Granted {
+                Verdict::Waiter(WaiterVerdict::Granted {
                     token,
                     deadline,
                     leads,
-                },
+                }),
                 Stage::Waiting,
             ) => {
                 assert!(!leads || token.is_multiple_of(64), "{token} is a pass");
@@ -274,31 +275,49 @@ impl Bench {
                 Stage::Granted
             }
             (
-                Verdict::Prolonged { deadline, .. },
+                Verdict::Lease(LeaseVerdict::Prolonged { deadline, .. }),
                 Stage::Granted | Stage::Holding | Stage::Closing,
             ) => {
                 self.check_deadline(*deadline);
                 stage
             }
-            (Verdict::Unrenewed(_), Stage::Holding | Stage::Closing) => stage,
-            (Verdict::RenewalLate, Stage::Holding | Stage::Closing) => {
+            (Verdict::Lease(LeaseVerdict::Unrenewed(_)), Stage::Holding | Stage::Closing) => stage,
+            (Verdict::Lease(LeaseVerdict::RenewalLate), Stage::Holding | Stage::Closing) => {
                 assert!(
                     self.late.insert(who),
                     "{who} is told twice that its renewal is late"
                 );
                 stage
             }
-            (Verdict::Closing, Stage::Holding) => Stage::Closing,
-            (Verdict::TurnLost, Stage::Granted)
-            | (Verdict::Lost, Stage::Holding | Stage::Closing | Stage::Finishing)
+            (Verdict::Lease(LeaseVerdict::Closing), Stage::Holding) => Stage::Closing,
+            (Verdict::Waiter(WaiterVerdict::TurnLost), Stage::Granted)
             | (
-                Verdict::Closed,
-                Stage::Waiting | Stage::Granted | Stage::Holding | Stage::Closing,
+                Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed)),
+                Stage::Waiting | Stage::Granted,
             )
-            | (Verdict::Released, Stage::Finishing)
-            | (Verdict::Failed(_), Stage::Waiting | Stage::Finishing)
-            | (Verdict::Busy | Verdict::QueueFull, Stage::Waiting) => Stage::Done,
-            (Verdict::Lost, Stage::Waiting) if self.adopters.contains(&who) => Stage::Done,
+            | (
+                Verdict::Waiter(WaiterVerdict::Refused(
+                    Refusal::Failed(_) | Refusal::Busy | Refusal::QueueFull,
+                )),
+                Stage::Waiting,
+            )
+            | (
+                Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)),
+                Stage::Holding | Stage::Closing | Stage::Finishing,
+            )
+            | (
+                Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)),
+                Stage::Holding | Stage::Closing,
+            )
+            | (
+                Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released | LeaseEnd::Failed(_))),
+                Stage::Finishing,
+            ) => Stage::Done,
+            (Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)), Stage::Waiting)
+                if self.adopters.contains(&who) =>
+            {
+                Stage::Done
+            }
             _ => panic!("I5: {who} is {stage:?}, and is told {verdict:?}"),
         };
         self.callers[who].1 = next;

@@ -2,7 +2,7 @@
 
 use super::desk::{Desk, asker, deadline, fixed, ms};
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{Moment, Verdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal};
 
 /// Until when work may end.
 const GRACE: u64 = 2000;
@@ -19,8 +19,8 @@ fn o6_who_hears_of_a_shutdown_holds_until_its_work_has_ended() {
     let (a, owner) = desk.hold("a", fixed(9000), 5);
     desk.arrive("b", fixed(9000));
     desk.close(|_| Some(ms(GRACE)));
-    assert!(matches!(desk.told("a"), Verdict::Closing));
-    assert!(matches!(desk.told("b"), Verdict::Closed));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Closing));
+    assert!(matches!(desk.refused("b"), Refusal::Closed));
     desk.wait_until(GRACE - 1);
     desk.untold("a");
     desk.silent();
@@ -28,7 +28,7 @@ fn o6_who_hears_of_a_shutdown_holds_until_its_work_has_ended() {
     let release = desk.sent();
     assert!(matches!(release, Op::Release { owner: of } if of == owner));
     desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert!(desk.turnstile.is_idle());
 }
 
@@ -53,7 +53,7 @@ fn o6_who_does_not_end_its_work_in_time_holds_no_more() {
         desk.untold("a");
         desk.silent();
         desk.wait_until(GRACE);
-        assert!(matches!(desk.told("a"), Verdict::Closed));
+        assert!(matches!(desk.ended("a"), LeaseEnd::Closed));
         if !kept {
             let release = desk.sent();
             assert!(matches!(release, Op::Release { owner: of } if of == owner));
@@ -76,7 +76,7 @@ fn o6_who_ends_its_work_when_its_time_is_over_is_told_closed() {
     desk.told("a");
     desk.now = ms(GRACE);
     desk.finish(a);
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Closed));
     let release = desk.sent();
     assert!(matches!(release, Op::Release { owner: of } if of == owner));
     desk.silent();
@@ -93,7 +93,7 @@ fn o6_nobody_holds_when_the_registry_has_hung_up() {
     desk.close(|_| Some(ms(GRACE)));
     desk.told("a");
     desk.feed(|turnstile, cx| turnstile.disconnect(cx));
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Closed));
     assert!(matches!(desk.sent(), Op::Release { owner: of } if of == owner));
     desk.finish(a);
     desk.untold("a");
@@ -105,7 +105,7 @@ fn o6_who_does_not_hear_of_a_shutdown_or_has_not_looked_has_no_time() {
     let mut desk = Desk::new();
     desk.hold("a", fixed(9000), 5);
     desk.close(|_| None);
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Closed));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 
     let mut desk = Desk::new();
@@ -114,7 +114,7 @@ fn o6_who_does_not_hear_of_a_shutdown_or_has_not_looked_has_no_time() {
     desk.reply(&enter, Outcome::Won { epoch: 5 });
     desk.granted("a");
     desk.close(|_| panic!("it does not hold"));
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.refused("a"), Refusal::Closed));
     assert!(matches!(desk.sent(), Op::Release { owner } if owner == asker(&enter)));
 }
 
@@ -131,8 +131,8 @@ fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
     let renew = desk.sent();
     assert!(matches!(renew, Op::Renew { .. }));
     desk.reply(&renew, Outcome::Renewed);
-    match desk.told("a") {
-        Verdict::Prolonged {
+    match desk.lease_told("a") {
+        LeaseVerdict::Prolonged {
             deadline: until, ..
         } => {
             assert_eq!(until.as_micros() as u64, deadline(1300, 900));
@@ -143,6 +143,6 @@ fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
     desk.wait_until(1600);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Lost);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     assert!(desk.turnstile.is_idle());
 }

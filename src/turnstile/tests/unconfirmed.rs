@@ -3,7 +3,7 @@
 use super::desk::{Desk, asker, busy, fixed, ms, rules, too_few, withdrawal};
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{LeaseEnd, Refusal, Rules};
 
 fn unconfirmed() -> OpError {
     OpError::Unconfirmed(too_few())
@@ -53,8 +53,8 @@ fn a_wait_that_ends_without_a_win_that_counts_ends_with_the_reason() {
             }
         }
     }
-    match desk.told("a") {
-        Verdict::Failed(error) => assert_eq!(error.to_string(), too_few().to_string()),
+    match desk.refused("a") {
+        Refusal::Failed(error) => assert_eq!(error.to_string(), too_few().to_string()),
         other => panic!("{other:?}"),
     }
     assert!(
@@ -71,7 +71,7 @@ fn who_does_not_wait_is_told_why_it_does_not_count() {
     desk.arrive("once", fixed(1000).once());
     let attempt = desk.sent();
     desk.fail(&attempt, unconfirmed());
-    assert!(matches!(desk.told("once"), Verdict::Failed(_)));
+    assert!(matches!(desk.refused("once"), Refusal::Failed(_)));
     let owner = asker(&attempt);
     assert_eq!(desk.sent(), Op::Release { owner });
     desk.reply(&Op::Release { owner }, Outcome::Gone { held: true });
@@ -84,7 +84,7 @@ fn who_does_not_wait_is_told_why_it_does_not_count() {
     let never = StoreError::lasting("no right to ask");
     desk.fail(&enter, OpError::Unconfirmed(never));
     for who in ["a", "b"] {
-        assert!(matches!(desk.told(who), Verdict::Failed(error) if !error.is_retryable()));
+        assert!(matches!(desk.refused(who), Refusal::Failed(error) if !error.is_retryable()));
     }
     let owner = asker(&enter);
     assert_eq!(desk.sent(), Op::Release { owner });
@@ -131,7 +131,7 @@ fn o3_a_grant_that_does_not_count_waits_for_the_reply() {
     desk.grant_in_vain(owner, 1000, 7);
     desk.silent();
     desk.reply_at(&hand_on, 1005, busy(1000, 4));
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert_eq!(desk.sent(), withdrawal(&hand_on));
 }
 
@@ -176,7 +176,7 @@ fn a_yield_whose_win_does_not_count_ends_its_lease_well() {
     desk.finish(a);
     let hand_on = desk.sent();
     desk.fail(&hand_on, unconfirmed());
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     let owner = asker(&hand_on);
     assert_eq!(desk.sent(), Op::Release { owner });
     desk.untold("b");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, WaiterVerdict};
 
 /// A thousand callers on one busy key cost the store one call.
 #[test]
@@ -86,9 +86,9 @@ fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
     };
     assert_eq!(ttl, ms(5000));
     desk.reply(&renew, Outcome::Renewed);
-    let Verdict::Prolonged {
+    let LeaseVerdict::Prolonged {
         deadline: until, ..
-    } = desk.told("b")
+    } = desk.lease_told("b")
     else {
         panic!("not prolonged")
     };
@@ -108,7 +108,7 @@ fn w3_one_who_wants_less_ends_at_its_own_deadline() {
     assert!(desk.take(b));
     desk.silent();
     desk.wait_until(1200);
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.ended("b"), LeaseEnd::Lost));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
 
@@ -140,7 +140,7 @@ fn w4_a_seated_waiter_that_does_not_look_loses_its_turn() {
     desk.wait_until(1299);
     desk.untold("a");
     desk.wait_until(1300);
-    assert!(matches!(desk.told("a"), Verdict::TurnLost));
+    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
     let hand_on = desk.sent();
     assert!(matches!(hand_on, Op::Yield { .. }));
     assert!(!desk.take(a));
@@ -164,7 +164,7 @@ fn w4_with_nobody_else_the_lost_turn_is_a_release() {
     desk.granted("a");
     desk.stop_until(1400);
     assert!(!desk.take(a));
-    assert!(matches!(desk.told("a"), Verdict::TurnLost));
+    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
     assert_eq!(
         desk.sent(),
         Op::Release {
@@ -205,7 +205,7 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
     desk.arrive("b", fixed(1000).once());
     let left = Some(ms(5000));
     desk.reply(&attempt, Outcome::Busy { left, score: None });
-    assert!(matches!(desk.told("a"), Verdict::Busy));
+    assert!(matches!(desk.refused("a"), Refusal::Busy));
     desk.untold("b");
     let second = desk.sent();
     assert!(matches!(second, Op::Attempt { .. }));
@@ -220,11 +220,11 @@ fn w5_once_does_not_overtake_the_line() {
     desk.arrive("a", fixed(1000));
     let enter = desk.sent();
     desk.arrive("b", fixed(1000).once());
-    assert!(matches!(desk.told("b"), Verdict::Busy));
+    assert!(matches!(desk.refused("b"), Refusal::Busy));
     desk.reply(&enter, Outcome::Won { epoch: 5 });
     desk.granted("a");
     desk.arrive("c", fixed(1000).once());
-    assert!(matches!(desk.told("c"), Verdict::Busy));
+    assert!(matches!(desk.refused("c"), Refusal::Busy));
 }
 
 /// The wait is over: whoever stands is told Busy, or what was wrong with the store.
@@ -237,7 +237,7 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     desk.wait_until(1499);
     desk.untold("a");
     desk.wait_until(1500);
-    assert!(matches!(desk.told("a"), Verdict::Busy));
+    assert!(matches!(desk.refused("a"), Refusal::Busy));
     assert_eq!(desk.sent_late(), withdrawal(&enter));
 
     let mut desk = Desk::new();
@@ -248,7 +248,7 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     desk.wait_until(1049);
     desk.silent();
     desk.wait_until(1500);
-    assert!(matches!(desk.told("a"), Verdict::Failed(_)));
+    assert!(matches!(desk.refused("a"), Refusal::Failed(_)));
 }
 
 /// More than the line may hold are turned away, at once.
@@ -262,7 +262,7 @@ fn w1_a_full_line_takes_nobody() {
     desk.arrive("a", fixed(1000));
     desk.arrive("b", fixed(1000));
     desk.arrive("c", fixed(1000));
-    assert!(matches!(desk.told("c"), Verdict::QueueFull));
+    assert!(matches!(desk.refused("c"), Refusal::QueueFull));
     desk.untold("a");
 }
 
@@ -280,9 +280,12 @@ fn w4_a_renewed_turn_ends_if_nobody_looks() {
     desk.up(true);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
-    assert!(matches!(desk.told("a"), Verdict::Prolonged { .. }));
+    assert!(matches!(
+        desk.lease_told("a"),
+        LeaseVerdict::Prolonged { .. }
+    ));
     desk.wait_until(1300);
-    assert!(matches!(desk.told("a"), Verdict::TurnLost));
+    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
 
@@ -301,7 +304,7 @@ fn a_pause_without_end_is_no_fault() {
     desk.reply(&attempt, busy);
     desk.wait_until(6000);
     desk.silent();
-    assert!(matches!(desk.told("a"), Verdict::Busy));
+    assert!(matches!(desk.refused("a"), Refusal::Busy));
 }
 
 /// The store was away, and somebody stood in line for when it would be back. Whoever asked once heard "busy", as if
@@ -313,6 +316,6 @@ fn one_who_asks_once_of_a_store_that_is_away_is_told_so_whoever_stands() {
     let enter = desk.sent();
     desk.lose(&enter);
     desk.arrive("b", fixed(1000).once());
-    assert!(matches!(desk.told("b"), Verdict::Failed(_)));
+    assert!(matches!(desk.refused("b"), Refusal::Failed(_)));
     desk.untold("a");
 }

@@ -2,10 +2,10 @@
 
 use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::Verdict;
+use crate::turnstile::{LeaseEnd, LeaseVerdict, WaiterVerdict};
 
 fn prolonged(desk: &mut Desk, who: &'static str) -> u64 {
-    let Verdict::Prolonged { deadline, .. } = desk.told(who) else {
+    let LeaseVerdict::Prolonged { deadline, .. } = desk.lease_told(who) else {
         panic!("not prolonged")
     };
     deadline.as_micros() as u64
@@ -38,7 +38,7 @@ fn w4_the_watchdog_starts_when_the_lease_is_taken() {
     desk.wait_until(1299);
     desk.silent();
     desk.wait_until(1300);
-    assert!(matches!(desk.told("a"), Verdict::TurnLost));
+    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
     assert!(matches!(desk.sent(), Op::Release { .. }));
 }
 
@@ -52,13 +52,13 @@ fn unknown_neither_loses_nor_prolongs() {
     let renew = desk.sent();
     desk.lose(&renew);
     desk.down();
-    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
     desk.wait_until(1888);
     desk.silent();
-    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
     desk.untold("a");
     desk.wait_until(1889);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
 }
 
 /// A new connection renews at once, and the watchdog goes on a third of the ttl after that.
@@ -70,9 +70,9 @@ fn o4_a_new_connection_renews_at_once_and_the_watchdog_goes_on() {
     let renew = desk.sent();
     desk.lose(&renew);
     desk.down();
-    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
     desk.wait_until(1700);
-    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
     desk.up(true);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
@@ -91,7 +91,7 @@ fn a_refused_renewal_is_tried_again() {
     desk.wait_until(1300);
     let renew = desk.sent();
     desk.fail(&renew, OpError::Refused(broken()));
-    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
     desk.wait_until(1360);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
@@ -107,14 +107,14 @@ fn at_most_so_many_renewals() {
         desk.wait_until(1000 + third * 300);
         let renew = desk.sent();
         desk.reply(&renew, Outcome::Renewed);
-        let told = desk.told("a");
-        assert!(matches!(told, Verdict::Prolonged { last, .. } if last == (third == 2)));
+        let told = desk.lease_told("a");
+        assert!(matches!(told, LeaseVerdict::Prolonged { last, .. } if last == (third == 2)));
     }
     desk.wait_until(2488);
     desk.silent();
     desk.untold("a");
     desk.wait_until(2489);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
 }
 
 /// The renewal of a new connection (O4) was refused, and that gave the watchdog one more than it was
@@ -127,7 +127,7 @@ fn a_refusal_gives_back_no_more_than_was_counted() {
     desk.up(true);
     let renew = desk.sent();
     desk.fail(&renew, OpError::Refused(broken()));
-    assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
     desk.wait_until(1200);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
@@ -164,7 +164,7 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
     for round in 1..=3 {
         let renew = desk.sent();
         desk.fail(&renew, OpError::Refused(broken()));
-        assert!(matches!(desk.told("b"), Verdict::Unrenewed(_)));
+        assert!(matches!(desk.lease_told("b"), LeaseVerdict::Unrenewed(_)));
         desk.silent();
         desk.wait_until(1000 + round * 60);
     }
@@ -181,7 +181,7 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
     desk.wait_until(5947);
     desk.silent();
     desk.wait_until(5948);
-    assert!(matches!(desk.told("b"), Verdict::Lost));
+    assert!(matches!(desk.ended("b"), LeaseEnd::Lost));
 }
 
 /// A wire that broke again and again prolonged a bounded lease without end: each new connection renews, and those
@@ -219,7 +219,7 @@ fn a_wire_that_breaks_often_prolongs_no_bounded_lease() {
     desk.wait_until(2188);
     desk.silent();
     desk.wait_until(2200);
-    while !matches!(desk.told("a"), Verdict::Lost) {}
+    while !matches!(desk.lease_told("a"), LeaseVerdict::Ended(LeaseEnd::Lost)) {}
 }
 
 /// Somebody else has the key: the holder is told at once, not at its deadline.
@@ -230,7 +230,7 @@ fn a_renewal_that_finds_another_loses_the_lease() {
     desk.wait_until(1300);
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Lost);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     // O6: after Lost nothing is sent.
     desk.silent();
 }
@@ -247,7 +247,7 @@ fn a_watchdog_does_not_outlive_its_lease() {
     let release = desk.sent();
     assert!(matches!(release, Op::Release { .. }));
     desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     desk.reply(&renew, Outcome::Renewed);
     desk.wait_until(10_000);
     desk.silent();
@@ -284,26 +284,26 @@ fn a_late_renewal_is_told_once_and_before_the_deadline() {
         let renew = desk.sent();
         if fails {
             desk.fail(&renew, OpError::Refused(broken()));
-            assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+            assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
         }
         if breaks {
             desk.lose(&renew);
-            assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+            assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
         }
         for at in 1301..1692 {
             desk.wait_until(at);
             while let Some(renew) = desk.sent_if_any() {
                 desk.fail(&renew, OpError::Refused(broken()));
-                assert!(matches!(desk.told("a"), Verdict::Unrenewed(_)));
+                assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
             }
         }
         desk.untold("a");
         desk.wait_until(1693);
-        assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+        assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
         desk.wait_until(1888);
         desk.untold("a");
         desk.wait_until(1889);
-        assert!(matches!(desk.told("a"), Verdict::Lost));
+        assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     }
 }
 
@@ -315,7 +315,7 @@ fn each_late_renewal_is_told() {
     for _ in 0..3 {
         let now = desk.now.as_millis() as u64;
         desk.wait_until(now + 700);
-        assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+        assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
         // It was sent 400 ms ago, so that the next is due.
         for _ in 0..2 {
             let renew = desk.sent();
@@ -338,7 +338,7 @@ fn a_renewal_that_cannot_be_sent_is_late() {
     desk.untold("a");
     desk.wait_until(1693);
     desk.silent();
-    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
 }
 
 /// What is not to be renewed has no late renewals: a fixed lease, one whose last renewal is confirmed, one that was
@@ -349,7 +349,7 @@ fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
     desk.hold("a", fixed(900), 5);
     desk.down();
     desk.wait_until(1889);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
 
     let mut desk = Desk::new();
     desk.hold("a", fixed(900).renewed_at_most(1), 5);
@@ -358,7 +358,7 @@ fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
     desk.reply(&renew, Outcome::Renewed);
     prolonged(&mut desk, "a");
     desk.wait_until(2189);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
 
     let mut desk = Desk::new();
     desk.hold("a", fixed(900).renewed(), 5);
@@ -366,7 +366,7 @@ fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
     desk.sent();
     desk.turnstile.stop_renewing(|_| true);
     desk.wait_until(1889);
-    assert!(matches!(desk.told("a"), Verdict::Lost));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
 }
 
 /// W3: what is renewed as soon as it is taken is late by what its ticket brought, and not by its own ttl.
@@ -386,7 +386,7 @@ fn a_short_ticket_is_told_late_by_its_own_time() {
     desk.wait_until(1592);
     desk.untold("b");
     desk.wait_until(1593);
-    assert!(matches!(desk.told("b"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("b"), LeaseVerdict::RenewalLate));
 }
 
 /// An extension that is not confirmed is a renewal that is due.
@@ -401,7 +401,7 @@ fn an_extension_that_is_not_confirmed_is_late() {
     desk.wait_until(1688);
     desk.untold("a");
     desk.wait_until(1689);
-    assert!(matches!(desk.told("a"), Verdict::RenewalLate));
+    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
     desk.reply(&renew, Outcome::Renewed);
     prolonged(&mut desk, "a");
     desk.wait_until(6000);
@@ -444,11 +444,11 @@ fn g4_a_renewal_that_was_too_late_to_send_is_not_hammered() {
         desk.wait_until(next);
         desk.silent();
         desk.wait_until(1888.min(next + 60));
-        while !matches!(desk.told("a"), Verdict::Unrenewed(_)) {}
+        while !matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)) {}
     }
     assert!((3..=6).contains(&tries), "{tries}");
     desk.wait_until(1889);
-    while !matches!(desk.told("a"), Verdict::Lost) {}
+    while !matches!(desk.ended("a"), LeaseEnd::Lost) {}
 
     // It is served all the same, as soon as it can.
     let mut desk = Desk::new();
@@ -461,9 +461,9 @@ fn g4_a_renewal_that_was_too_late_to_send_is_not_hammered() {
     let renew = desk.sent();
     desk.reply(&renew, Outcome::Renewed);
     // That was the one that it may have.
-    let told = desk.told("a");
+    let told = desk.lease_told("a");
     assert!(
-        matches!(told, Verdict::Prolonged { last: true, .. }),
+        matches!(told, LeaseVerdict::Prolonged { last: true, .. }),
         "{told:?}"
     );
     let renew = {

@@ -2,7 +2,7 @@
 
 use super::desk::{Desk, EPOCH, asker, busy, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{Rules, Verdict};
+use crate::turnstile::{LeaseEnd, Refusal, Rules};
 
 /// A waiter has a ticket and gives up. Returns what entered the ticket.
 fn unwanted(desk: &mut Desk) -> Op {
@@ -156,7 +156,7 @@ fn g3_one_who_asks_once_does_not_take_the_ticket_over() {
             score: None,
         },
     );
-    assert!(matches!(desk.told("b"), Verdict::Busy));
+    assert!(matches!(desk.refused("b"), Refusal::Busy));
     assert!(desk.turnstile.is_idle());
 }
 
@@ -190,7 +190,7 @@ fn g3_a_shutdown_withdraws_at_once() {
     let enter = desk.sent();
     desk.reply(&enter, busy(60_000, 7));
     desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-    assert!(matches!(desk.told("a"), Verdict::Closed));
+    assert!(matches!(desk.refused("a"), Refusal::Closed));
     assert_eq!(desk.sent(), withdrawal(&enter));
 }
 
@@ -241,6 +241,6 @@ fn g3_a_ticket_that_is_answered_for_when_nobody_waits_is_withdrawn_in_its_time()
     let hand_on = desk.sent();
     desk.leave(b);
     desk.reply(&hand_on, busy(60_000, 7));
-    assert!(matches!(desk.told("a"), Verdict::Released));
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
     assert_eq!(desk.sent_late(), withdrawal(&hand_on));
 }

@@ -1,0 +1,72 @@
+//! What callers are told. Waiters and holders of leases are told different things, so each has a type of its own.
+
+use super::time::Moment;
+use crate::StoreError;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Verdict {
+    Waiter(WaiterVerdict),
+    Lease(LeaseVerdict),
+}
+
+/// What a waiter is told.
+#[derive(Clone, Debug)]
+pub(crate) enum WaiterVerdict {
+    /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others wait
+    /// behind it, and passes are allowed, so its turn is the first of several in quick succession.
+    Granted {
+        token: u64,
+        deadline: Moment,
+        leads: bool,
+    },
+    /// It was granted the key and did not look in time (W4). It may arrive again.
+    TurnLost,
+    Refused(Refusal),
+}
+
+/// Why a waiter does not get the key.
+#[derive(Clone, Debug)]
+pub(crate) enum Refusal {
+    /// Others have the key.
+    Busy,
+    /// The wait queue is full.
+    QueueFull,
+    /// The lease that was to be adopted is over, or another's.
+    NothingToAdopt,
+    /// The store could not be asked.
+    Failed(StoreError),
+    /// The registry was shut down.
+    Closed,
+}
+
+/// What the holder of a lease is told.
+#[derive(Clone, Debug)]
+pub(crate) enum LeaseVerdict {
+    /// A renewal was confirmed. `last`: the watchdog will not renew again. That is told even if the
+    /// deadline has not moved. A waiter that has not taken its lease yet is told of it, too.
+    Prolonged {
+        deadline: Moment,
+        last: bool,
+    },
+    /// A renewal got no answer, or a refusal, or was not sent. It is tried again until the deadline.
+    Unrenewed(StoreError),
+    /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Told
+    /// once, until one is confirmed.
+    RenewalLate,
+    /// The registry is being shut down. The lease is held until its work has ended, but not for long.
+    Closing,
+    Ended(LeaseEnd),
+}
+
+/// How a lease ended.
+#[derive(Clone, Debug)]
+pub(crate) enum LeaseEnd {
+    /// It was given back, and ours until then.
+    Released,
+    /// It was over before its holder gave it back.
+    Lost,
+    /// The registry was shut down.
+    Closed,
+    /// The store could not be told that it is over.
+    Failed(StoreError),
+}
