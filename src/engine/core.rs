@@ -1,5 +1,7 @@
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::failure::{self, Caller};
 use super::journal::Journal;
 use super::phase::EndMode;
 use super::state::{Deferred, Now, State};
@@ -67,7 +70,7 @@ pub(crate) struct Arrival {
 }
 
 /// One thing that happens to every turnstile.
-type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>);
+type Event<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -213,16 +216,12 @@ impl Engine {
         &self,
         caller: &Arc<WaiterState>,
         arrival: Arrival,
-        event: impl FnOnce(
-            &mut Turnstile<Arc<WaiterState>>,
-            &mut EventCx<'_>,
-            Waiter<Arc<WaiterState>>,
-        ) -> WaiterId,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
     ) {
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let who = caller.clone();
+        let who = Caller::new(caller.clone());
         caller.set_repeats(arrival.repeats);
         self.at_once(|state, at| {
             at.deferred.arrived = true;
@@ -331,7 +330,7 @@ impl Engine {
         let (clock, timeout) = (self.clock(), self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
-        let close = |turnstile: &mut Turnstile<Arc<WaiterState>>, cx: &mut EventCx<'_>| {
+        let close = |turnstile: &mut Turnstile<Caller>, cx: &mut EventCx<'_>| {
             turnstile.close(cx, |holder| holder.is_watched().then_some(until));
         };
         self.feed_all(|state| state.closed = true, &[&close]);
@@ -343,7 +342,7 @@ impl Engine {
     pub(crate) fn disconnect(&self) {
         self.feed_all(|_| (), &[&Turnstile::disconnect]);
         let mut state = self.lock();
-        let entries = std::mem::take(&mut state.entries);
+        let entries = mem::take(&mut state.entries);
         state.timeouts.clear();
         let (session, kept) = (state.session.take(), state.keep_alive.take());
         self.journal.end();
@@ -387,9 +386,9 @@ impl Engine {
     fn feed<R>(
         &self,
         key: &Key,
-        event: impl FnOnce(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
-        self.at_once(|state, at| state.feed(at, key, None, event))
+        self.at_once(|state, at| state.feed(at, key, None, event))?
     }
 
     /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
@@ -419,26 +418,44 @@ impl Engine {
         });
     }
 
-    /// Does something with the state locked, and then what must follow it.
-    pub(super) fn at_once<R>(&self, change: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
+    /// Does something with the state locked, and then what must follow it. `None`: it panicked, and the registry has
+    /// closed.
+    pub(super) fn at_once<R>(
+        &self,
+        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
+    ) -> Option<R> {
         let mut deferred = Deferred::default();
         let result = self.locked(&mut deferred, change);
         self.deliver(deferred);
         result
     }
 
-    fn locked<R>(
+    pub(super) fn locked<R>(
         &self,
         deferred: &mut Deferred,
         change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
-    ) -> R {
-        // Read before the lock, which others wait for: what happens then is no earlier.
-        let now = self.clock().now();
-        let mut state = self.lock();
-        let now = state.no_earlier(now);
-        let result = change(&mut state, &mut self.at(now, deferred));
-        self.seal(&mut state, deferred);
-        result
+    ) -> Option<R> {
+        let mut locked: Option<MutexGuard<'_, State>> = None;
+        let (result, dropped) = failure::catch(|| {
+            // Read before the lock, which others wait for: what happens then is no earlier.
+            let now = self.clock().now();
+            let state = &mut **locked.insert(self.lock());
+            let now = state.no_earlier(now);
+            let result = change(state, &mut self.at(now, deferred));
+            self.seal(state, deferred);
+            result
+        });
+        match result {
+            Ok(result) => {
+                deferred.dropped = dropped;
+                Some(result)
+            }
+            Err(panicked) => {
+                let state = locked.get_or_insert_with(|| self.lock());
+                self.close_broken(state, deferred, dropped, &*panicked);
+                None
+            }
+        }
     }
 
     fn at<'a>(&'a self, now: Moment, deferred: &'a mut Deferred) -> Now<'a> {
@@ -475,7 +492,11 @@ impl Engine {
     }
 
     /// Does what follows a change, with nothing locked: also what the policies say that it asks.
-    fn deliver(&self, mut deferred: Deferred) {
+    fn deliver(&self, deferred: Deferred) {
+        self.guarded(|| self.deliver_all(deferred));
+    }
+
+    fn deliver_all(&self, mut deferred: Deferred) {
         self.deliver_once(&mut deferred);
         while !deferred.policies.is_empty() {
             let mut pauses = Vec::new();
@@ -496,7 +517,7 @@ impl Engine {
         }
     }
 
-    fn deliver_once(&self, deferred: &mut Deferred) {
+    pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
         if deferred.waits {
             self.timer.ensure(|| self.me());
         }
@@ -509,6 +530,9 @@ impl Engine {
             }
             deferred.sends.drain(|(key, op)| session.submit(key, op));
         }
+        if let Some(failure) = deferred.failure.take() {
+            failure::tell(&failure);
+        }
         // Last: it is the user's code, and what it does must not hold up a release.
         deferred.callbacks.run();
         if deferred.idle {
@@ -516,10 +540,11 @@ impl Engine {
         }
         self.journal.flush();
         drop(deferred.kept.take());
+        user_code::discard((deferred.broken.take(), mem::take(&mut deferred.dropped)));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A change that panics is caught before it unlocks, and closes the registry: see `locked`.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -530,31 +555,33 @@ impl Due for Engine {
     fn run_due(&self) -> Option<Instant> {
         let mut deferred = Deferred::default();
         let gone = self.timer.gone();
-        let (next, session) = {
-            let mut state = self.lock();
-            let now = self.clock().now();
-            let now = state.no_earlier(now);
+        let due = self.locked(&mut deferred, |state, at| {
             if !gone.is_empty() {
                 // First: what is due below may be the renewal of a lease that nobody can have any more.
                 for entry in state.entries.values_mut() {
                     entry.turnstile.stop_renewing(|who| who.is_of(&gone));
                 }
             }
-            state.feed_due(&mut self.at(now, &mut deferred));
+            state.feed_due(at);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
             // One that is still due after it was fed is a fault, which is not to keep a processor busy.
-            let next = first.map(|first| first.clamp(now + LEAST_SLEEP, now + SUSPENSION_TICK));
+            let next =
+                first.map(|first| first.clamp(at.now + LEAST_SLEEP, at.now + SUSPENSION_TICK));
             state.armed = next;
-            self.seal(&mut state, &mut deferred);
-            deferred.earlier = false;
             (next, next.and(state.session.clone()))
-        };
+        });
+        deferred.earlier = false;
         self.deliver(deferred);
+        let (next, session) = due?;
         if let Some(session) = session {
-            session.start();
+            self.guarded(|| session.start());
         }
         next.map(|moment| self.clock().instant(moment))
+    }
+
+    fn failed(&self, panicked: &(dyn Any + Send)) {
+        self.fail(panicked);
     }
 }
 
@@ -562,7 +589,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.journal.end();
         self.journal.flush();
-        let repeat = std::mem::take(&mut self.settings.repeat);
+        let repeat = mem::take(&mut self.settings.repeat);
         user_code::discard(repeat);
     }
 }

@@ -7,6 +7,7 @@
 
 mod callbacks;
 mod core;
+mod failure;
 mod few;
 mod journal;
 mod phase;
@@ -19,6 +20,7 @@ mod waiter_state;
 mod watchers;
 
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
+pub(crate) use self::failure::run_task;
 pub(crate) use self::journal::Journal;
 pub(crate) use self::phase::Phase;
 pub(crate) use self::waiter_state::WaiterState;

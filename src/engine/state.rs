@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use super::callbacks::Callbacks;
 use super::core::Engine;
+use super::failure::Caller;
 use super::few::Few;
 use super::journal::Journal;
 use super::waiter_state::WaiterState;
@@ -25,7 +26,7 @@ pub(super) struct State {
     pub(super) latest: Moment,
     pub(super) ids: Ids,
     /// Lent to each turnstile in turn.
-    pub(super) buffer: EffectBuffer<Arc<WaiterState>>,
+    pub(super) buffer: EffectBuffer<Caller>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
     /// What part of the store was away when it was last heard of, and why.
@@ -42,7 +43,7 @@ pub(super) struct State {
 }
 
 pub(super) struct Entry {
-    pub(super) turnstile: Turnstile<Arc<WaiterState>>,
+    pub(super) turnstile: Turnstile<Caller>,
     /// Where it stands in [`State::timeouts`].
     timeout: Option<Moment>,
     /// Whether a grant brought it, for a key that was not in use.
@@ -59,7 +60,7 @@ pub(super) struct Deferred {
     pub(super) sends: Few<(Arc<str>, Op)>,
     pub(super) callbacks: Callbacks,
     /// Whose policies are to name a pause.
-    pub(super) policies: Few<(Arc<WaiterState>, WaiterId)>,
+    pub(super) policies: Few<(Caller, WaiterId)>,
     /// Somebody arrived: the session's tasks are to run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
@@ -67,7 +68,19 @@ pub(super) struct Deferred {
     pub(super) waits: bool,
     pub(super) idle: bool,
     pub(super) kept: Option<Arc<Engine>>,
+    /// Callers that were dropped by a panic of the user's code, which unwinds.
+    pub(super) dropped: Vec<Arc<WaiterState>>,
+    /// What a registry had that has failed, and why it did.
+    pub(super) broken: Option<Broken>,
+    pub(super) failure: Option<String>,
 }
+
+/// Dropped once the state is unlocked: destructors are the user's code.
+type Broken = (
+    KeyMap<Box<Entry>>,
+    Vec<Arc<WaiterState>>,
+    Option<Arc<dyn Session>>,
+);
 
 /// One moment under the lock: everything that is fed then happens at once.
 pub(super) struct Now<'a> {
@@ -91,7 +104,7 @@ impl State {
         at: &mut Now<'_>,
         key: &Key,
         rules: Option<Rules>,
-        event: impl FnOnce(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         let (now, ids) = (at.now, &mut self.ids);
         // Nearly always there, and found without a clone of the key.

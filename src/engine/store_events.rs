@@ -1,5 +1,7 @@
 //! What the store says, told to those whom it is about.
 
+use std::any::Any;
+
 use super::core::Engine;
 use super::state::{Now, State};
 use crate::events::LockEvent;
@@ -84,6 +86,10 @@ impl StoreEvents for Engine {
                 self.timer.ring();
             }
         }
+    }
+
+    fn failed(&self, panicked: &(dyn Any + Send)) {
+        self.fail(panicked);
     }
 
     fn uses(&self, scope: &Scope) -> bool {

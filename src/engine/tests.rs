@@ -303,7 +303,7 @@ type Asked = (Arc<str>, Op);
 
 /// A store that answers when it is told to, to all at once.
 #[derive(Clone, Debug, Default)]
-struct Silent {
+pub(in crate::engine) struct Silent {
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
@@ -329,12 +329,12 @@ impl crate::store::LockStore for Silent {
 
 impl Silent {
     /// What was asked.
-    fn asked(&self) -> Vec<Asked> {
+    pub(in crate::engine) fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut *self.asked.lock().unwrap())
     }
 
     /// Answers whatever was asked.
-    fn answers(&self) -> Vec<StoreEvent> {
+    pub(in crate::engine) fn answers(&self) -> Vec<StoreEvent> {
         let answer = |(key, op): Asked| {
             let outcome = match op {
                 Op::Release { .. } | Op::Withdraw { .. } => Outcome::Gone { held: true },

@@ -1,10 +1,13 @@
 //! The one timer task of a registry: it serves every deadline, wait and pause.
 
+use std::any::Any;
 use std::hash::{Hash, Hasher};
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use futures::FutureExt;
 use futures::future::{self, Either};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
@@ -15,6 +18,9 @@ use tokio::time::Instant;
 pub(super) trait Due: Send + Sync {
     /// Does what is due; returns when to come back.
     fn run_due(&self) -> Option<Instant>;
+
+    /// The task has panicked.
+    fn failed(&self, panicked: &(dyn Any + Send));
 }
 
 /// Starts the task, starts it again when the runtime that it ran on has gone, and rings when an
@@ -246,21 +252,32 @@ impl Task {
     }
 
     async fn run(mut self) {
-        loop {
-            let next = match self.due.upgrade() {
-                Some(due) => due.run_due(),
-                None => return self.end(),
-            };
-            let rung = pin!(self.bell.notified());
-            match next {
-                None => rung.await,
-                // The clock is compared before the sleep is polled: a runtime's budget can leave
-                // an elapsed sleep pending.
-                Some(at) => {
-                    let sleep = pin!(tokio::time::sleep_until(at));
-                    match future::select(rung, sleep).await {
-                        Either::Left(_) | Either::Right(_) => {}
-                    }
+        let served = AssertUnwindSafe(serve(&self.due, &self.bell));
+        let served = served.catch_unwind().await;
+        self.end();
+        // The runtime is alive. The registry closes rather than go on without its timer.
+        if let Err(panicked) = served
+            && let Some(due) = self.due.upgrade()
+        {
+            due.failed(&*panicked);
+        }
+    }
+}
+
+/// Serves until the registry is gone.
+async fn serve(due: &Weak<dyn Due>, bell: &Notify) {
+    while let Some(served) = due.upgrade() {
+        let next = served.run_due();
+        drop(served);
+        let rung = pin!(bell.notified());
+        match next {
+            None => rung.await,
+            // The clock is compared before the sleep is polled: a runtime's budget can leave
+            // an elapsed sleep pending.
+            Some(at) => {
+                let sleep = pin!(tokio::time::sleep_until(at));
+                match future::select(rung, sleep).await {
+                    Either::Left(_) | Either::Right(_) => {}
                 }
             }
         }

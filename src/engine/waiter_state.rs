@@ -391,6 +391,42 @@ impl WaiterState {
         callbacks.wakers.extend(state.waker.take());
     }
 
+    /// The registry has failed, and its turnstile tells nothing any more.
+    pub(super) fn close_broken(&self, now: Moment, journal: &Journal, callbacks: &mut Callbacks) {
+        let mut state = self.lock();
+        let (key, held) = (self.key().clone(), now.saturating_sub(state.since));
+        state.phase = match state.phase {
+            Phase::Waiting | Phase::Granted { .. } => {
+                journal.tell(|| state.gave_up(&key, now));
+                Phase::Refused(Refusal::Closed)
+            }
+            Phase::Held { token } => {
+                journal.tell(|| LockEvent::Lost { key, token, held });
+                let end = LeaseEnd::Lost;
+                Phase::Ended { token, end }
+            }
+            Phase::Closing { token } => {
+                journal.tell(|| LockEvent::Closed { key, token, held });
+                let end = LeaseEnd::Closed;
+                Phase::Ended { token, end }
+            }
+            Phase::Finishing { token } => {
+                let held = state.since;
+                journal.tell(|| LockEvent::Closed { key, token, held });
+                let end = LeaseEnd::Closed;
+                Phase::Finished { token, end }
+            }
+            Phase::TurnLost
+            | Phase::Left
+            | Phase::Refused(_)
+            | Phase::Ended { .. }
+            | Phase::Finished { .. } => return,
+        };
+        callbacks.policies.extend(state.repeats.take());
+        state.take_watchers(callbacks);
+        callbacks.wakers.extend(state.waker.take());
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -4,6 +4,7 @@
 //! and answers each op exactly once by [`StoreEvents::on_event`]. It decides nothing: who waits, when to
 //! ask again and what an answer is worth is the turnstile's business.
 
+use std::any::Any;
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -249,6 +250,9 @@ pub trait StoreEvents: Send + Sync {
     /// Whether a ticket for the key may stand in its queue, or be entered soon: then its grants must
     /// reach us.
     fn waits(&self, key: &str) -> bool;
+
+    /// A task of the session has panicked: what it knew is lost, and the registry closes.
+    fn failed(&self, panicked: &(dyn Any + Send));
 }
 
 /// Who opens a session.

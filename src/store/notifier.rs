@@ -75,6 +75,10 @@ mod tests {
             true
         }
 
+        fn failed(&self, _: &(dyn std::any::Any + Send)) {
+            unreachable!("no task panics here")
+        }
+
         fn on_events(&self, events: Vec<StoreEvent>) {
             for event in events {
                 let StoreEvent::Freed { key } = event else {

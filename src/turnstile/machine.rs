@@ -188,6 +188,23 @@ impl<C: Clone> Turnstile<C> {
         granted.chain(waiters.map(|waiter| &waiter.who))
     }
 
+    /// Everybody who is still to be told something.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
+        let in_flight = self.in_flight.iter().filter_map(|it| match &it.what {
+            Sent::Pending(pending) => pending.ending.as_ref(),
+            Sent::Ask { .. } => None,
+        });
+        let pending = self.pending.iter().filter_map(|it| it.ending.as_ref());
+        let endings = in_flight.chain(pending).map(|ending| &ending.who);
+        let effects = self.effects.iter().flat_map(|effects| effects.iter());
+        let effects = effects.filter_map(|effect| match effect {
+            Effect::Wake(who, _) | Effect::AskPolicy(who, _) => Some(who),
+            Effect::Send(_) => None,
+        });
+        let holder = self.holder().into_iter();
+        holder.chain(self.waiters()).chain(endings).chain(effects)
+    }
+
     fn granted(&self, taken: bool) -> Option<&C> {
         let KeyState::Held(tenure) = &self.state else {
             return None;

@@ -81,6 +81,10 @@ impl<C> PendingOps<C> {
         self.0.pop_front()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PendingOp<C>> {
+        self.0.iter()
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PendingOp<C>> {
         self.0.iter_mut()
     }

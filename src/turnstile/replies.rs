@@ -111,7 +111,11 @@ impl<C: Clone> Turnstile<C> {
                     }
                     self.on_busy(cx, entered, left.map(Span::from), upto);
                 }
-                _ => debug_assert!(false, "{outcome:?} to who asks"),
+                Outcome::NotOld
+                | Outcome::Gone { .. }
+                | Outcome::Renewed
+                | Outcome::Raised { .. }
+                | Outcome::Lost => unreachable!("{outcome:?} to who asks"),
             },
             Err(OpError::Unknown(error)) => {
                 acquisition.footprint = acquisition.footprint.max(footprint);
@@ -314,7 +318,10 @@ impl<C: Clone> Turnstile<C> {
         let ours = match outcome {
             Outcome::Gone { held } => held,
             Outcome::NotOld => false,
-            _ => true,
+            Outcome::Won { .. } | Outcome::Busy { .. } => true,
+            Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
+                unreachable!("{outcome:?} to {:?}", pending.op)
+            }
         };
         if let Some(ending) = pending.ending.take() {
             self.tell_end(ending, ours, pending.resent);
@@ -343,11 +350,14 @@ impl<C: Clone> Turnstile<C> {
             }
             // Wherever the new owner is, entering it makes it good (S3). If this was sent before,
             // it may well be somewhere.
-            _ => {
+            Outcome::NotOld => {
                 if !pending.resent {
                     acquisition.footprint = Footprint::Nothing;
                 }
                 *ask_at = cx.at();
+            }
+            Outcome::Gone { .. } | Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
+                unreachable!("{outcome:?} to a yield")
             }
         }
     }
@@ -447,7 +457,13 @@ impl<C: Clone> Turnstile<C> {
                     self.lose(lease);
                 }
             }
-            Ok(outcome) => debug_assert!(false, "{outcome:?} to a renewal"),
+            Ok(
+                outcome @ (Outcome::Won { .. }
+                | Outcome::Busy { .. }
+                | Outcome::NotOld
+                | Outcome::Gone { .. }
+                | Outcome::Raised { .. }),
+            ) => unreachable!("{outcome:?} to a renewal"),
             // Unknown changes nothing: it is tried again until the deadline, which decides. A new
             // connection renews at once (O4).
             Err(error) => {

@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use super::keyspace::Asking;
 use super::shared::Shared;
 use crate::StoreError;
+use crate::engine::run_task;
 use crate::store::contract::{Answer, KeyStatus, Op, OpError, Session, SessionConfig, StoreEvent};
 
 /// One registry's line to a [`MemoryStore`](super::MemoryStore).
@@ -142,11 +143,12 @@ impl Session for MemorySession {
             result: None,
         };
         // A task of its own: whoever wished for the op may be dropped, the op goes on.
-        runtime.spawn(async move {
+        let listener = self.line.config.listener.clone();
+        runtime.spawn(run_task(listener, async move {
             tokio::time::sleep(latency / 2).await;
             call.run();
             tokio::time::sleep(latency - latency / 2).await;
-        });
+        }));
     }
 
     fn identity(&self) -> Option<Arc<str>> {

@@ -1,5 +1,6 @@
 //! One registry's line to a quorum: a session a node, and the state that their answers change.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use super::quarantine::Quarantine;
 use super::state::State;
 use super::tally::Quorum;
 use crate::StoreError;
+use crate::engine::run_task;
 use crate::store::LockStore;
 use crate::store::contract::{
     KeyStatus, Op, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
@@ -162,13 +164,20 @@ impl Core {
     fn ring_at(&self, alarm: Instant) {
         if let Ok(runtime) = Handle::try_current() {
             let core = self.me.clone();
-            runtime.spawn(async move {
+            runtime.spawn(run_task(self.config.listener.clone(), async move {
                 sleep_until(alarm).await;
                 if let Some(core) = core.upgrade() {
                     core.act(State::tick);
                 }
-            });
+            }));
         }
+    }
+}
+
+impl EventSink {
+    fn listener(&self) -> Option<Arc<dyn StoreEvents>> {
+        let core = self.core.upgrade()?;
+        core.config.listener.upgrade()
     }
 }
 
@@ -202,11 +211,13 @@ impl StoreEvents for EventSink {
     }
 
     fn uses(&self, scope: &Scope) -> bool {
-        let listener = self
-            .core
-            .upgrade()
-            .and_then(|core| core.config.listener.upgrade());
-        listener.is_some_and(|listener| listener.uses(scope))
+        self.listener().is_some_and(|listener| listener.uses(scope))
+    }
+
+    fn failed(&self, panicked: &(dyn Any + Send)) {
+        if let Some(listener) = self.listener() {
+            listener.failed(panicked);
+        }
     }
 
     /// Nobody of ours stands in a node's queue.

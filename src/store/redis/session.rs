@@ -23,6 +23,7 @@ use super::script::{self, Script};
 use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
+use crate::engine::run_task;
 use crate::store::contract::{KeyStatus, Op, Scope, Session, SessionConfig};
 use crate::store::notifier::OrderedNotifier;
 use crate::store::send_window::SendWindow;
@@ -174,7 +175,7 @@ impl Shared {
         for task in effects.tasks {
             // Without a runtime it is dropped, which it tells the session.
             if let Ok(runtime) = Handle::try_current() {
-                runtime.spawn(task);
+                runtime.spawn(run_task(self.config.listener.clone(), task));
             }
         }
         result

@@ -26,6 +26,10 @@ impl StoreEvents for Recorder {
         true
     }
 
+    fn failed(&self, _: &(dyn std::any::Any + Send)) {
+        unreachable!("no task panics here")
+    }
+
     fn on_event(&self, event: StoreEvent) {
         self.0.lock().unwrap().push(event);
     }

@@ -19,6 +19,10 @@ impl StoreEvents for Nobody {
     fn waits(&self, _: &str) -> bool {
         false
     }
+
+    fn failed(&self, _: &(dyn std::any::Any + Send)) {
+        unreachable!("no task panics here")
+    }
 }
 
 fn session() -> RedisSession {

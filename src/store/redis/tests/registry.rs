@@ -37,6 +37,10 @@ impl StoreEvents for Recorder {
     fn waits(&self, _: &str) -> bool {
         true
     }
+
+    fn failed(&self, _: &(dyn std::any::Any + Send)) {
+        unreachable!("no task panics here")
+    }
 }
 
 /// A session, and all that it said.

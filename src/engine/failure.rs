@@ -1,0 +1,137 @@
+//! What happens when our own code panics: the registry closes.
+//!
+//! A panic may leave the registry's state half changed, so that is never used again. Leases are told that they are
+//! lost, waiters that the registry is closed. The server frees the keys when their ttl is over.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::mem;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use futures::FutureExt;
+
+use super::core::Engine;
+use super::state::{Deferred, State};
+use super::waiter_state::WaiterState;
+use crate::store::contract::StoreEvents;
+use crate::user_code::log;
+
+thread_local! {
+    /// The callers that a panic has dropped while the registry was locked.
+    static DROPPED: RefCell<Option<Vec<Arc<WaiterState>>>> = const { RefCell::new(None) };
+}
+
+/// A turnstile's reference to a caller.
+///
+/// A panic drops the callers that an event had taken out of their turnstile. They must be told, or they would wait for
+/// ever.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller(Arc<WaiterState>);
+
+impl Caller {
+    pub(super) fn new(state: Arc<WaiterState>) -> Self {
+        Self(state)
+    }
+}
+
+impl Deref for Caller {
+    type Target = WaiterState;
+
+    fn deref(&self) -> &WaiterState {
+        &self.0
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // A thread that ends has no more locals.
+            let _ = DROPPED.try_with(|dropped| {
+                if let Some(dropped) = dropped.borrow_mut().as_mut() {
+                    dropped.push(self.0.clone());
+                }
+            });
+        }
+    }
+}
+
+/// Runs `code` and returns the callers that were dropped while it panicked, or while an outer panic unwinds.
+pub(super) fn catch<R>(
+    code: impl FnOnce() -> R,
+) -> (Result<R, Box<dyn Any + Send>>, Vec<Arc<WaiterState>>) {
+    DROPPED.set(Some(Vec::new()));
+    let result = catch_unwind(AssertUnwindSafe(code));
+    (result, DROPPED.take().unwrap_or_default())
+}
+
+impl Engine {
+    /// Closes the registry, since its state cannot be trusted. `dropped`: callers that are not in the state any more.
+    pub(super) fn close_broken(
+        &self,
+        state: &mut State,
+        deferred: &mut Deferred,
+        dropped: Vec<Arc<WaiterState>>,
+        panicked: &(dyn Any + Send),
+    ) {
+        state.closed = true;
+        state.timeouts.clear();
+        let entries = mem::take(&mut state.entries);
+        let now = state.latest;
+        let held = entries.values().flat_map(|entry| entry.turnstile.callers());
+        for caller in held.map(|caller| &caller.0).chain(&dropped) {
+            caller.close_broken(now, &self.journal, &mut deferred.callbacks);
+        }
+        self.journal.end();
+        deferred.sends = Default::default();
+        deferred.policies = Default::default();
+        deferred.session = None;
+        deferred.idle = true;
+        deferred.kept = state.keep_alive.take();
+        deferred.broken = Some((entries, dropped, state.session.take()));
+        deferred.failure = Some(message(panicked));
+    }
+
+    /// Runs our own code without a lock. If it panics, the registry closes.
+    pub(super) fn guarded(&self, code: impl FnOnce()) {
+        if let Err(panicked) = catch_unwind(AssertUnwindSafe(code)) {
+            self.fail(&*panicked);
+        }
+    }
+
+    pub(super) fn fail(&self, panicked: &(dyn Any + Send)) {
+        let mut deferred = Deferred::default();
+        let mut state = self.lock();
+        self.close_broken(&mut state, &mut deferred, Vec::new(), panicked);
+        drop(state);
+        self.deliver_once(&mut deferred);
+    }
+}
+
+/// Runs a task of ours. If it panics, the registry closes.
+pub(crate) async fn run_task(listener: Weak<dyn StoreEvents>, task: impl Future<Output = ()>) {
+    if let Err(panicked) = AssertUnwindSafe(task).catch_unwind().await
+        && let Some(listener) = listener.upgrade()
+    {
+        listener.failed(&*panicked);
+    }
+}
+
+/// The log says why the registry has closed.
+pub(super) fn tell(failure: &str) {
+    log!(
+        error,
+        "internal error, the registry is closed and its leases are lost: {failure}"
+    );
+}
+
+fn message(panicked: &(dyn Any + Send)) -> String {
+    let text = panicked.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panicked.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("panic without a message").to_owned()
+}
+
+#[cfg(test)]
+mod tests;
