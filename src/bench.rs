@@ -66,6 +66,7 @@ impl Turns {
             lets_expire: false,
             patience: Patience::Queue,
             until: FOREVER,
+            answer_by: FOREVER,
         };
         let id = self.feed(|turnstile, cx| turnstile.arrive(cx, waiter));
         self.line.push_back(id);

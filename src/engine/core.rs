@@ -236,6 +236,7 @@ impl Engine {
                 lets_expire: arrival.on_finish == OnFinish::LetExpire,
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
+                answer_by: Clock::after(at.now, self.settings.response_timeout),
             };
             let (key, journal) = (caller.hashed_key(), at.journal);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {

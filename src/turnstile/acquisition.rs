@@ -26,6 +26,8 @@ pub(super) struct Acquisition {
     pub(super) ttl: Span,
     pub(super) score: Option<u64>,
     pub(super) footprint: Footprint,
+    /// Whether the store's last answer was that others hold the key.
+    pub(super) is_busy: bool,
     /// Who adopts by it, if it is not the line's.
     pub(super) adopter: Option<WaiterId>,
     pub(super) notices: Notices,
@@ -94,6 +96,7 @@ impl Acquisition {
             ttl,
             score: None,
             footprint: Footprint::Nothing,
+            is_busy: false,
             adopter: None,
             notices: Notices::default(),
             asked_policy: None,

@@ -6,7 +6,6 @@ use super::pending::{Ending, PendingOp};
 use super::tenure::LeasePhase;
 use super::time::Point;
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
-use super::wait_queue::Patience;
 use crate::StoreError;
 use crate::store::contract::Op;
 
@@ -33,14 +32,7 @@ impl<C: Clone> Turnstile<C> {
     /// one that is due for a renewal right then needs none.
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
-        while let Some(waiter) = self.waiters.pop_ended(now) {
-            let refusal = match (&self.trouble, waiter.patience) {
-                (Some(trouble), _) => Refusal::Failed(StoreError::clone(trouble)),
-                (None, Patience::Once) => Refusal::Failed(no_answer()),
-                (None, Patience::Queue) => Refusal::Busy,
-            };
-            self.refuse(waiter.who, refusal);
-        }
+        self.end_waits(now);
         while let Some(adopter) = self
             .adopters
             .remove_first(|one| Point::from(one.waiter.until) <= now)
@@ -64,6 +56,18 @@ impl<C: Clone> Turnstile<C> {
             && now >= lease.end_by
         {
             self.close_lease(cx);
+        }
+    }
+
+    /// Tells those whose wait is over that others hold the key, or what is wrong with the store.
+    pub(super) fn end_waits(&mut self, now: Point) {
+        while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
+            let refusal = match &self.trouble {
+                Some(trouble) => Refusal::Failed(StoreError::clone(trouble)),
+                None if busy => Refusal::Busy,
+                None => Refusal::Failed(no_answer()),
+            };
+            self.refuse(waiter.who, refusal);
         }
     }
 

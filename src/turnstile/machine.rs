@@ -273,9 +273,21 @@ impl<C: Clone> Turnstile<C> {
             self.refuse(waiter.who, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);
+            if held || self.is_known_busy() {
+                self.waiters.mark_busy();
+            } else if self.trouble.is_some() {
+                self.waiters.mark_answered();
+            }
         }
         self.schedule(cx);
         id
+    }
+
+    /// Whether the store has said that others hold the key, and is not being asked again.
+    fn is_known_busy(&self) -> bool {
+        let is_busy =
+            matches!(&self.state, KeyState::Acquiring { acquisition, .. } if acquisition.is_busy);
+        is_busy && self.in_flight.is_none() && !self.down
     }
 
     /// A caller wants the lease that the owner `from` left in the store, whoever stands in line for

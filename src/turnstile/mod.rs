@@ -16,7 +16,6 @@
 //! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
 
 mod acquisition;
-mod crowd;
 mod expiry;
 mod few;
 mod grants;

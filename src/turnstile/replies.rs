@@ -197,11 +197,14 @@ impl<C: Clone> Turnstile<C> {
             },
         );
         self.refuse_once(WaiterId(u64::MAX));
+        self.waiters.mark_busy();
     }
 
     /// Another has the key: when to ask again.
     fn on_busy(&mut self, cx: &mut EventCx<'_>, stands: bool, left: Option<Span>, upto: WaiterId) {
         self.refuse_once(upto);
+        self.waiters.mark_busy();
+        self.end_waits(cx.at());
         let next = if stands && self.queue {
             // W2: the holder may have changed, crashed, or be a foreign lock with no ttl at all;
             // the connection may be dead without saying so.
@@ -221,6 +224,7 @@ impl<C: Clone> Turnstile<C> {
             ask_at,
         } = &mut self.state
         {
+            acquisition.is_busy = true;
             *ask_at = cx.at() + next;
             heard = std::mem::take(&mut acquisition.notices.heard) && !self.queue;
         }
@@ -506,5 +510,6 @@ impl<C: Clone> Turnstile<C> {
         for waiter in failed {
             self.refuse(waiter.who, Refusal::Failed(error.clone()));
         }
+        self.waiters.mark_answered();
     }
 }

@@ -77,6 +77,7 @@ impl<C: Clone> Turnstile<C> {
                 },
             );
             self.refuse_once(WaiterId(u64::MAX));
+            self.waiters.mark_busy();
             return;
         }
         let old = tenure.owner;

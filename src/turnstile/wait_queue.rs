@@ -1,7 +1,8 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::crowd::Crowd;
 use super::time::{FOREVER, Moment, Point};
 
 /// One arrival of one waiter; later arrivals have greater ids.
@@ -27,17 +28,15 @@ pub(crate) struct Waiter<C> {
     /// Whether the key stays in the store when its lease ends, until its ttl is over.
     pub(crate) lets_expire: bool,
     pub(crate) patience: Patience,
+    /// For so long others are waited for.
     pub(crate) until: Moment,
+    /// For so long the store's first answer is awaited, even if others are waited for less long.
+    pub(crate) answer_by: Moment,
 }
 
 impl<C> Waiter<C> {
     pub(super) fn is_patient(&self) -> bool {
         self.patience == Patience::Queue
-    }
-
-    /// When its wait is over, if ever.
-    pub(super) fn end(&self) -> Option<Point> {
-        (self.until != FOREVER).then(|| self.until.into())
     }
 
     /// Whether the watchdog prolongs its lease.
@@ -58,168 +57,154 @@ pub(super) struct Adopter<C> {
 
 /// The waiters of one key in order of arrival.
 ///
-/// Most keys have none, or one: that is a pointer, and one allocation.
+/// Boxed: most keys in use have none.
 #[derive(Debug)]
-pub(super) enum WaitQueue<C> {
-    Empty,
-    One(Box<(WaiterId, Waiter<C>)>),
-    Many(Box<Crowd<C>>),
+pub(super) struct WaitQueue<C>(Option<Box<Waiters<C>>>);
+
+#[derive(Debug)]
+struct Waiters<C> {
+    by_id: BTreeMap<WaiterId, Waiter<C>>,
+    by_end: BTreeSet<(Point, WaiterId)>,
+    patient: usize,
+    /// The newest waiter that awaits no first answer any more.
+    answered: WaiterId,
+    /// The newest waiter of whom it is known that others hold the key.
+    busy: WaiterId,
 }
 
 impl<C> WaitQueue<C> {
     pub(super) const fn new() -> Self {
-        Self::Empty
+        Self(None)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self, Self::Empty)
+        self.0.is_none()
     }
 
     pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Empty => 0,
-            Self::One(_) => 1,
-            Self::Many(crowd) => crowd.len(),
-        }
+        self.0.as_ref().map_or(0, |waiters| waiters.by_id.len())
     }
 
     /// Whether anybody wants a place in the store's queue.
     pub(super) fn has_patient(&self) -> bool {
-        match self {
-            Self::Empty => false,
-            Self::One(one) => one.1.is_patient(),
-            Self::Many(crowd) => crowd.has_patient(),
-        }
+        self.0.as_ref().is_some_and(|waiters| waiters.patient > 0)
     }
 
-    /// The newest arrival.
+    /// Adds the newest arrival.
     pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
-        if let Self::Many(crowd) = self {
-            crowd.push(id, waiter);
-            return;
-        }
-        *self = match std::mem::replace(self, Self::Empty) {
-            Self::One(one) => {
-                let mut crowd = Crowd::new();
-                crowd.push(one.0, one.1);
-                crowd.push(id, waiter);
-                Self::Many(Box::new(crowd))
-            }
-            _ => Self::One(Box::new((id, waiter))),
-        };
+        let waiters = self.0.get_or_insert_with(|| Box::new(Waiters::new()));
+        waiters.by_end.extend(waiters.end(id, &waiter));
+        waiters.patient += usize::from(waiter.is_patient());
+        waiters.by_id.insert(id, waiter);
     }
 
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter<C>> {
-        match self {
-            Self::One(one) if one.0 == id => self.take_one(),
-            Self::Many(crowd) => {
-                let removed = crowd.remove(id);
-                self.forget_crowd();
-                removed
-            }
-            _ => None,
+        let waiters = self.0.as_mut()?;
+        let waiter = waiters.by_id.remove(&id)?;
+        if let Some(end) = waiters.end(id, &waiter) {
+            waiters.by_end.remove(&end);
         }
+        waiters.patient -= usize::from(waiter.is_patient());
+        if waiters.by_id.is_empty() {
+            self.0 = None;
+        }
+        Some(waiter)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
-        let (one, crowd) = match self {
-            Self::Empty => (None, None),
-            Self::One(one) => (Some(&one.1), None),
-            Self::Many(crowd) => (None, Some(crowd.iter())),
-        };
-        one.into_iter().chain(crowd.into_iter().flatten())
+        self.0.iter().flat_map(|waiters| waiters.by_id.values())
     }
 
     pub(super) fn first(&self) -> Option<&Waiter<C>> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => Some(&one.1),
-            Self::Many(crowd) => crowd.first(),
-        }
+        self.iter().next()
     }
 
     pub(super) fn first_id(&self) -> Option<WaiterId> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => Some(one.0),
-            Self::Many(crowd) => crowd.first_id(),
-        }
-    }
-
-    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<C>)> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => {
-                let id = one.0;
-                self.take_one().map(|waiter| (id, waiter))
-            }
-            Self::Many(crowd) => {
-                let first = crowd.pop_first();
-                self.forget_crowd();
-                first
-            }
-        }
-    }
-
-    /// Takes out those who will not stand in line and arrived no later than `upto`.
-    pub(super) fn take_once(&mut self, upto: WaiterId) -> Vec<Waiter<C>> {
-        match self {
-            Self::One(one) if one.0 <= upto && !one.1.is_patient() => {
-                self.take_one().into_iter().collect()
-            }
-            Self::Many(crowd) => {
-                let taken = crowd.take_once(upto);
-                self.forget_crowd();
-                taken
-            }
-            _ => Vec::new(),
-        }
+        let waiters = self.0.as_ref()?;
+        waiters.by_id.first_key_value().map(|(id, _)| *id)
     }
 
     /// The newest arrival.
     pub(super) fn last_id(&self) -> WaiterId {
-        match self {
-            Self::Empty => WaiterId(0),
-            Self::One(one) => one.0,
-            Self::Many(crowd) => crowd.last_id(),
+        let waiters = self.0.as_ref();
+        let last = waiters.and_then(|waiters| waiters.by_id.last_key_value());
+        last.map_or(WaiterId(0), |(id, _)| *id)
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<C>)> {
+        let id = self.first_id()?;
+        self.remove(id).map(|waiter| (id, waiter))
+    }
+
+    /// Removes those who ask once and arrived no later than `upto`.
+    pub(super) fn take_once(&mut self, upto: WaiterId) -> Vec<Waiter<C>> {
+        let Some(waiters) = &self.0 else {
+            return Vec::new();
+        };
+        let once = waiters.by_id.len() - waiters.patient;
+        let asked = waiters.by_id.range(..=upto);
+        let asked = asked.filter(|(_, waiter)| !waiter.is_patient()).take(once);
+        let ids: Vec<_> = asked.map(|(id, _)| *id).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    /// Others hold the key, as the store has said or as a local holder shows.
+    pub(super) fn mark_busy(&mut self) {
+        self.mark_answered();
+        if let Some(waiters) = &mut self.0 {
+            waiters.busy = waiters.answered;
         }
+    }
+
+    /// The store has answered: nobody who waits now awaits a first answer any more.
+    pub(super) fn mark_answered(&mut self) {
+        let last = self.last_id();
+        let Some(waiters) = &mut self.0 else {
+            return;
+        };
+        let newer = waiters.by_id.range((Excluded(waiters.answered), Unbounded));
+        for (id, waiter) in newer {
+            if let Some(before) = waiters.end(*id, waiter) {
+                waiters.by_end.remove(&before);
+                waiters.by_end.insert((waiter.until.into(), *id));
+            }
+        }
+        waiters.answered = last;
     }
 
     pub(super) fn next_end(&self) -> Option<Point> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => one.1.end(),
-            Self::Many(crowd) => crowd.next_end(),
+        let waiters = self.0.as_ref()?;
+        waiters.by_end.first().map(|(end, _)| *end)
+    }
+
+    /// Removes one whose wait is over, and says whether others hold the key, as far as is known.
+    pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Waiter<C>, bool)> {
+        let waiters = self.0.as_ref()?;
+        let (end, id) = *waiters.by_end.first()?;
+        let busy = id <= waiters.busy;
+        let ended = (end <= now).then(|| self.remove(id)).flatten();
+        ended.map(|waiter| (waiter, busy))
+    }
+}
+
+impl<C> Waiters<C> {
+    fn new() -> Self {
+        Self {
+            by_id: BTreeMap::new(),
+            by_end: BTreeSet::new(),
+            patient: 0,
+            answered: WaiterId(0),
+            busy: WaiterId(0),
         }
     }
 
-    /// Takes out one whose time is over.
-    pub(super) fn pop_ended(&mut self, now: Point) -> Option<Waiter<C>> {
-        if self.next_end()? > now {
-            return None;
-        }
-        match self {
-            Self::Many(crowd) => {
-                let ended = crowd.pop_next_end();
-                self.forget_crowd();
-                ended
-            }
-            _ => self.take_one(),
-        }
-    }
-
-    fn take_one(&mut self) -> Option<Waiter<C>> {
-        match std::mem::replace(self, Self::Empty) {
-            Self::One(one) => Some(one.1),
-            _ => None,
-        }
-    }
-
-    /// Gives back the memory of a crowd that is gone.
-    fn forget_crowd(&mut self) {
-        if matches!(self, Self::Many(crowd) if crowd.len() == 0) {
-            *self = Self::Empty;
-        }
+    /// When the wait of one is over, if ever. The first answer is awaited for longer.
+    fn end(&self, id: WaiterId, waiter: &Waiter<C>) -> Option<(Point, WaiterId)> {
+        let end = match id <= self.answered {
+            true => waiter.until,
+            false => waiter.until.max(waiter.answer_by),
+        };
+        (waiter.until != FOREVER).then(|| (end.into(), id))
     }
 }

@@ -200,6 +200,7 @@ suite! {
         a_release_that_cannot_be_told_is_made_good_later,
         a_guards_release_tries_until_the_deadline,
         a_reply_that_comes_too_late_brings_no_dead_lease,
+        a_slow_store_serves_a_short_wait,
         a_store_that_does_not_answer_errs_in_time,
         #[core]
         an_outage_is_no_loss,

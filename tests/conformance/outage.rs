@@ -223,9 +223,27 @@ pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
     let begin = Instant::now();
     assert_err!(lock.acquire_once().await, Store, "k");
     assert_took(begin, ms(300), W::LATE);
+    // Nor is it "busy" to one who waits for others less long.
+    assert_err!(lock.acquire_within(ms(50)).await, Store, "k");
     w.set_latency(ms(0));
     // What the store did about it meanwhile is undone.
     idle(&registry).await;
+    free(&lock).await;
+}
+
+/// A wait bounds how long others are waited for. The first answer counts, also if it comes after that.
+pub(crate) async fn a_slow_store_serves_a_short_wait<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k");
+    assert!(lock.acquire_once().await.unwrap());
+    assert!(lock.release().await.unwrap());
+    w.set_latency(ms(200));
+    assert!(lock.acquire_within(ms(20)).await.unwrap());
+    let other = w.registry().await;
+    let busy = other.obtain("k").acquire_within(ms(20)).await;
+    assert!(!busy.unwrap());
+    w.set_latency(ms(0));
+    assert!(lock.release().await.unwrap());
     free(&lock).await;
 }
 

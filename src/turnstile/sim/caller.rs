@@ -171,6 +171,9 @@ impl World {
             lets_expire: caller.lets_expire,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
+            answer_by: self.processes[process]
+                .clock
+                .moment(now + self.profile.response_timeout),
         };
         let adopts = caller.adopts.clone();
         self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));

@@ -10,6 +10,9 @@ use crate::turnstile::{
     Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
+/// For so long the store's first answer is awaited.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// What the server's clock shows when ours shows 0, in milliseconds.
 pub(super) const EPOCH: u64 = 1_700_000_000_000;
 
@@ -193,6 +196,7 @@ impl Desk {
             lets_expire: wish.lets_expire,
             patience: wish.patience,
             until: wish.until,
+            answer_by: self.now + RESPONSE_TIMEOUT,
         }
     }
 

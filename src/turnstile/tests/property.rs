@@ -525,6 +525,7 @@ impl Bench {
                         Patience::Queue
                     },
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
+                    answer_by: self.now + ms(100),
                 };
                 let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter));
                 self.callers.push((id, Stage::Waiting));
@@ -539,6 +540,7 @@ impl Bench {
                     lets_expire: false,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
+                    answer_by: self.now + ms(wait),
                 };
                 let from = "other:1".into();
                 let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));

@@ -251,6 +251,91 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     assert!(matches!(desk.refused("a"), Refusal::Failed(_)));
 }
 
+/// "Busy" is what the store, or a holder in this process, has said. A store that does not answer is told as what it is,
+/// and its first answer is awaited even by one who waits for others less long.
+#[test]
+fn a_store_that_does_not_answer_is_not_busy() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000).until(1100));
+    desk.sent();
+    desk.wait_until(1999);
+    desk.untold("a");
+    desk.wait_until(2000);
+    assert!(matches!(desk.refused("a"), Refusal::Failed(error) if error.is_retryable()));
+}
+
+/// A store that is known to be away is not awaited for longer than others.
+#[test]
+fn w1_a_wait_for_a_store_that_is_away_ends_in_time() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000).until(1100));
+    let enter = desk.sent();
+    desk.fail(&enter, OpError::Unsent(broken()));
+    desk.arrive("b", fixed(1000).until(1100));
+    desk.wait_until(1100);
+    for who in ["a", "b"] {
+        let refusal = desk.refused(who);
+        assert!(
+            matches!(&refusal, Refusal::Failed(error) if error.to_string() == broken().to_string()),
+            "{refusal:?}"
+        );
+    }
+}
+
+#[test]
+fn a_first_answer_that_is_late_counts() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000).until(1100));
+    let enter = desk.sent();
+    desk.wait_until(1500);
+    desk.reply(&enter, Outcome::Won { epoch: 1 });
+    desk.granted("a");
+
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000).until(1100));
+    let enter = desk.sent();
+    desk.wait_until(1500);
+    desk.reply(&enter, busy(5000, 1));
+    assert!(matches!(desk.refused("a"), Refusal::Busy));
+}
+
+/// Nothing is asked for one who comes while a ticket of its registry stands in the queue: the answer is known.
+#[test]
+fn who_joins_a_wait_is_busy_at_the_end_of_its_own() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(1000));
+    let enter = desk.sent();
+    desk.arrive("with it", fixed(1000).until(1100));
+    desk.reply(&enter, busy(5000, 1));
+    desk.arrive("after it", fixed(1000).until(1100));
+    desk.silent();
+    desk.wait_until(1100);
+    assert!(matches!(desk.refused("with it"), Refusal::Busy));
+    assert!(matches!(desk.refused("after it"), Refusal::Busy));
+    // It is asked again, and does not answer any more.
+    desk.wait_until(6050);
+    desk.sent();
+    desk.arrive("late", fixed(1000).until(6100));
+    desk.wait_until(6100);
+    desk.untold("late");
+    desk.wait_until(7050);
+    assert!(matches!(desk.refused("late"), Refusal::Failed(_)));
+}
+
+#[test]
+fn who_waits_for_a_local_holder_is_busy_at_the_end_of_its_wait() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(5000));
+    desk.arrive("before", fixed(1000).until(1100));
+    let enter = desk.sent();
+    desk.reply(&enter, Outcome::Won { epoch: 1 });
+    desk.granted("a");
+    desk.arrive("after", fixed(1000).until(1100));
+    desk.wait_until(1100);
+    assert!(matches!(desk.refused("before"), Refusal::Busy));
+    assert!(matches!(desk.refused("after"), Refusal::Busy));
+}
+
 /// More than the line may hold are turned away, at once.
 #[test]
 fn w1_a_full_line_takes_nobody() {
