@@ -13,7 +13,6 @@ use crate::key;
 use crate::lease::Lease;
 use crate::plan::Plan;
 use crate::repeat::Repeats;
-use crate::settings::OnFinish;
 use crate::turnstile::{Patience, Verdict};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
@@ -231,10 +230,8 @@ enum Stage {
 
 impl Adopt {
     pub(crate) fn new(engine: Arc<Engine>, detached: DetachedLease) -> Self {
-        let mut plan = Plan::new(Some(engine), &detached.key);
-        plan.on_finish = OnFinish::Release;
         Self {
-            plan,
+            plan: Plan::new(Some(engine), &detached.key),
             detached,
             stage: Stage::Unpolled,
         }
@@ -243,13 +240,10 @@ impl Adopt {
     fn ask(&mut self) -> Result<(), LockError> {
         let engine = self.plan.engine()?.clone();
         let caller = Arc::new(WaiterState::new(self.plan.hashed_key().clone()));
+        let wait = engine.settings().response_timeout;
         let arrival = Arrival {
-            ttl: self.plan.ttl(),
-            renewals: self.plan.renewal().times(),
-            on_finish: self.plan.on_finish,
-            patience: Patience::Once,
-            wait: engine.settings().response_timeout,
             repeats: Repeats::none(),
+            ..self.plan.arrival(Patience::Once, wait)
         };
         let from = self.detached.owner.clone();
         engine.adopt(&caller, from, arrival);

@@ -1,28 +1,26 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures::future::FusedFuture;
 
 use crate::LockError;
+use crate::acquire::Acquiring;
 use crate::lease::{Lease, LeaseRelease};
 use crate::user_code::log;
+use crate::with_lock::skip;
 
-/// A handle's slot: the lease that its `acquire` brought.
+/// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
+#[derive(Default)]
 pub(crate) struct Handle {
     slot: Mutex<Option<Lease>>,
 }
 
 impl Handle {
-    pub(crate) fn new() -> Arc<Self> {
-        let slot = Mutex::new(None);
-        Arc::new(Self { slot })
-    }
-
-    pub(crate) fn fill(&self, lease: Lease) {
+    fn fill(&self, lease: Lease) {
         let before = self.lock().replace(lease);
-        // Over, or the key could not have been acquired again; its drop takes locks of its own.
+        // Over, or the key could not have been acquired again. Its drop takes locks of its own.
         drop(before);
     }
 
@@ -64,6 +62,41 @@ impl fmt::Debug for Handle {
     }
 }
 
+/// Future of [`Lock::acquire`](crate::Lock::acquire),
+/// [`Lock::acquire_within`](crate::Lock::acquire_within) and
+/// [`Lock::acquire_once`](crate::Lock::acquire_once).
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
+pub struct Acquire {
+    acquiring: Acquiring,
+    /// Kept until it resolves: the lease goes into its slot.
+    handle: Option<Arc<Handle>>,
+}
+
+impl Acquire {
+    pub(crate) fn new(acquiring: Acquiring, handle: Arc<Handle>) -> Self {
+        let handle = Some(handle);
+        Self { acquiring, handle }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<bool, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let acquired = ready!(self.acquiring.poll(cx));
+        let handle = self.handle.take().expect("kept until it resolves");
+        let lease = skip(acquired)?;
+        Poll::Ready(Ok(lease.map(|lease| handle.fill(lease)).is_some()))
+    }
+}
+
+impl FusedFuture for Acquire {
+    fn is_terminated(&self) -> bool {
+        self.acquiring.is_done()
+    }
+}
+
 /// Future of [`Lock::release`](crate::Lock::release).
 #[derive(Debug)]
 #[must_use = "a release that is not polled has done nothing"]
@@ -94,7 +127,7 @@ impl Future for Release {
         }
         let released = match &mut this.releasing {
             None => Ok(false),
-            Some(releasing) => std::task::ready!(Pin::new(releasing).poll(cx)).map(|()| true),
+            Some(releasing) => ready!(Pin::new(releasing).poll(cx)).map(|()| true),
         };
         this.releasing = None;
         this.handle = None;

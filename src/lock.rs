@@ -1,19 +1,15 @@
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::{Stream, TryFuture, TryStream};
-
-use crate::acquire::{Acquire, AcquireLease, Acquiring, TryLease};
+use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
-use crate::handle::{Handle, Release};
+use crate::handle::{Acquire, Handle, Release};
 use crate::inspect::Inspect;
-use crate::lease::LeaseView;
 use crate::plan::Plan;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
-use crate::{LockError, future, stream};
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///
@@ -28,26 +24,48 @@ use crate::{LockError, future, stream};
 #[must_use = "a Lock does nothing until it is acquired"]
 pub struct Lock {
     plan: Plan,
-    handle: Arc<Handle>,
+    /// Made when it is first asked for.
+    handle: OnceLock<Arc<Handle>>,
 }
 
 impl Lock {
     pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
-        let plan = Plan::new(engine, key);
+        Self::with_plan(Plan::new(engine, key))
+    }
+
+    fn with_plan(plan: Plan) -> Self {
         Self {
             plan,
-            handle: Handle::new(),
+            handle: OnceLock::new(),
         }
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
+    /// What it locks, and how, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn into_plan(self) -> Plan {
+        self.plan.asked_here()
+    }
+
+    /// The same of a lock that is still needed.
+    #[track_caller]
+    pub(crate) fn plan_asked_here(&self) -> Plan {
+        self.plan.clone().asked_here()
     }
 
     fn set(mut self, set: impl FnOnce(&mut Plan)) -> Self {
         set(&mut self.plan);
-        self.handle = Handle::new();
-        self
+        Self::with_plan(self.plan)
+    }
+
+    #[track_caller]
+    fn acquiring(&self, wait: Option<Duration>) -> Acquiring {
+        let mut plan = self.plan_asked_here();
+        plan.wait = wait.or(plan.wait);
+        Acquiring::new(plan)
+    }
+
+    fn handle(&self) -> Arc<Handle> {
+        self.handle.get_or_init(Arc::default).clone()
     }
 
     /// How long a caller is ready to wait for the lock, if it is not
@@ -233,7 +251,7 @@ impl Lock {
     /// back in the background.
     #[track_caller]
     pub fn acquire_once(&self) -> Acquire {
-        self.acquire_by(Acquiring::once(self.plan.asked_here()))
+        Acquire::new(self.acquiring(Some(Duration::ZERO)), self.handle())
     }
 
     /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: true if this
@@ -256,7 +274,7 @@ impl Lock {
     /// anew when it is polled.
     #[track_caller]
     pub fn acquire(&self) -> Acquire {
-        self.acquire_by(Acquiring::patient(self.plan.asked_here()))
+        Acquire::new(self.acquiring(None), self.handle())
     }
 
     /// [`acquire`](Self::acquire) with a wait of its own.
@@ -270,11 +288,7 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn acquire_within(&self, wait: Duration) -> Acquire {
-        self.acquire_by(Acquiring::within(self.plan.asked_here(), wait))
-    }
-
-    fn acquire_by(&self, acquiring: Acquiring) -> Acquire {
-        Acquire::new(acquiring, self.handle.clone())
+        Acquire::new(self.acquiring(Some(wait)), self.handle())
     }
 
     /// Releases what this handle's `acquire` brought: `Ok(true)` when it is released, `Ok(false)`
@@ -290,13 +304,13 @@ impl Lock {
     ///
     /// Unpolled it has done nothing; once polled, it goes on in the background when it is dropped.
     pub fn release(&self) -> Release {
-        Release::new(self.handle.clone())
+        Release::new(self.handle())
     }
 
     /// Whether this handle's `acquire` holds the lock now. It turns false at the lease's deadline
     /// by itself, and says nothing of [`lease`](Self::lease) and its sisters.
     pub fn is_acquired(&self) -> bool {
-        self.handle.is_valid()
+        self.handle.get().is_some_and(|handle| handle.is_valid())
     }
 
     /// Acquires the lock as a guard, waiting for it as long as [`wait`](Self::wait) says.
@@ -312,7 +326,7 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn lease(&self) -> AcquireLease {
-        AcquireLease::new(Acquiring::patient(self.plan.asked_here()))
+        AcquireLease(self.acquiring(None))
     }
 
     /// [`lease`](Self::lease) with a wait of its own.
@@ -326,7 +340,7 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn lease_within(&self, wait: Duration) -> AcquireLease {
-        AcquireLease::new(Acquiring::within(self.plan.asked_here(), wait))
+        AcquireLease(self.acquiring(Some(wait)))
     }
 
     /// Acquires the lock as a guard if that can be done now; `None` if others have it.
@@ -340,178 +354,14 @@ impl Lock {
     /// That of [`acquire_once`](Self::acquire_once).
     #[track_caller]
     pub fn lease_once(&self) -> TryLease {
-        TryLease::new(Acquiring::once(self.plan.asked_here()))
-    }
-
-    /// Runs work under the lock that wants to see its lease: the fencing token, the loss.
-    ///
-    /// `work` is called once the lock is held, with a view that cannot release it. See
-    /// [`with_lock`](crate::FutureLockExt::with_lock) for what happens when.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
-    /// # let locks = lockstream::LockRegistry::in_memory();
-    /// let lock = locks.obtain("row:7");
-    /// let token = lock.with_lease(async |lease| lease.token()).await?;
-    /// assert!(token > 0);
-    /// // hot work: spawn it inside, so that it starts when the lock is held
-    /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
-    /// # assert_eq!(sum, 2);
-    /// # Ok(()) }
-    /// ```
-    #[track_caller]
-    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
-    where
-        F: FnOnce(LeaseView) -> Fut,
-        Fut: Future,
-    {
-        future::WithLease::new(self.plan.asked_here(), work)
-    }
-
-    /// [`with_lease`](Self::with_lease) for work that yields a `Result`: lock errors become the
-    /// work's own by `From<LockError>`.
-    #[track_caller]
-    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
-    where
-        F: FnOnce(LeaseView) -> Fut,
-        Fut: TryFuture + Future,
-        Fut::Error: From<LockError>,
-    {
-        future::TryWithLease::new(self.with_lease(work))
-    }
-
-    /// Runs a stream under the lock that wants to see its lease; see
-    /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
-    #[track_caller]
-    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
-    where
-        F: FnOnce(LeaseView) -> S,
-        S: Stream,
-    {
-        stream::WithLease::new(self.plan.asked_here(), work)
-    }
-
-    /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: lock errors
-    /// become the stream's own by `From<LockError>`.
-    #[track_caller]
-    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
-    where
-        F: FnOnce(LeaseView) -> S,
-        S: TryStream + Stream,
-        S::Error: From<LockError>,
-    {
-        stream::TryWithLease::new(self.with_lease_stream(work))
-    }
-
-    /// Campaigns for the lead: a stream of [`Leadership`](crate::Leadership) that tells when this
-    /// candidate leads and when it does not, for ever.
-    ///
-    /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
-    /// than any before. The first item is `Leader` if the lead is to be had at once, else
-    /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
-    /// begins anew. [`wait`](Self::wait), [`on_lost`](Self::on_lost) and
-    /// [`on_finish`](Self::on_finish) do not matter here. The lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
-    /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
-    /// leader when the one there is has crashed.
-    ///
-    /// While the store cannot be reached a leader leads until the end of its lease; then, and for a
-    /// candidate from the start, the answer is `Follower`. Whatever may mend, and be it much later, is tried
-    /// again for ever, after pauses that grow to 5 s where waiting in line will not do, each with a
-    /// warning in the log: a store that refuses (a wrong password, a missing right), a queue that
-    /// is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. What cannot mend
-    /// yields [`Ended`](crate::Leadership::Ended), and then the stream is over:
-    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), what is wrong with the
-    /// key, the ttl or the settings.
-    ///
-    /// A leader that does not poll the stream goes on leading; it learns of the loss by
-    /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
-    /// is granted the lead but does not look for a third of the ttl is passed over, and stands in
-    /// line anew when it is polled. For work that is to run only while leading, there is
-    /// [`lead`](Self::lead).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the stream resigns: what is held is released in the background, and the place in
-    /// line given up. [`resign`](crate::stream::Campaign::resign) waits for that. `next()` may be
-    /// dropped and called again in a `select!` loop; it loses nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use futures::StreamExt;
-    /// use lockstream::{Leadership, LockRegistry};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let locks = LockRegistry::in_memory();
-    /// let mut campaign = locks.obtain("scheduler").leadership();
-    /// # let mut terms = 0;
-    /// while let Some(leadership) = campaign.next().await {
-    ///     match leadership {
-    ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
-    ///         Leadership::Follower => println!("following"),
-    ///         Leadership::Ended(why) => println!("no more of that: {why}"),
-    ///         _ => {}
-    ///     }
-    /// #   terms += 1;
-    /// #   if terms == 1 { locks.shutdown().await; }
-    /// }
-    /// # assert_eq!(terms, 2);
-    /// # }
-    /// ```
-    pub fn leadership(&self) -> stream::Campaign {
-        stream::Campaign::new(self.plan.clone())
-    }
-
-    /// Runs work only while leading: `work` is called with each term's lease, what it makes is
-    /// dropped at once when the lead is lost, and it is called anew when the lead comes back.
-    ///
-    /// When the work completes under the lead, the lock is released and its value yielded. A loss
-    /// that shows at the work's last poll or at the release counts as well: the value is dropped,
-    /// and the work begins anew. So work may run several times, half or whole, and what it writes
-    /// wants the token beside it. Campaigns are those of [`leadership`](Self::leadership).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Closed`], [`LockError::NoRegistry`], and what is wrong with the key, the ttl or
-    /// the settings. Trouble with the store is waited out.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, it drops the work and then resigns: what is held is released in the background,
-    /// and the place in line given up.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
-    /// # let locks = lockstream::LockRegistry::in_memory();
-    /// let lock = locks.obtain("scheduler");
-    /// let jobs = vec!["nightly", "weekly"];
-    /// let done = lock
-    ///     .lead(|lease| {
-    ///         // each term has work of its own
-    ///         let jobs = jobs.clone();
-    ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
-    ///     })
-    ///     .await?;
-    /// assert!(done.starts_with("2 jobs"));
-    /// # Ok(()) }
-    /// ```
-    pub fn lead<F, Fut>(&self, work: F) -> future::Lead<F, Fut>
-    where
-        F: FnMut(LeaseView) -> Fut,
-        Fut: Future,
-    {
-        future::Lead::new(self.plan.clone(), work)
+        TryLease(self.acquiring(Some(Duration::ZERO)))
     }
 }
 
 impl Clone for Lock {
     /// A caller of its own for the same key, with the same settings and an empty slot.
     fn clone(&self) -> Self {
-        Self {
-            plan: self.plan.clone(),
-            handle: Handle::new(),
-        }
+        Self::with_plan(self.plan.clone())
     }
 }
 

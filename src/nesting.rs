@@ -1,9 +1,9 @@
-//! Which locks the code that runs now is inside of: what a nested lock looks for.
+//! Which locks the running code is inside of: what a nested lock looks for.
 //!
-//! While a combinator polls its work, a frame stands on a stack of the polling thread; it is gone
-//! when that poll returns or unwinds. So the stack is what is polled inside what, at this moment,
-//! wherever the next poll of the same work may run. A task that a nested runtime polls inside is no
-//! part of the work: frames count only within their own task.
+//! While a combinator polls its work, a frame is on a stack of the polling thread. It is removed
+//! when that poll returns or unwinds. So the stack says what is polled inside what at this moment,
+//! on whatever thread the next poll of the same work may run. A task that a nested runtime polls
+//! inside the work is no part of it: frames count only within their own task.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -17,45 +17,45 @@ use crate::lease::Lease;
 use crate::settings::OnFinish;
 
 thread_local! {
-    /// It grows to the deepest nesting so far, and stays so: a poll allocates nothing.
+    /// Its capacity stays that of the deepest nesting so far: a poll allocates nothing.
     static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Frame {
-    /// Who it is, never looked into: the combinator that made the frame keeps it alive.
+    /// Compared, never dereferenced: the combinator that pushed the frame keeps it alive.
     engine: *const Engine,
-    caller: Arc<WaiterState>,
-    on_finish: OnFinish,
     task: Option<task::Id>,
-    place: &'static Location<'static>,
+    around: Around,
 }
 
-/// A frame stands as long as this does, on the thread that made it.
+/// A lease that the running code is inside of.
+#[derive(Clone)]
+pub(crate) struct Around {
+    pub(crate) caller: Arc<WaiterState>,
+    pub(crate) on_finish: OnFinish,
+    /// Where it was asked for.
+    pub(crate) place: &'static Location<'static>,
+}
+
+/// The frame is on the stack as long as this exists, on the thread that made it.
 #[must_use]
 pub(crate) struct Inside {
     entered: bool,
     here: PhantomData<*const ()>,
 }
 
-/// A lease that the code that runs now is inside of.
-pub(crate) struct Around {
-    pub(crate) caller: Arc<WaiterState>,
-    /// What it has settled for its end.
-    pub(crate) on_finish: OnFinish,
-    /// Where it was asked for.
-    pub(crate) place: &'static Location<'static>,
-}
-
-/// The code that runs now is inside the lease until what this returns is dropped.
+/// The running code is inside the lease until what this returns is dropped.
 pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside {
     let frame = Frame {
         engine: Arc::as_ptr(lease.engine()),
-        caller: lease.caller().clone(),
-        on_finish: lease.on_finish(),
         task: task::try_id(),
-        place,
+        around: Around {
+            caller: lease.caller().clone(),
+            on_finish: lease.on_finish(),
+            place,
+        },
     };
-    // A thread that ends has no stack any more: what it polls then is inside of nothing.
+    // A thread that is ending has no stack any more: what it polls then is inside of nothing.
     let entered = STACK.try_with(|stack| stack.borrow_mut().push(frame));
     Inside {
         entered: entered.is_ok(),
@@ -63,37 +63,33 @@ pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside 
     }
 }
 
-/// The lease of this registry's on the key that the code that runs now is inside of, if it is valid.
+/// The valid lease of this registry on the key that the running code is inside of.
 pub(crate) fn around(engine: &Arc<Engine>, key: &str) -> Option<Around> {
-    let inside = STACK.try_with(|stack| {
+    let innermost = STACK.try_with(|stack| {
         let stack = stack.borrow();
         if stack.is_empty() {
             return None;
         }
         let task = task::try_id();
-        let mut frames = stack.iter().rev();
-        // The innermost on the key: it is there because what is around it was lost, or shares it.
-        let frame = frames.find(|frame| {
+        // If several are on the key, the outer ones were lost, or are shared by the innermost.
+        let frame = stack.iter().rev().find(|frame| {
             frame.task == task
                 && std::ptr::eq(frame.engine, Arc::as_ptr(engine))
-                && **frame.caller.key() == *key
+                && **frame.around.caller.key() == *key
         })?;
-        Some(Around {
-            caller: frame.caller.clone(),
-            on_finish: frame.on_finish,
-            place: frame.place,
-        })
+        Some(frame.around.clone())
     });
-    inside
-        .ok()
-        .flatten()
-        .filter(|around| around.caller.is_held(engine.clock().now()))
+    let around = innermost.ok().flatten()?;
+    around
+        .caller
+        .is_held(engine.clock().now())
+        .then_some(around)
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
         if self.entered {
-            // Dropped where the stack is not borrowed.
+            // Returned, so that it is dropped where the stack is not borrowed.
             let frame = STACK.try_with(|stack| stack.borrow_mut().pop());
             debug_assert!(!matches!(frame, Ok(None)), "a frame that was not its own");
         }

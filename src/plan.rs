@@ -3,28 +3,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LockError;
-use crate::engine::Engine;
+use crate::engine::{Arrival, Engine};
 use crate::key::{self, Key};
 use crate::renewal::Renewal;
-use crate::repeat::{Repeat, Repeats};
+use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost, TTL};
+use crate::turnstile::Patience;
 
-/// What a handle is told to lock, and how.
+/// What a lock was told to lock, and how. What is not set is the registry's.
 #[derive(Clone)]
 pub(crate) struct Plan {
     engine: Option<Arc<Engine>>,
     key: Key,
-    /// Why the key cannot name a lock: found once, however often the handle acquires.
+    /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
     key_fault: Option<&'static str>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) repeat: Option<Repeat>,
     pub(crate) renewal: Option<Renewal>,
     pub(crate) on_lost: OnLost,
+    pub(crate) on_finish: OnFinish,
     pub(crate) reentrant: bool,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
-    pub(crate) on_finish: OnFinish,
 }
 
 impl Plan {
@@ -42,66 +43,60 @@ impl Plan {
             repeat: None,
             renewal: None,
             on_lost: OnLost::default(),
+            on_finish: OnFinish::default(),
             reentrant: false,
             place: Location::caller(),
-            on_finish: OnFinish::default(),
         }
     }
 
     /// The same, asked for where the caller's caller stands.
     #[track_caller]
-    pub(crate) fn asked_here(&self) -> Self {
-        Self {
-            place: Location::caller(),
-            ..self.clone()
-        }
+    pub(crate) fn asked_here(mut self) -> Self {
+        self.place = Location::caller();
+        self
     }
 
     pub(crate) fn place(&self) -> &'static Location<'static> {
         self.place
     }
 
-    /// Who is to acquire it, or why it cannot be.
+    /// The registry that can acquire the lock, or why none can.
     pub(crate) fn engine(&self) -> Result<&Arc<Engine>, LockError> {
-        let key = || self.key.name().clone();
+        let key = || self.key().clone();
         let Some(engine) = &self.engine else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        if let Some((setting, reason)) = engine.fault() {
-            return Err(LockError::InvalidSetting {
+        let ttl = self.ttl.unwrap_or(engine.settings().ttl);
+        Err(if let Some((setting, reason)) = engine.fault() {
+            LockError::InvalidSetting {
                 key: key(),
                 setting,
                 reason,
-            });
-        }
-        if let Some(reason) = self.key_fault {
-            return Err(LockError::InvalidKey { key: key(), reason });
-        }
-        if !TTL.contains(&self.ttl()) {
-            return Err(LockError::InvalidTtl {
-                key: key(),
-                ttl: self.ttl(),
-            });
-        }
-        if self.ttl() <= engine.overhead() {
-            return Err(LockError::InvalidSetting {
+            }
+        } else if let Some(reason) = self.key_fault {
+            LockError::InvalidKey { key: key(), reason }
+        } else if !TTL.contains(&ttl) {
+            LockError::InvalidTtl { key: key(), ttl }
+        } else if ttl <= engine.overhead() {
+            LockError::InvalidSetting {
                 key: key(),
                 setting: "min_replicas",
                 reason: "it gives replicas as long as the lease lasts, or longer",
-            });
-        }
-        Ok(engine)
+            }
+        } else {
+            return Ok(engine);
+        })
     }
 
-    /// The same, once it was found that it can be acquired.
+    /// The same for a lock that [can be acquired](Self::engine).
     pub(crate) fn registry(&self) -> &Arc<Engine> {
-        self.engine.as_ref().expect("who is in line has a registry")
+        self.engine.as_ref().expect("whoever waits has a registry")
     }
 
-    /// The registry goes on to the lease, and nothing is acquired by this plan after that. All threads
-    /// count on its one counter, so each clone that is not made saves them a wait for each other.
+    /// Moves the registry to the lease; nothing is acquired with these options after that. A clone
+    /// would make all threads contend for one reference count.
     pub(crate) fn take_registry(&mut self) -> Arc<Engine> {
-        self.engine.take().expect("who is in line has a registry")
+        self.engine.take().expect("whoever waits has a registry")
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
@@ -112,42 +107,22 @@ impl Plan {
         &self.key
     }
 
-    pub(crate) fn on_lost(&self) -> OnLost {
-        self.on_lost
-    }
-
-    pub(crate) fn ttl(&self) -> Duration {
-        self.ttl
-            .or_else(|| Some(self.engine.as_ref()?.settings().ttl))
-            .unwrap_or_default()
-    }
-
     pub(crate) fn wait(&self) -> Duration {
-        self.wait
-            .or_else(|| Some(self.engine.as_ref()?.settings().wait))
-            .unwrap_or_default()
+        self.wait.unwrap_or(self.registry().settings().wait)
     }
 
-    /// The pauses of one wait.
-    pub(crate) fn repeats(&self) -> Repeats {
-        let repeat = self
-            .repeat
-            .as_ref()
-            .or_else(|| Some(&self.engine.as_ref()?.settings().repeat));
-        repeat.map_or_else(|| Repeat::default().start(), Repeat::start)
-    }
-
-    /// A ttl that was set asks for a lease of just that length, unless the lock says otherwise.
-    pub(crate) fn renewal(&self) -> Renewal {
-        match (self.renewal, self.ttl, &self.engine) {
-            (Some(renewal), _, _) => renewal,
-            (None, None, Some(engine)) => engine.settings().renewal,
-            (None, _, _) => Renewal::off(),
+    /// What the registry is asked for.
+    pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
+        let settings = self.registry().settings();
+        // A ttl that was set asks for a lease of just that length.
+        let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
+        Arrival {
+            ttl: self.ttl.unwrap_or(settings.ttl),
+            renewals: self.renewal.unwrap_or(default).times(),
+            on_finish: self.on_finish,
+            patience,
+            wait,
+            repeats: self.repeat.as_ref().unwrap_or(&settings.repeat).start(),
         }
-    }
-
-    pub(crate) fn max_waiters(&self) -> usize {
-        let engine = self.engine.as_ref();
-        engine.map_or(usize::MAX, |engine| engine.settings().max_waiters)
     }
 }

@@ -1,8 +1,11 @@
 use futures::{Stream, TryFuture, TryStream};
 
+use super::or_skip::Try;
+use super::scoped::Scoped;
 use super::{future, stream};
-use crate::LockError;
 use crate::into_lock::IntoLock;
+use crate::lease::LeaseView;
+use crate::{Lock, LockError};
 
 /// Runs futures under a lock.
 pub trait FutureLockExt: Future {
@@ -70,7 +73,8 @@ pub trait FutureLockExt: Future {
     where
         Self: Sized,
     {
-        future::WithLock::new(lock.into_lock().plan().asked_here(), self)
+        let scoped = Scoped::given(lock.into_lock().into_plan(), self);
+        future::WithLock { scoped }
     }
 
     /// [`with_lock`](Self::with_lock) for a future that yields a `Result`: lock errors become its
@@ -98,7 +102,8 @@ pub trait FutureLockExt: Future {
         Self: TryFuture + Sized,
         Self::Error: From<LockError>,
     {
-        future::TryWithLock::new(FutureLockExt::with_lock(self, lock))
+        let inner = FutureLockExt::with_lock(self, lock);
+        Try { inner }
     }
 }
 
@@ -140,7 +145,8 @@ pub trait StreamLockExt: Stream {
     where
         Self: Sized,
     {
-        stream::WithLock::new(lock.into_lock().plan().asked_here(), self)
+        let scoped = Scoped::given(lock.into_lock().into_plan(), self);
+        stream::WithLock { scoped }
     }
 
     /// [`with_lock`](Self::with_lock) for a stream of `Result`s: lock errors become its own by
@@ -151,8 +157,80 @@ pub trait StreamLockExt: Stream {
         Self: TryStream + Sized,
         Self::Error: From<LockError>,
     {
-        stream::TryWithLock::new(StreamLockExt::with_lock(self, lock))
+        let inner = StreamLockExt::with_lock(self, lock);
+        Try { inner }
     }
 }
 
 impl<S: Stream + ?Sized> StreamLockExt for S {}
+
+/// Work that is begun with a view of its lease.
+impl Lock {
+    /// Runs work under the lock that wants to see its lease: the fencing token, the loss.
+    ///
+    /// `work` is called once the lock is held, with a view that cannot release it. See
+    /// [`with_lock`](crate::FutureLockExt::with_lock) for what happens when.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("row:7");
+    /// let token = lock.with_lease(async |lease| lease.token()).await?;
+    /// assert!(token > 0);
+    /// // hot work: spawn it inside, so that it starts when the lock is held
+    /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
+    /// # assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        future::WithLease {
+            begin: Some(work),
+            scoped: Scoped::begun(self.plan_asked_here()),
+        }
+    }
+
+    /// [`with_lease`](Self::with_lease) for work that yields a `Result`: lock errors become the
+    /// work's own by `From<LockError>`.
+    #[track_caller]
+    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: TryFuture + Future,
+        Fut::Error: From<LockError>,
+    {
+        let inner = self.with_lease(work);
+        Try { inner }
+    }
+
+    /// Runs a stream under the lock that wants to see its lease; see
+    /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
+    #[track_caller]
+    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: Stream,
+    {
+        stream::WithLease {
+            begin: Some(work),
+            scoped: Scoped::begun(self.plan_asked_here()),
+        }
+    }
+
+    /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: lock errors
+    /// become the stream's own by `From<LockError>`.
+    #[track_caller]
+    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: TryStream + Stream,
+        S::Error: From<LockError>,
+    {
+        let inner = self.with_lease_stream(work);
+        Try { inner }
+    }
+}

@@ -6,101 +6,152 @@ use futures::future::FusedFuture;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
-use super::strm::flatten;
 use super::{future, stream};
 use crate::LockError;
-use crate::lease::{Lease, LeaseView};
 
-/// Future of `or_skip`: busy for the whole wait is `Ok(None)`.
+/// Future or stream of the `try_` forms: the errors of the work and those of the lock as one.
 ///
-/// Only the lock's own [`LockError::NotAcquired`] is skipped, never one that the work brought
-/// from a lock inside it.
+/// See [`FutureLockExt::try_with_lock`](crate::FutureLockExt::try_with_lock).
 #[pin_project]
 #[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct OrSkipFuture<W> {
+#[must_use = "futures and streams do nothing unless polled"]
+pub struct Try<W> {
     #[pin]
-    inner: W,
+    pub(super) inner: W,
 }
 
-impl<W> OrSkipFuture<W> {
-    pub(crate) fn new(inner: W) -> Self {
-        Self { inner }
+impl<W> Try<W> {
+    /// A future: turns "busy for the whole wait" into `Ok(None)`. A stream: ends empty then. Every
+    /// other error stays one.
+    pub fn or_skip(self) -> OrSkip<Self> {
+        OrSkip { inner: self }
     }
 }
 
-/// Busy is nothing; other errors stay.
-fn skip<T>(outcome: Result<T, LockError>) -> Result<Option<T>, LockError> {
+/// Future or stream of `or_skip`: a lock that was busy for the whole wait is `Ok(None)`, or the end
+/// of the stream.
+///
+/// Only the lock's own [`LockError::NotAcquired`] is skipped, never one that the work brought from
+/// a lock inside it.
+#[pin_project]
+#[derive(Debug)]
+#[must_use = "futures and streams do nothing unless polled"]
+pub struct OrSkip<W> {
+    #[pin]
+    pub(crate) inner: W,
+}
+
+/// Futures and streams whose errors are the lock's own. Not [`Try`]: its errors may be the work's.
+pub trait OnlyLockErrors {}
+
+impl<F: Future> OnlyLockErrors for future::WithLock<F> {}
+impl<F, Fut: Future> OnlyLockErrors for future::WithLease<F, Fut> {}
+impl OnlyLockErrors for future::AcquireLease {}
+impl<S> OnlyLockErrors for stream::WithLock<S> {}
+impl<F, S> OnlyLockErrors for stream::WithLease<F, S> {}
+
+fn flatten<T, E: From<LockError>>(outcome: Result<Result<T, E>, LockError>) -> Result<T, E> {
+    outcome?
+}
+
+pub(crate) fn skip<T>(outcome: Result<T, LockError>) -> Result<Option<T>, LockError> {
     match outcome {
-        Ok(value) => Ok(Some(value)),
         Err(error) if error.is_not_acquired() => Ok(None),
-        Err(error) => Err(error),
+        outcome => outcome.map(Some),
     }
 }
 
-/// The same for work that yields a `Result` of its own.
-fn try_skip<T, E: From<LockError>>(
-    outcome: Result<Result<T, E>, LockError>,
-) -> Result<Option<T>, E> {
-    skip(outcome)?.transpose()
+/// The same for the items of a stream.
+fn skip_item<T>(item: Option<Result<T, LockError>>) -> Option<Result<T, LockError>> {
+    skip(item?).transpose()
 }
 
-impl<F: Future> Future for OrSkipFuture<future::WithLock<F>> {
-    type Output = Result<Option<F::Output>, LockError>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().inner.poll_run(cx).map(skip)
-    }
-}
-
-impl<F, Fut> Future for OrSkipFuture<future::WithLease<F, Fut>>
+impl<W, T, E> Future for Try<W>
 where
-    F: FnOnce(LeaseView) -> Fut,
-    Fut: Future,
+    W: Future<Output = Result<Result<T, E>, LockError>>,
+    E: From<LockError>,
 {
-    type Output = Result<Option<Fut::Output>, LockError>;
+    type Output = Result<T, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().inner.poll_run(cx).map(skip)
+        self.project().inner.poll(cx).map(flatten)
     }
 }
 
-impl<F, T, E> Future for OrSkipFuture<future::TryWithLock<F>>
+impl<W, T> Future for OrSkip<W>
 where
-    F: Future<Output = Result<T, E>>,
+    W: OnlyLockErrors + Future<Output = Result<T, LockError>>,
+{
+    type Output = Result<Option<T>, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.project().inner.poll(cx).map(skip)
+    }
+}
+
+impl<W, T, E> Future for OrSkip<Try<W>>
+where
+    W: Future<Output = Result<Result<T, E>, LockError>>,
     E: From<LockError>,
 {
     type Output = Result<Option<T>, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let inner = self.project().inner.project().inner;
-        inner.poll_run(cx).map(try_skip)
+        let outcome = ready!(self.project().inner.project().inner.poll(cx));
+        Poll::Ready(skip(outcome)?.transpose())
     }
 }
 
-impl<F, Fut, T, E> Future for OrSkipFuture<future::TryWithLease<F, Fut>>
+impl<W, T, E> Stream for Try<W>
 where
-    F: FnOnce(LeaseView) -> Fut,
-    Fut: Future<Output = Result<T, E>>,
+    W: Stream<Item = Result<Result<T, E>, LockError>>,
     E: From<LockError>,
 {
-    type Output = Result<Option<T>, E>;
+    type Item = Result<T, E>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let inner = self.project().inner.project().inner;
-        inner.poll_run(cx).map(try_skip)
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(self.project().inner.poll_next(cx));
+        Poll::Ready(item.map(flatten))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.inner.size_hint()
     }
 }
 
-impl Future for OrSkipFuture<future::AcquireLease> {
-    type Output = Result<Option<Lease>, LockError>;
+impl<W, T> Stream for OrSkip<W>
+where
+    W: OnlyLockErrors + Stream<Item = Result<T, LockError>>,
+{
+    type Item = Result<T, LockError>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.inner.poll_skip(cx)
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.project().inner.poll_next(cx).map(skip_item)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.inner.size_hint()
     }
 }
 
-impl<W: FusedFuture> FusedFuture for OrSkipFuture<W>
+impl<W, T, E> Stream for OrSkip<Try<W>>
+where
+    W: Stream<Item = Result<Result<T, E>, LockError>>,
+    E: From<LockError>,
+{
+    type Item = Result<T, E>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(self.project().inner.project().inner.poll_next(cx));
+        Poll::Ready(skip_item(item).map(flatten))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.inner.inner.size_hint()
+    }
+}
+
+impl<W: FusedFuture> FusedFuture for Try<W>
 where
     Self: Future,
 {
@@ -109,95 +160,25 @@ where
     }
 }
 
-/// Stream of `or_skip`: busy for the whole wait ends it empty.
-///
-/// Only the lock's own [`LockError::NotAcquired`] is skipped, never one that the stream brought
-/// from a lock inside it.
-#[pin_project]
-#[derive(Debug)]
-#[must_use = "streams do nothing unless polled"]
-pub struct OrSkipStream<W> {
-    #[pin]
-    inner: W,
-}
-
-impl<W> OrSkipStream<W> {
-    pub(crate) fn new(inner: W) -> Self {
-        Self { inner }
-    }
-}
-
-/// Busy is the end; other errors stay.
-fn skip_item<T>(item: Option<Result<T, LockError>>) -> Option<Result<T, LockError>> {
-    item.filter(|item| !matches!(item, Err(error) if error.is_not_acquired()))
-}
-
-impl<S: Stream> Stream for OrSkipStream<stream::WithLock<S>> {
-    type Item = Result<S::Item, LockError>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.project().inner.poll_next(cx).map(skip_item)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.size_hint()
-    }
-}
-
-impl<F, S> Stream for OrSkipStream<stream::WithLease<F, S>>
+impl<W: FusedStream> FusedStream for Try<W>
 where
-    F: FnOnce(LeaseView) -> S,
-    S: Stream,
+    Self: Stream,
 {
-    type Item = Result<S::Item, LockError>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.project().inner.poll_next(cx).map(skip_item)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.size_hint()
+    fn is_terminated(&self) -> bool {
+        self.inner.is_terminated()
     }
 }
 
-impl<S, T, E> Stream for OrSkipStream<stream::TryWithLock<S>>
+impl<W: FusedFuture> FusedFuture for OrSkip<W>
 where
-    S: Stream<Item = Result<T, E>>,
-    E: From<LockError>,
+    Self: Future,
 {
-    type Item = Result<T, E>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let inner = self.project().inner.project().inner;
-        let item = ready!(inner.poll_next(cx));
-        Poll::Ready(flatten(skip_item(item)))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.size_hint()
+    fn is_terminated(&self) -> bool {
+        self.inner.is_terminated()
     }
 }
 
-impl<F, S, T, E> Stream for OrSkipStream<stream::TryWithLease<F, S>>
-where
-    F: FnOnce(LeaseView) -> S,
-    S: Stream<Item = Result<T, E>>,
-    E: From<LockError>,
-{
-    type Item = Result<T, E>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let inner = self.project().inner.project().inner;
-        let item = ready!(inner.poll_next(cx));
-        Poll::Ready(flatten(skip_item(item)))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.size_hint()
-    }
-}
-
-impl<W: FusedStream> FusedStream for OrSkipStream<W>
+impl<W: FusedStream> FusedStream for OrSkip<W>
 where
     Self: Stream,
 {
