@@ -2,10 +2,12 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use futures::future::FusedFuture;
 
 use crate::LockError;
+use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, WaiterState};
 use crate::lease::Lease;
 use crate::nesting;
@@ -20,6 +22,8 @@ use crate::with_lock::skip;
 /// seen that, it gives the key back.
 pub(crate) struct Acquiring {
     plan: Plan,
+    /// The lease to take over, if it is not the key that is asked for.
+    adopts: Option<Box<DetachedLease>>,
     stage: Stage,
 }
 
@@ -31,8 +35,20 @@ enum Stage {
 
 impl Acquiring {
     pub(crate) fn new(plan: Plan) -> Self {
-        let stage = Stage::Unpolled;
-        Self { plan, stage }
+        Self {
+            plan,
+            adopts: None,
+            stage: Stage::Unpolled,
+        }
+    }
+
+    pub(crate) fn adopting(engine: Arc<Engine>, detached: DetachedLease) -> Self {
+        let mut plan = Plan::new(Some(engine), detached.key());
+        // It asks once: the lease is there, or it is lost.
+        plan.wait = Some(Duration::ZERO);
+        let mut acquiring = Self::new(plan);
+        acquiring.adopts = Some(Box::new(detached));
+        acquiring
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -71,13 +87,19 @@ impl Acquiring {
                         return Poll::Ready(Ok(lease));
                     }
                 }
+                // It was granted the lease, and was not polled for too long.
                 Phase::TurnLost => {
                     let waited = caller.waited(engine.clock().now());
-                    if self.waits() && waited >= self.plan.wait() {
-                        engine.leave(caller);
-                        return Poll::Ready(Err(self.refused(Verdict::Busy, caller)));
-                    }
-                    self.arrive();
+                    let verdict = if self.adopts.is_some() {
+                        Verdict::Lost
+                    } else if self.waits() && waited >= self.plan.wait() {
+                        Verdict::Busy
+                    } else {
+                        self.arrive();
+                        continue;
+                    };
+                    engine.leave(caller);
+                    return Poll::Ready(Err(self.refused(verdict, caller)));
                 }
                 Phase::Refused(verdict) => {
                     return Poll::Ready(Err(self.refused(verdict, caller)));
@@ -122,23 +144,31 @@ impl Acquiring {
                 // The store has this long to answer.
                 (Patience::Once, engine.settings().response_timeout)
             };
-            engine.arrive(caller, self.plan.arrival(patience, wait));
+            let arrival = self.plan.arrival(patience, wait);
+            match &self.adopts {
+                None => engine.arrive(caller, arrival),
+                Some(detached) => engine.adopt(caller, detached.owner().into(), arrival),
+            }
         }
     }
 
     fn refused(&self, verdict: Verdict, caller: &WaiterState) -> LockError {
         let engine = self.plan.registry();
         let key = self.plan.key().clone();
-        match verdict {
-            Verdict::Busy => LockError::NotAcquired {
+        match (verdict, &self.adopts) {
+            (Verdict::Busy, _) => LockError::NotAcquired {
                 key,
                 waited: caller.waited(engine.clock().now()),
             },
-            Verdict::QueueFull => LockError::QueueFull {
+            (Verdict::QueueFull, _) => LockError::QueueFull {
                 key,
                 limit: engine.settings().max_waiters,
             },
-            Verdict::Failed(source) => LockError::Store { key, source },
+            (Verdict::Failed(source), _) => LockError::Store { key, source },
+            (Verdict::Lost, Some(detached)) => LockError::Lost {
+                key,
+                token: detached.token(),
+            },
             _ => LockError::Closed { key },
         }
     }

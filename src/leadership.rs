@@ -18,53 +18,52 @@ use crate::user_code::log;
 use crate::with_lock::{Hold, Scoped};
 use crate::{Lock, LockError};
 
-/// Who leads, as one candidate sees it: what a [campaign](crate::Lock::leadership) yields.
+/// Whether this candidate leads: the items of a [`Campaign`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Leadership {
-    /// This candidate leads for as long as the lease is valid, which
-    /// [`LeaseView::lost`] tells at once.
+    /// This candidate leads while the lease is valid; [`LeaseView::lost`] resolves when it is lost.
     Leader(LeaseView),
-    /// Somebody else leads or nobody does: the store may be away, too.
+    /// Somebody else leads, or nobody does, or the store cannot be reached.
     Follower,
-    /// What waiting cannot mend: the registry was shut down, or the key, the ttl or a setting is
+    /// Trying again cannot help: the registry was shut down, or the key, the ttl or a setting is
     /// invalid. The last item.
     Ended(LockError),
 }
 
-/// Running for the lead.
+/// Leader election.
 impl Lock {
-    /// Campaigns for the lead: a stream of [`Leadership`](crate::Leadership) that tells when this
-    /// candidate leads and when it does not, for ever.
+    /// Campaigns for the lead: a stream of [`Leadership`] that says when this candidate leads and
+    /// when it does not.
     ///
-    /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
-    /// than any before. The first item is `Leader` if the lead is to be had at once, else
-    /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
-    /// begins anew. [`wait`](Self::wait), [`on_lost`](Self::on_lost) and
-    /// [`on_finish`](Self::on_finish) do not matter here. The lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
-    /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
-    /// leader when the one there is has crashed.
+    /// The leader is the holder of this lock, so there is one at a time, with a fencing token greater
+    /// than any before. The first item is `Leader` if the lock is free, otherwise `Follower`; from
+    /// then on the two alternate. A loss yields `Follower`, and the campaign begins again.
     ///
-    /// While the store cannot be reached a leader leads until the end of its lease; then, and for a
-    /// candidate from the start, the answer is `Follower`. Whatever may mend, and be it much later, is tried
-    /// again for ever, after pauses that grow to 5 s where waiting in line will not do, each with a
-    /// warning in the log: a store that refuses (a wrong password, a missing right), a queue that
-    /// is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. What cannot mend
-    /// yields [`Ended`](crate::Leadership::Ended), and then the stream is over:
-    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), what is wrong with the
-    /// key, the ttl or the settings.
+    /// [`wait`](Self::wait), [`on_lost`](Self::on_lost) and [`on_finish`](Self::on_finish) have no
+    /// effect here. The lease is renewed while the candidate leads, also if [`ttl`](Self::ttl) was
+    /// set, unless [`renewal`](Self::renewal) says otherwise: the ttl is how long the others wait
+    /// for the next leader after a crash.
     ///
-    /// A leader that does not poll the stream goes on leading; it learns of the loss by
+    /// While the store cannot be reached, a leader leads until its lease ends; then it is a
+    /// `Follower`, as a new candidate is. Temporary failures are retried for ever, after pauses
+    /// that grow to 5 s, each with a warning in the log: a store that refuses (a wrong password, a
+    /// missing right), a queue that is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that
+    /// ends. Permanent ones yield [`Ended`](Leadership::Ended), and then the stream ends:
+    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or
+    /// setting.
+    ///
+    /// A leader that does not poll the stream goes on leading. It learns of the loss by
     /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
-    /// is granted the lead but does not look for a third of the ttl is passed over, and stands in
-    /// line anew when it is polled. For work that is to run only while leading, there is
+    /// is granted the lead but does not poll for a third of the ttl loses its turn, and queues
+    /// again when it is polled. For work that must run only while leading, use
     /// [`lead`](Self::lead).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the stream resigns: what is held is released in the background, and the place in
-    /// line given up. [`resign`](crate::stream::Campaign::resign) waits for that. `next()` may be
-    /// dropped and called again in a `select!` loop; it loses nothing.
+    /// Dropping the stream resigns: it leaves the queue, or releases the lock in the background.
+    /// [`resign`](Campaign::resign) waits for that. `next()` may be dropped and called again in a
+    /// `select!` loop; no item is lost.
     ///
     /// # Examples
     ///
@@ -79,7 +78,7 @@ impl Lock {
     ///     match leadership {
     ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
     ///         Leadership::Follower => println!("following"),
-    ///         Leadership::Ended(why) => println!("no more of that: {why}"),
+    ///         Leadership::Ended(why) => println!("ended: {why}"),
     ///         _ => {}
     ///     }
     /// #   terms += 1;
@@ -93,23 +92,25 @@ impl Lock {
         Campaign::new(self.plan_asked_here())
     }
 
-    /// Runs work only while leading: `work` is called with each term's lease, what it makes is
-    /// dropped at once when the lead is lost, and it is called anew when the lead comes back.
+    /// Runs work only while leading: `work` is called with the lease when this candidate becomes the
+    /// leader. The future that it returns is dropped at once when the lead is lost, and `work` is
+    /// called again when the candidate leads again.
     ///
-    /// When the work completes under the lead, the lock is released and its value yielded. A loss
-    /// that shows at the work's last poll or at the release counts as well: the value is dropped,
-    /// and the work begins anew. So work may run several times, half or whole, and what it writes
-    /// wants the token beside it. Campaigns are those of [`leadership`](Self::leadership).
+    /// This is [`with_lease`](Self::with_lease), begun again after each loss. When the future
+    /// completes, the lock is released and the value is yielded. A loss that is found at the last
+    /// poll or at the release counts as well: the value is dropped, and the work begins again. So
+    /// the work may run several times, in part or completely; protect what it writes with the
+    /// fencing token. It campaigns as [`leadership`](Self::leadership) does.
     ///
     /// # Errors
     ///
-    /// [`LockError::Closed`], [`LockError::NoRegistry`], and what is wrong with the key, the ttl or
-    /// the settings. Trouble with the store is waited out.
+    /// [`LockError::Closed`], [`LockError::NoRegistry`], an invalid key, ttl or setting. Failures of
+    /// the store are retried.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it drops the work and then resigns: what is held is released in the background,
-    /// and the place in line given up.
+    /// Dropped while it waits, it leaves the queue. Dropped while the work runs, it drops the work
+    /// and then releases the lock in the background.
     ///
     /// # Examples
     ///
@@ -120,7 +121,7 @@ impl Lock {
     /// let jobs = vec!["nightly", "weekly"];
     /// let done = lock
     ///     .lead(|lease| {
-    ///         // each term has work of its own
+    ///         // called once per term
     ///         let jobs = jobs.clone();
     ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
     ///     })
@@ -238,10 +239,10 @@ impl Campaign {
         }
     }
 
-    /// Gives the lead up, or the place in line, and resolves when the store has confirmed it, after
-    /// one response time-out at the latest: then the release goes on in the background.
+    /// Releases the lead, or leaves the queue. Resolves when the store has confirmed it, after one
+    /// response time-out at most; after that the release goes on in the background.
     ///
-    /// Dropping the campaign resigns as well, and does not wait.
+    /// Dropping the campaign resigns as well, without waiting.
     ///
     /// # Cancel safety
     ///

@@ -58,11 +58,6 @@ pub(crate) enum Repeats {
 }
 
 impl Repeats {
-    /// No pause: the wait ends with the first "busy".
-    pub(crate) fn none() -> Self {
-        Self::Begun(Box::new(|| None))
-    }
-
     /// The next pause. A policy that panics ends here.
     pub(crate) fn next(&mut self) -> Option<Duration> {
         let next = || {

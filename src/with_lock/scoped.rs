@@ -10,7 +10,6 @@ use pin_project::pin_project;
 use super::Hold;
 use crate::LockError;
 use crate::lease::LeaseView;
-use crate::plan::Plan;
 
 /// Work under a lock, from the wait for the lock to its release: what every combinator wraps.
 ///
@@ -33,22 +32,13 @@ pub(crate) type Given<W> = fn(LeaseView) -> W;
 type Step<I, V> = ControlFlow<V, I>;
 
 impl<W, V> Scoped<W, V> {
+    /// `work`: if it is given beforehand.
     pub(crate) fn new(hold: Hold, work: Option<W>) -> Self {
         Self {
             work,
             value: None,
             hold,
         }
-    }
-
-    /// Work that was given beforehand.
-    pub(super) fn given(plan: Plan, work: W) -> Self {
-        Self::new(Hold::new(plan), Some(work))
-    }
-
-    /// Work that is begun with a view of the lease.
-    pub(super) fn begun(plan: Plan) -> Self {
-        Self::new(Hold::new(plan), None)
     }
 
     pub(crate) fn is_done(&self) -> bool {
