@@ -383,3 +383,23 @@ impl fmt::Debug for Lock {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use super::*;
+    use crate::FutureLockExt;
+
+    #[test]
+    fn a_reference_is_cloned_once_and_a_setter_makes_no_slot() {
+        let lock = Lock::new(None, "k").wait(Duration::ZERO).reentrant();
+        let before = Arc::strong_count(lock.plan.key());
+        let work = ready(()).with_lock(&lock);
+        assert_eq!(Arc::strong_count(lock.plan.key()), before + 1);
+        assert!(lock.handle.get().is_none());
+        assert!(lock.clone().handle.get().is_none());
+        drop(work);
+        assert_eq!(Arc::strong_count(lock.plan.key()), before);
+    }
+}

@@ -32,7 +32,7 @@ pub(crate) type Given<W> = fn(LeaseView) -> W;
 type Step<I, V> = ControlFlow<V, I>;
 
 impl<W, V> Scoped<W, V> {
-    /// `work`: if it is given beforehand.
+    /// `work` is `None` if it is begun when the lock is held.
     pub(crate) fn new(hold: Hold, work: Option<W>) -> Self {
         Self {
             work,
@@ -50,7 +50,8 @@ impl<W, V> Scoped<W, V> {
         *self.project().hold = hold;
     }
 
-    /// The loop of all combinators. Its errors are the lock's; each of them is the end.
+    /// The poll loop of all combinators: waits for the lock, begins the work, polls it while the
+    /// lease is valid, and releases the lock. An error is the lock's, and the end.
     fn poll<F, I>(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
