@@ -10,8 +10,8 @@ use crate::LockError;
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, WaiterState};
 use crate::lease::Lease;
-use crate::nesting;
-use crate::plan::Plan;
+use crate::options::LockOptions;
+use crate::reentrancy;
 use crate::turnstile::{Patience, Verdict};
 use crate::user_code::log;
 use crate::with_lock::skip;
@@ -21,7 +21,7 @@ use crate::with_lock::skip;
 /// Dropped while it waits, it leaves the queue. Dropped after the key was granted and before it has
 /// seen that, it gives the key back.
 pub(crate) struct Acquiring {
-    plan: Plan,
+    options: LockOptions,
     /// The lease to take over, if it is not the key that is asked for.
     adopts: Option<Box<DetachedLease>>,
     stage: Stage,
@@ -34,19 +34,19 @@ enum Stage {
 }
 
 impl Acquiring {
-    pub(crate) fn new(plan: Plan) -> Self {
+    pub(crate) fn new(options: LockOptions) -> Self {
         Self {
-            plan,
+            options,
             adopts: None,
             stage: Stage::Unpolled,
         }
     }
 
     pub(crate) fn adopting(engine: Arc<Engine>, detached: DetachedLease) -> Self {
-        let mut plan = Plan::new(Some(engine), detached.key());
+        let mut options = LockOptions::new(Some(engine), detached.key());
         // It asks once: the lease is there, or it is lost.
-        plan.wait = Some(Duration::ZERO);
-        let mut acquiring = Self::new(plan);
+        options.wait = Some(Duration::ZERO);
+        let mut acquiring = Self::new(options);
         acquiring.adopts = Some(Box::new(detached));
         acquiring
     }
@@ -64,11 +64,11 @@ impl Acquiring {
 
     fn poll_stage(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
         if let Stage::Unpolled = self.stage {
-            let engine = self.plan.engine()?;
+            let engine = self.options.engine()?;
             if let Some(lease) = self.nested(engine) {
                 return Poll::Ready(Ok(lease));
             }
-            let caller = WaiterState::new(self.plan.hashed_key().clone());
+            let caller = WaiterState::new(self.options.hashed_key().clone());
             self.stage = Stage::Queued(Arc::new(caller));
             self.arrive();
         }
@@ -76,14 +76,14 @@ impl Acquiring {
             let Stage::Queued(caller) = &self.stage else {
                 panic!("an acquiring future polled after it was done");
             };
-            let engine = self.plan.registry();
+            let engine = self.options.registry();
             match caller.phase_or_wake(cx.waker()) {
                 Phase::Waiting => return Poll::Pending,
                 Phase::Granted { .. } => {
                     if let Some(token) = engine.take(caller) {
                         let caller = caller.clone();
-                        let engine = self.plan.take_registry();
-                        let lease = Lease::new(engine, caller, token, self.plan.on_finish);
+                        let engine = self.options.take_registry();
+                        let lease = Lease::new(engine, caller, token, self.options.on_finish);
                         return Poll::Ready(Ok(lease));
                     }
                 }
@@ -92,7 +92,7 @@ impl Acquiring {
                     let waited = caller.waited(engine.clock().now());
                     let verdict = if self.adopts.is_some() {
                         Verdict::Lost
-                    } else if self.waits() && waited >= self.plan.wait() {
+                    } else if self.waits() && waited >= self.options.wait() {
                         Verdict::Busy
                     } else {
                         self.arrive();
@@ -111,24 +111,24 @@ impl Acquiring {
 
     /// A wait of zero asks once and does not enter the queue.
     fn waits(&self) -> bool {
-        !self.plan.wait().is_zero()
+        !self.options.wait().is_zero()
     }
 
     /// Shares the lease of the work that polls this, if the lock is reentrant. If it is not, the
     /// work waits for itself, and builds with debug assertions log that.
     fn nested(&self, engine: &Arc<Engine>) -> Option<Lease> {
         let deadlock = cfg!(debug_assertions) && self.waits();
-        if !(self.plan.reentrant || deadlock) {
+        if !(self.options.reentrant || deadlock) {
             return None;
         }
-        let around = nesting::around(engine, self.plan.key())?;
-        if self.plan.reentrant {
-            return Lease::share(engine.clone(), around.caller, around.on_finish);
+        let enclosing = reentrancy::enclosing(engine, self.options.key())?;
+        if self.options.reentrant {
+            return Lease::share(engine.clone(), enclosing.caller, enclosing.on_finish);
         }
         log!(warn,
-            key = &**self.plan.key(),
-            outer = %around.place,
-            inner = %self.plan.place(),
+            key = &**self.options.key(),
+            outer = %enclosing.place,
+            inner = %self.options.place(),
             "a lock is waited for inside the work that holds it, which is in vain: nothing frees \
              it before that work goes on. Take it once, or ask for the inner one with `reentrant()`"
         );
@@ -137,14 +137,14 @@ impl Acquiring {
 
     fn arrive(&self) {
         if let Stage::Queued(caller) = &self.stage {
-            let engine = self.plan.registry();
+            let engine = self.options.registry();
             let (patience, wait) = if self.waits() {
-                (Patience::Queue, self.plan.wait())
+                (Patience::Queue, self.options.wait())
             } else {
                 // The store has this long to answer.
                 (Patience::Once, engine.settings().response_timeout)
             };
-            let arrival = self.plan.arrival(patience, wait);
+            let arrival = self.options.arrival(patience, wait);
             match &self.adopts {
                 None => engine.arrive(caller, arrival),
                 Some(detached) => engine.adopt(caller, detached.owner().into(), arrival),
@@ -153,8 +153,8 @@ impl Acquiring {
     }
 
     fn refused(&self, verdict: Verdict, caller: &WaiterState) -> LockError {
-        let engine = self.plan.registry();
-        let key = self.plan.key().clone();
+        let engine = self.options.registry();
+        let key = self.options.key().clone();
         match (verdict, &self.adopts) {
             (Verdict::Busy, _) => LockError::NotAcquired {
                 key,
@@ -177,7 +177,7 @@ impl Acquiring {
 impl Drop for Acquiring {
     fn drop(&mut self) {
         if let Stage::Queued(caller) = &self.stage {
-            self.plan.registry().leave(caller);
+            self.options.registry().leave(caller);
         }
     }
 }
@@ -190,7 +190,7 @@ impl fmt::Debug for Acquiring {
             Stage::Done => "done",
         };
         f.debug_struct("Acquiring")
-            .field("key", self.plan.key())
+            .field("key", self.options.key())
             .field("stage", &stage)
             .finish()
     }

@@ -10,12 +10,12 @@ use pin_project::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use crate::lease::LeaseView;
-use crate::plan::Plan;
+use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::{Repeat, Repeats};
 use crate::settings::{OnFinish, OnLost};
 use crate::user_code::log;
-use crate::with_lock::{Hold, Scoped};
+use crate::with_lock::{Scope, Scoped};
 use crate::{Lock, LockError};
 
 /// Whether this candidate leads: the items of a [`Campaign`].
@@ -89,7 +89,7 @@ impl Lock {
     /// ```
     #[track_caller]
     pub fn leadership(&self) -> Campaign {
-        Campaign::new(self.plan_asked_here())
+        Campaign::new(self.options_here())
     }
 
     /// Runs work only while leading: `work` is called with the lease when this candidate becomes the
@@ -135,10 +135,10 @@ impl Lock {
         F: FnMut(LeaseView) -> Fut,
         Fut: Future,
     {
-        let (candidate, hold) = Candidate::new(self.plan_asked_here());
+        let (candidate, scope) = Candidate::new(self.options_here());
         Lead {
             begin: work,
-            scoped: Scoped::new(hold, None),
+            scoped: Scoped::new(scope, None),
             candidate,
         }
     }
@@ -147,7 +147,7 @@ impl Lock {
 /// Tries to get the lead again and again, after each failure and each loss.
 struct Candidate {
     /// Its wait has no end.
-    plan: Plan,
+    options: LockOptions,
     /// Whether the first attempt is under way, which does not wait.
     first: bool,
     /// Delays the attempt that follows a failure.
@@ -157,21 +157,21 @@ struct Candidate {
 
 impl Candidate {
     /// With the first attempt.
-    fn new(mut plan: Plan) -> (Self, Hold) {
+    fn new(mut options: LockOptions) -> (Self, Scope) {
         // The ttl is how soon another leads after a crash of the leader, not how long one leads.
-        plan.renewal.get_or_insert(Renewal::watchdog());
-        plan.on_lost = OnLost::Stop;
-        plan.on_finish = OnFinish::Release;
-        plan.wait = Some(Duration::ZERO);
-        let hold = Hold::new(plan.clone());
-        plan.wait = Some(Duration::MAX);
+        options.renewal.get_or_insert(Renewal::watchdog());
+        options.on_lost = OnLost::Stop;
+        options.on_finish = OnFinish::Release;
+        options.wait = Some(Duration::ZERO);
+        let scope = Scope::new(options.clone());
+        options.wait = Some(Duration::MAX);
         let candidate = Self {
-            plan,
+            options,
             first: true,
             pause: None,
             pauses: pauses(),
         };
-        (candidate, hold)
+        (candidate, scope)
     }
 
     /// To be awaited before each poll of an attempt.
@@ -184,7 +184,7 @@ impl Candidate {
     }
 
     /// The attempt that follows one that ended with `error`, unless trying again cannot help.
-    fn retry(&mut self, error: LockError) -> Result<Hold, LockError> {
+    fn retry(&mut self, error: LockError) -> Result<Scope, LockError> {
         let first = std::mem::take(&mut self.first);
         match &error {
             // It has led.
@@ -210,7 +210,7 @@ impl Candidate {
             }
             _ => return Err(error),
         }
-        Ok(Hold::new(self.plan.clone()))
+        Ok(Scope::new(self.options.clone()))
     }
 }
 
@@ -224,17 +224,17 @@ fn pauses() -> Repeats {
 pub struct Campaign {
     candidate: Candidate,
     /// The current attempt, or the lead.
-    hold: Hold,
+    scope: Scope,
     /// Whether the last item was [`Leadership::Follower`].
     follows: bool,
 }
 
 impl Campaign {
-    fn new(plan: Plan) -> Self {
-        let (candidate, hold) = Candidate::new(plan);
+    fn new(options: LockOptions) -> Self {
+        let (candidate, scope) = Candidate::new(options);
         Self {
             candidate,
-            hold,
+            scope,
             follows: false,
         }
     }
@@ -262,18 +262,18 @@ impl Campaign {
     /// # Ok(()) }
     /// ```
     pub fn resign(mut self) -> Resign {
-        self.hold.release();
-        let hold = Some(self.hold);
-        Resign { hold }
+        self.scope.release();
+        let scope = Some(self.scope);
+        Resign { scope }
     }
 
     /// Waits for the lead; while it leads, for its loss.
-    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<LeaseView, LockError>> {
-        if self.hold.is_acquiring() {
+    fn poll_scope(&mut self, cx: &mut Context<'_>) -> Poll<Result<LeaseView, LockError>> {
+        if self.scope.is_acquiring() {
             ready!(self.candidate.poll_pause(cx));
-            return self.hold.poll_acquire(cx);
+            return self.scope.poll_acquire(cx);
         }
-        match self.hold.check(cx) {
+        match self.scope.check(cx) {
             Ok(()) => Poll::Pending,
             Err(loss) => Poll::Ready(Err(loss)),
         }
@@ -285,20 +285,20 @@ impl Stream for Campaign {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Leadership>> {
         let this = &mut *self;
-        if this.hold.is_done() {
+        if this.scope.is_done() {
             return Poll::Ready(None);
         }
         loop {
-            let error = match ready!(this.poll_hold(cx)) {
+            let error = match ready!(this.poll_scope(cx)) {
                 Ok(lease) => {
                     this.follows = false;
                     return Poll::Ready(Some(Leadership::Leader(lease)));
                 }
                 Err(error) => error,
             };
-            this.hold.end();
+            this.scope.end();
             match this.candidate.retry(error) {
-                Ok(hold) => this.hold = hold,
+                Ok(scope) => this.scope = scope,
                 Err(error) => return Poll::Ready(Some(Leadership::Ended(error))),
             }
             if !std::mem::replace(&mut this.follows, true) {
@@ -308,21 +308,21 @@ impl Stream for Campaign {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (0, self.hold.is_done().then_some(0))
+        (0, self.scope.is_done().then_some(0))
     }
 }
 
 impl FusedStream for Campaign {
     fn is_terminated(&self) -> bool {
-        self.hold.is_done()
+        self.scope.is_done()
     }
 }
 
 impl fmt::Debug for Campaign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Campaign")
-            .field("key", self.candidate.plan.key())
-            .field("hold", &self.hold)
+            .field("key", self.candidate.options.key())
+            .field("scope", &self.scope)
             .finish_non_exhaustive()
     }
 }
@@ -332,25 +332,25 @@ impl fmt::Debug for Campaign {
 #[must_use = "the lead is given up in the background; await this to know that it was"]
 pub struct Resign {
     /// Dropped with it: what is held is released then.
-    hold: Option<Hold>,
+    scope: Option<Scope>,
 }
 
 impl Future for Resign {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let hold = self.hold.as_mut();
-        let hold = hold.expect("`Resign` polled after it was done");
+        let scope = self.scope.as_mut();
+        let scope = scope.expect("`Resign` polled after it was done");
         // A lead that was lost before need not be given up.
-        let _ = ready!(hold.poll_release(cx));
-        self.hold = None;
+        let _ = ready!(scope.poll_release(cx));
+        self.scope = None;
         Poll::Ready(())
     }
 }
 
 impl FusedFuture for Resign {
     fn is_terminated(&self) -> bool {
-        self.hold.is_none()
+        self.scope.is_none()
     }
 }
 
@@ -382,8 +382,8 @@ where
             match ready!(this.scoped.as_mut().poll_future(cx, &mut begin)) {
                 Ok(value) => return Poll::Ready(Ok(value)),
                 Err(error) => {
-                    let hold = this.candidate.retry(error)?;
-                    this.scoped.as_mut().restart(hold);
+                    let scope = this.candidate.retry(error)?;
+                    this.scoped.as_mut().restart(scope);
                 }
             }
         }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
-use crate::handle::{Acquire, Handle, Release};
 use crate::inspect::Inspect;
-use crate::plan::Plan;
+use crate::manual::{Acquire, Release, Slot};
+use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
@@ -26,49 +26,49 @@ use crate::settings::{OnFinish, OnLost};
 /// A handle is cheap: setters allocate nothing, and nothing is sent before it is acquired.
 #[must_use = "a Lock does nothing until it is acquired"]
 pub struct Lock {
-    plan: Plan,
+    options: LockOptions,
     /// Made by the first `acquire` or `release`: most handles are never acquired by hand.
-    handle: OnceLock<Arc<Handle>>,
+    slot: OnceLock<Arc<Slot>>,
 }
 
 impl Lock {
     pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
-        Self::with_plan(Plan::new(engine, key))
+        Self::with_options(LockOptions::new(engine, key))
     }
 
-    fn with_plan(plan: Plan) -> Self {
+    fn with_options(options: LockOptions) -> Self {
         Self {
-            plan,
-            handle: OnceLock::new(),
+            options,
+            slot: OnceLock::new(),
         }
     }
 
     /// The options of a lock that is used up, asked for where the caller's caller stands.
     #[track_caller]
-    pub(crate) fn into_plan(self) -> Plan {
-        self.plan.asked_here()
+    pub(crate) fn into_options(self) -> LockOptions {
+        self.options.asked_here()
     }
 
     /// The options of a lock that stays, asked for where the caller's caller stands.
     #[track_caller]
-    pub(crate) fn plan_asked_here(&self) -> Plan {
-        self.plan.clone().asked_here()
+    pub(crate) fn options_here(&self) -> LockOptions {
+        self.options.clone().asked_here()
     }
 
-    fn set(mut self, set: impl FnOnce(&mut Plan)) -> Self {
-        set(&mut self.plan);
-        Self::with_plan(self.plan)
+    fn set(mut self, set: impl FnOnce(&mut LockOptions)) -> Self {
+        set(&mut self.options);
+        Self::with_options(self.options)
     }
 
     #[track_caller]
     fn acquiring(&self, wait: Option<Duration>) -> Acquiring {
-        let mut plan = self.plan_asked_here();
-        plan.wait = wait.or(plan.wait);
-        Acquiring::new(plan)
+        let mut options = self.options_here();
+        options.wait = wait.or(options.wait);
+        Acquiring::new(options)
     }
 
-    fn handle(&self) -> Arc<Handle> {
-        self.handle.get_or_init(Arc::default).clone()
+    fn slot(&self) -> Arc<Slot> {
+        self.slot.get_or_init(Arc::default).clone()
     }
 
     /// How long to wait for the lock while others hold it. Default: the registry's, 30 s.
@@ -78,7 +78,7 @@ impl Lock {
     /// [`acquire_within`](Self::acquire_within) and [`lease_within`](Self::lease_within) have a wait
     /// of their own.
     pub fn wait(self, wait: Duration) -> Self {
-        self.set(|plan| plan.wait = Some(wait))
+        self.set(|options| options.wait = Some(wait))
     }
 
     /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
@@ -88,24 +88,24 @@ impl Lock {
     /// The usable part is 1 % and 2 ms shorter, to allow for clock drift. A server keeps whole
     /// milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
-        self.set(|plan| plan.ttl = Some(ttl))
+        self.set(|options| options.ttl = Some(ttl))
     }
 
     /// Whether the lease is renewed while it is held. Default: [`Renewal::off`] if
     /// [`ttl`](Self::ttl) was set, otherwise the registry's, which is [`Renewal::watchdog`].
     pub fn renewal(self, renewal: Renewal) -> Self {
-        self.set(|plan| plan.renewal = Some(renewal))
+        self.set(|options| options.renewal = Some(renewal))
     }
 
     /// How to retry on a store that cannot notify waiters; see [`Repeat`].
     pub fn repeat(self, repeat: Repeat) -> Self {
-        self.set(|plan| plan.repeat = Some(repeat))
+        self.set(|options| options.repeat = Some(repeat))
     }
 
     /// What happens to work under this lock whose lease is lost while it runs. Default:
     /// [`OnLost::Stop`].
     pub fn on_lost(self, on_lost: OnLost) -> Self {
-        self.set(|plan| plan.on_lost = on_lost)
+        self.set(|options| options.on_lost = on_lost)
     }
 
     /// Lets this lock be acquired inside work that already holds it: nested in the work of a
@@ -181,7 +181,7 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn reentrant(self) -> Self {
-        self.set(|plan| plan.reentrant = true)
+        self.set(|options| options.reentrant = true)
     }
 
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].
@@ -205,12 +205,12 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn on_finish(self, on_finish: OnFinish) -> Self {
-        self.set(|plan| plan.on_finish = on_finish)
+        self.set(|options| options.on_finish = on_finish)
     }
 
     /// The name of what is locked.
     pub fn key(&self) -> &str {
-        self.plan.key()
+        self.options.key()
     }
 
     /// Reads the state of the lock in the store, without changing it.
@@ -222,7 +222,7 @@ impl Lock {
     /// [`LockError::Store`] if the store does not answer; [`LockError::Closed`]; an invalid key or
     /// setting.
     pub fn inspect(&self) -> Inspect {
-        Inspect::new(self.plan.clone())
+        Inspect::new(self.options.clone())
     }
 
     /// Acquires the lock if it is free now: `true` if this handle holds it from now on, `false` if
@@ -260,7 +260,7 @@ impl Lock {
     /// in the background.
     #[track_caller]
     pub fn acquire_once(&self) -> Acquire {
-        Acquire::new(self.acquiring(Some(Duration::ZERO)), self.handle())
+        Acquire::new(self.acquiring(Some(Duration::ZERO)), self.slot())
     }
 
     /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: `true` if this
@@ -282,7 +282,7 @@ impl Lock {
     /// it queues again when it is polled.
     #[track_caller]
     pub fn acquire(&self) -> Acquire {
-        Acquire::new(self.acquiring(None), self.handle())
+        Acquire::new(self.acquiring(None), self.slot())
     }
 
     /// [`acquire`](Self::acquire) with a wait of its own.
@@ -296,7 +296,7 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn acquire_within(&self, wait: Duration) -> Acquire {
-        Acquire::new(self.acquiring(Some(wait)), self.handle())
+        Acquire::new(self.acquiring(Some(wait)), self.slot())
     }
 
     /// Releases what this handle's `acquire` acquired: `Ok(true)` when it is released, `Ok(false)`
@@ -313,14 +313,14 @@ impl Lock {
     /// Dropped before its first poll, it has done nothing; dropped later, the release goes on in the
     /// background.
     pub fn release(&self) -> Release {
-        Release::new(self.handle())
+        Release::new(self.slot())
     }
 
     /// Whether this handle's `acquire` holds the lock now. It becomes false at the lease's deadline,
     /// and is not about [`lease`](Self::lease), [`lease_within`](Self::lease_within) and
     /// [`lease_once`](Self::lease_once).
     pub fn is_acquired(&self) -> bool {
-        self.handle.get().is_some_and(|handle| handle.is_valid())
+        self.slot.get().is_some_and(|slot| slot.is_valid())
     }
 
     /// Acquires the lock as a guard, waiting for it as long as [`wait`](Self::wait) says.
@@ -371,7 +371,7 @@ impl Lock {
 impl Clone for Lock {
     /// A caller of its own for the same key with the same settings, which holds nothing.
     fn clone(&self) -> Self {
-        Self::with_plan(self.plan.clone())
+        Self::with_options(self.options.clone())
     }
 }
 
@@ -394,12 +394,12 @@ mod tests {
     #[test]
     fn a_reference_is_cloned_once_and_a_setter_makes_no_slot() {
         let lock = Lock::new(None, "k").wait(Duration::ZERO).reentrant();
-        let before = Arc::strong_count(lock.plan.key());
+        let before = Arc::strong_count(lock.options.key());
         let work = ready(()).with_lock(&lock);
-        assert_eq!(Arc::strong_count(lock.plan.key()), before + 1);
-        assert!(lock.handle.get().is_none());
-        assert!(lock.clone().handle.get().is_none());
+        assert_eq!(Arc::strong_count(lock.options.key()), before + 1);
+        assert!(lock.slot.get().is_none());
+        assert!(lock.clone().slot.get().is_none());
         drop(work);
-        assert_eq!(Arc::strong_count(lock.plan.key()), before);
+        assert_eq!(Arc::strong_count(lock.options.key()), before);
     }
 }

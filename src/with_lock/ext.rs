@@ -1,7 +1,7 @@
 use futures::{Stream, TryFuture, TryStream};
 
-use super::Hold;
-use super::or_skip::Try;
+use super::Scope;
+use super::outcome::Try;
 use super::scoped::Scoped;
 use super::{future, stream};
 use crate::into_lock::IntoLock;
@@ -76,8 +76,8 @@ pub trait FutureLockExt: Future {
     where
         Self: Sized,
     {
-        let hold = Hold::new(lock.into_lock().into_plan());
-        let scoped = Scoped::new(hold, Some(self));
+        let scope = Scope::new(lock.into_lock().into_options());
+        let scoped = Scoped::new(scope, Some(self));
         future::WithLock { scoped }
     }
 
@@ -148,8 +148,8 @@ pub trait StreamLockExt: Stream {
     where
         Self: Sized,
     {
-        let hold = Hold::new(lock.into_lock().into_plan());
-        let scoped = Scoped::new(hold, Some(self));
+        let scope = Scope::new(lock.into_lock().into_options());
+        let scoped = Scoped::new(scope, Some(self));
         stream::WithLock { scoped }
     }
 
@@ -195,7 +195,7 @@ impl Lock {
     {
         future::WithLease {
             begin: Some(work),
-            scoped: Scoped::new(Hold::new(self.plan_asked_here()), None),
+            scoped: Scoped::new(Scope::new(self.options_here()), None),
         }
     }
 
@@ -222,7 +222,7 @@ impl Lock {
     {
         stream::WithLease {
             begin: Some(work),
-            scoped: Scoped::new(Hold::new(self.plan_asked_here()), None),
+            scoped: Scoped::new(Scope::new(self.options_here()), None),
         }
     }
 

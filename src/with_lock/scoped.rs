@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use futures::Stream;
 use pin_project::pin_project;
 
-use super::Hold;
+use super::Scope;
 use crate::LockError;
 use crate::lease::LeaseView;
 
@@ -22,7 +22,7 @@ pub(crate) struct Scoped<W, V> {
     /// The value of completed work, kept while the lock is released.
     value: Option<V>,
     /// The last field: the destructors of work and value run under the lock.
-    hold: Hold,
+    scope: Scope,
 }
 
 /// Begins work that was given beforehand: never called.
@@ -33,21 +33,21 @@ type Step<I, V> = ControlFlow<V, I>;
 
 impl<W, V> Scoped<W, V> {
     /// `work` is `None` if it is begun when the lock is held.
-    pub(crate) fn new(hold: Hold, work: Option<W>) -> Self {
+    pub(crate) fn new(scope: Scope, work: Option<W>) -> Self {
         Self {
             work,
             value: None,
-            hold,
+            scope,
         }
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.hold.is_done()
+        self.scope.is_done()
     }
 
     /// Waits for the lock again, after an error.
-    pub(crate) fn restart(self: Pin<&mut Self>, hold: Hold) {
-        *self.project().hold = hold;
+    pub(crate) fn restart(self: Pin<&mut Self>, scope: Scope) {
+        *self.project().scope = scope;
     }
 
     /// The poll loop of all combinators: waits for the lock, begins the work, polls it while the
@@ -65,11 +65,11 @@ impl<W, V> Scoped<W, V> {
         if outcome.is_err() {
             *begin = None;
             let mut this = self.project();
-            let guard = this.hold.enter();
+            let guard = this.scope.enter();
             this.work.set(None);
             *this.value = None;
             drop(guard);
-            this.hold.end();
+            this.scope.end();
         }
         Poll::Ready(outcome)
     }
@@ -84,16 +84,16 @@ impl<W, V> Scoped<W, V> {
         F: FnOnce(LeaseView) -> W,
     {
         let mut this = self.project();
-        if this.hold.is_acquiring() {
-            let lease = ready!(this.hold.poll_acquire(cx))?;
+        if this.scope.is_acquiring() {
+            let lease = ready!(this.scope.poll_acquire(cx))?;
             if let Some(begin) = begin.take() {
-                let _guard = this.hold.enter();
+                let _guard = this.scope.enter();
                 this.work.set(Some(begin(lease)));
             }
         }
-        if !this.hold.is_releasing() {
-            this.hold.check(cx)?;
-            let guard = this.hold.enter();
+        if !this.scope.is_releasing() {
+            this.scope.check(cx)?;
+            let guard = this.scope.enter();
             let work = this.work.as_mut().as_pin_mut();
             let work = work.expect("work exists from the acquisition to the release");
             match ready!(poll_work(work, cx)) {
@@ -103,10 +103,10 @@ impl<W, V> Scoped<W, V> {
             this.work.set(None);
             drop(guard);
             // The lease may have run out during the last poll, which was not protected then.
-            this.hold.check(cx)?;
-            this.hold.release();
+            this.scope.check(cx)?;
+            this.scope.release();
         }
-        ready!(this.hold.poll_release(cx))?;
+        ready!(this.scope.poll_release(cx))?;
         let value = this.value.take().expect("kept until the release");
         Poll::Ready(Ok(Step::Break(value)))
     }
@@ -157,7 +157,7 @@ impl<W: Stream> Scoped<W, ()> {
         }
         let most = match &self.work {
             Some(work) => work.size_hint().1,
-            None if self.hold.is_releasing() => Some(0),
+            None if self.scope.is_releasing() => Some(0),
             None => None,
         };
         // One more: an error of the lock.
@@ -167,6 +167,6 @@ impl<W: Stream> Scoped<W, ()> {
 
 impl<W, V> fmt::Debug for Scoped<W, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hold.fmt(f)
+        self.scope.fmt(f)
     }
 }

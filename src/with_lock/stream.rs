@@ -1,3 +1,5 @@
+//! The streams of this crate, by name.
+
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,10 +8,13 @@ use futures::Stream;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
-use super::or_skip::{OrSkip, Try};
 use super::scoped::{Given, Scoped};
 use crate::LockError;
 use crate::lease::LeaseView;
+
+pub use super::outcome::{OrSkip, Try};
+pub use crate::events::Events;
+pub use crate::leadership::Campaign;
 
 /// Stream of [`with_lock`](crate::StreamLockExt::with_lock).
 #[pin_project]

@@ -25,12 +25,12 @@ struct Frame {
     /// Compared, never dereferenced: the combinator that pushed the frame keeps it alive.
     engine: *const Engine,
     task: Option<task::Id>,
-    around: Around,
+    lease: Enclosing,
 }
 
 /// A lease that the running code is inside of.
 #[derive(Clone)]
-pub(crate) struct Around {
+pub(crate) struct Enclosing {
     pub(crate) caller: Arc<WaiterState>,
     pub(crate) on_finish: OnFinish,
     /// Where it was asked for.
@@ -39,17 +39,17 @@ pub(crate) struct Around {
 
 /// The frame is on the stack as long as this exists, on the thread that made it.
 #[must_use]
-pub(crate) struct Inside {
+pub(crate) struct FrameGuard {
     entered: bool,
     here: PhantomData<*const ()>,
 }
 
 /// The running code is inside the lease until what this returns is dropped.
-pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside {
+pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> FrameGuard {
     let frame = Frame {
         engine: Arc::as_ptr(lease.engine()),
         task: task::try_id(),
-        around: Around {
+        lease: Enclosing {
             caller: lease.caller().clone(),
             on_finish: lease.on_finish(),
             place,
@@ -57,14 +57,14 @@ pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> Inside 
     };
     // A thread that is ending has no stack any more: what it polls then is inside of nothing.
     let entered = STACK.try_with(|stack| stack.borrow_mut().push(frame));
-    Inside {
+    FrameGuard {
         entered: entered.is_ok(),
         here: PhantomData,
     }
 }
 
 /// The valid lease of this registry on the key that the running code is inside of.
-pub(crate) fn around(engine: &Arc<Engine>, key: &str) -> Option<Around> {
+pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
     let innermost = STACK.try_with(|stack| {
         let stack = stack.borrow();
         if stack.is_empty() {
@@ -75,18 +75,15 @@ pub(crate) fn around(engine: &Arc<Engine>, key: &str) -> Option<Around> {
         let frame = stack.iter().rev().find(|frame| {
             frame.task == task
                 && std::ptr::eq(frame.engine, Arc::as_ptr(engine))
-                && **frame.around.caller.key() == *key
+                && **frame.lease.caller.key() == *key
         })?;
-        Some(frame.around.clone())
+        Some(frame.lease.clone())
     });
-    let around = innermost.ok().flatten()?;
-    around
-        .caller
-        .is_held(engine.clock().now())
-        .then_some(around)
+    let lease = innermost.ok().flatten()?;
+    lease.caller.is_held(engine.clock().now()).then_some(lease)
 }
 
-impl Drop for Inside {
+impl Drop for FrameGuard {
     fn drop(&mut self) {
         if self.entered {
             // Returned, so that it is dropped where the stack is not borrowed.

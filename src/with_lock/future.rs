@@ -1,3 +1,5 @@
+//! The futures of this crate, by name.
+
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -5,10 +7,23 @@ use std::task::{Context, Poll};
 use futures::future::FusedFuture;
 use pin_project::pin_project;
 
-use super::or_skip::{OrSkip, Try};
 use super::scoped::{Given, Scoped};
 use crate::LockError;
 use crate::lease::LeaseView;
+
+pub use super::outcome::{OrSkip, Try};
+pub use crate::acquire::{AcquireLease, TryLease};
+pub use crate::detached::Adopt;
+pub use crate::extend::Extend;
+pub use crate::inspect::Inspect;
+pub use crate::leadership::{Lead, Resign};
+pub use crate::lease::{LeaseRelease, Lost};
+pub use crate::manual::{Acquire, Release};
+#[cfg(feature = "redis")]
+pub use crate::registry::Connect;
+pub use crate::registry::Shutdown;
+#[cfg(feature = "redis")]
+pub use crate::store::ConnectStore;
 
 /// Future of [`with_lock`](crate::FutureLockExt::with_lock).
 ///

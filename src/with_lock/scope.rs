@@ -10,14 +10,14 @@ use tracing::span::Entered;
 use crate::LockError;
 use crate::acquire::Acquiring;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
-use crate::nesting::{self, Inside};
-use crate::plan::Plan;
+use crate::options::LockOptions;
+use crate::reentrancy::{self, FrameGuard};
 use crate::settings::OnLost;
 
 /// A lock around some work, from the wait for it to its release. In whatever state it is dropped,
 /// its fields leave nothing held.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct Scope {
     on_lost: OnLost,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
@@ -42,17 +42,17 @@ enum State {
 }
 
 /// While it exists, logs carry the key and the token, and a nested lock finds the lease.
-pub(crate) struct HoldGuard<'a> {
-    _inside: Inside,
+pub(crate) struct ScopeGuard<'a> {
+    _frame: FrameGuard,
     _entered: Entered<'a>,
 }
 
-impl Hold {
-    pub(crate) fn new(plan: Plan) -> Self {
+impl Scope {
+    pub(crate) fn new(options: LockOptions) -> Self {
         Self {
-            on_lost: plan.on_lost,
-            place: plan.place(),
-            state: State::Acquiring(Acquiring::new(plan)),
+            on_lost: options.on_lost,
+            place: options.place(),
+            state: State::Acquiring(Acquiring::new(options)),
         }
     }
 
@@ -87,7 +87,7 @@ impl Hold {
     /// Fails if the work must stop: to be called before each poll of the work, and when it has
     /// completed. Otherwise the task is woken when the lease is lost.
     ///
-    /// After an error the caller drops the work and then [ends](Self::end) the hold, so that the
+    /// After an error the caller drops the work and then [ends](Self::end) the scope, so that the
     /// work's destructors run before the lock is given back.
     pub(crate) fn check(&mut self, cx: &mut Context<'_>) -> Result<(), LockError> {
         let State::Holding { lost, .. } = &mut self.state else {
@@ -104,12 +104,12 @@ impl Hold {
     }
 
     /// To be kept while the work is polled or dropped.
-    pub(crate) fn enter(&self) -> Option<HoldGuard<'_>> {
+    pub(crate) fn enter(&self) -> Option<ScopeGuard<'_>> {
         let State::Holding { lease, span, .. } = &self.state else {
             return None;
         };
-        Some(HoldGuard {
-            _inside: nesting::enter(lease, self.place),
+        Some(ScopeGuard {
+            _frame: reentrancy::enter(lease, self.place),
             _entered: span.enter(),
         })
     }
@@ -119,7 +119,7 @@ impl Hold {
         self.state = State::Done;
     }
 
-    /// Begins the release, if the lock is held; otherwise [ends](Self::end) the hold.
+    /// Begins the release, if the lock is held; otherwise [ends](Self::end) the scope.
     pub(crate) fn release(&mut self) {
         if let State::Holding { lease, .. } = std::mem::replace(&mut self.state, State::Done) {
             self.state = State::Releasing {

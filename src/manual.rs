@@ -13,11 +13,11 @@ use crate::with_lock::skip;
 
 /// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
 #[derive(Default)]
-pub(crate) struct Handle {
-    slot: Mutex<Option<Lease>>,
+pub(crate) struct Slot {
+    lease: Mutex<Option<Lease>>,
 }
 
-impl Handle {
+impl Slot {
     fn fill(&self, lease: Lease) {
         let before = self.lock().replace(lease);
         // Over, or the key could not have been acquired again. Its drop takes locks of its own.
@@ -33,11 +33,11 @@ impl Handle {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Handle {
+impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(lease) = self.take()
             && lease.is_valid()
@@ -56,9 +56,9 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").finish_non_exhaustive()
+        f.debug_struct("Slot").finish_non_exhaustive()
     }
 }
 
@@ -70,13 +70,13 @@ impl fmt::Debug for Handle {
 pub struct Acquire {
     acquiring: Acquiring,
     /// Kept until it resolves: the lease goes into its slot.
-    handle: Option<Arc<Handle>>,
+    slot: Option<Arc<Slot>>,
 }
 
 impl Acquire {
-    pub(crate) fn new(acquiring: Acquiring, handle: Arc<Handle>) -> Self {
-        let handle = Some(handle);
-        Self { acquiring, handle }
+    pub(crate) fn new(acquiring: Acquiring, slot: Arc<Slot>) -> Self {
+        let slot = Some(slot);
+        Self { acquiring, slot }
     }
 }
 
@@ -85,9 +85,9 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let acquired = ready!(self.acquiring.poll(cx));
-        let handle = self.handle.take().expect("kept until it resolves");
+        let slot = self.slot.take().expect("kept until it resolves");
         let lease = skip(acquired)?;
-        Poll::Ready(Ok(lease.map(|lease| handle.fill(lease)).is_some()))
+        Poll::Ready(Ok(lease.map(|lease| slot.fill(lease)).is_some()))
     }
 }
 
@@ -101,14 +101,14 @@ impl FusedFuture for Acquire {
 #[derive(Debug)]
 #[must_use = "a release that is not polled has done nothing"]
 pub struct Release {
-    handle: Option<Arc<Handle>>,
+    slot: Option<Arc<Slot>>,
     releasing: Option<LeaseRelease>,
 }
 
 impl Release {
-    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+    pub(crate) fn new(slot: Arc<Slot>) -> Self {
         Self {
-            handle: Some(handle),
+            slot: Some(slot),
             releasing: None,
         }
     }
@@ -119,24 +119,24 @@ impl Future for Release {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let Some(handle) = &this.handle else {
+        let Some(slot) = &this.slot else {
             panic!("`Release` polled after it was done");
         };
         if this.releasing.is_none() {
-            this.releasing = handle.take().map(Lease::release);
+            this.releasing = slot.take().map(Lease::release);
         }
         let released = match &mut this.releasing {
             None => Ok(false),
             Some(releasing) => ready!(Pin::new(releasing).poll(cx)).map(|()| true),
         };
         this.releasing = None;
-        this.handle = None;
+        this.slot = None;
         Poll::Ready(released)
     }
 }
 
 impl FusedFuture for Release {
     fn is_terminated(&self) -> bool {
-        self.handle.is_none()
+        self.slot.is_none()
     }
 }

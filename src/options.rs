@@ -12,7 +12,7 @@ use crate::turnstile::Patience;
 
 /// What a lock was told to lock, and how. What is not set is the registry's.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct LockOptions {
     engine: Option<Arc<Engine>>,
     key: Key,
     /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
     place: &'static Location<'static>,
 }
 
-impl Plan {
+impl LockOptions {
     #[track_caller]
     pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
         let key_fault = engine
