@@ -10,6 +10,8 @@ use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
+#[cfg(doc)]
+use crate::{LeaseView, LockError};
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///

@@ -20,7 +20,7 @@ pub(crate) struct Slot {
 impl Slot {
     fn fill(&self, lease: Lease) {
         let before = self.lock().replace(lease);
-        // Over, or the key could not have been acquired again. Its drop takes locks of its own.
+        // It is over, or the key could not have been acquired again. Its drop takes other locks.
         drop(before);
     }
 
