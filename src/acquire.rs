@@ -1,155 +1,141 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::engine::{Arrival, Engine, Phase, WaiterState};
-use crate::handle::Handle;
+use crate::detached::DetachedLease;
+use crate::engine::{Engine, Phase, WaiterState};
 use crate::lease::Lease;
-use crate::nesting;
-use crate::plan::Plan;
+use crate::options::LockOptions;
+use crate::reentrancy;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
+use crate::with_lock::skip;
 
-/// A caller on its way to a lease: what every acquiring future wraps.
+/// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
-/// Dropped while it waits, it leaves the line; dropped when the key is its but it has not looked,
-/// the key is given on.
+/// Dropped while it waits, it leaves the queue. Dropped after the key was granted and before it has
+/// seen that, it gives the key back.
 pub(crate) struct Acquiring {
-    plan: Plan,
-    patience: Patience,
-    wait: Duration,
+    options: LockOptions,
+    /// The lease to take over, if it is not the key that is asked for.
+    adopts: Option<Box<DetachedLease>>,
     stage: Stage,
 }
 
 enum Stage {
     Unpolled,
-    InLine(Arc<WaiterState>),
+    Queued(Arc<WaiterState>),
     Done,
 }
 
-/// How an acquisition ends, errors aside.
-pub(crate) enum Acquired {
-    Lease(Lease),
-    /// Others had the key for all of that time.
-    Busy {
-        waited: Duration,
-    },
-}
-
 impl Acquiring {
-    pub(crate) fn once(plan: Plan) -> Self {
-        Self::new(plan, Patience::Once, Duration::ZERO)
-    }
-
-    pub(crate) fn within(plan: Plan, wait: Duration) -> Self {
-        let patience = if wait.is_zero() {
-            Patience::Once
-        } else {
-            Patience::Queue
-        };
-        Self::new(plan, patience, wait)
-    }
-
-    /// With the lock's own wait, else the registry's.
-    pub(crate) fn patient(plan: Plan) -> Self {
-        let wait = plan.wait();
-        Self::within(plan, wait)
-    }
-
-    fn new(plan: Plan, patience: Patience, wait: Duration) -> Self {
+    pub(crate) fn new(options: LockOptions) -> Self {
         Self {
-            plan,
-            patience,
-            wait,
+            options,
+            adopts: None,
             stage: Stage::Unpolled,
         }
+    }
+
+    pub(crate) fn adopting(engine: Arc<Engine>, detached: DetachedLease) -> Self {
+        let mut options = LockOptions::new(Some(engine), detached.key());
+        // It asks once: the lease is there, or it is lost.
+        options.wait = Some(Duration::ZERO);
+        let mut acquiring = Self::new(options);
+        acquiring.adopts = Some(Box::new(detached));
+        acquiring
     }
 
     pub(crate) fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done)
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Acquired, LockError>> {
+    /// A lock that others held for the whole wait is [`LockError::NotAcquired`].
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
+        let acquired = ready!(self.poll_stage(cx));
+        self.stage = Stage::Done;
+        Poll::Ready(acquired)
+    }
+
+    fn poll_stage(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
+        if let Stage::Unpolled = self.stage {
+            let engine = self.options.engine()?;
+            if let Some(lease) = self.nested(engine) {
+                return Poll::Ready(Ok(lease));
+            }
+            let caller = WaiterState::new(self.options.hashed_key().clone());
+            self.stage = Stage::Queued(Arc::new(caller));
+            self.arrive();
+        }
         loop {
-            match &self.stage {
-                Stage::Done => panic!("an acquiring future polled after it was done"),
-                Stage::Unpolled => {
-                    let nested = match self.plan.engine() {
-                        Ok(engine) => self.nested(engine),
-                        Err(fault) => {
-                            self.stage = Stage::Done;
-                            return Poll::Ready(Err(fault));
-                        }
-                    };
-                    if let Some(lease) = nested {
-                        self.stage = Stage::Done;
-                        return Poll::Ready(Ok(Acquired::Lease(lease)));
+            let Stage::Queued(caller) = &self.stage else {
+                panic!("an acquiring future polled after it was done");
+            };
+            let engine = self.options.registry();
+            match caller.phase_or_wake(cx.waker()) {
+                Phase::Waiting => return Poll::Pending,
+                Phase::Granted { .. } => {
+                    if let Some(token) = engine.take(caller) {
+                        let caller = caller.clone();
+                        let engine = self.options.take_registry();
+                        let lease = Lease::new(engine, caller, token, self.options.on_finish);
+                        return Poll::Ready(Ok(lease));
                     }
-                    let caller = WaiterState::new(self.plan.hashed_key().clone());
-                    self.stage = Stage::InLine(Arc::new(caller));
-                    self.arrive();
                 }
-                Stage::InLine(caller) => match caller.phase_or_wake(cx.waker()) {
-                    Phase::Waiting => return Poll::Pending,
-                    Phase::Granted { .. } => {
-                        if let Some(token) = self.plan.registry().take(caller)
-                            && let Stage::InLine(caller) =
-                                std::mem::replace(&mut self.stage, Stage::Done)
-                        {
-                            let (engine, on_finish) =
-                                (self.plan.take_registry(), self.plan.on_finish);
-                            let lease = Lease::new(engine, caller, token, on_finish);
-                            return Poll::Ready(Ok(Acquired::Lease(lease)));
-                        }
-                    }
-                    Phase::TurnLost => {
-                        let engine = self.plan.registry();
-                        let waited = caller.waited(engine.clock().now());
-                        if waited >= self.wait && self.patience == Patience::Queue {
-                            engine.leave(caller);
-                            self.stage = Stage::Done;
-                            return Poll::Ready(Ok(Acquired::Busy { waited }));
-                        }
+                // It was granted the lease, and was not polled for too long.
+                Phase::TurnLost => {
+                    let waited = caller.waited(engine.clock().now());
+                    let refusal = if self.adopts.is_some() {
+                        Refusal::NothingToAdopt
+                    } else if self.waits() && waited >= self.options.wait() {
+                        Refusal::Busy
+                    } else {
                         self.arrive();
-                    }
-                    Phase::Refused(refusal) => {
-                        let now = self.plan.registry().clock().now();
-                        let waited = caller.waited(now);
-                        let refused = self.refused(refusal, waited);
-                        self.stage = Stage::Done;
-                        return Poll::Ready(refused);
-                    }
-                    phase @ (Phase::Left
-                    | Phase::Held { .. }
-                    | Phase::Closing { .. }
-                    | Phase::Ended { .. }
-                    | Phase::Finishing { .. }
-                    | Phase::Finished { .. }) => unreachable!("{phase:?} before it was taken"),
-                },
+                        continue;
+                    };
+                    engine.leave(caller);
+                    return Poll::Ready(Err(self.refused(refusal, caller)));
+                }
+                Phase::Refused(refusal) => {
+                    return Poll::Ready(Err(self.refused(refusal, caller)));
+                }
+                phase @ (Phase::Left
+                | Phase::Held { .. }
+                | Phase::Closing { .. }
+                | Phase::Ended { .. }
+                | Phase::Finishing { .. }
+                | Phase::Finished { .. }) => {
+                    unreachable!("{phase:?} before the lease was taken")
+                }
             }
         }
     }
 
-    /// The lease that this is asked for inside of, if it may be shared. Else who waits for it does
-    /// so in vain, which is said where it may be mended.
+    /// A wait of zero asks once and does not enter the queue.
+    fn waits(&self) -> bool {
+        !self.options.wait().is_zero()
+    }
+
+    /// Shares the lease of the work that polls this, if the lock is reentrant. If it is not, the
+    /// work waits for itself, and builds with debug assertions log that.
     fn nested(&self, engine: &Arc<Engine>) -> Option<Lease> {
-        let in_vain = cfg!(debug_assertions) && self.patience == Patience::Queue;
-        if !(self.plan.reentrant || in_vain) {
+        let deadlock = cfg!(debug_assertions) && self.waits();
+        if !(self.options.reentrant || deadlock) {
             return None;
         }
-        let around = nesting::around(engine, self.plan.key())?;
-        if self.plan.reentrant {
-            return Lease::share(engine.clone(), around.caller, around.on_finish);
+        let enclosing = reentrancy::enclosing(engine, self.options.key())?;
+        if self.options.reentrant {
+            return Lease::share(engine.clone(), enclosing.caller, enclosing.on_finish);
         }
         log!(warn,
-            key = &**self.plan.key(),
-            outer = %around.place,
-            inner = %self.plan.place(),
+            key = &**self.options.key(),
+            outer = %enclosing.place,
+            inner = %self.options.place(),
             "a lock is waited for inside the work that holds it, which is in vain: nothing frees \
              it before that work goes on. Take it once, or ask for the inner one with `reentrant()`"
         );
@@ -157,44 +143,49 @@ impl Acquiring {
     }
 
     fn arrive(&self) {
-        if let Stage::InLine(caller) = &self.stage {
-            let engine = self.plan.registry();
-            // One who does not wait gives the store the time in which it must have answered.
-            let wait = match self.patience {
-                Patience::Once => engine.settings().response_timeout,
-                Patience::Queue => self.wait,
+        if let Stage::Queued(caller) = &self.stage {
+            let engine = self.options.registry();
+            let (patience, wait) = if self.waits() {
+                (Patience::Queue, self.options.wait())
+            } else {
+                // The store has this long to answer.
+                (Patience::Once, engine.settings().response_timeout)
             };
-            let arrival = Arrival {
-                ttl: self.plan.ttl(),
-                renewals: self.plan.renewal().times(),
-                on_finish: self.plan.on_finish,
-                patience: self.patience,
-                wait,
-                repeats: self.plan.repeats(),
-            };
-            engine.arrive(caller, arrival);
+            let arrival = self.options.arrival(patience, wait);
+            match &self.adopts {
+                None => engine.arrive(caller, arrival),
+                Some(detached) => engine.adopt(caller, detached.owner().into(), arrival),
+            }
         }
     }
 
-    fn refused(&self, refusal: Refusal, waited: Duration) -> Result<Acquired, LockError> {
-        let key = self.plan.key().clone();
-        Err(match refusal {
-            Refusal::Busy => return Ok(Acquired::Busy { waited }),
-            Refusal::QueueFull => LockError::QueueFull {
+    fn refused(&self, refusal: Refusal, caller: &WaiterState) -> LockError {
+        let engine = self.options.registry();
+        let key = self.options.key().clone();
+        match (refusal, &self.adopts) {
+            (Refusal::Busy, _) => LockError::NotAcquired {
                 key,
-                limit: self.plan.max_waiters(),
+                waited: caller.waited(engine.clock().now()),
             },
-            Refusal::Failed(source) => LockError::Store { key, source },
-            Refusal::Closed => LockError::Closed { key },
-            Refusal::NothingToAdopt => unreachable!("nothing was to be adopted"),
-        })
+            (Refusal::QueueFull, _) => LockError::QueueFull {
+                key,
+                limit: engine.settings().max_waiters,
+            },
+            (Refusal::Failed(source), _) => LockError::Store { key, source },
+            (Refusal::NothingToAdopt, Some(detached)) => LockError::Lost {
+                key,
+                token: detached.token(),
+            },
+            (Refusal::NothingToAdopt, None) => unreachable!("nothing was to be adopted"),
+            (Refusal::Closed, _) => LockError::Closed { key },
+        }
     }
 }
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        if let Stage::InLine(caller) = &self.stage {
-            self.plan.registry().leave(caller);
+        if let Stage::Queued(caller) = &self.stage {
+            self.options.registry().leave(caller);
         }
     }
 }
@@ -203,52 +194,13 @@ impl fmt::Debug for Acquiring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stage = match self.stage {
             Stage::Unpolled => "not polled yet",
-            Stage::InLine(_) => "in line",
+            Stage::Queued(_) => "queued",
             Stage::Done => "done",
         };
         f.debug_struct("Acquiring")
-            .field("key", self.plan.key())
+            .field("key", self.options.key())
             .field("stage", &stage)
             .finish()
-    }
-}
-
-/// Future of [`Lock::acquire`](crate::Lock::acquire) and its sisters.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
-pub struct Acquire {
-    acquiring: Acquiring,
-    /// Kept alive until it resolves; the lease goes into its slot.
-    handle: Option<Arc<Handle>>,
-}
-
-impl Acquire {
-    pub(crate) fn new(acquiring: Acquiring, handle: Arc<Handle>) -> Self {
-        let handle = Some(handle);
-        Self { acquiring, handle }
-    }
-}
-
-impl Future for Acquire {
-    type Output = Result<bool, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let acquired = std::task::ready!(self.acquiring.poll(cx));
-        let handle = self.handle.take().expect("kept until it resolves");
-        Poll::Ready(match acquired {
-            Ok(Acquired::Lease(lease)) => {
-                handle.fill(lease);
-                Ok(true)
-            }
-            Ok(Acquired::Busy { .. }) => Ok(false),
-            Err(error) => Err(error),
-        })
-    }
-}
-
-impl FusedFuture for Acquire {
-    fn is_terminated(&self) -> bool {
-        self.acquiring.is_done()
     }
 }
 
@@ -256,28 +208,12 @@ impl FusedFuture for Acquire {
 /// [`Lock::lease_within`](crate::Lock::lease_within).
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub struct AcquireLease {
-    acquiring: Acquiring,
-}
+pub struct AcquireLease(pub(crate) Acquiring);
 
 impl AcquireLease {
-    pub(crate) fn new(acquiring: Acquiring) -> Self {
-        Self { acquiring }
-    }
-
     /// Turns "busy for the whole wait" into `Ok(None)`; everything else stays an error.
     pub fn or_skip(self) -> crate::future::OrSkip<Self> {
-        crate::future::OrSkip::new(self)
-    }
-
-    pub(crate) fn poll_skip(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Lease>, LockError>> {
-        self.acquiring.poll(cx).map_ok(|acquired| match acquired {
-            Acquired::Lease(lease) => Some(lease),
-            Acquired::Busy { .. } => None,
-        })
+        crate::future::OrSkip { inner: self }
     }
 }
 
@@ -285,49 +221,31 @@ impl Future for AcquireLease {
     type Output = Result<Lease, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let acquired = std::task::ready!(self.acquiring.poll(cx));
-        Poll::Ready(acquired.and_then(|acquired| match acquired {
-            Acquired::Lease(lease) => Ok(lease),
-            Acquired::Busy { waited } => Err(LockError::NotAcquired {
-                key: self.acquiring.plan.key().clone(),
-                waited,
-            }),
-        }))
+        self.0.poll(cx)
     }
 }
 
 impl FusedFuture for AcquireLease {
     fn is_terminated(&self) -> bool {
-        self.acquiring.is_done()
+        self.0.is_done()
     }
 }
 
 /// Future of [`Lock::lease_once`](crate::Lock::lease_once).
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub struct TryLease {
-    acquiring: Acquiring,
-}
-
-impl TryLease {
-    pub(crate) fn new(acquiring: Acquiring) -> Self {
-        Self { acquiring }
-    }
-}
+pub struct TryLease(pub(crate) Acquiring);
 
 impl Future for TryLease {
     type Output = Result<Option<Lease>, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.acquiring.poll(cx).map_ok(|acquired| match acquired {
-            Acquired::Lease(lease) => Some(lease),
-            Acquired::Busy { .. } => None,
-        })
+        self.0.poll(cx).map(skip)
     }
 }
 
 impl FusedFuture for TryLease {
     fn is_terminated(&self) -> bool {
-        self.acquiring.is_done()
+        self.0.is_done()
     }
 }

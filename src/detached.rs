@@ -8,13 +8,9 @@ use std::time::{Duration, SystemTime};
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::engine::{Arrival, Engine, Phase, WaiterState};
+use crate::acquire::Acquiring;
 use crate::key;
 use crate::lease::Lease;
-use crate::plan::Plan;
-use crate::repeat::Repeats;
-use crate::settings::OnFinish;
-use crate::turnstile::{Patience, Refusal};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -213,128 +209,21 @@ mod parts {
 ///
 /// Dropped while it asks, what was taken for it is given back; dropped when it has the lease but
 /// has not looked, too.
+#[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub struct Adopt {
-    plan: Plan,
-    detached: DetachedLease,
-    stage: Stage,
-}
-
-enum Stage {
-    Unpolled,
-    Asking {
-        engine: Arc<Engine>,
-        caller: Arc<WaiterState>,
-    },
-    Done,
-}
-
-impl Adopt {
-    pub(crate) fn new(engine: Arc<Engine>, detached: DetachedLease) -> Self {
-        let mut plan = Plan::new(Some(engine), &detached.key);
-        plan.on_finish = OnFinish::Release;
-        Self {
-            plan,
-            detached,
-            stage: Stage::Unpolled,
-        }
-    }
-
-    fn ask(&mut self) -> Result<(), LockError> {
-        let engine = self.plan.engine()?.clone();
-        let caller = Arc::new(WaiterState::new(self.plan.hashed_key().clone()));
-        let arrival = Arrival {
-            ttl: self.plan.ttl(),
-            renewals: self.plan.renewal().times(),
-            on_finish: self.plan.on_finish,
-            patience: Patience::Once,
-            wait: engine.settings().response_timeout,
-            repeats: Repeats::none(),
-        };
-        let from = self.detached.owner.clone();
-        engine.adopt(&caller, from, arrival);
-        self.stage = Stage::Asking { engine, caller };
-        Ok(())
-    }
-
-    fn lost(&self) -> LockError {
-        LockError::Lost {
-            key: self.plan.key().clone(),
-            token: self.detached.token,
-        }
-    }
-
-    fn poll_asking(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
-        if let Stage::Unpolled = self.stage
-            && let Err(fault) = self.ask()
-        {
-            return Poll::Ready(Err(fault));
-        }
-        let Stage::Asking { engine, caller } = &self.stage else {
-            panic!("`Adopt` polled after it was done");
-        };
-        let key = self.plan.key().clone();
-        loop {
-            return Poll::Ready(match caller.phase_or_wake(cx.waker()) {
-                Phase::Waiting => return Poll::Pending,
-                Phase::Granted { .. } => {
-                    let Some(token) = engine.take(caller) else {
-                        // It learned of its end when it looked.
-                        continue;
-                    };
-                    let (engine, caller) = (engine.clone(), caller.clone());
-                    Ok(Lease::new(engine, caller, token, self.plan.on_finish))
-                }
-                Phase::Refused(Refusal::Failed(source)) => Err(LockError::Store { key, source }),
-                Phase::Refused(Refusal::NothingToAdopt) => Err(self.lost()),
-                // Taken over, and not looked at for too long: given back. It does not come again.
-                Phase::TurnLost => {
-                    engine.leave(caller);
-                    Err(self.lost())
-                }
-                Phase::Refused(Refusal::Closed) => Err(LockError::Closed { key }),
-                phase @ (Phase::Refused(Refusal::Busy | Refusal::QueueFull)
-                | Phase::Left
-                | Phase::Held { .. }
-                | Phase::Closing { .. }
-                | Phase::Ended { .. }
-                | Phase::Finishing { .. }
-                | Phase::Finished { .. }) => unreachable!("{phase:?} to one who adopts"),
-            });
-        }
-    }
-}
+pub struct Adopt(pub(crate) Acquiring);
 
 impl Future for Adopt {
     type Output = Result<Lease, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let adopted = std::task::ready!(this.poll_asking(cx));
-        this.stage = Stage::Done;
-        Poll::Ready(adopted)
+        self.0.poll(cx)
     }
 }
 
 impl FusedFuture for Adopt {
     fn is_terminated(&self) -> bool {
-        matches!(self.stage, Stage::Done)
-    }
-}
-
-impl Drop for Adopt {
-    fn drop(&mut self) {
-        if let Stage::Asking { engine, caller } = &self.stage {
-            engine.leave(caller);
-        }
-    }
-}
-
-impl fmt::Debug for Adopt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Adopt")
-            .field("detached", &self.detached)
-            .finish_non_exhaustive()
+        self.0.is_done()
     }
 }
 

@@ -1,11 +1,11 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::future::FusedFuture;
-use tokio::time::{Instant, Sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::engine::{Engine, Phase};
 use crate::lease::LeaseView;
@@ -28,7 +28,7 @@ enum Stage {
     Asked {
         until: Moment,
         /// One response time-out, begun when the answer is not there at once.
-        patience: Option<Pin<Box<Sleep>>>,
+        timeout: Option<Pin<Box<Sleep>>>,
     },
     Done,
 }
@@ -48,7 +48,7 @@ impl Extend {
         self.view.caller().key().clone()
     }
 
-    /// The lease is over, under its holder or by it: it lasts no longer.
+    /// The lease was lost, or its holder has ended it.
     fn over(&self) -> LockError {
         self.view.loss().unwrap_or_else(|| LockError::Lost {
             key: self.key(),
@@ -56,54 +56,40 @@ impl Extend {
         })
     }
 
-    fn ask(&mut self) -> Result<(), LockError> {
-        if !TTL.contains(&self.ttl) {
-            return Err(LockError::InvalidTtl {
-                key: self.key(),
-                ttl: self.ttl,
-            });
+    fn ask(&self) -> Result<Moment, LockError> {
+        let (key, ttl) = (self.key(), self.ttl);
+        if !TTL.contains(&ttl) {
+            return Err(LockError::InvalidTtl { key, ttl });
         }
         self.engine.note_runtime();
-        let asked = self.engine.extend(self.view.caller(), self.ttl);
-        let until = asked.ok_or_else(|| self.over())?;
-        let patience = None;
-        self.stage = Stage::Asked { until, patience };
-        Ok(())
+        let until = self.engine.extend(self.view.caller(), ttl);
+        until.ok_or_else(|| self.over())
     }
 
-    /// Whether the lease lasts as long as was asked for; `None` if that is not known yet.
-    fn look(&self, until: Moment) -> Option<Result<Instant, LockError>> {
-        let caller = self.view.caller();
-        let held = matches!(caller.phase(), Phase::Held { .. });
-        if !held || self.view.loss().is_some() {
-            return Some(Err(self.over()));
+    fn poll_stage(&mut self, cx: &mut Context<'_>) -> Poll<Result<Instant, LockError>> {
+        if let Stage::Unpolled = self.stage {
+            let until = self.ask()?;
+            let timeout = None;
+            self.stage = Stage::Asked { until, timeout };
         }
-        let reached = caller.deadline() >= until;
-        reached.then(|| Ok(self.view.deadline()))
-    }
-
-    fn poll_asked(&mut self, cx: &mut Context<'_>) -> Poll<Result<Instant, LockError>> {
-        if let Stage::Unpolled = self.stage
-            && let Err(error) = self.ask()
-        {
-            return Poll::Ready(Err(error));
-        }
-        let Stage::Asked { until, .. } = self.stage else {
+        let Stage::Asked { until, timeout } = &mut self.stage else {
             panic!("`Extend` polled after it was done");
         };
-        // Watch first, look then: else an answer between the two would wake nobody.
+        // Registered before the look: an answer between the two would wake nobody otherwise.
         let caller = self.view.caller();
         caller.watch(&mut self.watch, true, cx.waker());
-        if let Some(seen) = self.look(until) {
-            return Poll::Ready(seen);
+        let held = matches!(caller.phase(), Phase::Held { .. });
+        if !held || self.view.loss().is_some() {
+            return Poll::Ready(Err(self.over()));
         }
-        if let Stage::Asked { patience, .. } = &mut self.stage {
-            let timeout = self.engine.settings().response_timeout;
-            let patience = patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-            std::task::ready!(patience.as_mut().poll(cx));
+        if caller.deadline() >= *until {
+            return Poll::Ready(Ok(self.view.deadline()));
         }
-        let key = self.key();
+        let response_timeout = self.engine.settings().response_timeout;
+        let timeout = timeout.get_or_insert_with(|| Box::pin(sleep(response_timeout)));
+        ready!(timeout.as_mut().poll(cx));
         let source = StoreError::new("no answer in time");
+        let key = self.key();
         Poll::Ready(Err(LockError::Store { key, source }))
     }
 }
@@ -112,9 +98,8 @@ impl Future for Extend {
     type Output = Result<Instant, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let extended = std::task::ready!(this.poll_asked(cx));
-        this.stage = Stage::Done;
+        let extended = ready!(self.poll_stage(cx));
+        self.stage = Stage::Done;
         Poll::Ready(extended)
     }
 }

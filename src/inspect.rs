@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::LockError;
-use crate::plan::Plan;
+use crate::options::LockOptions;
 use crate::store::contract::KeyStatus;
 
 /// Future of [`Lock::inspect`](crate::Lock::inspect).
@@ -15,10 +15,10 @@ use crate::store::contract::KeyStatus;
 pub struct Inspect(Option<BoxFuture<'static, Result<Inspection, LockError>>>);
 
 impl Inspect {
-    pub(crate) fn new(plan: Plan) -> Self {
+    pub(crate) fn new(options: LockOptions) -> Self {
         let look = async move {
-            let engine = plan.engine()?;
-            let key = plan.key().clone();
+            let engine = options.engine()?;
+            let key = options.key().clone();
             let Some(session) = engine.session() else {
                 return Err(LockError::Closed { key });
             };

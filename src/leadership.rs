@@ -3,79 +3,246 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures::Stream;
 use futures::future::FusedFuture;
 use futures::stream::FusedStream;
-use futures::{Stream, StreamExt};
 use pin_project::pin_project;
-use tokio::time::Sleep;
+use tokio::time::{Sleep, sleep};
 
-use crate::LockError;
 use crate::lease::LeaseView;
-use crate::plan::Plan;
+use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::{Repeat, Repeats};
 use crate::settings::{OnFinish, OnLost};
 use crate::user_code::log;
-use crate::with_lock::Hold;
+use crate::with_lock::{Scope, Scoped};
+use crate::{Lock, LockError};
 
-/// Who leads, as one candidate sees it: what a [campaign](crate::Lock::leadership) yields.
+/// Whether this candidate leads: the items of a [`Campaign`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Leadership {
-    /// This candidate leads for as long as the lease is valid, which
-    /// [`LeaseView::lost`] tells at once.
+    /// This candidate leads while the lease is valid; [`LeaseView::lost`] resolves when it is lost.
     Leader(LeaseView),
-    /// Somebody else leads or nobody does: the store may be away, too.
+    /// Somebody else leads, or nobody does, or the store cannot be reached.
     Follower,
-    /// What waiting cannot mend: the registry was shut down, or the key, the ttl or a setting is
+    /// Trying again cannot help: the registry was shut down, or the key, the ttl or a setting is
     /// invalid. The last item.
     Ended(LockError),
+}
+
+/// Leader election.
+impl Lock {
+    /// Campaigns for the lead: a stream of [`Leadership`] that says when this candidate leads and
+    /// when it does not.
+    ///
+    /// The leader is the holder of this lock, so there is one at a time, with a fencing token greater
+    /// than any before. The first item is `Leader` if the lock is free, otherwise `Follower`; from
+    /// then on the two alternate. A loss yields `Follower`, and the campaign begins again.
+    ///
+    /// [`wait`](Self::wait), [`on_lost`](Self::on_lost) and [`on_finish`](Self::on_finish) have no
+    /// effect here. The lease is renewed while the candidate leads, also if [`ttl`](Self::ttl) was
+    /// set, unless [`renewal`](Self::renewal) says otherwise: the ttl is how long the others wait
+    /// for the next leader after a crash.
+    ///
+    /// While the store cannot be reached, a leader leads until its lease ends; then it is a
+    /// `Follower`, as a new candidate is. Temporary failures are retried for ever, after pauses
+    /// that grow to 5 s, each with a warning in the log: a store that refuses (a wrong password, a
+    /// missing right), a queue that is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that
+    /// ends. Permanent ones yield [`Ended`](Leadership::Ended), and then the stream ends:
+    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or
+    /// setting.
+    ///
+    /// A leader that does not poll the stream goes on leading. It learns of the loss by
+    /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
+    /// is granted the lead but does not poll for a third of the ttl loses its turn, and queues
+    /// again when it is polled. For work that must run only while leading, use
+    /// [`lead`](Self::lead).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the stream resigns: it leaves the queue, or releases the lock in the background.
+    /// [`resign`](Campaign::resign) waits for that. `next()` may be dropped and called again in a
+    /// `select!` loop; no item is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{Leadership, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut campaign = locks.obtain("scheduler").leadership();
+    /// # let mut terms = 0;
+    /// while let Some(leadership) = campaign.next().await {
+    ///     match leadership {
+    ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
+    ///         Leadership::Follower => println!("following"),
+    ///         Leadership::Ended(why) => println!("ended: {why}"),
+    ///         _ => {}
+    ///     }
+    /// #   terms += 1;
+    /// #   if terms == 1 { locks.shutdown().await; }
+    /// }
+    /// # assert_eq!(terms, 2);
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn leadership(&self) -> Campaign {
+        Campaign::new(self.options_here())
+    }
+
+    /// Runs work only while leading: `work` is called with the lease when this candidate becomes the
+    /// leader. The future that it returns is dropped at once when the lead is lost, and `work` is
+    /// called again when the candidate leads again.
+    ///
+    /// This is [`with_lease`](Self::with_lease), begun again after each loss. When the future
+    /// completes, the lock is released and the value is yielded. A loss that is found at the last
+    /// poll or at the release counts as well: the value is dropped, and the work begins again. So
+    /// the work may run several times, in part or completely; protect what it writes with the
+    /// fencing token. It campaigns as [`leadership`](Self::leadership) does.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`], [`LockError::NoRegistry`], an invalid key, ttl or setting. Failures of
+    /// the store are retried.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it waits, it leaves the queue. Dropped while the work runs, it drops the work
+    /// and then releases the lock in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("scheduler");
+    /// let jobs = vec!["nightly", "weekly"];
+    /// let done = lock
+    ///     .lead(|lease| {
+    ///         // called once per term
+    ///         let jobs = jobs.clone();
+    ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
+    ///     })
+    ///     .await?;
+    /// assert!(done.starts_with("2 jobs"));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn lead<F, Fut>(&self, work: F) -> Lead<F, Fut>
+    where
+        F: FnMut(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        let (candidate, scope) = Candidate::new(self.options_here());
+        Lead {
+            begin: work,
+            scoped: Scoped::new(scope, None),
+            candidate,
+        }
+    }
+}
+
+/// Tries to get the lead again and again, after each failure and each loss.
+struct Candidate {
+    /// Its wait has no end.
+    options: LockOptions,
+    /// Whether the first attempt is under way, which does not wait.
+    first: bool,
+    /// Delays the attempt that follows a failure.
+    pause: Option<Pin<Box<Sleep>>>,
+    pauses: Repeats,
+}
+
+impl Candidate {
+    /// With the first attempt.
+    fn new(mut options: LockOptions) -> (Self, Scope) {
+        // The ttl is how soon another leads after a crash of the leader, not how long one leads.
+        options.renewal.get_or_insert(Renewal::watchdog());
+        options.on_lost = OnLost::Stop;
+        options.on_finish = OnFinish::Release;
+        options.wait = Some(Duration::ZERO);
+        let scope = Scope::new(options.clone());
+        options.wait = Some(Duration::MAX);
+        let candidate = Self {
+            options,
+            first: true,
+            pause: None,
+            pauses: pauses(),
+        };
+        (candidate, scope)
+    }
+
+    /// To be awaited before each poll of an attempt.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// The attempt that follows one that ended with `error`, unless trying again cannot help.
+    fn retry(&mut self, error: LockError) -> Result<Scope, LockError> {
+        let first = std::mem::take(&mut self.first);
+        match &error {
+            // It has led.
+            LockError::Lost { .. } => self.pauses = pauses(),
+            // The first attempt does not wait; the next one does.
+            LockError::NotAcquired { .. } if first => {}
+            // Rights may be granted, and servers come back, be it much later. An attempt that
+            // follows at once would fail at once.
+            LockError::NotAcquired { .. }
+            | LockError::QueueFull { .. }
+            | LockError::Store { .. } => {
+                let pause = self
+                    .pauses
+                    .next()
+                    .expect("an exponential policy never ends");
+                log!(warn,
+                    key = error.key(),
+                    %error,
+                    ?pause,
+                    "the campaign for a lock has failed, and is to begin anew"
+                );
+                self.pause = Some(Box::pin(sleep(pause)));
+            }
+            _ => return Err(error),
+        }
+        Ok(Scope::new(self.options.clone()))
+    }
+}
+
+/// Between attempts that failed. The lock's own policy may be one that spins.
+fn pauses() -> Repeats {
+    Repeat::exponential(Duration::from_millis(100), Duration::from_secs(5)).start()
 }
 
 /// Stream of [`Lock::leadership`](crate::Lock::leadership).
 #[must_use = "a campaign does nothing unless polled, and dropping it resigns"]
 pub struct Campaign {
-    /// With no end of the wait.
-    plan: Plan,
-    stage: Stage,
-    /// Of this stage: on its way to the lead, or holding it.
-    hold: Hold,
-    /// Before the hold is tried, after one that failed.
-    pause: Option<Pin<Box<Sleep>>>,
-    pauses: Repeats,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Nothing was told yet, and the store is asked once.
-    SessionConfig,
-    Following,
-    Leading,
-    Ended,
+    candidate: Candidate,
+    /// The current attempt, or the lead.
+    scope: Scope,
+    /// Whether the last item was [`Leadership::Follower`].
+    follows: bool,
 }
 
 impl Campaign {
-    pub(crate) fn new(mut plan: Plan) -> Self {
-        // The ttl says how soon the next one leads when the leader crashes, not how long it may lead.
-        plan.renewal.get_or_insert(Renewal::watchdog());
-        plan.on_lost = OnLost::Stop;
-        plan.on_finish = OnFinish::Release;
-        plan.wait = Some(Duration::ZERO);
-        let hold = Hold::new(plan.clone());
-        plan.wait = Some(Duration::MAX);
+    fn new(options: LockOptions) -> Self {
+        let (candidate, scope) = Candidate::new(options);
         Self {
-            plan,
-            stage: Stage::SessionConfig,
-            hold,
-            pause: None,
-            pauses: pauses(),
+            candidate,
+            scope,
+            follows: false,
         }
     }
 
-    /// Gives the lead up, or the place in line, and resolves when the store has confirmed it, after
-    /// one response time-out at the latest: then the release goes on in the background.
+    /// Releases the lead, or leaves the queue. Resolves when the store has confirmed it, after one
+    /// response time-out at most; after that the release goes on in the background.
     ///
-    /// Dropping the campaign resigns as well, and does not wait.
+    /// Dropping the campaign resigns as well, without waiting.
     ///
     /// # Cancel safety
     ///
@@ -95,70 +262,22 @@ impl Campaign {
     /// # Ok(()) }
     /// ```
     pub fn resign(mut self) -> Resign {
-        if self.stage == Stage::Leading {
-            self.hold.release();
-        } else {
-            self.hold.end();
+        self.scope.release();
+        let scope = Some(self.scope);
+        Resign { scope }
+    }
+
+    /// Waits for the lead; while it leads, for its loss.
+    fn poll_scope(&mut self, cx: &mut Context<'_>) -> Poll<Result<LeaseView, LockError>> {
+        if self.scope.is_acquiring() {
+            ready!(self.candidate.poll_pause(cx));
+            return self.scope.poll_acquire(cx);
         }
-        let hold = Some(self.hold);
-        Resign { hold }
-    }
-
-    /// The loss of the lead, which [`concede`](Self::concede) is then to be told: whatever runs
-    /// under the lead is to be dropped in between.
-    fn poll_loss(&mut self, cx: &mut Context<'_>) -> Option<LockError> {
-        self.hold.poll_loss(cx)
-    }
-
-    /// The lead is lost: campaigns anew, if that is of any use.
-    fn concede(&mut self, loss: LockError) -> Leadership {
-        self.hold.end();
-        if may_mend(&loss) {
-            self.stage = Stage::Following;
-            self.hold = Hold::new(self.plan.clone());
-            Leadership::Follower
-        } else {
-            self.stage = Stage::Ended;
-            Leadership::Ended(loss)
+        match self.scope.check(cx) {
+            Ok(()) => Poll::Pending,
+            Err(loss) => Poll::Ready(Err(loss)),
         }
     }
-
-    /// The lead was not to be had: tries again, if that is of any use. Gives what is to be told.
-    fn refused(&mut self, error: LockError) -> Option<Leadership> {
-        let opening = self.stage == Stage::SessionConfig;
-        // Whoever finds it busy stands in line; every other way to end would end so again at once.
-        if !(opening && error.is_not_acquired()) && may_mend(&error) {
-            let pause = self
-                .pauses
-                .next()
-                .expect("an exponential policy never ends");
-            log!(warn,
-                key = error.key(),
-                %error,
-                ?pause,
-                "the campaign for a lock has failed, and is to begin anew"
-            );
-            self.pause = Some(Box::pin(tokio::time::sleep(pause)));
-        }
-        let told = self.concede(error);
-        (opening || self.stage == Stage::Ended).then_some(told)
-    }
-}
-
-/// Whether trying again may help, be it much later: rights may be granted and servers come back.
-fn may_mend(error: &LockError) -> bool {
-    matches!(
-        error,
-        LockError::NotAcquired { .. }
-            | LockError::Lost { .. }
-            | LockError::QueueFull { .. }
-            | LockError::Store { .. }
-    )
-}
-
-/// Between campaigns that failed. The lock's own policy may be one that spins.
-fn pauses() -> Repeats {
-    Repeat::exponential(Duration::from_millis(100), Duration::from_secs(5)).start()
 }
 
 impl Stream for Campaign {
@@ -166,56 +285,44 @@ impl Stream for Campaign {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Leadership>> {
         let this = &mut *self;
+        if this.scope.is_done() {
+            return Poll::Ready(None);
+        }
         loop {
-            match this.stage {
-                Stage::SessionConfig | Stage::Following => {
-                    if let Some(pause) = &mut this.pause {
-                        ready!(pause.as_mut().poll(cx));
-                        this.pause = None;
-                    }
-                    match ready!(this.hold.poll_acquire(cx)) {
-                        Ok(lease) => {
-                            this.stage = Stage::Leading;
-                            this.pauses = pauses();
-                            return Poll::Ready(Some(Leadership::Leader(lease)));
-                        }
-                        Err(error) => {
-                            if let Some(told) = this.refused(error) {
-                                return Poll::Ready(Some(told));
-                            }
-                        }
-                    }
+            let error = match ready!(this.poll_scope(cx)) {
+                Ok(lease) => {
+                    this.follows = false;
+                    return Poll::Ready(Some(Leadership::Leader(lease)));
                 }
-                Stage::Leading => {
-                    return match this.poll_loss(cx) {
-                        Some(loss) => Poll::Ready(Some(this.concede(loss))),
-                        None => Poll::Pending,
-                    };
-                }
-                Stage::Ended => return Poll::Ready(None),
+                Err(error) => error,
+            };
+            this.scope.end();
+            match this.candidate.retry(error) {
+                Ok(scope) => this.scope = scope,
+                Err(error) => return Poll::Ready(Some(Leadership::Ended(error))),
+            }
+            if !std::mem::replace(&mut this.follows, true) {
+                return Poll::Ready(Some(Leadership::Follower));
             }
         }
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        match self.stage {
-            Stage::Ended => (0, Some(0)),
-            _ => (0, None),
-        }
+        (0, self.scope.is_done().then_some(0))
     }
 }
 
 impl FusedStream for Campaign {
     fn is_terminated(&self) -> bool {
-        self.stage == Stage::Ended
+        self.scope.is_done()
     }
 }
 
 impl fmt::Debug for Campaign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Campaign")
-            .field("key", self.plan.key())
-            .field("stage", &self.stage)
+            .field("key", self.candidate.options.key())
+            .field("scope", &self.scope)
             .finish_non_exhaustive()
     }
 }
@@ -225,57 +332,39 @@ impl fmt::Debug for Campaign {
 #[must_use = "the lead is given up in the background; await this to know that it was"]
 pub struct Resign {
     /// Dropped with it: what is held is released then.
-    hold: Option<Hold>,
+    scope: Option<Scope>,
 }
 
 impl Future for Resign {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(hold) = &mut self.hold else {
-            panic!("`Resign` polled after it was done");
-        };
-        // That the lead was lost before does not matter to one who gives it up.
-        let _ = ready!(hold.poll_release(cx));
-        self.hold = None;
+        let scope = self.scope.as_mut();
+        let scope = scope.expect("`Resign` polled after it was done");
+        // A lead that was lost before need not be given up.
+        let _ = ready!(scope.poll_release(cx));
+        self.scope = None;
         Poll::Ready(())
     }
 }
 
 impl FusedFuture for Resign {
     fn is_terminated(&self) -> bool {
-        self.hold.is_none()
+        self.scope.is_none()
     }
 }
 
 /// Future of [`Lock::lead`](crate::Lock::lead).
 ///
-/// `Send` if the work and its output are: it keeps the value while the release runs.
+/// `Send` if the closure, the work and its output are: it keeps the value while the release runs.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct Lead<F, Fut: Future> {
-    #[pin]
-    work: Option<Fut>,
+    /// Before the lock: the destructors of what it captured run under it.
     begin: F,
-    /// The value, kept back while the lock is released.
-    value: Option<Fut::Output>,
-    /// The last field: what the work's destructors do, they do under the lead.
-    campaign: Campaign,
-}
-
-impl<F, Fut> Lead<F, Fut>
-where
-    F: FnMut(LeaseView) -> Fut,
-    Fut: Future,
-{
-    pub(crate) fn new(plan: Plan, begin: F) -> Self {
-        Self {
-            work: None,
-            begin,
-            value: None,
-            campaign: Campaign::new(plan),
-        }
-    }
+    #[pin]
+    scoped: Scoped<Fut, Fut::Output>,
+    candidate: Candidate,
 }
 
 impl<F, Fut> Future for Lead<F, Fut>
@@ -287,57 +376,15 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let campaign = this.campaign;
-        assert!(
-            campaign.stage != Stage::Ended,
-            "`Lead` polled after it was done"
-        );
         loop {
-            let told = if campaign.stage != Stage::Leading {
-                let told = ready!(campaign.poll_next_unpin(cx));
-                let told = told.expect("it has not ended");
-                if let Leadership::Leader(lease) = told {
-                    let _scope = campaign.hold.scope();
-                    this.work.set(Some((this.begin)(lease)));
-                    continue;
+            ready!(this.candidate.poll_pause(cx));
+            let mut begin = Some(&mut *this.begin);
+            match ready!(this.scoped.as_mut().poll_future(cx, &mut begin)) {
+                Ok(value) => return Poll::Ready(Ok(value)),
+                Err(error) => {
+                    let scope = this.candidate.retry(error)?;
+                    this.scoped.as_mut().restart(scope);
                 }
-                told
-            } else if campaign.hold.is_releasing() {
-                match ready!(campaign.hold.poll_release(cx)) {
-                    Ok(()) => {
-                        campaign.stage = Stage::Ended;
-                        let value = this.value.take().expect("kept back until the release");
-                        return Poll::Ready(Ok(value));
-                    }
-                    Err(loss) => {
-                        *this.value = None;
-                        campaign.concede(loss)
-                    }
-                }
-            } else if let Some(loss) = campaign.poll_loss(cx) {
-                let scope = campaign.hold.scope();
-                this.work.set(None);
-                drop(scope);
-                campaign.concede(loss)
-            } else {
-                let scope = campaign.hold.scope();
-                let work = this.work.as_mut().as_pin_mut();
-                let work = work.expect("work begins with the lead and ends with it");
-                let value = ready!(work.poll(cx));
-                this.work.set(None);
-                drop(scope);
-                // A lease that ran out during the last poll was no lease for what that poll did.
-                match campaign.poll_loss(cx) {
-                    Some(loss) => campaign.concede(loss),
-                    None => {
-                        *this.value = Some(value);
-                        campaign.hold.release();
-                        continue;
-                    }
-                }
-            };
-            if let Leadership::Ended(error) = told {
-                return Poll::Ready(Err(error));
             }
         }
     }
@@ -349,22 +396,21 @@ where
     Fut: Future,
 {
     fn is_terminated(&self) -> bool {
-        self.campaign.is_terminated()
+        self.scoped.is_done()
     }
 }
 
 impl<F, Fut: Future> fmt::Debug for Lead<F, Fut> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lead").field(&self.campaign).finish()
+        f.debug_tuple("Lead").field(&self.scoped).finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
+    use futures::{FutureExt, StreamExt};
 
     use super::*;
-    use crate::Lock;
 
     #[test]
     fn without_a_registry_there_is_nothing_to_campaign_for() {

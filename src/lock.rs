@@ -1,121 +1,150 @@
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::{Stream, TryFuture, TryStream};
-
-use crate::acquire::{Acquire, AcquireLease, Acquiring, TryLease};
+use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
-use crate::handle::{Handle, Release};
 use crate::inspect::Inspect;
-use crate::lease::LeaseView;
-use crate::plan::Plan;
+use crate::manual::{Acquire, Release, Slot};
+use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
-use crate::{LockError, future, stream};
+#[cfg(doc)]
+use crate::{LeaseView, LockError};
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///
-/// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail: what is wrong
-/// with a key or a setting is told at the first poll of whatever the handle makes.
+/// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail. An invalid key
+/// or setting is reported at the first poll of any future that the handle makes.
 ///
-/// **A clone is a caller of its own**, with an empty slot: what one clone acquired, another
-/// neither holds nor releases. So is the handle that a setter returns. To share one handle, share
-/// it visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant, unless [asked](Self::reentrant).
+/// **A clone is a caller of its own**: what one clone acquired, another neither holds nor
+/// releases. The same goes for the handle that a setter returns. To share one handle, share it
+/// visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant unless [`reentrant`](Self::reentrant) was
+/// called.
 ///
-/// Most work needs none of the methods here, but [`with_lock`](crate::FutureLockExt::with_lock).
+/// Most work needs none of the methods here, only [`with_lock`](crate::FutureLockExt::with_lock).
+///
+/// A handle is cheap: setters allocate nothing, and nothing is sent before it is acquired.
 #[must_use = "a Lock does nothing until it is acquired"]
 pub struct Lock {
-    plan: Plan,
-    handle: Arc<Handle>,
+    options: LockOptions,
+    /// Made by the first `acquire` or `release`: most handles are never acquired by hand.
+    slot: OnceLock<Arc<Slot>>,
 }
 
 impl Lock {
     pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
-        let plan = Plan::new(engine, key);
+        Self::with_options(LockOptions::new(engine, key))
+    }
+
+    fn with_options(options: LockOptions) -> Self {
         Self {
-            plan,
-            handle: Handle::new(),
+            options,
+            slot: OnceLock::new(),
         }
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
+    /// The options of a lock that is used up, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn into_options(self) -> LockOptions {
+        self.options.asked_here()
     }
 
-    fn set(mut self, set: impl FnOnce(&mut Plan)) -> Self {
-        set(&mut self.plan);
-        self.handle = Handle::new();
-        self
+    /// The options of a lock that stays, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn options_here(&self) -> LockOptions {
+        self.options.clone().asked_here()
     }
 
-    /// How long a caller is ready to wait for the lock, if it is not
-    /// [`acquire_within`](Self::acquire_within) that says so. Default: the registry's, 30 s.
-    /// [`Duration::ZERO`] asks once; [`Duration::MAX`] waits for ever.
-    /// Any other wait that is shorter than the way to the store and back is over before its answer.
+    fn set(mut self, set: impl FnOnce(&mut LockOptions)) -> Self {
+        set(&mut self.options);
+        Self::with_options(self.options)
+    }
+
+    #[track_caller]
+    fn acquiring(&self, wait: Option<Duration>) -> Acquiring {
+        let mut options = self.options_here();
+        options.wait = wait.or(options.wait);
+        Acquiring::new(options)
+    }
+
+    fn slot(&self) -> Arc<Slot> {
+        self.slot.get_or_init(Arc::default).clone()
+    }
+
+    /// How long to wait for the lock while others hold it. Default: the registry's, 30 s.
+    ///
+    /// [`Duration::ZERO`] asks once and does not queue; [`Duration::MAX`] waits for ever. Any other
+    /// wait that is shorter than a round trip to the store is over before the answer.
+    /// [`acquire_within`](Self::acquire_within) and [`lease_within`](Self::lease_within) have a wait
+    /// of their own.
     pub fn wait(self, wait: Duration) -> Self {
-        self.set(|plan| plan.wait = Some(wait))
+        self.set(|options| options.wait = Some(wait))
     }
 
     /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
     ///
-    /// A ttl that is set here is the whole length of the lease: it is not renewed, as others are,
-    /// unless [`renewal`](Self::renewal) says so, and work that runs longer loses the lock. The
-    /// usable part is 1 % and 2 ms shorter, for clocks that do not run alike. A server keeps whole
+    /// A ttl that is set here is the whole length of the lease: unlike others, the lease is not
+    /// renewed unless [`renewal`](Self::renewal) says so, and work that runs longer loses the lock.
+    /// The usable part is 1 % and 2 ms shorter, to allow for clock drift. A server keeps whole
     /// milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
-        self.set(|plan| plan.ttl = Some(ttl))
+        self.set(|options| options.ttl = Some(ttl))
     }
 
-    /// Whether the lease is prolonged while it is held. Default: the registry's, which is
-    /// [`Renewal::watchdog`]; [`Renewal::off`] if [`ttl`](Self::ttl) was set.
+    /// Whether the lease is renewed while it is held. Default: [`Renewal::off`] if
+    /// [`ttl`](Self::ttl) was set, otherwise the registry's, which is [`Renewal::watchdog`].
     pub fn renewal(self, renewal: Renewal) -> Self {
-        self.set(|plan| plan.renewal = Some(renewal))
+        self.set(|options| options.renewal = Some(renewal))
     }
 
-    /// How to try again on a store that cannot tell who is next; see [`Repeat`].
+    /// How to retry on a store that cannot notify waiters; see [`Repeat`].
     pub fn repeat(self, repeat: Repeat) -> Self {
-        self.set(|plan| plan.repeat = Some(repeat))
+        self.set(|options| options.repeat = Some(repeat))
     }
 
     /// What happens to work under this lock whose lease is lost while it runs. Default:
     /// [`OnLost::Stop`].
     pub fn on_lost(self, on_lost: OnLost) -> Self {
-        self.set(|plan| plan.on_lost = on_lost)
+        self.set(|options| options.on_lost = on_lost)
     }
 
-    /// Asks for this lock to be had at once inside work that holds it already: nested in the work
-    /// of a [`with_lock`](crate::FutureLockExt::with_lock) or a [`with_lease`](Self::with_lease)
-    /// on the same key through the same registry, it shares that lease, and the outermost frees
-    /// the lock. Default: it waits like anybody else, which is in vain there (builds with debug
-    /// assertions log a warning with both places).
+    /// Lets this lock be acquired inside work that already holds it: nested in the work of a
+    /// [`with_lock`](crate::FutureLockExt::with_lock) or [`with_lease`](Self::with_lease) on the
+    /// same key through the same registry, it shares that lease at once, without a call to the
+    /// store. Without this setting a nested lock waits until its `wait` is over, since the work
+    /// around it cannot go on (builds with debug assertions log a warning with both places).
     ///
-    /// It is the *inner* lock that asks; the outer one needs nothing. Inside is what is polled
-    /// for the first time while the work, or the stream, under the lock is polled in the same
-    /// task: also in `join!`, `select!`, boxed futures, `FuturesUnordered`, streams in streams,
-    /// and wherever the task moves. Everywhere else, and if the lease around is over, it
-    /// queues as ever. Not inside are
+    /// Call it on the *inner* lock; the outer one needs no setting.
+    ///
+    /// # What is inside
+    ///
+    /// A lock is inside if its first poll happens while the outer work, or stream, is polled in the
+    /// same task. That includes `join!`, `select!`, boxed futures, `FuturesUnordered`, streams in
+    /// streams, and a task that moves between threads. If the outer lease is over, the lock queues
+    /// like any other. Not inside are:
     ///
     /// - what is given to `tokio::spawn`, and the tasks of a runtime or a `LocalSet` in the work;
     /// - what is done with a stream's items between two polls of it: put that into the stream,
     ///   `rows.then(…).with_lock(lock)`;
-    /// - what stands beside a guard ([`lease`](Self::lease)) or a handle that holds
-    ///   ([`acquire`](Self::acquire)): what they cover has no bounds to be inside of, so only
-    ///   combinators can be nested in;
+    /// - code next to a guard ([`lease`](Self::lease)) or a handle that holds
+    ///   ([`acquire`](Self::acquire)): only combinators say where their work begins and ends;
     /// - another process, another registry, another key.
     ///
-    /// **Who shares a lease is not excluded**: two branches of a `join!` inside, each under
-    /// the nested lock, run side by side. All see one token, one deadline and one
-    /// [`lost()`](LeaseView::lost). Its ttl, its renewal and its end are those of the
-    /// outermost lock, whatever the nested one was set to; it needs no wait, and no call to the store. On a
-    /// loss each combinator stops its own work, or not, as its own [`on_lost`](Self::on_lost) says.
+    /// # What is shared
     ///
-    /// Nobody ever holds a guard that does not hold: the lock is freed when the last that shares
-    /// the lease is gone. As a rule that is the outermost; a guard, or a handle, that was carried
-    /// out of the work keeps the lock until it is dropped, too. A release by one that is not the
-    /// last resolves at once, and says whether the lease is still valid. A handle has one slot,
-    /// and does not count: what it acquired twice, one [`release`](Self::release) gives back.
+    /// **Those who share a lease do not exclude each other**: two branches of a `join!` inside, each
+    /// under the nested lock, run concurrently. All see one token, one deadline and one
+    /// [`lost()`](LeaseView::lost). The ttl, the renewal and [`on_finish`](Self::on_finish) are those
+    /// of the outermost lock, whatever was set on the nested one. After a loss each combinator
+    /// follows its own [`on_lost`](Self::on_lost).
+    ///
+    /// The lock is released when the last one that shares the lease is gone. That is usually the
+    /// outermost, but a guard or a handle that was carried out of the work keeps the lock until it is
+    /// dropped. A release by one that is not the last resolves at once, and says whether the lease is
+    /// still valid. A handle has one slot and does not count: what it acquired twice, one
+    /// [`release`](Self::release) gives back.
     ///
     /// # Examples
     ///
@@ -123,7 +152,7 @@ impl Lock {
     /// use lockstream::{FutureLockExt, LockError, LockRegistry};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
     /// async fn book(locks: &LockRegistry, sum: i64) -> Result<i64, LockError> {
-    ///     // Alone, or as a part of something greater on the same account.
+    ///     // Alone, or as a part of a larger operation on the same account.
     ///     let account = locks.obtain("account:7").reentrant();
     ///     async { sum }.with_lock(account).await
     /// }
@@ -154,10 +183,10 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn reentrant(self) -> Self {
-        self.set(|plan| plan.reentrant = true)
+        self.set(|options| options.reentrant = true)
     }
 
-    /// What becomes of the key when a lease of this lock ends. Default: [`OnFinish::Release`].
+    /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].
     ///
     /// At most once a minute, on however many machines:
     ///
@@ -178,28 +207,28 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn on_finish(self, on_finish: OnFinish) -> Self {
-        self.set(|plan| plan.on_finish = on_finish)
+        self.set(|options| options.on_finish = on_finish)
     }
 
     /// The name of what is locked.
     pub fn key(&self) -> &str {
-        self.plan.key()
+        self.options.key()
     }
 
-    /// Looks at the lock in the store without touching it.
+    /// Reads the state of the lock in the store, without changing it.
     ///
-    /// What it tells may be over by the time you read it: never decide by it whether to work.
+    /// The answer may be outdated when it arrives: do not use it to decide whether to work.
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store does not answer, and what is wrong with the key or the
-    /// settings.
+    /// [`LockError::Store`] if the store does not answer; [`LockError::Closed`]; an invalid key or
+    /// setting.
     pub fn inspect(&self) -> Inspect {
-        Inspect::new(self.plan.clone())
+        Inspect::new(self.options.clone())
     }
 
-    /// Acquires the lock if that can be done now: true if this handle holds it from here on,
-    /// false if others have it.
+    /// Acquires the lock if it is free now: `true` if this handle holds it from now on, `false` if
+    /// somebody else does.
     ///
     /// ```no_run
     /// # async fn wrong(locks: lockstream::LockRegistry) -> Result<(), lockstream::LockError> {
@@ -223,40 +252,39 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if nothing listens, or no answer came within the registry's response
-    /// time-out; [`LockError::QueueFull`] if the registry's `max_waiters` have their first question
-    /// under way; [`LockError::Closed`]; what is wrong with the key, the ttl or the settings.
+    /// [`LockError::Store`] if the store cannot be reached, or does not answer within the registry's
+    /// response time-out; [`LockError::QueueFull`] if `max_waiters` callers of this registry wait for
+    /// their first answer; [`LockError::Closed`]; an invalid key, ttl or setting.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is done, it has taken nothing: what the store granted on the way is given
-    /// back in the background.
+    /// Dropped before it is done, it has taken nothing: a lock that was granted meanwhile is released
+    /// in the background.
     #[track_caller]
     pub fn acquire_once(&self) -> Acquire {
-        self.acquire_by(Acquiring::once(self.plan.asked_here()))
+        Acquire::new(self.acquiring(Some(Duration::ZERO)), self.slot())
     }
 
-    /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: true if this
-    /// handle holds it from here on, false if others had it all that time.
+    /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: `true` if this
+    /// handle holds it from now on, `false` if others held it for the whole wait.
     ///
     /// As with [`acquire_once`](Self::acquire_once), `if locks.obtain(k).acquire().await? { … }`
-    /// would run unlocked. A handle that holds already waits like anybody else.
+    /// would run unlocked. A handle that already holds the lock waits like any other.
     ///
     /// # Errors
     ///
     /// [`LockError::Store`] if the store could not be reached by the end of the wait;
-    /// [`LockError::QueueFull`], [`LockError::Closed`]; what is wrong with the key, the ttl or the
-    /// settings.
+    /// [`LockError::QueueFull`], [`LockError::Closed`]; an invalid key, ttl or setting.
     ///
     /// # Cancel safety
     ///
-    /// Polled again and again in a `select!` loop it keeps its place in line. Dropped, it gives the
-    /// place up, and what was granted on the way is given back in the background. If it is granted
-    /// the lock but not polled for a third of the ttl, the turn goes to the next, and it queues
-    /// anew when it is polled.
+    /// Polled by reference in a `select!` loop, it keeps its place in the queue. Dropped, it leaves
+    /// the queue, and a lock that was granted meanwhile is released in the background. If it is
+    /// granted the lock but not polled for a third of the ttl, the lock goes to the next waiter, and
+    /// it queues again when it is polled.
     #[track_caller]
     pub fn acquire(&self) -> Acquire {
-        self.acquire_by(Acquiring::patient(self.plan.asked_here()))
+        Acquire::new(self.acquiring(None), self.slot())
     }
 
     /// [`acquire`](Self::acquire) with a wait of its own.
@@ -270,41 +298,39 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn acquire_within(&self, wait: Duration) -> Acquire {
-        self.acquire_by(Acquiring::within(self.plan.asked_here(), wait))
+        Acquire::new(self.acquiring(Some(wait)), self.slot())
     }
 
-    fn acquire_by(&self, acquiring: Acquiring) -> Acquire {
-        Acquire::new(acquiring, self.handle.clone())
-    }
-
-    /// Releases what this handle's `acquire` brought: `Ok(true)` when it is released, `Ok(false)`
+    /// Releases what this handle's `acquire` acquired: `Ok(true)` when it is released, `Ok(false)`
     /// if this handle did not hold the lock. It frees the key whatever
     /// [`on_finish`](Self::on_finish) says.
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] if the lease was over before, told once; [`LockError::Store`] if the
+    /// [`LockError::Lost`] if the lease was over before, reported once; [`LockError::Store`] if the
     /// store could not be told until the deadline.
     ///
     /// # Cancel safety
     ///
-    /// Unpolled it has done nothing; once polled, it goes on in the background when it is dropped.
+    /// Dropped before its first poll, it has done nothing; dropped later, the release goes on in the
+    /// background.
     pub fn release(&self) -> Release {
-        Release::new(self.handle.clone())
+        Release::new(self.slot())
     }
 
-    /// Whether this handle's `acquire` holds the lock now. It turns false at the lease's deadline
-    /// by itself, and says nothing of [`lease`](Self::lease) and its sisters.
+    /// Whether this handle's `acquire` holds the lock now. It becomes false at the lease's deadline,
+    /// and is not about [`lease`](Self::lease), [`lease_within`](Self::lease_within) and
+    /// [`lease_once`](Self::lease_once).
     pub fn is_acquired(&self) -> bool {
-        self.handle.is_valid()
+        self.slot.get().is_some_and(|slot| slot.is_valid())
     }
 
     /// Acquires the lock as a guard, waiting for it as long as [`wait`](Self::wait) says.
     ///
     /// # Errors
     ///
-    /// [`LockError::NotAcquired`] if others had it all that time, which
-    /// [`or_skip`](AcquireLease::or_skip) turns into `Ok(None)`; else those of
+    /// [`LockError::NotAcquired`] if others held it for the whole wait, which
+    /// [`or_skip`](AcquireLease::or_skip) turns into `Ok(None)`; otherwise those of
     /// [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
@@ -312,7 +338,7 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn lease(&self) -> AcquireLease {
-        AcquireLease::new(Acquiring::patient(self.plan.asked_here()))
+        AcquireLease(self.acquiring(None))
     }
 
     /// [`lease`](Self::lease) with a wait of its own.
@@ -326,10 +352,10 @@ impl Lock {
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn lease_within(&self, wait: Duration) -> AcquireLease {
-        AcquireLease::new(Acquiring::within(self.plan.asked_here(), wait))
+        AcquireLease(self.acquiring(Some(wait)))
     }
 
-    /// Acquires the lock as a guard if that can be done now; `None` if others have it.
+    /// Acquires the lock as a guard if it is free now; `None` if somebody else holds it.
     ///
     /// # Errors
     ///
@@ -340,178 +366,14 @@ impl Lock {
     /// That of [`acquire_once`](Self::acquire_once).
     #[track_caller]
     pub fn lease_once(&self) -> TryLease {
-        TryLease::new(Acquiring::once(self.plan.asked_here()))
-    }
-
-    /// Runs work under the lock that wants to see its lease: the fencing token, the loss.
-    ///
-    /// `work` is called once the lock is held, with a view that cannot release it. See
-    /// [`with_lock`](crate::FutureLockExt::with_lock) for what happens when.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
-    /// # let locks = lockstream::LockRegistry::in_memory();
-    /// let lock = locks.obtain("row:7");
-    /// let token = lock.with_lease(async |lease| lease.token()).await?;
-    /// assert!(token > 0);
-    /// // hot work: spawn it inside, so that it starts when the lock is held
-    /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
-    /// # assert_eq!(sum, 2);
-    /// # Ok(()) }
-    /// ```
-    #[track_caller]
-    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
-    where
-        F: FnOnce(LeaseView) -> Fut,
-        Fut: Future,
-    {
-        future::WithLease::new(self.plan.asked_here(), work)
-    }
-
-    /// [`with_lease`](Self::with_lease) for work that yields a `Result`: lock errors become the
-    /// work's own by `From<LockError>`.
-    #[track_caller]
-    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
-    where
-        F: FnOnce(LeaseView) -> Fut,
-        Fut: TryFuture + Future,
-        Fut::Error: From<LockError>,
-    {
-        future::TryWithLease::new(self.with_lease(work))
-    }
-
-    /// Runs a stream under the lock that wants to see its lease; see
-    /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
-    #[track_caller]
-    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
-    where
-        F: FnOnce(LeaseView) -> S,
-        S: Stream,
-    {
-        stream::WithLease::new(self.plan.asked_here(), work)
-    }
-
-    /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: lock errors
-    /// become the stream's own by `From<LockError>`.
-    #[track_caller]
-    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
-    where
-        F: FnOnce(LeaseView) -> S,
-        S: TryStream + Stream,
-        S::Error: From<LockError>,
-    {
-        stream::TryWithLease::new(self.with_lease_stream(work))
-    }
-
-    /// Campaigns for the lead: a stream of [`Leadership`](crate::Leadership) that tells when this
-    /// candidate leads and when it does not, for ever.
-    ///
-    /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
-    /// than any before. The first item is `Leader` if the lead is to be had at once, else
-    /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
-    /// begins anew. [`wait`](Self::wait), [`on_lost`](Self::on_lost) and
-    /// [`on_finish`](Self::on_finish) do not matter here. The lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
-    /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
-    /// leader when the one there is has crashed.
-    ///
-    /// While the store cannot be reached a leader leads until the end of its lease; then, and for a
-    /// candidate from the start, the answer is `Follower`. Whatever may mend, and be it much later, is tried
-    /// again for ever, after pauses that grow to 5 s where waiting in line will not do, each with a
-    /// warning in the log: a store that refuses (a wrong password, a missing right), a queue that
-    /// is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. What cannot mend
-    /// yields [`Ended`](crate::Leadership::Ended), and then the stream is over:
-    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), what is wrong with the
-    /// key, the ttl or the settings.
-    ///
-    /// A leader that does not poll the stream goes on leading; it learns of the loss by
-    /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
-    /// is granted the lead but does not look for a third of the ttl is passed over, and stands in
-    /// line anew when it is polled. For work that is to run only while leading, there is
-    /// [`lead`](Self::lead).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the stream resigns: what is held is released in the background, and the place in
-    /// line given up. [`resign`](crate::stream::Campaign::resign) waits for that. `next()` may be
-    /// dropped and called again in a `select!` loop; it loses nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use futures::StreamExt;
-    /// use lockstream::{Leadership, LockRegistry};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let locks = LockRegistry::in_memory();
-    /// let mut campaign = locks.obtain("scheduler").leadership();
-    /// # let mut terms = 0;
-    /// while let Some(leadership) = campaign.next().await {
-    ///     match leadership {
-    ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
-    ///         Leadership::Follower => println!("following"),
-    ///         Leadership::Ended(why) => println!("no more of that: {why}"),
-    ///         _ => {}
-    ///     }
-    /// #   terms += 1;
-    /// #   if terms == 1 { locks.shutdown().await; }
-    /// }
-    /// # assert_eq!(terms, 2);
-    /// # }
-    /// ```
-    pub fn leadership(&self) -> stream::Campaign {
-        stream::Campaign::new(self.plan.clone())
-    }
-
-    /// Runs work only while leading: `work` is called with each term's lease, what it makes is
-    /// dropped at once when the lead is lost, and it is called anew when the lead comes back.
-    ///
-    /// When the work completes under the lead, the lock is released and its value yielded. A loss
-    /// that shows at the work's last poll or at the release counts as well: the value is dropped,
-    /// and the work begins anew. So work may run several times, half or whole, and what it writes
-    /// wants the token beside it. Campaigns are those of [`leadership`](Self::leadership).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Closed`], [`LockError::NoRegistry`], and what is wrong with the key, the ttl or
-    /// the settings. Trouble with the store is waited out.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, it drops the work and then resigns: what is held is released in the background,
-    /// and the place in line given up.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
-    /// # let locks = lockstream::LockRegistry::in_memory();
-    /// let lock = locks.obtain("scheduler");
-    /// let jobs = vec!["nightly", "weekly"];
-    /// let done = lock
-    ///     .lead(|lease| {
-    ///         // each term has work of its own
-    ///         let jobs = jobs.clone();
-    ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
-    ///     })
-    ///     .await?;
-    /// assert!(done.starts_with("2 jobs"));
-    /// # Ok(()) }
-    /// ```
-    pub fn lead<F, Fut>(&self, work: F) -> future::Lead<F, Fut>
-    where
-        F: FnMut(LeaseView) -> Fut,
-        Fut: Future,
-    {
-        future::Lead::new(self.plan.clone(), work)
+        TryLease(self.acquiring(Some(Duration::ZERO)))
     }
 }
 
 impl Clone for Lock {
-    /// A caller of its own for the same key, with the same settings and an empty slot.
+    /// A caller of its own for the same key with the same settings, which holds nothing.
     fn clone(&self) -> Self {
-        Self {
-            plan: self.plan.clone(),
-            handle: Handle::new(),
-        }
+        Self::with_options(self.options.clone())
     }
 }
 
@@ -521,5 +383,25 @@ impl fmt::Debug for Lock {
             .field("key", &self.key())
             .field("acquired", &self.is_acquired())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use super::*;
+    use crate::FutureLockExt;
+
+    #[test]
+    fn a_reference_is_cloned_once_and_a_setter_makes_no_slot() {
+        let lock = Lock::new(None, "k").wait(Duration::ZERO).reentrant();
+        let before = Arc::strong_count(lock.options.key());
+        let work = ready(()).with_lock(&lock);
+        assert_eq!(Arc::strong_count(lock.options.key()), before + 1);
+        assert!(lock.slot.get().is_none());
+        assert!(lock.clone().slot.get().is_none());
+        drop(work);
+        assert_eq!(Arc::strong_count(lock.options.key()), before);
     }
 }

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
+use crate::acquire::Acquiring;
 use crate::clock::Clock;
 use crate::detached::{Adopt, DetachedLease};
 use crate::engine::Engine;
@@ -144,7 +145,7 @@ impl LockRegistry {
     /// # Ok(()) }
     /// ```
     pub fn adopt(&self, detached: DetachedLease) -> Adopt {
-        Adopt::new(self.engine.clone(), detached)
+        Adopt(Acquiring::adopting(self.engine.clone(), detached))
     }
 
     /// What happens in this registry from now on: who waits, who has a lock, how each lease ends,

@@ -1,4 +1,3 @@
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +43,7 @@ use crate::user_code;
 #[derive(Clone)]
 pub struct Repeat {
     policy: Arc<dyn Fn() -> Pauses + Send + Sync>,
-    name: Cow<'static, str>,
+    name: Arc<str>,
 }
 
 /// The pauses of one wait, one by one; `None` ends them.
@@ -58,11 +57,6 @@ pub(crate) enum Repeats {
 }
 
 impl Repeats {
-    /// No pause: the wait ends with the first "busy".
-    pub(crate) fn none() -> Self {
-        Self::Begun(Box::new(|| None))
-    }
-
     /// The next pause. A policy that panics ends here.
     pub(crate) fn next(&mut self) -> Option<Duration> {
         let next = || {
@@ -236,7 +230,7 @@ impl Repeat {
         Repeats::Fresh(self.policy.clone())
     }
 
-    fn named<S, P>(name: impl Into<Cow<'static, str>>, start: S) -> Self
+    fn named<S, P>(name: impl Into<Arc<str>>, start: S) -> Self
     where
         S: Fn() -> P + Send + Sync + 'static,
         P: FnMut() -> Option<Duration> + Send + 'static,

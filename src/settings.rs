@@ -10,8 +10,8 @@ use crate::turnstile::Rules;
 pub(crate) const TTL: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 
-/// The shortest and the longest response time-out. A connection that nobody ever gives up would keep
-/// every lock of a server that has gone, and its end is a point in time that must exist.
+/// The shortest and the longest response time-out. Without an upper bound, the connection to a server
+/// that has gone would never be closed.
 pub(crate) const RESPONSE_TIMEOUT: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(24 * 60 * 60);
 
@@ -23,36 +23,36 @@ pub enum OnLost {
     /// [`LockError::Lost`](crate::LockError::Lost).
     #[default]
     Stop,
-    /// The work runs on and its value is delivered. The loss is told by an
-    /// [event](crate::LockEvent::Lost), by the log and by
+    /// The work runs on and its value is delivered. The loss is reported by an
+    /// [event](crate::LockEvent::Lost), in the log and by
     /// [`LeaseView::is_valid`](crate::LeaseView::is_valid).
     RunOn,
 }
 
-/// What becomes of the key when a lease ends: when its work is done or errs, its combinator or guard
-/// or last handle is dropped, or the registry is shut down.
+/// What happens to the key when a lease ends: when its work completes or fails, when its combinator,
+/// guard or last handle is dropped, or when the registry is shut down.
 ///
 /// An explicit [`Lease::release`](crate::Lease::release) or [`Lock::release`](crate::Lock::release)
-/// frees the key in any case: a job that failed may give its turn back.
+/// frees the key in any case: a job that failed can let another one try.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnFinish {
-    /// It is freed, or goes to the next who waits for it.
+    /// It is free, or goes to the next waiter.
     #[default]
     Release,
-    /// It stays in the store until its ttl is over, and is not renewed any more: for what is to be
-    /// done at most once a minute, by whichever of many machines. Nothing is sent at the end, and
-    /// a combinator waits for nothing.
+    /// It stays in the store until its ttl is over, and is not renewed any more: for a job that any
+    /// of many machines may do at most once a minute. Nothing is sent at the end, and a combinator
+    /// does not wait for anything.
     ///
-    /// The ttl counts from the winning of the lock, or from the last renewal: one that is under
-    /// way at the end may lengthen the key once more. A fixed lease (a [`ttl`](crate::Lock::ttl) and
-    /// no [`renewal`](crate::Lock::renewal)) keeps time to the millisecond. Whoever waits for the
-    /// key, here or elsewhere, gets it when it has run out, or 12 s later at most: nobody tells of
-    /// that end, and who queued behind a longer lease counts with that one's.
+    /// The ttl counts from the acquisition or from the last renewal. A renewal that is in flight at
+    /// the end may prolong the key once more. A fixed lease (a [`ttl`](crate::Lock::ttl) and no
+    /// [`renewal`](crate::Lock::renewal)) is exact to the millisecond. Waiters, here or elsewhere, get
+    /// the key when it has expired, or up to 12 s later: the store does not announce an expiry, and
+    /// a waiter that queued behind a longer lease expects that one's end.
     LetExpire,
 }
 
-/// What a registry has settled for its locks.
+/// The settings of a registry.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) prefix: Arc<str>,

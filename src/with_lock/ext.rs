@@ -1,40 +1,46 @@
 use futures::{Stream, TryFuture, TryStream};
 
+use super::Scope;
+use super::outcome::Try;
+use super::scoped::Scoped;
 use super::{future, stream};
-use crate::LockError;
 use crate::into_lock::IntoLock;
+use crate::lease::LeaseView;
+use crate::{Lock, LockError};
 
 /// Runs futures under a lock.
 pub trait FutureLockExt: Future {
     /// Runs this future under the lock, which is held exactly as long as it runs.
     ///
-    /// The lock is acquired at the first poll, waiting as long as its `wait` says. The future is
-    /// polled only while the lease is valid: that is checked before each poll, and once more when
-    /// it completes. Completion waits until the release is confirmed (for one response time-out at
-    /// most); a drop, at whatever await, releases in the background.
+    /// The first poll begins the acquisition, which waits as long as the lock's
+    /// [`wait`](crate::Lock::wait) says. The future is polled only while the lease is valid: that is
+    /// checked before each poll, and once more when it completes. The value is delivered when the
+    /// release is confirmed, after one response time-out at most.
     ///
     /// Pass a [`Lock`](crate::Lock) from [`obtain`](crate::LockRegistry::obtain), a reference to
-    /// one (which is a caller of its own), `(&registry, key)`, or a bare key of the
-    /// [installed](crate::LockRegistry::install) registry.
+    /// one (which is cloned, and so is a caller of its own), `(&registry, key)`, or a bare key of
+    /// the [installed](crate::LockRegistry::install) registry.
     ///
     /// # Errors
     ///
-    /// [`LockError::NotAcquired`] if others had the lock for the whole wait: the future was never
-    /// polled then. [`LockError::Lost`] if the lease was lost while it ran: it was dropped at once
-    /// ([`OnLost::RunOn`](crate::OnLost) lets it run on). [`LockError::Closed`] at a shutdown,
-    /// [`LockError::QueueFull`], [`LockError::Store`], and what is wrong with the key, the ttl or
-    /// the settings. If the store cannot be told of the release, the value is delivered all the
-    /// same.
+    /// - [`LockError::NotAcquired`] if others held the lock for the whole wait. The future was never
+    ///   polled.
+    /// - [`LockError::Lost`] if the lease was lost while the future ran. The future was dropped at
+    ///   once, unless [`on_lost`](crate::Lock::on_lost) lets it run on.
+    /// - [`LockError::Closed`] after a shutdown, [`LockError::QueueFull`], [`LockError::Store`], and
+    ///   an invalid key, ttl or setting.
+    ///
+    /// If the store cannot be told of the release, the value is delivered all the same.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits, it gives up its place in line; dropped while the future runs, the
-    /// future is dropped and the lock released in the background.
+    /// Dropped while it waits, it leaves the queue. Dropped while the future runs, it drops the
+    /// future and then releases the lock in the background.
     ///
     /// # Races
     ///
-    /// A future that completes in the very poll in which the lease runs out has lost: the error
-    /// wins over the value.
+    /// If the future completes in the same poll in which the lease runs out, the error wins over the
+    /// value.
     ///
     /// # Hot futures
     ///
@@ -50,13 +56,13 @@ pub trait FutureLockExt: Future {
     /// let locks = LockRegistry::in_memory();
     /// let receipt = charge(42).with_lock(locks.obtain("order:42")).await?;
     /// # assert_eq!(receipt, 42);
-    /// // two keys at once: the outermost is taken first, so sort them
+    /// // two keys at once: the outermost is acquired first, so sort them
     /// let both = charge(7)
     ///     .with_lock((&locks, "account:b"))
     ///     .try_with_lock((&locks, "account:a"))
     ///     .await?;
     /// # assert_eq!(both, 7);
-    /// // bounds waiting and work together
+    /// // one time-out for waiting and work
     /// # use std::time::Duration;
     /// let timely = tokio::time::timeout(
     ///     Duration::from_secs(1),
@@ -70,13 +76,15 @@ pub trait FutureLockExt: Future {
     where
         Self: Sized,
     {
-        future::WithLock::new(lock.into_lock().plan().asked_here(), self)
+        let scope = Scope::new(lock.into_lock().into_options());
+        let scoped = Scoped::new(scope, Some(self));
+        future::WithLock { scoped }
     }
 
-    /// [`with_lock`](Self::with_lock) for a future that yields a `Result`: lock errors become its
-    /// own by `From<LockError>`, so that there is one `?`.
+    /// [`with_lock`](Self::with_lock) for a future of a `Result`: errors of the lock are converted
+    /// by `From<LockError>`, so that there is one `?`.
     ///
-    /// For errors that have no `From<LockError>`, use `with_lock` and `.await??`, or convert
+    /// If the error type has no `From<LockError>`, use `with_lock` and `.await??`, or convert it
     /// before with `.err_into()`.
     ///
     /// ```
@@ -98,7 +106,8 @@ pub trait FutureLockExt: Future {
         Self: TryFuture + Sized,
         Self::Error: From<LockError>,
     {
-        future::TryWithLock::new(FutureLockExt::with_lock(self, lock))
+        let inner = FutureLockExt::with_lock(self, lock);
+        Try { inner }
     }
 }
 
@@ -106,14 +115,13 @@ impl<F: Future + ?Sized> FutureLockExt for F {}
 
 /// Runs streams under a lock.
 pub trait StreamLockExt: Stream {
-    /// Runs this stream under one lease, held from the first poll to the stream's end: for the
-    /// whole stream, not for its first item.
+    /// Runs this stream under one lease, from the first poll to the stream's end: the lock is held
+    /// for the whole stream, not for its first item.
     ///
-    /// Back-pressure is the stream's own: one item asked for, one item polled. The lease's validity
-    /// is checked before each poll; an error of the lock is the last item. The end is yielded when
-    /// the release is confirmed (for one response time-out at most). A stream that is dropped
-    /// half-way releases in the background; one that is kept but not polled holds its lease until
-    /// that runs out.
+    /// Back-pressure is the stream's own: one item asked for, one item polled. The lease is checked
+    /// before each poll, and once more at the end. The end is yielded when the release is confirmed,
+    /// after one response time-out at most. A stream that is kept but not polled holds the lock
+    /// while its lease lasts.
     ///
     /// # Errors
     ///
@@ -121,7 +129,7 @@ pub trait StreamLockExt: Stream {
     ///
     /// # Cancel safety
     ///
-    /// That of [`FutureLockExt::with_lock`]; between two polls nothing is lost.
+    /// That of [`FutureLockExt::with_lock`]. No item is lost between two polls.
     ///
     /// # Examples
     ///
@@ -140,19 +148,94 @@ pub trait StreamLockExt: Stream {
     where
         Self: Sized,
     {
-        stream::WithLock::new(lock.into_lock().plan().asked_here(), self)
+        let scope = Scope::new(lock.into_lock().into_options());
+        let scoped = Scoped::new(scope, Some(self));
+        stream::WithLock { scoped }
     }
 
-    /// [`with_lock`](Self::with_lock) for a stream of `Result`s: lock errors become its own by
-    /// `From<LockError>`. The stream's errors are items like any other: they do not end it.
+    /// [`with_lock`](Self::with_lock) for a stream of `Result`s: errors of the lock are converted
+    /// by `From<LockError>`. The stream's own errors are items like any other and do not end it.
     #[track_caller]
     fn try_with_lock(self, lock: impl IntoLock) -> stream::TryWithLock<Self>
     where
         Self: TryStream + Sized,
         Self::Error: From<LockError>,
     {
-        stream::TryWithLock::new(StreamLockExt::with_lock(self, lock))
+        let inner = StreamLockExt::with_lock(self, lock);
+        Try { inner }
     }
 }
 
 impl<S: Stream + ?Sized> StreamLockExt for S {}
+
+/// Work that sees its lease.
+impl Lock {
+    /// Runs a future under the lock that needs its lease: for the fencing token, or to learn of a
+    /// loss.
+    ///
+    /// `work` is called when the lock is held, with a view that cannot release it. Otherwise this is
+    /// [`with_lock`](crate::FutureLockExt::with_lock).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("row:7");
+    /// let token = lock.with_lease(async |lease| lease.token()).await?;
+    /// assert!(token > 0);
+    /// // spawned inside, the task starts when the lock is held
+    /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
+    /// # assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        future::WithLease {
+            begin: Some(work),
+            scoped: Scoped::new(Scope::new(self.options_here()), None),
+        }
+    }
+
+    /// [`with_lease`](Self::with_lease) for a future of a `Result`: errors of the lock are converted
+    /// by `From<LockError>`.
+    #[track_caller]
+    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: TryFuture + Future,
+        Fut::Error: From<LockError>,
+    {
+        let inner = self.with_lease(work);
+        Try { inner }
+    }
+
+    /// [`with_lease`](Self::with_lease) for a stream. Otherwise this is
+    /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
+    #[track_caller]
+    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: Stream,
+    {
+        stream::WithLease {
+            begin: Some(work),
+            scoped: Scoped::new(Scope::new(self.options_here()), None),
+        }
+    }
+
+    /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: errors of the lock
+    /// are converted by `From<LockError>`.
+    #[track_caller]
+    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: TryStream + Stream,
+        S::Error: From<LockError>,
+    {
+        let inner = self.with_lease_stream(work);
+        Try { inner }
+    }
+}

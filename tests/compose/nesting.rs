@@ -94,6 +94,31 @@ async fn or_skip_does_not_swallow_an_inner_busy() {
     assert!(matches!(told, Ok(None)), "{told:?}");
 }
 
+struct NeverBusy;
+
+impl From<LockError> for NeverBusy {
+    fn from(error: LockError) -> Self {
+        panic!("{error}")
+    }
+}
+
+/// The "busy" that is skipped is nobody's error, so it is not made one either.
+#[tokio::test(start_paused = true)]
+async fn or_skip_does_not_convert_what_it_skips() {
+    let (_, here, there) = two();
+    let _held = there.obtain("k").lease().await.unwrap();
+    let lock = here.obtain("k").wait(ms(5));
+    let work = || ready(Ok::<_, NeverBusy>(1));
+    let told = work().try_with_lock(&lock).or_skip().await;
+    assert!(matches!(told, Ok(None)));
+    let told = lock.try_with_lease(|_| work()).or_skip().await;
+    assert!(matches!(told, Ok(None)));
+    let rows = StreamLockExt::try_with_lock(stream::once(work()), &lock);
+    assert_eq!(rows.or_skip().count().await, 0);
+    let rows = lock.try_with_lease_stream(|_| stream::once(work()));
+    assert_eq!(rows.or_skip().count().await, 0);
+}
+
 #[derive(Debug)]
 enum ShopError {
     SoldOut,

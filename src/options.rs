@@ -1,0 +1,128 @@
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::LockError;
+use crate::engine::{Arrival, Engine};
+use crate::key::{self, Key};
+use crate::renewal::Renewal;
+use crate::repeat::Repeat;
+use crate::settings::{OnFinish, OnLost, TTL};
+use crate::turnstile::Patience;
+
+/// What a lock was told to lock, and how. What is not set is the registry's.
+#[derive(Clone)]
+pub(crate) struct LockOptions {
+    engine: Option<Arc<Engine>>,
+    key: Key,
+    /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
+    key_fault: Option<&'static str>,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) repeat: Option<Repeat>,
+    pub(crate) renewal: Option<Renewal>,
+    pub(crate) on_lost: OnLost,
+    pub(crate) on_finish: OnFinish,
+    pub(crate) reentrant: bool,
+    /// Where the lock was asked for.
+    place: &'static Location<'static>,
+}
+
+impl LockOptions {
+    #[track_caller]
+    pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
+        let key_fault = engine
+            .as_ref()
+            .and_then(|engine| key::fault(&engine.settings().prefix, key));
+        Self {
+            engine,
+            key: Key::from(Arc::from(key)),
+            key_fault,
+            ttl: None,
+            wait: None,
+            repeat: None,
+            renewal: None,
+            on_lost: OnLost::default(),
+            on_finish: OnFinish::default(),
+            reentrant: false,
+            place: Location::caller(),
+        }
+    }
+
+    /// The same, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn asked_here(mut self) -> Self {
+        self.place = Location::caller();
+        self
+    }
+
+    pub(crate) fn place(&self) -> &'static Location<'static> {
+        self.place
+    }
+
+    /// The registry that can acquire the lock, or why none can.
+    pub(crate) fn engine(&self) -> Result<&Arc<Engine>, LockError> {
+        let key = || self.key().clone();
+        let Some(engine) = &self.engine else {
+            return Err(LockError::NoRegistry { key: key() });
+        };
+        let ttl = self.ttl.unwrap_or(engine.settings().ttl);
+        Err(if let Some((setting, reason)) = engine.fault() {
+            LockError::InvalidSetting {
+                key: key(),
+                setting,
+                reason,
+            }
+        } else if let Some(reason) = self.key_fault {
+            LockError::InvalidKey { key: key(), reason }
+        } else if !TTL.contains(&ttl) {
+            LockError::InvalidTtl { key: key(), ttl }
+        } else if ttl <= engine.overhead() {
+            LockError::InvalidSetting {
+                key: key(),
+                setting: "min_replicas",
+                reason: "it gives replicas as long as the lease lasts, or longer",
+            }
+        } else {
+            return Ok(engine);
+        })
+    }
+
+    /// The same for a lock that [can be acquired](Self::engine).
+    pub(crate) fn registry(&self) -> &Arc<Engine> {
+        self.engine.as_ref().expect("whoever waits has a registry")
+    }
+
+    /// Moves the registry to the lease; nothing is acquired with these options after that. A clone
+    /// would make all threads contend for one reference count.
+    pub(crate) fn take_registry(&mut self) -> Arc<Engine> {
+        self.engine.take().expect("whoever waits has a registry")
+    }
+
+    pub(crate) fn key(&self) -> &Arc<str> {
+        self.key.name()
+    }
+
+    pub(crate) fn hashed_key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        self.wait.unwrap_or(self.registry().settings().wait)
+    }
+
+    /// What the registry is asked for.
+    pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
+        let settings = self.registry().settings();
+        // A ttl that was set asks for a lease of just that length.
+        let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
+        Arrival {
+            ttl: self.ttl.unwrap_or(settings.ttl),
+            renewals: self.renewal.unwrap_or(default).times(),
+            on_finish: self.on_finish,
+            patience,
+            wait,
+            repeats: self.repeat.as_ref().unwrap_or(&settings.repeat).start(),
+        }
+    }
+}

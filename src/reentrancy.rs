@@ -1,0 +1,94 @@
+//! Which locks the running code is inside of: what a nested lock looks for.
+//!
+//! While a combinator polls its work, a frame is on a stack of the polling thread. It is removed
+//! when that poll returns or unwinds. So the stack says what is polled inside what at this moment,
+//! on whatever thread the next poll of the same work may run. A task that a nested runtime polls
+//! inside the work is no part of it: frames count only within their own task.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::panic::Location;
+use std::sync::Arc;
+
+use tokio::task;
+
+use crate::engine::{Engine, WaiterState};
+use crate::lease::Lease;
+use crate::settings::OnFinish;
+
+thread_local! {
+    /// Its capacity stays that of the deepest nesting so far: a poll allocates nothing.
+    static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Frame {
+    /// Compared, never dereferenced: the combinator that pushed the frame keeps it alive.
+    engine: *const Engine,
+    task: Option<task::Id>,
+    lease: Enclosing,
+}
+
+/// A lease that the running code is inside of.
+#[derive(Clone)]
+pub(crate) struct Enclosing {
+    pub(crate) caller: Arc<WaiterState>,
+    pub(crate) on_finish: OnFinish,
+    /// Where it was asked for.
+    pub(crate) place: &'static Location<'static>,
+}
+
+/// The frame is on the stack as long as this exists, on the thread that made it.
+#[must_use]
+pub(crate) struct FrameGuard {
+    entered: bool,
+    here: PhantomData<*const ()>,
+}
+
+/// The running code is inside the lease until what this returns is dropped.
+pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> FrameGuard {
+    let frame = Frame {
+        engine: Arc::as_ptr(lease.engine()),
+        task: task::try_id(),
+        lease: Enclosing {
+            caller: lease.caller().clone(),
+            on_finish: lease.on_finish(),
+            place,
+        },
+    };
+    // A thread that is ending has no stack any more: what it polls then is inside of nothing.
+    let entered = STACK.try_with(|stack| stack.borrow_mut().push(frame));
+    FrameGuard {
+        entered: entered.is_ok(),
+        here: PhantomData,
+    }
+}
+
+/// The valid lease of this registry on the key that the running code is inside of.
+pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
+    let innermost = STACK.try_with(|stack| {
+        let stack = stack.borrow();
+        if stack.is_empty() {
+            return None;
+        }
+        let task = task::try_id();
+        // If several are on the key, the outer ones were lost, or are shared by the innermost.
+        let frame = stack.iter().rev().find(|frame| {
+            frame.task == task
+                && std::ptr::eq(frame.engine, Arc::as_ptr(engine))
+                && **frame.lease.caller.key() == *key
+        })?;
+        Some(frame.lease.clone())
+    });
+    let lease = innermost.ok().flatten()?;
+    lease.caller.is_held(engine.clock().now()).then_some(lease)
+}
+
+impl Drop for FrameGuard {
+    fn drop(&mut self) {
+        if self.entered {
+            // Returned, so that it is dropped where the stack is not borrowed.
+            let frame = STACK.try_with(|stack| stack.borrow_mut().pop());
+            debug_assert!(!matches!(frame, Ok(None)), "a frame that was not its own");
+        }
+    }
+}
