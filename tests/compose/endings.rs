@@ -34,6 +34,10 @@ async fn a_panic_releases() {
         .catch_unwind()
         .await;
     assert!(caught.is_err() && store.keys() == 0);
+    let caught = AssertUnwindSafe(lock.lead(|_| broken()))
+        .catch_unwind()
+        .await;
+    assert!(caught.is_err() && store.keys() == 0);
     let rows = StreamLockExt::with_lock(broken_rows(), &lock);
     let caught = AssertUnwindSafe(rows.count()).catch_unwind().await;
     assert!(caught.is_err() && store.keys() == 0);
