@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use lockstream::prelude::*;
 use lockstream::store::{MemoryStore, RedisStore};
-use lockstream::{OnFinish, StoreError};
+use lockstream::{BuildError, OnFinish, StoreError};
 use tokio::time::{Instant, sleep};
 
 const MACHINES: usize = 4;
@@ -46,6 +46,8 @@ enum Error {
     Usage,
     #[error("the server in REDIS_URL cannot be used: {0}")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("interrupted")]
@@ -147,12 +149,14 @@ async fn registries() -> Result<(Vec<LockRegistry>, &'static str), Error> {
     let mut registries = Vec::new();
     let Some(url) = url.filter(|url| !url.is_empty()) else {
         let store = MemoryStore::new();
-        registries.resize_with(MACHINES, || LockRegistry::builder(store.clone()).build());
+        for _ in 0..MACHINES {
+            registries.push(LockRegistry::builder(store.clone()).build()?);
+        }
         return Ok((registries, "on a memory store (set REDIS_URL for a server)"));
     };
     for _ in 0..MACHINES {
         let store = RedisStore::connect(&*url).await?;
-        registries.push(LockRegistry::builder(store).prefix("cron").build());
+        registries.push(LockRegistry::builder(store).prefix("cron").build()?);
     }
     Ok((registries, "on the server in REDIS_URL"))
 }

@@ -24,9 +24,9 @@ use std::time::Duration;
 use async_stream::try_stream;
 use futures::future::try_join_all;
 use futures::{Stream, TryStreamExt};
-use lockstream::StoreError;
 use lockstream::prelude::*;
 use lockstream::store::RedisStore;
+use lockstream::{BuildError, StoreError};
 use redis::aio::MultiplexedConnection;
 use redis::streams::StreamReadReply;
 use redis::{AsyncCommands, RedisError, RedisResult};
@@ -51,6 +51,8 @@ enum Error {
     NoServer,
     #[error("the server in REDIS_URL cannot be used: {0}")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error("the server failed: {0}")]
     Redis(#[from] RedisError),
     #[error(transparent)]
@@ -308,7 +310,7 @@ async fn run(
     let mut consumers = Vec::new();
     for number in 0..CONSUMERS {
         let store = RedisStore::connect(url).await?;
-        let registry = LockRegistry::builder(store).prefix(prefix).build();
+        let registry = LockRegistry::builder(store).prefix(prefix).build()?;
         consumers.push(Consumer {
             name: format!("consumer-{number}"),
             names: names.clone(),

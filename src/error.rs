@@ -81,7 +81,7 @@ pub enum LockError {
         key: Arc<str>,
     },
     /// The key cannot name a lock.
-    #[error("{key:?} cannot be a lock's key: {reason}")]
+    #[error("invalid key {key:?}: {reason}")]
     #[non_exhaustive]
     InvalidKey {
         /// The key as it was given.
@@ -90,7 +90,7 @@ pub enum LockError {
         reason: &'static str,
     },
     /// The ttl is out of range: 10 ms to 24 h.
-    #[error("lock {key:?} cannot have a ttl of {ttl:?}: it goes from 10 ms to 24 h")]
+    #[error("invalid ttl {ttl:?} for lock {key:?}: must be from 10 ms to 24 h")]
     #[non_exhaustive]
     InvalidTtl {
         /// The name of what is locked.
@@ -98,8 +98,9 @@ pub enum LockError {
         /// The ttl as it was given.
         ttl: Duration,
     },
-    /// A setting of the registry is out of range.
-    #[error("lock {key:?} cannot be used: its registry's {setting} is invalid: {reason}")]
+    /// A setting does not go with what the lock asks for: a ttl that is no longer than
+    /// `min_replicas` of the store gives its replicas.
+    #[error("invalid setting `{setting}` for lock {key:?}: {reason}")]
     #[non_exhaustive]
     InvalidSetting {
         /// The name of what is locked.
@@ -145,6 +146,27 @@ impl LockError {
     /// Whether the lease was lost while its work ran.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
+    }
+}
+
+/// Why [`LockRegistryBuilder::build`](crate::LockRegistryBuilder::build) made no registry: a setting
+/// is out of range.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("invalid setting `{setting}`: {reason}")]
+pub struct BuildError {
+    pub(crate) setting: &'static str,
+    pub(crate) reason: &'static str,
+}
+
+impl BuildError {
+    /// The setting, by the name of its method on the builder.
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+
+    /// What is wrong with it.
+    pub fn reason(&self) -> &'static str {
+        self.reason
     }
 }
 

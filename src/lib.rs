@@ -121,7 +121,7 @@ pub mod verify;
 mod with_lock;
 
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
-pub use self::error::{LockError, StoreError};
+pub use self::error::{BuildError, LockError, StoreError};
 pub use self::events::LockEvent;
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;

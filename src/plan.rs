@@ -67,13 +67,6 @@ impl Plan {
         let Some(engine) = &self.engine else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        if let Some((setting, reason)) = engine.fault() {
-            return Err(LockError::InvalidSetting {
-                key: key(),
-                setting,
-                reason,
-            });
-        }
         if let Some(reason) = self.key_fault {
             return Err(LockError::InvalidKey { key: key(), reason });
         }
@@ -87,7 +80,7 @@ impl Plan {
             return Err(LockError::InvalidSetting {
                 key: key(),
                 setting: "min_replicas",
-                reason: "it gives replicas as long as the lease lasts, or longer",
+                reason: "must give replicas less time than the ttl",
             });
         }
         Ok(engine)

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
+use crate::BuildError;
 use crate::clock::Clock;
 use crate::detached::{Adopt, DetachedLease};
 use crate::engine::Engine;
@@ -52,7 +53,7 @@ impl LockRegistry {
     /// A registry on a memory store of its own: it excludes tasks of this process that use it, and
     /// nobody else. For tests, and for trying things out.
     pub fn in_memory() -> Self {
-        Self::builder(MemoryStore::new()).build()
+        Self::with_defaults(MemoryStore::new())
     }
 
     /// Connects to a Redis or Valkey server: `redis://[[user:]password@]host[:port][/db]`,
@@ -68,8 +69,13 @@ impl LockRegistry {
     #[cfg(feature = "redis")]
     pub fn connect(url: impl Into<String>) -> Connect {
         let connecting = crate::store::RedisStore::connect(url);
-        let connected = async move { Ok(Self::builder(connecting.await?).build()) };
+        let connected = async move { Ok(Self::with_defaults(connecting.await?)) };
         Connect(Some(connected.boxed()))
+    }
+
+    fn with_defaults(store: impl LockStore) -> Self {
+        let built = Self::builder(store).build();
+        built.expect("the default settings are in range")
     }
 
     /// A registry on any store, with settings of its own.
@@ -132,8 +138,8 @@ impl LockRegistry {
     /// use lockstream::{DetachedLease, LockRegistry, store::MemoryStore};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
-    /// # let here = LockRegistry::builder(store.clone()).build();
-    /// # let there = LockRegistry::builder(store).build();
+    /// # let here = LockRegistry::builder(store.clone()).build()?;
+    /// # let there = LockRegistry::builder(store).build()?;
     /// let lease = here.obtain("upload:7").lease().await?;
     /// let line = lease.detach().to_string();
     /// // … sent to another process …
@@ -299,8 +305,7 @@ pub struct AlreadyInstalled(());
 
 /// Settings of a registry; made by [`LockRegistry::builder`].
 ///
-/// What is out of range is told as
-/// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting) at the first poll.
+/// What is out of range is told by [`build`](Self::build).
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockRegistryBuilder {
     store: Arc<dyn LockStore>,
@@ -375,10 +380,22 @@ impl LockRegistryBuilder {
     }
 
     /// The registry. Does no I/O.
-    pub fn build(self) -> LockRegistry {
-        LockRegistry {
-            engine: Engine::new(&self.store, self.settings, self.clock),
-        }
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if a setting is out of range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, store::MemoryStore};
+    /// let error = LockRegistry::builder(MemoryStore::new()).prefix("").build().unwrap_err();
+    /// assert_eq!(error.to_string(), "invalid setting `prefix`: must not be empty");
+    /// ```
+    pub fn build(self) -> Result<LockRegistry, BuildError> {
+        self.settings.check()?;
+        let engine = Engine::new(&self.store, self.settings, self.clock);
+        Ok(LockRegistry { engine })
     }
 
     #[cfg(test)]

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::BuildError;
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
@@ -91,20 +92,21 @@ impl Settings {
         }
     }
 
-    /// The first setting that is out of range, and what is wrong with it.
-    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
+    /// Refuses the first setting that is out of range.
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        let refuse = |setting, reason| Err(BuildError { setting, reason });
         if let Some(reason) = key::prefix_fault(&self.prefix) {
-            Some(("prefix", reason))
+            refuse("prefix", reason)
         } else if !TTL.contains(&self.ttl) {
-            Some(("ttl", "it goes from 10 ms to 24 h"))
+            refuse("ttl", "must be from 10 ms to 24 h")
         } else if self.max_waiters == 0 {
-            Some(("max_waiters", "it is 0, so that nobody could ever wait"))
+            refuse("max_waiters", "must be at least 1")
         } else if self.local_passes > 63 {
-            Some(("local_passes", "it is over 63, the tokens in one tenure"))
+            refuse("local_passes", "must be at most 63")
         } else if !RESPONSE_TIMEOUT.contains(&self.response_timeout) {
-            Some(("response_timeout", "it goes from 1 ms to 24 h"))
+            refuse("response_timeout", "must be from 1 ms to 24 h")
         } else {
-            None
+            Ok(())
         }
     }
 }

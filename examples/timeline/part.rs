@@ -79,6 +79,7 @@ pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
         // Long enough for one of its callers to pass the lock to the other.
         .local_span(Duration::from_millis(150))
         .build()
+        .expect("the settings are valid")
 }
 
 /// Takes part until it is over, and tells what its registry tells.

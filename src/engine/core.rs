@@ -35,8 +35,6 @@ pub(crate) struct Engine {
     /// The registry's random id, with which its owners begin.
     instance: Arc<str>,
     pub(super) settings: Settings,
-    /// What is wrong with them, if anything.
-    fault: Option<(&'static str, &'static str)>,
     /// What every ttl has to be longer than.
     overhead: Duration,
     state: Mutex<State>,
@@ -84,7 +82,6 @@ impl Engine {
             Self {
                 instance,
                 journal: Journal::new(&settings, clock.clone()),
-                fault: settings.fault(),
                 overhead: store.overhead(),
                 settings,
                 view_context: Arc::new(ViewContext {
@@ -114,11 +111,6 @@ impl Engine {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// The first setting that is out of range, and what is wrong with it.
-    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
-        self.fault
     }
 
     /// What every ttl has to be longer than, for the store's sake.

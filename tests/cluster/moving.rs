@@ -25,7 +25,10 @@ pub(crate) fn errors(cluster: &Cluster, word: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_moves_under_load() {
     let cluster = Cluster::without_replicas();
-    let registries = [builder(&cluster).build(), builder(&cluster).build()];
+    let registries = [
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    ];
     let (slot, from) = (cluster.slot("m"), cluster.home("m"));
     let to = (from + 1) % 3;
     let load = Load::on(
@@ -55,7 +58,7 @@ async fn a_slot_moves_under_load() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
     let cluster = Cluster::without_replicas();
-    let short = || builder(&cluster).ttl(ms(1500)).build();
+    let short = || builder(&cluster).ttl(ms(1500)).build().unwrap();
     let (here, there) = (short(), short());
     let (slot, from) = (cluster.slot("m"), cluster.home("m"));
     let to = (from + 1) % 3;
@@ -89,7 +92,10 @@ async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_is_released_while_its_slot_is_half_way() {
     let cluster = Cluster::without_replicas();
-    let registry = builder(&cluster).response_timeout(ms(1000)).build();
+    let registry = builder(&cluster)
+        .response_timeout(ms(1000))
+        .build()
+        .unwrap();
     let (slot, from) = (cluster.slot("m"), cluster.home("m"));
     let to = (from + 1) % 3;
     let lease = registry.obtain("{m}:k").lease().await.unwrap();
@@ -126,7 +132,7 @@ async fn a_lock_is_released_while_its_slot_is_half_way() {
 async fn many_leases_are_renewed_while_their_slot_is_half_way() {
     const LEASES: usize = 200;
     let cluster = Cluster::without_replicas();
-    let registry = builder(&cluster).ttl(ms(3000)).build();
+    let registry = builder(&cluster).ttl(ms(3000)).build().unwrap();
     let (slot, from) = (cluster.slot("m"), cluster.home("m"));
     let to = (from + 1) % 3;
     let locks = (0..LEASES).map(|number| registry.obtain(format!("{{m}}:{number}")));

@@ -39,7 +39,7 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 /// Two processes on one store.
 pub(crate) fn two() -> (MemoryStore, LockRegistry, LockRegistry) {
     let store = MemoryStore::new();
-    let registry = || LockRegistry::builder(store.clone()).build();
+    let registry = || LockRegistry::builder(store.clone()).build().unwrap();
     let (here, there) = (registry(), registry());
     (store, here, there)
 }

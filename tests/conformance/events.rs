@@ -135,7 +135,7 @@ pub(crate) async fn a_turn_lost_does_not_end_a_wait<W: World>(w: &W) {
 }
 
 pub(crate) async fn passes_are_told<W: World>(w: &W) {
-    let registry = w.builder().await.local_span(ms(8000)).build();
+    let registry = w.builder().await.local_span(ms(8000)).build().unwrap();
     let first = registry.obtain("k").lease().await.unwrap();
     let mut events = registry.events();
     let lock = registry.obtain("k");
@@ -252,7 +252,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart<W: World>(w: &W) {
 
 pub(crate) async fn a_full_queue_is_told<W: World>(w: &W) {
     let holder = w.registry().await;
-    let registry = w.builder().await.max_waiters(1).build();
+    let registry = w.builder().await.max_waiters(1).build().unwrap();
     let _held = holder.obtain("k").lease().await.unwrap();
     let mut events = registry.events();
     let lock = registry.obtain("k");

@@ -229,7 +229,7 @@ async fn any_turn<W: World>(
 pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
     w.leases_are_brief();
     w.set_latency(ms(1));
-    let small = w.builder().await.max_waiters(3).build();
+    let small = w.builder().await.max_waiters(3).build().unwrap();
     let [one, ends] = w.registries().await;
     let registries = [one, small, ends];
     let floors = [Floor::default(), Floor::default()];

@@ -249,7 +249,7 @@ pub(crate) async fn connections_that_are_killed_lose_nothing(w: &On<impl Make>) 
 }
 
 pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make>) {
-    let registry = w.builder().await.response_timeout(ms(300)).build();
+    let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     let lock = registry.obtain("k");
     assert!(lock.acquire_once().await.unwrap());
     assert!(lock.release().await.unwrap());

@@ -126,7 +126,7 @@ pub(crate) async fn a_shutdown_dropped_goes_on<W: World>(w: &W) {
 /// Three response time-outs at the latest; what is left then runs out by itself.
 pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W) {
     let there = w.registry().await;
-    let here = w.builder().await.response_timeout(ms(200)).build();
+    let here = w.builder().await.response_timeout(ms(200)).build().unwrap();
     let lock = here.obtain("k");
     assert!(lock.acquire().await.unwrap());
     w.set_offline(true);

@@ -275,7 +275,7 @@ pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &
 /// Keys are apart from one another, and so are prefixes.
 pub(crate) async fn other_keys_and_prefixes_are_other_locks<W: World>(w: &W) {
     let registry = w.registry().await;
-    let apart = w.builder().await.prefix("apart").build();
+    let apart = w.builder().await.prefix("apart").build().unwrap();
     let locks = [
         registry.obtain("a"),
         registry.obtain("b"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use lockstream::stream::Events;
-use lockstream::{LockEvent, LockRegistry, LockRegistryBuilder, Renewal, Repeat};
+use lockstream::{BuildError, LockEvent, LockRegistry, LockRegistryBuilder, Renewal, Repeat};
 use tokio::time::Instant;
 
 use crate::world::{BOUND, ms};
@@ -67,11 +67,11 @@ impl Watch {
 }
 
 impl Builder {
-    pub(crate) fn build(self) -> LockRegistry {
-        let registry = self.builder.build();
+    pub(crate) fn build(self) -> Result<LockRegistry, BuildError> {
+        let registry = self.builder.build()?;
         let events = registry.every_event();
         self.watch.events.lock().unwrap().push(events);
-        registry
+        Ok(registry)
     }
 }
 

@@ -43,6 +43,7 @@ impl World {
                 .ttl(Duration::from_secs(9))
                 .wait(Duration::from_secs(60))
                 .build()
+                .unwrap()
         };
         let (here, there, behind) = (registry(), registry(), registry());
         Self {

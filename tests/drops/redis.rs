@@ -25,6 +25,7 @@ async fn registry(server: &RedisServer) -> LockRegistry {
         .wait(Duration::from_secs(60))
         .response_timeout(Duration::from_secs(10))
         .build()
+        .unwrap()
 }
 
 struct World {

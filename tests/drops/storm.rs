@@ -105,7 +105,7 @@ async fn a_storm_on_a_memory_store() {
     for latency in [0, 1] {
         let store = MemoryStore::new();
         store.set_latency(Duration::from_millis(latency));
-        let registries = [(); 3].map(|()| LockRegistry::builder(store.clone()).build());
+        let registries = [(); 3].map(|()| LockRegistry::builder(store.clone()).build().unwrap());
         storms(&registries).await;
         assert_eq!(store.keys(), 0);
     }
@@ -121,7 +121,7 @@ async fn a_storm_on_a_server() {
             .await
             .unwrap();
         let builder = LockRegistry::builder(store).response_timeout(Duration::from_secs(10));
-        registries.push(builder.build());
+        registries.push(builder.build().unwrap());
     }
     storms(&registries).await;
     assert_eq!(server.keys("*"), ["lock:~fence"]);

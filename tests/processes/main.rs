@@ -23,7 +23,8 @@ async fn registry(url: &str) -> Result<LockRegistry, StoreError> {
     let store = RedisStore::connect(url).await?;
     Ok(LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(10))
-        .build())
+        .build()
+        .unwrap())
 }
 
 /// Not a test, but what the other processes run.

@@ -26,7 +26,7 @@ async fn registry(servers: &[RedisServer]) -> LockRegistry {
 /// A patient registry that is connected to all servers: what waits for a connection is not sent any more once the
 /// others have refused, so a waiter would not listen there.
 async fn patient(servers: &[RedisServer], builder: LockRegistryBuilder) -> LockRegistry {
-    let registry = builder.wait(Duration::from_secs(100)).build();
+    let registry = builder.wait(Duration::from_secs(100)).build().unwrap();
     let held = holds(servers, &registry, "another").await;
     held.release().await.unwrap();
     wait_until("all have let it go", BOUND, || {

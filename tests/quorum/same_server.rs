@@ -26,7 +26,8 @@ async fn one_server_by_two_names_has_one_vote() {
         let store = QuorumStore::new(nodes).unwrap().quarantine(None);
         let registry = LockRegistry::builder(store)
             .response_timeout(ms(1000))
-            .build();
+            .build()
+            .unwrap();
         let said = log.text().matches("are the same server").count();
         // Both of the servers are needed, and enough.
         for _ in 0..3 {

@@ -92,7 +92,7 @@ impl<W: World> Scene<W> {
                 .renewal(Renewal::off())
                 .wait(BOUND)
                 .response_timeout(BOUND);
-            set(builder).build()
+            set(builder).build().unwrap()
         };
         let (here, there) = (registry().await, registry().await);
         let lock = here.obtain(KEY);

@@ -25,6 +25,7 @@ fn two() -> (LockRegistry, LockRegistry) {
             .renewal(Renewal::off())
             .wait(BOUND)
             .build()
+            .unwrap()
     };
     (registry(), registry())
 }

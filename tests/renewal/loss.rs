@@ -107,7 +107,7 @@ async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
     let ttl = ms(4000);
     for killed in [false, true] {
         let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
-        let locks = quick.build();
+        let locks = quick.build().unwrap();
         let lease = locks.obtain("k").lease().await.unwrap();
         if killed {
             server.kill();
@@ -139,7 +139,7 @@ async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
     let ttl = ms(1200);
     for killed in [false, true] {
         let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
-        let locks = quick.build();
+        let locks = quick.build().unwrap();
         let begin = Instant::now();
         let lease = locks.obtain("k").lease().await.unwrap();
         if killed {

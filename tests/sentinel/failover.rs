@@ -220,7 +220,8 @@ async fn all_sentinels_are_silent_and_the_primary_stays() {
     watched.sentinels.iter().for_each(Sentinel::stop);
     let others = LockRegistry::builder(RedisStore::connect_lazy(&*url).unwrap())
         .response_timeout(ms(200))
-        .build();
+        .build()
+        .unwrap();
     let told = others.obtain("k").lease_within(ms(1_500)).await;
     let told = told.unwrap_err().to_string();
     assert!(

@@ -112,7 +112,7 @@ async fn nobody_says_where_the_primary_is() {
     // A caller that does not wait is told the same.
     let store = RedisStore::connect_lazy(&*url).unwrap();
     assert!(!format!("{store:?}").contains("secret"));
-    let locks = LockRegistry::builder(store).build();
+    let locks = LockRegistry::builder(store).build().unwrap();
     let told = locks.obtain("k").acquire_once().await;
     assert!(
         matches!(&told, Err(LockError::Store { source, .. }) if source.to_string().contains("not found")),
@@ -166,7 +166,7 @@ async fn a_sentinel_that_is_wrong_is_not_believed() {
     );
 
     let store = RedisStore::connect_lazy(url(&[&wrong, &right])).unwrap();
-    let locks = LockRegistry::builder(store).build();
+    let locks = LockRegistry::builder(store).build().unwrap();
     let lease = timeout(BOUND, locks.obtain("k").lease()).await;
     let lease = lease.expect("the other is asked").unwrap();
     assert!(primary.exists("lock:k"));

@@ -87,7 +87,7 @@ async fn reentrancy() {
 async fn key_kept_until_expiry() {
     let server = RedisServer::start();
     let dogged = builder(&server.url()).await.renewal(Renewal::watchdog());
-    let (here, there) = (dogged.build(), process(&server).await);
+    let (here, there) = (dogged.build().unwrap(), process(&server).await);
     warm(&here).await;
     let ttl = ms(1_200);
     for renewal in [Renewal::off(), Renewal::watchdog()] {

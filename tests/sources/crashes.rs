@@ -8,7 +8,7 @@ use crate::{BOUND, builder, ms, process, queued, released, secs, within};
 
 /// What the other processes do: hold `k`, renewed, until they are told otherwise or killed.
 pub(crate) async fn run(mut role: Role) {
-    let locks = builder(&role.env("URL")).await.build();
+    let locks = builder(&role.env("URL")).await.build().unwrap();
     let ttl = role.env("TTL").parse().unwrap();
     let lock = locks.obtain("k").ttl(ms(ttl)).wait(secs(60));
     let lock = lock.renewal(Renewal::watchdog());

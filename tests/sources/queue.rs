@@ -92,7 +92,7 @@ async fn bounded_queue() {
     let server = RedisServer::start();
     let holder = process(&server).await;
     let bounded = builder(&server.url()).await.max_waiters(LIMIT);
-    let bounded = bounded.wait(secs(60)).build();
+    let bounded = bounded.wait(secs(60)).build().unwrap();
     warm(&bounded).await;
     let held = holder.obtain("k").ttl(secs(60)).lease().await.unwrap();
     let lock = bounded.obtain("k").ttl(secs(60));
@@ -166,7 +166,10 @@ async fn bounded_queue() {
 #[tokio::test(start_paused = true)]
 async fn a_bounded_queue_at_a_slow_server() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).max_waiters(2).build();
+    let locks = LockRegistry::builder(store.clone())
+        .max_waiters(2)
+        .build()
+        .unwrap();
     let lock = locks.obtain("k").ttl(secs(60));
     store.set_latency(ms(100));
     let handles: Vec<_> = (0..4).map(|_| lock.clone()).collect();

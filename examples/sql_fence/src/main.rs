@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use lockstream::store::{MemoryStore, RedisStore};
-use lockstream::{LockError, LockRegistry, Renewal, StoreError};
+use lockstream::{BuildError, LockError, LockRegistry, Renewal, StoreError};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -45,6 +45,8 @@ enum Error {
     Usage,
     #[error("the server in REDIS_URL cannot be used: {0}")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("SQLite: {0}")]
@@ -110,12 +112,12 @@ impl Place {
         Ok(match self {
             Self::Here => {
                 let store = MemoryStore::new();
-                let locks = LockRegistry::builder(store.clone()).build();
+                let locks = LockRegistry::builder(store.clone()).build()?;
                 (locks, Slow::task(&file, fenced, store))
             }
             Self::Server { url, prefix } => {
                 let store = RedisStore::connect(&**url).await?;
-                let locks = LockRegistry::builder(store).prefix(prefix).build();
+                let locks = LockRegistry::builder(store).prefix(prefix).build()?;
                 (locks, Slow::process(&file, fenced, prefix)?)
             }
         })
