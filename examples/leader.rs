@@ -92,7 +92,7 @@ async fn stand(locks: LockRegistry, leave: impl Future<Output = ()>, say: impl F
             Some(leadership) = campaign.next() => say(match leadership {
                 // A real one would begin its work here, and end it at `lease.lost()`, or at the next item. Work that
                 // is one future is run by `lock.lead(…)`, which does just that.
-                Leadership::Leader(lease) => Said::Leads(lease.token()),
+                Leadership::Leader(lease) => Said::Leads(lease.token().get()),
                 Leadership::Follower => Said::Follows,
                 Leadership::Ended(why) => Said::Fails(why.to_string()),
                 _ => continue,

@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::FusedFuture;
 
-use crate::LockError;
 use crate::engine::{Arrival, Engine, Phase, WaiterState};
 use crate::key;
 use crate::lease::Lease;
@@ -15,6 +14,7 @@ use crate::plan::Plan;
 use crate::repeat::Repeats;
 use crate::settings::OnFinish;
 use crate::turnstile::{Patience, Verdict};
+use crate::{LockError, Token};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -52,14 +52,14 @@ const MAX_OWNER: usize = 200;
 pub struct DetachedLease {
     key: Arc<str>,
     owner: Arc<str>,
-    token: u64,
+    token: Token,
     /// Milliseconds since the Unix epoch: what a text can say.
     deadline: u64,
 }
 
 impl DetachedLease {
     /// `left`: how long it lasts on our own clock.
-    pub(crate) fn new(key: Arc<str>, owner: String, token: u64, left: Duration) -> Self {
+    pub(crate) fn new(key: Arc<str>, owner: String, token: Token, left: Duration) -> Self {
         let deadline = SystemTime::now() + left;
         let since = deadline
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -86,6 +86,8 @@ impl DetachedLease {
         if let Some(fault) = fault {
             return Err(ParseDetachedLeaseError(fault));
         }
+        let token =
+            Token::new(token).ok_or(ParseDetachedLeaseError("its token is out of range"))?;
         Ok(Self {
             key: key.into(),
             owner: owner.into(),
@@ -105,7 +107,7 @@ impl DetachedLease {
     }
 
     /// The fencing token that it had. Whoever adopts it gets a greater one.
-    pub fn token(&self) -> u64 {
+    pub fn token(&self) -> Token {
         self.token
     }
 
@@ -194,7 +196,7 @@ mod parts {
             Self {
                 key: lease.key.to_string(),
                 owner: lease.owner.to_string(),
-                token: lease.token,
+                token: lease.token.get(),
                 deadline_ms: lease.deadline,
             }
         }
@@ -339,7 +341,7 @@ mod tests {
         DetachedLease::new(
             "a key".into(),
             "00ab:17".into(),
-            108_800_000_000_064,
+            Token::new(108_800_000_000_064).unwrap(),
             Duration::from_secs(3),
         )
     }
@@ -361,7 +363,7 @@ mod tests {
             .parse()
             .unwrap();
         assert_eq!(
-            (lease.key(), lease.owner(), lease.token()),
+            (lease.key(), lease.owner(), lease.token().get()),
             ("a key: {x}", "00ab:17", 64)
         );
         let since = lease.deadline().duration_since(SystemTime::UNIX_EPOCH);
@@ -398,6 +400,7 @@ mod tests {
             "lockstream-lease-1 00ab:17 -64 1 k",
             "lockstream-lease-1 00ab:17 +64 1 k",
             "lockstream-lease-1 00ab:17 99999999999999999999 1 k",
+            "lockstream-lease-1 00ab:17 9223372036854775808 1 k",
             "lockstream-lease-1 00ab:17 64 soon k",
             "lockstream-lease-1 00ab:17 64 1 k\nk",
             "lockstream-lease-1 00ab:17 64 1 k\n\n",

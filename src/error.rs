@@ -3,6 +3,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Token;
+
 /// What can go wrong with a lock. Every variant names its key.
 ///
 /// "Not to be had in time", "lost", "queue full", "closed" and "the store did not answer" are
@@ -51,7 +53,7 @@ pub enum LockError {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease that is gone.
-        token: u64,
+        token: Token,
     },
     /// As many callers as `max_waiters` allows wait for this key in this registry already.
     #[error(

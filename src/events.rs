@@ -8,8 +8,8 @@ use futures::Stream;
 use futures::stream::FusedStream;
 use tokio::time::Instant;
 
-use crate::StoreError;
 use crate::engine::Journal;
+use crate::{StoreError, Token};
 
 /// What happens in one registry, as [`LockRegistry::events`](crate::LockRegistry::events) tells it.
 ///
@@ -41,7 +41,7 @@ pub enum LockEvent {
         /// Which caller.
         waiter: u64,
         /// The fencing token of its lease.
-        token: u64,
+        token: Token,
         /// How long it has waited.
         waited: Duration,
     },
@@ -52,7 +52,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease that begins.
-        token: u64,
+        token: Token,
     },
     /// The store has prolonged a lease.
     #[non_exhaustive]
@@ -60,7 +60,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// Its new deadline.
         deadline: Instant,
     },
@@ -71,7 +71,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// What the store said.
         error: StoreError,
     },
@@ -84,7 +84,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// Until when it lasts.
         deadline: Instant,
     },
@@ -95,7 +95,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// When it ends.
         deadline: Instant,
     },
@@ -105,7 +105,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held.
         held: Duration,
     },
@@ -115,7 +115,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// From when it was taken until it was given back.
         held: Duration,
     },
@@ -126,7 +126,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// From when it was taken until it was given back.
         held: Duration,
     },
@@ -137,7 +137,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held.
         held: Duration,
     },
@@ -147,7 +147,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held here.
         held: Duration,
     },
@@ -157,7 +157,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held.
         held: Duration,
     },
@@ -190,7 +190,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
     },
     /// The connection to the store is gone, or could not be made; told once an outage, however
     /// often it is tried again.
@@ -235,7 +235,7 @@ impl LockEvent {
     }
 
     /// The fencing token, if the event is about a lease.
-    pub fn token(&self) -> Option<u64> {
+    pub fn token(&self) -> Option<Token> {
         match self {
             Self::Acquired { token, .. }
             | Self::Passed { token, .. }
@@ -372,7 +372,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_event_is_one_line_for_people() {
         let key: Arc<str> = "order:42".into();
-        let token = 7;
+        let token = Token::new(7).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         let waited = Duration::from_millis(3);
         let waiter = 1;

@@ -49,7 +49,7 @@ impl Drop for Handle {
             log!(
                 warn,
                 key = lease.key(),
-                token = lease.token(),
+                token = lease.token().get(),
                 "the last handle of a held lock was dropped, which releases it: keep the `Lock` \
                  in a variable for as long as it is to be held, or use `with_lock`"
             );

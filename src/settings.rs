@@ -5,6 +5,7 @@ use crate::BuildError;
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
+use crate::token::MOST_PASSES;
 use crate::turnstile::Rules;
 
 /// The shortest and the longest ttl.
@@ -101,7 +102,7 @@ impl Settings {
             refuse("ttl", "must be from 10 ms to 24 h")
         } else if self.max_waiters == 0 {
             refuse("max_waiters", "must be at least 1")
-        } else if self.local_passes > 63 {
+        } else if self.local_passes > MOST_PASSES {
             refuse("local_passes", "must be at most 63")
         } else if !RESPONSE_TIMEOUT.contains(&self.response_timeout) {
             refuse("response_timeout", "must be from 1 ms to 24 h")

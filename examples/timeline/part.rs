@@ -127,14 +127,14 @@ pub(crate) async fn take_part(
                 }
                 LockEvent::Acquired { waiter, token, .. } => {
                     let passed = std::mem::take(&mut passed);
-                    What::Acquires(waiter, token, passed)
+                    What::Acquires(waiter, token.get(), passed)
                 }
-                LockEvent::Renewed { token, .. } => What::Renews(token),
+                LockEvent::Renewed { token, .. } => What::Renews(token.get()),
                 LockEvent::Released { token, .. } | LockEvent::Closed { token, .. } => {
-                    What::Releases(token)
+                    What::Releases(token.get())
                 }
                 LockEvent::Lost { token, .. } | LockEvent::Unreleased { token, .. } => {
-                    What::Loses(token)
+                    What::Loses(token.get())
                 }
                 LockEvent::GaveUp { waiter, .. } => What::GivesUp(waiter),
                 _ => continue,

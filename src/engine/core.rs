@@ -12,6 +12,7 @@ use super::phase::EndMode;
 use super::state::{Deferred, Now, State};
 use super::timer::{Due, Timer};
 use super::waiter_state::WaiterState;
+use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 use crate::key::{Key, KeyMap};
@@ -253,7 +254,7 @@ impl Engine {
     }
 
     /// A granted caller looks: its token, if the turn is still its.
-    pub(crate) fn take(&self, caller: &WaiterState) -> Option<u64> {
+    pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
         let id = caller.id()?;
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::StoreError;
 use crate::events::LockEvent;
 use crate::turnstile::Verdict;
+use crate::{StoreError, Token};
 
 /// How far a caller has come.
 #[derive(Clone, Debug)]
@@ -11,7 +11,7 @@ pub(crate) enum Phase {
     /// In line.
     Waiting,
     /// The key is its, once it looks.
-    Granted { token: u64 },
+    Granted { token: Token },
     /// It did not look in time; it may arrive again.
     TurnLost,
     /// It does not get the key: busy, queue full, failed, or closed.
@@ -19,15 +19,15 @@ pub(crate) enum Phase {
     /// It gave up, whatever the turnstile still says.
     Left,
     /// It holds a lease.
-    Held { token: u64 },
+    Held { token: Token },
     /// It holds a lease of a registry that is being shut down, and is to end its work.
-    Closing { token: u64 },
+    Closing { token: Token },
     /// Its lease ended under it: lost, or closed.
-    Ended { token: u64, end: End },
+    Ended { token: Token, end: End },
     /// It gave the lease back, and waits for the store's word.
-    Finishing { token: u64 },
+    Finishing { token: Token },
     /// The store's word on that.
-    Finished { token: u64, end: End },
+    Finished { token: Token, end: End },
 }
 
 /// What its holder does with a lease.
@@ -50,7 +50,7 @@ pub(crate) enum End {
 }
 
 impl End {
-    pub(super) fn event(&self, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
+    pub(super) fn event(&self, key: Arc<str>, token: Token, held: Duration) -> LockEvent {
         match self {
             Self::Released => LockEvent::Released { key, token, held },
             Self::Lost => LockEvent::Lost { key, token, held },

@@ -10,8 +10,9 @@ use super::rules::{Limits, Rules};
 use super::tenure::Tenure;
 use super::time::{Moment, Point, Span, deadline};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
-use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
+use crate::token::is_epoch;
+use crate::{StoreError, Token};
 
 /// For how long a renewal may be under way.
 const UNDER_WAY: Span = Span::secs(60);
@@ -22,7 +23,7 @@ pub(crate) enum Verdict {
     /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others stand
     /// behind it, and passes are allowed, so that its turn is the first of several in quick succession.
     Granted {
-        token: u64,
+        token: Token,
         deadline: Moment,
         leads: bool,
     },
@@ -120,6 +121,12 @@ pub(super) struct InFlight<C> {
     pub(super) what: Sent<C>,
     /// A grant that came before the reply that may have caused it (O3).
     pub(super) grant: Option<Received>,
+}
+
+/// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
+pub(super) fn epoch_fault(epoch: u64) -> Option<StoreError> {
+    let fault = || format!("epoch {epoch} out of range: its fencing tokens would not fit an i64");
+    (!is_epoch(epoch)).then(|| StoreError::lasting(fault()))
 }
 
 /// A grant that came.
@@ -442,6 +449,7 @@ impl<C: Clone> Turnstile<C> {
     ) {
         self.advance_time(cx);
         let at = cx.at();
+        let doubt = doubt.or_else(|| epoch_fault(grant.epoch));
         self.on_grant(cx, Received { at, grant, doubt });
         self.schedule(cx);
     }

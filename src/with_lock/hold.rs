@@ -84,7 +84,8 @@ impl Hold {
             Ok(Acquired::Lease(lease)) => {
                 let view = lease.view();
                 let lost = Some(lease.lost());
-                let span = tracing::info_span!("lock", key = lease.key(), token = lease.token());
+                let span =
+                    tracing::info_span!("lock", key = lease.key(), token = lease.token().get());
                 self.state = State::Holding { lease, lost, span };
                 return Poll::Ready(Ok(view));
             }

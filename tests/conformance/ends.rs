@@ -267,11 +267,11 @@ pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
         let detached = lease.detach();
         assert!(!lock.acquire_once().await.unwrap());
         let adopted = registry.adopt(detached).await.unwrap();
-        assert!(adopted.token() > last);
-        last = adopted.token();
+        assert!(adopted.token().get() > last);
+        last = adopted.token().get();
         let again = registry.adopt(adopted.detach()).await.unwrap();
-        assert!(again.token() > last);
-        last = again.token();
+        assert!(again.token().get() > last);
+        last = again.token().get();
         again.release().await.unwrap();
         free(&lock).await;
     }

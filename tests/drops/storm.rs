@@ -25,8 +25,12 @@ struct Shared {
 impl Shared {
     async fn work(&self, lease: LeaseView, pause: Duration) {
         let _standing = self.floor.enter();
-        let before = self.last.swap(lease.token(), Ordering::SeqCst);
-        assert!(before < lease.token(), "{} after {before}", lease.token());
+        let before = self.last.swap(lease.token().get(), Ordering::SeqCst);
+        assert!(
+            before < lease.token().get(),
+            "{} after {before}",
+            lease.token()
+        );
         sleep(pause).await;
     }
 }
@@ -91,7 +95,7 @@ async fn storms(registries: &[LockRegistry]) {
     assert!(worked > 0, "nobody got the key");
     let lease = timeout(BOUND, registries[0].obtain("k").lease()).await;
     let lease = lease.expect("the key comes free").unwrap();
-    assert!(lease.token() > worked);
+    assert!(lease.token().get() > worked);
     lease.release().await.unwrap();
     let begin = Instant::now();
     while registries.iter().any(|locks| locks.in_use() > 0) {

@@ -130,7 +130,14 @@ async fn asks_again(server: &RedisServer, url: &str, why: &str) {
         tokens.push(waiter);
     }
     for token in tokens {
-        assert!(timeout(BOUND, token).await.expect("it is served").unwrap() > 0);
+        assert!(
+            timeout(BOUND, token)
+                .await
+                .expect("it is served")
+                .unwrap()
+                .get()
+                > 0
+        );
     }
     server.client_kill_all();
     two.obtain("k")

@@ -113,7 +113,7 @@ async fn tokens_grow_and_turns_do_not_overlap() {
         tasks.push(tokio::spawn(async move {
             for _ in 0..10 {
                 let lease = registry.obtain("k").lease().await.unwrap();
-                let token = lease.token();
+                let token = lease.token().get();
                 assert!(std::mem::replace(&mut *last.lock().unwrap(), token) < token);
                 tokio::task::yield_now().await;
                 assert_eq!(*last.lock().unwrap(), token, "two hold");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::future::join_all;
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, LockError, LockRegistry};
+use lockstream::{FutureLockExt, LockError, LockRegistry, Token};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, wait_until};
@@ -76,7 +76,7 @@ async fn one_ticket_a_process() {
     server.reset_stats();
     released(held).await;
     let tokens = within(12 * BOUND, "all had it", join_all(waiters)).await;
-    let tokens: HashSet<u64> = tokens.into_iter().map(Result::unwrap).collect();
+    let tokens: HashSet<Token> = tokens.into_iter().map(Result::unwrap).collect();
     assert_eq!(tokens.len(), 3 * WAITERS, "two leases with one token");
     let calls = server.calls("evalsha");
     assert!(calls < 2 * 3 * WAITERS as u64, "{calls} calls");

@@ -199,7 +199,7 @@ async fn run(place: &Place, fenced: bool) -> Result<i64, Error> {
         let taken = accounts.write(balance, token)?;
         row(
             "quick",
-            token,
+            token.get(),
             &format!("pays {PAYMENT}, writes {balance}"),
             verdict(taken),
         );
@@ -207,7 +207,7 @@ async fn run(place: &Place, fenced: bool) -> Result<i64, Error> {
         let taken = accounts.write(balance, token)?;
         row(
             "quick",
-            token,
+            token.get(),
             &format!("a fee, writes {balance}"),
             &format!("{}, under the same token", verdict(taken)),
         );

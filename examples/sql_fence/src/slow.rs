@@ -73,7 +73,7 @@ async fn pay_in(
         let taken = lock.with_lease(async |lease| {
             let balance = accounts.balance()?;
             say(Said::Read {
-                token: lease.token(),
+                token: lease.token().get(),
                 balance,
             });
             orders.recv().await.ok_or(Error::Interrupted)?;

@@ -57,12 +57,12 @@ impl Referee {
             assert!(!holder.is_valid(), "two hold: {holder:?} and {lease:?}");
         }
         assert!(
-            lease.token() > self.token,
+            lease.token().get() > self.token,
             "{} after {}",
             lease.token(),
             self.token
         );
-        self.token = lease.token();
+        self.token = lease.token().get();
         self.holder = Some(lease);
         self.leases += 1;
     }
