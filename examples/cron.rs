@@ -44,7 +44,7 @@ const DRIFT: Duration = Duration::from_millis(5);
 enum Error {
     #[error("usage: cron [SECONDS], with a period of 0.5 s to an hour; 60 if none is given")]
     Usage,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -64,7 +64,10 @@ async fn main() -> ExitCode {
     match ended {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("cron: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("cron: {}", told.join(": "));
             match error {
                 Error::Usage => ExitCode::from(2),
                 Error::Interrupted => ExitCode::from(130),

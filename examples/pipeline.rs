@@ -49,11 +49,11 @@ enum Error {
         "it needs a server: start one (redis-server, or docker run -p 6379:6379 redis), and set REDIS_URL=redis://127.0.0.1/"
     )]
     NoServer,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
     #[error(transparent)]
     Build(#[from] BuildError),
-    #[error("the server failed: {0}")]
+    #[error("the server failed")]
     Redis(#[from] RedisError),
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -66,7 +66,10 @@ async fn main() -> ExitCode {
     match compare().await {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("pipeline: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("pipeline: {}", told.join(": "));
             match error {
                 Error::Interrupted => ExitCode::from(130),
                 _ => ExitCode::FAILURE,

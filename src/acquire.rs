@@ -141,12 +141,12 @@ impl Acquiring {
         if self.plan.reentrant {
             return Lease::share(engine.clone(), around.caller, around.on_finish);
         }
-        log!(warn,
+        log!(
+            warn,
             key = &**self.plan.key(),
             outer = %around.place,
             inner = %self.plan.place(),
-            "a lock is waited for inside the work that holds it, which is in vain: nothing frees \
-             it before that work goes on. Take it once, or ask for the inner one with `reentrant()`"
+            "lock awaited inside the work that holds it"
         );
         None
     }

@@ -79,15 +79,14 @@ impl DetachedLease {
         token: u64,
         deadline: u64,
     ) -> Result<Self, ParseDetachedLeaseError> {
-        let fault = key::fault_of_text(key).map(|_| "its key cannot name a lock");
+        let fault = key::fault_of_text(key).map(|_| "invalid key");
         let fault = fault.or_else(|| owner_fault(owner));
         let ends = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(deadline));
-        let fault = fault.or(ends.is_none().then_some("its deadline is no point in time"));
+        let fault = fault.or(ends.is_none().then_some("deadline out of range"));
         if let Some(fault) = fault {
             return Err(ParseDetachedLeaseError(fault));
         }
-        let token =
-            Token::new(token).ok_or(ParseDetachedLeaseError("its token is out of range"))?;
+        let token = Token::new(token).ok_or(ParseDetachedLeaseError("token out of range"))?;
         Ok(Self {
             key: key.into(),
             owner: owner.into(),
@@ -121,7 +120,7 @@ impl DetachedLease {
 /// Why `owner` cannot be the value of a lock that somebody of us left.
 fn owner_fault(owner: &str) -> Option<&'static str> {
     let fault =
-        "its owner is not `<instance>:<sequence>`, printable, without spaces, at most 200 bytes";
+        "owner must be `<instance>:<sequence>`, printable, without spaces, at most 200 bytes";
     let is_plain = |c: char| !c.is_control() && !c.is_whitespace();
     let (instance, sequence) = owner.rsplit_once(':').unwrap_or_default();
     let fits = owner.len() <= MAX_OWNER
@@ -153,15 +152,15 @@ impl FromStr for DetachedLease {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = text.strip_suffix('\r').unwrap_or(text);
         let mut words = text.splitn(5, ' ');
-        let mut word = || words.next().ok_or(ParseDetachedLeaseError("it is cut off"));
+        let mut word = || words.next().ok_or(ParseDetachedLeaseError("truncated"));
         if word()? != HEAD {
             return Err(ParseDetachedLeaseError(
-                "it does not begin with `lockstream-lease-1`",
+                "must begin with `lockstream-lease-1`",
             ));
         }
         let owner = word()?;
-        let token = number(word()?, "its token is not a number")?;
-        let deadline = number(word()?, "its deadline is not a number")?;
+        let token = number(word()?, "token is not a number")?;
+        let deadline = number(word()?, "deadline is not a number")?;
         Self::checked(word()?, owner, token, deadline)
     }
 }
@@ -175,7 +174,7 @@ fn number(word: &str, fault: &'static str) -> Result<u64, ParseDetachedLeaseErro
 
 /// What was read is no [`DetachedLease`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("this is no detached lease: {0}")]
+#[error("invalid detached lease: {0}")]
 pub struct ParseDetachedLeaseError(&'static str);
 
 #[cfg(feature = "serde")]

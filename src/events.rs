@@ -271,9 +271,9 @@ impl fmt::Display for LockEvent {
             Self::Acquired { waited, .. } => write!(f, "acquired after {waited:.1?}"),
             Self::Passed { .. } => f.write_str("passed on in this registry"),
             Self::Renewed { deadline, .. } => write!(f, "renewed, {}", left(*deadline)),
-            Self::RenewalUnknown { error, .. } => write!(f, "not known to be renewed ({error})"),
+            Self::RenewalUnknown { error, .. } => write!(f, "renewal unknown ({error})"),
             Self::RenewalLate { deadline, .. } => {
-                write!(f, "renewal is late, {}", left(*deadline))
+                write!(f, "renewal late, {}", left(*deadline))
             }
             Self::LastRenewal { deadline, .. } => {
                 write!(f, "renewed for the last time, {}", left(*deadline))
@@ -281,22 +281,19 @@ impl fmt::Display for LockEvent {
             Self::Lost { held, .. } => write!(f, "lost after {held:.1?}"),
             Self::Released { held, .. } => write!(f, "released after {held:.1?}"),
             Self::Unreleased { held, .. } => {
-                write!(
-                    f,
-                    "given back after {held:.1?}, and the store could not be told"
-                )
+                write!(f, "given back after {held:.1?}, not confirmed by the store")
             }
             Self::LeftToExpire { held, .. } => write!(f, "left to expire after {held:.1?}"),
             Self::Detached { held, .. } => write!(f, "detached after {held:.1?}"),
             Self::Closed { held, .. } => write!(f, "closed by a shutdown after {held:.1?}"),
             Self::GaveUp { waiter, waited, .. } => write!(f, "{waiter} gave up after {waited:.1?}"),
             Self::QueueFull { waiter, limit, .. } => {
-                write!(f, "{waiter} turned away, {limit} wait already")
+                write!(f, "{waiter} turned away, limit of {limit} waiters reached")
             }
-            Self::DroppedWhileHeld { .. } => f.write_str("its last handle was dropped while held"),
-            Self::StoreDown { error } => write!(f, "the store is away ({error})"),
-            Self::StoreUp {} => f.write_str("the store is there"),
-            Self::Missed { count } => write!(f, "{count} events were missed"),
+            Self::DroppedWhileHeld { .. } => f.write_str("last handle dropped while held"),
+            Self::StoreDown { error } => write!(f, "store unreachable ({error})"),
+            Self::StoreUp {} => f.write_str("store connected"),
+            Self::Missed { count } => write!(f, "{count} events missed"),
         }?;
         match self.token() {
             Some(token) => write!(f, ", token {token}"),
@@ -405,9 +402,9 @@ mod tests {
             [
                 "order:42: acquired after 3.0ms, token 7",
                 "order:42: renewed, 30.0s left, token 7",
-                "order:42: renewal is late, 30.0s left, token 7",
+                "order:42: renewal late, 30.0s left, token 7",
                 "order:42: 1 gave up after 3.0ms",
-                "5 events were missed",
+                "5 events missed",
             ]
         );
     }

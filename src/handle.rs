@@ -50,8 +50,7 @@ impl Drop for Handle {
                 warn,
                 key = lease.key(),
                 token = lease.token().get(),
-                "the last handle of a held lock was dropped, which releases it: keep the `Lock` \
-                 in a variable for as long as it is to be held, or use `with_lock`"
+                "last handle of a held lock dropped, releasing the lock"
             );
             lease.dropped_while_held();
         }

@@ -296,11 +296,10 @@ pub(crate) fn obtain_installed(key: &str) -> Lock {
     Lock::new(engine, key)
 }
 
-/// What [`LockRegistry::install`] says if another registry is installed.
+/// What [`LockRegistry::install`] says if another registry is installed: it stays so for the life of the
+/// process. Lock `(registry, key)` instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "another registry is installed already, and stays so for the life of the process; lock (registry, key) instead"
-)]
+#[error("another registry is already installed")]
 pub struct AlreadyInstalled(());
 
 /// Settings of a registry; made by [`LockRegistry::builder`].

@@ -33,7 +33,7 @@ impl Callbacks {
                 key,
                 token,
                 ?left,
-                "renewal is late: not confirmed yet, retrying until the deadline"
+                "renewal not confirmed yet, retrying until the deadline"
             );
         });
         self.lost.drain(|(key, token, is_over)| {
@@ -43,14 +43,14 @@ impl Callbacks {
                     warn,
                     key,
                     token,
-                    "lease lost: its ttl was over before its work"
+                    "lease lost: it expired before its work completed"
                 );
             } else {
                 log!(
                     warn,
                     key,
                     token,
-                    "lease lost: the store has it no more, its key was deleted or overwritten"
+                    "lease lost: its key was deleted or overwritten in the store"
                 );
             }
         });

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 #[cfg(feature = "tls-rustls")]
 use crate::authority::Authority;
 use crate::moving::errors;
-use crate::support::{Cluster, Program, RedisServer, least_rights, wait_until};
+use crate::support::{Cluster, Program, RedisServer, chain, least_rights, wait_until};
 use crate::{BOUND, BY_GRANT, ms, nothing_left, queued};
 
 #[tokio::test]
@@ -47,8 +47,8 @@ async fn a_node_that_is_taken_for_a_server_is_told() {
             let lock = locks.obtain("k");
             let error = timeout(BY_GRANT, lock.lease()).await.unwrap().unwrap_err();
             assert!(
-                error.to_string().contains("is a node of a cluster"),
-                "{error}"
+                chain(&error).contains("is a node of a cluster"),
+                "{error:?}"
             );
         }
     }

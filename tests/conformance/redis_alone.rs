@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
 use crate::redis::{Make, On, Redis};
-use crate::support::RedisServer;
+use crate::support::{RedisServer, chain};
 use crate::watch::{assert_names, name, told_so_far, told_until};
 use crate::world::{
     BOUND, SOON, World, assert_took, empty, eventually, free, idle, is_held, ms, poll_once, waiting,
@@ -296,7 +296,7 @@ pub(crate) async fn a_lead_that_the_server_refuses_is_had_when_it_relents(w: &Re
     let queue = "{lock:k}:~queue1";
     w.server().cmd(&["RPUSH", queue, "x"]);
     let error = assert_err!(lock.acquire().await, Store, "k");
-    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    assert!(chain(&error).contains("WRONGTYPE"), "{error:?}");
     let mut campaign = lock.leadership();
     let told = campaign.next().await;
     assert!(matches!(told, Some(Leadership::Follower)), "{told:?}");

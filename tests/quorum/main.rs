@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{FutureLockExt, LockError, LockRegistry, LockRegistryBuilder, OnFinish};
-use support::{RedisServer, wait_until};
+use support::{RedisServer, chain, wait_until};
 use tokio::time::timeout;
 
 /// For what takes a reconnect and some repeats; far below the usual ttl and wait.
@@ -69,7 +69,7 @@ async fn nodes_that_are_away_are_all_told() {
         .build()
         .unwrap();
     let error = locks.obtain("k").acquire_once().await.unwrap_err();
-    let error = error.to_string();
+    let error = chain(&error);
     let addresses = [1, 2, 3].map(|port| format!("127.0.0.1:{port}:"));
     let told = addresses.iter().filter(|it| error.contains(*it)).count();
     assert!(told >= 2, "{error}");
@@ -157,7 +157,7 @@ async fn killed_and_started_again() {
     servers[1].kill();
     let error = here.obtain("k").acquire_once().await.unwrap_err();
     assert!(matches!(error, LockError::Store { .. }), "{error}");
-    assert!(error.to_string().contains("of 3 nodes"), "{error}");
+    assert!(chain(&error).contains("of 3 nodes"), "{error:?}");
     let waiter = tokio::spawn(there.obtain("k").lease());
     servers[0].restart();
     let third = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
@@ -209,7 +209,7 @@ async fn started_again_without_data_and_kept_out() {
     };
     let here = quorum(&servers);
     let young = here.obtain("k").acquire_once().await.unwrap_err();
-    assert!(young.to_string().contains("started again"), "{young}");
+    assert!(chain(&young).contains("started again"), "{young:?}");
     servers[0].stop();
     let lock = here.obtain("k").ttl(kept_out);
     let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
@@ -251,7 +251,7 @@ async fn kept_out_for_the_registrys_ttl_unless_told_otherwise() {
     let by_default = QuorumStore::new(nodes()).unwrap();
     let here = LockRegistry::builder(by_default).ttl(ttl).build().unwrap();
     let young = here.obtain("k").acquire_once().await.unwrap_err();
-    let text = young.to_string();
+    let text = chain(&young);
     assert!(matches!(young, LockError::Store { .. }), "{text}");
     assert!(
         text.contains("no vote for 2s (`QuorumStore::quarantine`)"),

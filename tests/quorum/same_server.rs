@@ -5,6 +5,7 @@ use lockstream::{LockError, LockRegistry};
 use tokio::time::timeout;
 
 use super::hearing::Log;
+use super::support::chain;
 use super::{BOUND, ms, nothing_left, servers};
 
 /// The release of one gave back the vote of the other, and each was told as a lease lost. While it was held, one server
@@ -36,7 +37,7 @@ async fn one_server_by_two_names_has_one_vote() {
         }
         servers[1].kill();
         let error = registry.obtain("k").acquire_once().await.unwrap_err();
-        let text = error.to_string();
+        let text = chain(&error);
         assert!(matches!(error, LockError::Store { .. }), "{text}");
         assert!(text.contains("are the same server"), "{text}");
         servers[0].client_kill_all();

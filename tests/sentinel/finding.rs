@@ -4,7 +4,7 @@ use lockstream::{LockError, LockEvent, LockRegistry};
 use tokio::time::timeout;
 
 use crate::oracle::Oracle;
-use crate::support::{Passwords, RedisServer, Watched, wait_until};
+use crate::support::{Passwords, RedisServer, Watched, chain, wait_until};
 use crate::{BOUND, registry};
 
 fn url(oracles: &[&Oracle]) -> String {
@@ -64,7 +64,7 @@ async fn sentinels_and_servers_with_passwords_of_their_own() {
     let sentinel = watched.sentinels[0].port();
     let url = format!("redis://:for-sentinels@127.0.0.1:{sentinel}/");
     let locks = LockRegistry::connect(url).await.unwrap();
-    let told = locks.obtain("k").lease().await.unwrap_err().to_string();
+    let told = chain(&locks.obtain("k").lease().await.unwrap_err());
     assert!(told.contains("unknown command 'EVALSHA"), "{told}");
 }
 

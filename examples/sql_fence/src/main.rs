@@ -43,15 +43,15 @@ const FEE: i64 = 1;
 enum Error {
     #[error("usage: sql-fence")]
     Usage,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
     #[error(transparent)]
     Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
-    #[error("SQLite: {0}")]
+    #[error("SQLite failed")]
     Sql(#[from] rusqlite::Error),
-    #[error("the holder cannot be run: {0}")]
+    #[error("the holder cannot be run")]
     Process(#[from] std::io::Error),
     #[error("the holder did not do what it is there for")]
     Slow,
@@ -78,7 +78,10 @@ async fn main() -> ExitCode {
     match ended {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("sql-fence: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("sql-fence: {}", told.join(": "));
             match error {
                 Error::Usage => ExitCode::from(2),
                 Error::Interrupted => ExitCode::from(130),
