@@ -69,7 +69,7 @@
 //! | feature | default | brings |
 //! |---|---|---|
 //! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
-//! | `backoff` | yes | `Repeat::backoff` |
+//! | `backoff` | | `Repeat::backoff`; the `backoff` crate is unmaintained (RUSTSEC-2025-0012) |
 //! | `tls-rustls` | | `rediss://`, and certificates by `RedisStore::builder` |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
