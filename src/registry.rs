@@ -320,6 +320,27 @@ impl LockRegistryBuilder {
         self
     }
 
+    /// A name for people, which [`Lock::inspect`] shows where this registry has a lock: 1 to 64 of `A-Z`,
+    /// `a-z`, `0-9`, `.`, `_` and `-`; a host's, say. Names need not be unique. Default: none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, store::MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockRegistry::builder(MemoryStore::new()).name("billing-7").build()?;
+    /// let lock = locks.obtain("till");
+    /// let lease = lock.lease().await?;
+    /// let owner = lock.inspect().await?.owner.expect("the lock is held");
+    /// assert!(owner.starts_with("billing-7~"));
+    /// # lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.settings.name = Some(name.into());
+        self
+    }
+
     /// How long a lease lasts unless it is renewed, as it is at every third of this if
     /// [`renewal`](Self::renewal) is not off: from 10 ms to 24 h. Default: 30 s.
     ///

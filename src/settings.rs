@@ -58,6 +58,7 @@ pub enum OnFinish {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) prefix: Arc<str>,
+    pub(crate) name: Option<String>,
     pub(crate) ttl: Duration,
     pub(crate) wait: Duration,
     pub(crate) repeat: Repeat,
@@ -72,6 +73,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             prefix: Arc::from("lock"),
+            name: None,
             ttl: Duration::from_secs(30),
             wait: Duration::from_secs(30),
             repeat: Repeat::default(),
@@ -98,6 +100,8 @@ impl Settings {
         let refuse = |setting, reason| Err(BuildError { setting, reason });
         if let Some(reason) = key::prefix_fault(&self.prefix) {
             refuse("prefix", reason)
+        } else if self.name.as_deref().is_some_and(|name| !is_name(name)) {
+            refuse("name", "must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
         } else if !TTL.contains(&self.ttl) {
             refuse("ttl", "must be from 10 ms to 24 h")
         } else if self.max_waiters == 0 {
@@ -110,4 +114,10 @@ impl Settings {
             Ok(())
         }
     }
+}
+
+/// Owners begin with it, so it holds nothing that means something in a ticket or a channel's name.
+fn is_name(name: &str) -> bool {
+    let is_plain = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
 }

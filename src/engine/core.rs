@@ -33,7 +33,7 @@ const LEAST_SLEEP: Duration = Duration::from_millis(1);
 /// One registry at work.
 pub(crate) struct Engine {
     view_context: Arc<ViewContext>,
-    /// The registry's random id, with which its owners begin.
+    /// The registry's id, with which its owners begin: its name, if it has one, and random bits.
     instance: Arc<str>,
     pub(super) settings: Settings,
     /// What every ttl has to be longer than.
@@ -70,7 +70,11 @@ type Event<'a> = &'a dyn Fn(&mut Turnstile<Arc<WaiterState>>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
-        let instance: Arc<str> = format!("{:032x}", rand::random::<u128>()).into();
+        let random = format!("{:032x}", rand::random::<u128>());
+        let instance: Arc<str> = match &settings.name {
+            Some(name) => format!("{name}~{random}").into(),
+            None => random.into(),
+        };
         Arc::new_cyclic(|me: &Weak<Engine>| {
             let session = store.open(SessionConfig {
                 prefix: settings.prefix.clone(),

@@ -80,9 +80,14 @@ pub(crate) async fn bad_ttls<W: World>(w: &W) {
 /// connection's task on Redis panicked again and again, without a pause.
 pub(crate) async fn bad_settings<W: World>(w: &W) {
     type Change = fn(Builder) -> Builder;
-    let changes: [(&str, Change); 8] = [
+    let changes: [(&str, Change); 13] = [
         ("prefix", |builder| builder.prefix("")),
         ("prefix", |builder| builder.prefix("a~b")),
+        ("name", |builder| builder.name("")),
+        ("name", |builder| builder.name("a~b")),
+        ("name", |builder| builder.name("a:b")),
+        ("name", |builder| builder.name("a b")),
+        ("name", |builder| builder.name("é")),
         ("ttl", |builder| builder.ttl(Duration::ZERO)),
         ("ttl", |builder| builder.ttl(Duration::MAX)),
         ("max_waiters", |builder| builder.max_waiters(0)),
@@ -112,6 +117,7 @@ pub(crate) async fn bad_settings<W: World>(w: &W) {
     least.response_timeout(ms(1)).build().unwrap();
     let day = Duration::from_secs(24 * 60 * 60);
     let most = most.ttl(day).local_passes(63).prefix(&prefix);
+    let most = most.name(&prefix[..64]);
     most.response_timeout(day).build().unwrap();
     assert_eq!(w.commands(), before);
 }

@@ -90,6 +90,7 @@ macro_rules! setters {
 }
 setters! {
     prefix: &str,
+    name: &str,
     ttl: Duration,
     wait: Duration,
     repeat: Repeat,

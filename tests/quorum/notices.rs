@@ -67,6 +67,31 @@ async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<L
     waiter
 }
 
+/// The name is in the channel of its notices.
+#[tokio::test]
+async fn a_waiter_with_a_name_is_told() {
+    let servers = servers(3);
+    let named = || {
+        builder(&servers)
+            .repeat(Repeat::fixed(PAUSE))
+            .name("billing-7")
+    };
+    let (here, there) = (
+        patient(&servers, named()).await,
+        patient(&servers, named()).await,
+    );
+    let held = holds(&servers, &here, "k").await;
+    let seen = there.obtain("k").inspect().await.unwrap();
+    assert!(seen.owner.unwrap().starts_with("billing-7~"));
+    let waiter = waits(&servers, &there).await;
+    let begin = Instant::now();
+    held.release().await.unwrap();
+    let next = waiter.await.unwrap();
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    next.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
+}
+
 #[tokio::test]
 async fn a_waiter_has_the_lock_as_soon_as_it_is_released() {
     for count in [1, 3, 5] {
