@@ -44,7 +44,7 @@
 //! | let work run on without its lease | [`Lock::on_lost`] |
 //! | hand a lease to another process | [`Lease::detach`], [`LockRegistry::adopt`] |
 //! | see what happens, what is held and waited for | [`LockRegistry::events`], [`LockRegistry::snapshot`], [`Lock::inspect`] |
-//! | end well | [`LockRegistry::shutdown`] |
+//! | end well | [`LockRegistry::drain`], [`LockRegistry::shutdown`] |
 //!
 //! | word | meaning |
 //! |---|---|

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::BuildError;
 use crate::clock::Clock;
@@ -254,19 +254,50 @@ impl LockRegistry {
     ///
     /// Once polled it goes on in the background when it is dropped.
     pub fn shutdown(&self) -> Shutdown {
+        Shutdown(Some(shut_down(self.engine.clone()).boxed()))
+    }
+
+    /// Takes no new callers, lets what is held and the work that runs end by itself for `within`, and then
+    /// does what [`shutdown`](Self::shutdown) does: for a process that is to stop without cutting work off.
+    ///
+    /// Those who come get [`LockError::Closed`](crate::LockError::Closed), of all clones of this registry; so
+    /// do at once those who wait already, since no new turn begins. Leases are renewed as before, and
+    /// work may still lock what it holds, by [`reentrant`](Lock::reentrant). Nothing tells the work that it is to end: a
+    /// service tells its own loops before.
+    ///
+    /// It resolves when the shutdown is done: as soon as nothing is held any more, and else after `within` and
+    /// what the shutdown takes. [`Duration::MAX`] waits for as long as anything is held. A shutdown meanwhile ends
+    /// it at once, and of two drains the one that ends first ends both.
+    ///
+    /// # Cancel safety
+    ///
+    /// It begins at the first poll. Dropped after that, the registry goes on taking nobody, and what is held goes on:
+    /// nothing ends it until the next `drain` or `shutdown`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lock = locks.obtain("report");
+    /// let work = tokio::spawn(async { "sent" }.with_lock(&lock));
+    /// # tokio::task::yield_now().await;
+    /// // … at SIGTERM …
+    /// locks.drain(Duration::from_secs(20)).await;
+    /// assert_eq!(work.await??, "sent");
+    /// assert!(lock.acquire_once().await.is_err_and(|error| error.is_closed()));
+    /// # Ok(()) }
+    /// ```
+    pub fn drain(&self, within: Duration) -> Drain {
         let engine = self.engine.clone();
-        let down = async move {
-            let (grace, answered) = engine.close();
-            if timeout_at(grace, engine.idle()).await.is_err() {
-                // Not left to the timer, whose runtime may stand still. If the whole process did, what is
-                // given back only now is to reach the store.
-                engine.close();
-                let soon = Instant::now() + engine.settings().response_timeout;
-                let _ = timeout_at(answered.max(soon), engine.idle()).await;
-            }
-            engine.disconnect();
+        let drained = async move {
+            engine.drain();
+            let _ = timeout(within, engine.idle()).await;
+            shut_down(engine).await;
         };
-        Shutdown(Some(down.boxed()))
+        Drain(Shutdown(Some(drained.boxed())))
     }
 
     #[cfg(test)]
@@ -288,6 +319,18 @@ impl fmt::Debug for LockRegistry {
             .field("prefix", &self.engine.settings().prefix)
             .finish_non_exhaustive()
     }
+}
+
+async fn shut_down(engine: Arc<Engine>) {
+    let (grace, answered) = engine.close();
+    if timeout_at(grace, engine.idle()).await.is_err() {
+        // Not left to the timer, whose runtime may stand still. If the whole process did, what is
+        // given back only now is to reach the store.
+        engine.close();
+        let soon = Instant::now() + engine.settings().response_timeout;
+        let _ = timeout_at(answered.max(soon), engine.idle()).await;
+    }
+    engine.disconnect();
 }
 
 /// A lock of the installed registry, or one that says that there is none.
@@ -469,7 +512,7 @@ impl Future for Shutdown {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let Some(down) = &mut self.0 else {
-            panic!("`Shutdown` polled after it was done");
+            panic!("polled after it was done");
         };
         std::task::ready!(down.as_mut().poll(cx));
         self.0 = None;
@@ -480,5 +523,23 @@ impl Future for Shutdown {
 impl fmt::Debug for Shutdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shutdown").finish_non_exhaustive()
+    }
+}
+
+/// Future of [`LockRegistry::drain`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Drain(Shutdown);
+
+impl Future for Drain {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+impl fmt::Debug for Drain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Drain").finish_non_exhaustive()
     }
 }

@@ -113,6 +113,7 @@ lasting! {
     future::Adopt: Send, Sync, Unpin, FusedFuture;
     future::Inspect: Send, Unpin, Future;
     future::Shutdown: Send, Unpin, Future;
+    future::Drain: Send, Unpin, Future;
     future::Resign: Send, Sync, Unpin, FusedFuture;
     stream::Campaign: Send, Unpin, FusedStream;
 }

@@ -322,6 +322,11 @@ impl Engine {
         self.journal.flush();
     }
 
+    /// Nobody comes in any more, and those who wait are told.
+    pub(crate) fn drain(&self) {
+        self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
+    }
+
     /// Shuts down: everybody is told, everything is given back. Returns until when work may end, and until
     /// when it is worth waiting for the store's answers (O6). Done again, it sees the first of them pass.
     pub(crate) fn close(&self) -> (Instant, Instant) {

@@ -94,6 +94,7 @@ pub(crate) struct Turnstile<C> {
     pub(super) trouble: Option<Box<StoreError>>,
     /// Refusals in a row.
     pub(super) failures: u32,
+    /// Nobody comes in any more.
     pub(super) closed: bool,
     effects: EffectBuffer<C>,
 }

@@ -22,7 +22,7 @@ pub mod future {
     pub use crate::lease::{LeaseRelease, Lost};
     #[cfg(feature = "redis")]
     pub use crate::registry::Connect;
-    pub use crate::registry::Shutdown;
+    pub use crate::registry::{Drain, Shutdown};
     #[cfg(feature = "redis")]
     pub use crate::store::ConnectStore;
 }

@@ -62,7 +62,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 156;
+const CASES: usize = 157;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -70,7 +70,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 36;
+const CORE: usize = 37;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -225,6 +225,8 @@ suite! {
         a_closed_registry_stays_closed,
         a_shutdown_dropped_goes_on,
         a_shutdown_does_not_wait_for_an_absent_store,
+        #[core]
+        a_drain_lets_work_end_and_takes_nobody,
     }
     invalid: in_runtime {
         bad_keys,
