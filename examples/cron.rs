@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use lockstream::prelude::*;
 use lockstream::store::{MemoryStore, RedisStore};
-use lockstream::{OnFinish, StoreError};
+use lockstream::{BuildError, OnFinish, StoreError};
 use tokio::time::{Instant, sleep};
 
 const MACHINES: usize = 4;
@@ -44,8 +44,10 @@ const DRIFT: Duration = Duration::from_millis(5);
 enum Error {
     #[error("usage: cron [SECONDS], with a period of 0.5 s to an hour; 60 if none is given")]
     Usage,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("interrupted")]
@@ -62,7 +64,10 @@ async fn main() -> ExitCode {
     match ended {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("cron: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("cron: {}", told.join(": "));
             match error {
                 Error::Usage => ExitCode::from(2),
                 Error::Interrupted => ExitCode::from(130),
@@ -147,12 +152,14 @@ async fn registries() -> Result<(Vec<LockRegistry>, &'static str), Error> {
     let mut registries = Vec::new();
     let Some(url) = url.filter(|url| !url.is_empty()) else {
         let store = MemoryStore::new();
-        registries.resize_with(MACHINES, || LockRegistry::builder(store.clone()).build());
+        for _ in 0..MACHINES {
+            registries.push(LockRegistry::builder(store.clone()).build()?);
+        }
         return Ok((registries, "on a memory store (set REDIS_URL for a server)"));
     };
     for _ in 0..MACHINES {
         let store = RedisStore::connect(&*url).await?;
-        registries.push(LockRegistry::builder(store).prefix("cron").build());
+        registries.push(LockRegistry::builder(store).prefix("cron").build()?);
     }
     Ok((registries, "on the server in REDIS_URL"))
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use lockstream::store::{MemoryStore, RedisStore};
-use lockstream::{Leadership, LockRegistry, StoreError};
+use lockstream::{BuildError, Leadership, LockRegistry, StoreError};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, oneshot};
@@ -47,6 +47,8 @@ enum Error {
     Usage,
     #[error("the server in REDIS_URL cannot be used: {0}")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error("a candidate cannot be run: {0}")]
     Process(#[from] std::io::Error),
     #[error("candidate {0}: {1}")]
@@ -90,7 +92,7 @@ async fn stand(locks: LockRegistry, leave: impl Future<Output = ()>, say: impl F
             Some(leadership) = campaign.next() => say(match leadership {
                 // A real one would begin its work here, and end it at `lease.lost()`, or at the next item. Work that
                 // is one future is run by `lock.lead(…)`, which does just that.
-                Leadership::Leader(lease) => Said::Leads(lease.token()),
+                Leadership::Leader(lease) => Said::Leads(lease.token().get()),
                 Leadership::Follower => Said::Follows,
                 Leadership::Ended(why) => Said::Fails(why.to_string()),
                 _ => continue,
@@ -149,7 +151,7 @@ async fn be_candidate(prefix: &str) -> Result<ExitCode, Error> {
         let _ = std::io::stdin().read(&mut [0]);
         drop::<oneshot::Sender<()>>(sender);
     });
-    let locks = LockRegistry::builder(store).prefix(prefix).build();
+    let locks = LockRegistry::builder(store).prefix(prefix).build()?;
     stand(locks, async { drop(ended.await) }, say).await;
     Ok(ExitCode::SUCCESS)
 }
@@ -250,7 +252,9 @@ impl Candidate {
                 .build()
                 .expect("a runtime can be had");
             runtime.block_on(async {
-                let locks = LockRegistry::builder(store).build();
+                let locks = LockRegistry::builder(store)
+                    .build()
+                    .expect("the defaults are valid");
                 let mut standing = Box::pin(stand(locks, async { drop(left.await) }, say));
                 tokio::select! {
                     () = &mut standing => {}

@@ -24,9 +24,9 @@ use std::time::Duration;
 use async_stream::try_stream;
 use futures::future::try_join_all;
 use futures::{Stream, TryStreamExt};
-use lockstream::StoreError;
 use lockstream::prelude::*;
 use lockstream::store::RedisStore;
+use lockstream::{BuildError, StoreError};
 use redis::aio::MultiplexedConnection;
 use redis::streams::StreamReadReply;
 use redis::{AsyncCommands, RedisError, RedisResult};
@@ -49,9 +49,11 @@ enum Error {
         "it needs a server: start one (redis-server, or docker run -p 6379:6379 redis), and set REDIS_URL=redis://127.0.0.1/"
     )]
     NoServer,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
-    #[error("the server failed: {0}")]
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error("the server failed")]
     Redis(#[from] RedisError),
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -64,7 +66,10 @@ async fn main() -> ExitCode {
     match compare().await {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("pipeline: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("pipeline: {}", told.join(": "));
             match error {
                 Error::Interrupted => ExitCode::from(130),
                 _ => ExitCode::FAILURE,
@@ -308,7 +313,7 @@ async fn run(
     let mut consumers = Vec::new();
     for number in 0..CONSUMERS {
         let store = RedisStore::connect(url).await?;
-        let registry = LockRegistry::builder(store).prefix(prefix).build();
+        let registry = LockRegistry::builder(store).prefix(prefix).build()?;
         consumers.push(Consumer {
             name: format!("consumer-{number}"),
             names: names.clone(),

@@ -5,6 +5,7 @@
 //! REDIS_URL=redis://127.0.0.1/ cargo run --example service   # in two terminals; end one with Ctrl-C or kill
 //! ```
 
+use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ async fn serve(locks: LockRegistry) -> LockError {
             Ok(()) => {}
             Err(closed @ LockError::Closed { .. }) => return closed,
             Err(error) => {
-                eprintln!("service: {error}");
+                let cause = error.source().map(|cause| format!(": {cause}"));
+                eprintln!("service: {error}{}", cause.unwrap_or_default());
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }

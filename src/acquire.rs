@@ -132,12 +132,12 @@ impl Acquiring {
         if self.options.reentrant {
             return Lease::share(engine.clone(), enclosing.caller, enclosing.on_finish);
         }
-        log!(warn,
+        log!(
+            warn,
             key = &**self.options.key(),
             outer = %enclosing.place,
             inner = %self.options.place(),
-            "a lock is waited for inside the work that holds it, which is in vain: nothing frees \
-             it before that work goes on. Take it once, or ask for the inner one with `reentrant()`"
+            "lock awaited inside the work that holds it"
         );
         None
     }

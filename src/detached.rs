@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::FusedFuture;
 
-use crate::LockError;
 use crate::acquire::Acquiring;
 use crate::key;
 use crate::lease::Lease;
+use crate::{LockError, Token};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -48,14 +48,14 @@ const MAX_OWNER: usize = 200;
 pub struct DetachedLease {
     key: Arc<str>,
     owner: Arc<str>,
-    token: u64,
+    token: Token,
     /// Milliseconds since the Unix epoch: what a text can say.
     deadline: u64,
 }
 
 impl DetachedLease {
     /// `left`: how long it lasts on our own clock.
-    pub(crate) fn new(key: Arc<str>, owner: String, token: u64, left: Duration) -> Self {
+    pub(crate) fn new(key: Arc<str>, owner: String, token: Token, left: Duration) -> Self {
         let deadline = SystemTime::now() + left;
         let since = deadline
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -75,13 +75,14 @@ impl DetachedLease {
         token: u64,
         deadline: u64,
     ) -> Result<Self, ParseDetachedLeaseError> {
-        let fault = key::fault_of_text(key).map(|_| "its key cannot name a lock");
+        let fault = key::fault_of_text(key).map(|_| "invalid key");
         let fault = fault.or_else(|| owner_fault(owner));
         let ends = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(deadline));
-        let fault = fault.or(ends.is_none().then_some("its deadline is no point in time"));
+        let fault = fault.or(ends.is_none().then_some("deadline out of range"));
         if let Some(fault) = fault {
             return Err(ParseDetachedLeaseError(fault));
         }
+        let token = Token::new(token).ok_or(ParseDetachedLeaseError("token out of range"))?;
         Ok(Self {
             key: key.into(),
             owner: owner.into(),
@@ -101,7 +102,7 @@ impl DetachedLease {
     }
 
     /// The fencing token that it had. Whoever adopts it gets a greater one.
-    pub fn token(&self) -> u64 {
+    pub fn token(&self) -> Token {
         self.token
     }
 
@@ -115,7 +116,7 @@ impl DetachedLease {
 /// Why `owner` cannot be the value of a lock that somebody of us left.
 fn owner_fault(owner: &str) -> Option<&'static str> {
     let fault =
-        "its owner is not `<instance>:<sequence>`, printable, without spaces, at most 200 bytes";
+        "owner must be `<instance>:<sequence>`, printable, without spaces, at most 200 bytes";
     let is_plain = |c: char| !c.is_control() && !c.is_whitespace();
     let (instance, sequence) = owner.rsplit_once(':').unwrap_or_default();
     let fits = owner.len() <= MAX_OWNER
@@ -147,15 +148,15 @@ impl FromStr for DetachedLease {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = text.strip_suffix('\r').unwrap_or(text);
         let mut words = text.splitn(5, ' ');
-        let mut word = || words.next().ok_or(ParseDetachedLeaseError("it is cut off"));
+        let mut word = || words.next().ok_or(ParseDetachedLeaseError("truncated"));
         if word()? != HEAD {
             return Err(ParseDetachedLeaseError(
-                "it does not begin with `lockstream-lease-1`",
+                "must begin with `lockstream-lease-1`",
             ));
         }
         let owner = word()?;
-        let token = number(word()?, "its token is not a number")?;
-        let deadline = number(word()?, "its deadline is not a number")?;
+        let token = number(word()?, "token is not a number")?;
+        let deadline = number(word()?, "deadline is not a number")?;
         Self::checked(word()?, owner, token, deadline)
     }
 }
@@ -169,7 +170,7 @@ fn number(word: &str, fault: &'static str) -> Result<u64, ParseDetachedLeaseErro
 
 /// What was read is no [`DetachedLease`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("this is no detached lease: {0}")]
+#[error("invalid detached lease: {0}")]
 pub struct ParseDetachedLeaseError(&'static str);
 
 #[cfg(feature = "serde")]
@@ -190,7 +191,7 @@ mod parts {
             Self {
                 key: lease.key.to_string(),
                 owner: lease.owner.to_string(),
-                token: lease.token,
+                token: lease.token.get(),
                 deadline_ms: lease.deadline,
             }
         }
@@ -235,7 +236,7 @@ mod tests {
         DetachedLease::new(
             "a key".into(),
             "00ab:17".into(),
-            108_800_000_000_064,
+            Token::new(108_800_000_000_064).unwrap(),
             Duration::from_secs(3),
         )
     }
@@ -257,7 +258,7 @@ mod tests {
             .parse()
             .unwrap();
         assert_eq!(
-            (lease.key(), lease.owner(), lease.token()),
+            (lease.key(), lease.owner(), lease.token().get()),
             ("a key: {x}", "00ab:17", 64)
         );
         let since = lease.deadline().duration_since(SystemTime::UNIX_EPOCH);
@@ -294,6 +295,7 @@ mod tests {
             "lockstream-lease-1 00ab:17 -64 1 k",
             "lockstream-lease-1 00ab:17 +64 1 k",
             "lockstream-lease-1 00ab:17 99999999999999999999 1 k",
+            "lockstream-lease-1 00ab:17 9223372036854775808 1 k",
             "lockstream-lease-1 00ab:17 64 soon k",
             "lockstream-lease-1 00ab:17 64 1 k\nk",
             "lockstream-lease-1 00ab:17 64 1 k\n\n",

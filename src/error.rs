@@ -3,14 +3,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Token;
+
 /// What can go wrong with a lock. Every variant names its key.
 ///
 /// "Not to be had in time", "lost", "queue full", "closed" and "the store did not answer" are
 /// different things and call for different acts, so they never collapse into one another.
 ///
-/// Its `Display` says all of it in one line, what the store said included. So [`source`](Error::source) is `None`, and a
-/// report that follows the sources (`{:#}` of `anyhow`, say) names each cause once. The [`StoreError`] itself is in
-/// [`LockError::Store`].
+/// Its `Display` does not repeat its [`source`](Error::source), which is the [`StoreError`] of
+/// [`LockError::Store`] and `None` of the others. To log what the store said, log the whole chain, as
+/// `{:#}` of `anyhow` does.
 ///
 /// # Examples
 ///
@@ -29,11 +31,9 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
-    #[error(
-        "lock {key:?} was not to be had: others {}; try again later, wait longer, or see whether \
-         this very work holds it, since a lock is not reentrant unless asked",
-        held_for(*waited)
-    )]
+    ///
+    /// Perhaps by the very work that asks: a lock is not [reentrant](crate::Lock::reentrant) unless asked.
+    #[error("lock {key:?} not acquired{}", within(*waited))]
     #[non_exhaustive]
     NotAcquired {
         /// The name of what is locked.
@@ -43,20 +43,18 @@ pub enum LockError {
     },
     /// The lease was over before the work was done, or the detached one before it was
     /// [adopted](crate::LockRegistry::adopt): others may hold the key now.
-    #[error(
-        "the lease on {key:?} (token {token}) was lost before its holder was done with it: others may hold the key now; have it renewed or make its ttl longer, and check the token where the work writes"
-    )]
+    ///
+    /// Renewal or a longer ttl makes it rarer. Where the work writes, the token is to be checked.
+    #[error("lease on {key:?} lost (token {token})")]
     #[non_exhaustive]
     Lost {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease that is gone.
-        token: u64,
+        token: Token,
     },
     /// As many callers as `max_waiters` allows wait for this key in this registry already.
-    #[error(
-        "{limit} callers wait for lock {key:?} in this registry already, its max_waiters; shed load, or raise it on the builder"
-    )]
+    #[error("queue for lock {key:?} full: limit of {limit} waiters reached")]
     #[non_exhaustive]
     QueueFull {
         /// The name of what is locked.
@@ -64,24 +62,24 @@ pub enum LockError {
         /// The registry's `max_waiters`.
         limit: usize,
     },
-    /// A bare key was locked, but no registry is installed.
-    #[error(
-        "no registry is installed to lock {key:?} with: call LockRegistry::install() first, or name the registry: (registry, key), or `registry = …` in #[with_lock]"
-    )]
+    /// A bare key was locked, but no registry is [installed](crate::LockRegistry::install).
+    ///
+    /// To name the registry, lock `(registry, key)`, or write `registry = …` in `#[with_lock]`.
+    #[error("no registry installed for lock {key:?}")]
     #[non_exhaustive]
     NoRegistry {
         /// The name of what is locked.
         key: Arc<str>,
     },
     /// The registry was shut down.
-    #[error("the registry of lock {key:?} was shut down")]
+    #[error("registry of lock {key:?} closed")]
     #[non_exhaustive]
     Closed {
         /// The name of what is locked.
         key: Arc<str>,
     },
     /// The key cannot name a lock.
-    #[error("{key:?} cannot be a lock's key: {reason}")]
+    #[error("invalid key {key:?}: {reason}")]
     #[non_exhaustive]
     InvalidKey {
         /// The key as it was given.
@@ -90,7 +88,7 @@ pub enum LockError {
         reason: &'static str,
     },
     /// The ttl is out of range: 10 ms to 24 h.
-    #[error("lock {key:?} cannot have a ttl of {ttl:?}: it goes from 10 ms to 24 h")]
+    #[error("invalid ttl {ttl:?} for lock {key:?}: must be from 10 ms to 24 h")]
     #[non_exhaustive]
     InvalidTtl {
         /// The name of what is locked.
@@ -98,8 +96,9 @@ pub enum LockError {
         /// The ttl as it was given.
         ttl: Duration,
     },
-    /// A setting of the registry is out of range.
-    #[error("lock {key:?} cannot be used: its registry's {setting} is invalid: {reason}")]
+    /// A setting does not go with what the lock asks for: a ttl that is no longer than
+    /// `min_replicas` of the store gives its replicas.
+    #[error("invalid setting `{setting}` for lock {key:?}: {reason}")]
     #[non_exhaustive]
     InvalidSetting {
         /// The name of what is locked.
@@ -110,14 +109,13 @@ pub enum LockError {
         reason: &'static str,
     },
     /// The store did not answer, or refused.
-    #[error("the store failed while it was asked about lock {key:?}: {}", r#source)]
+    #[error("store request for lock {key:?} failed")]
     #[non_exhaustive]
     Store {
         /// The name of what is locked.
         key: Arc<str>,
         /// What the store said.
-        // Under its plain name the derive would return it from `source()`, and it would be told twice.
-        r#source: StoreError,
+        source: StoreError,
     },
 }
 
@@ -146,24 +144,70 @@ impl LockError {
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
+
+    /// Whether as many callers as `max_waiters` allows wait already.
+    pub fn is_queue_full(&self) -> bool {
+        matches!(self, Self::QueueFull { .. })
+    }
+
+    /// Whether the registry was shut down.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed { .. })
+    }
+
+    /// Whether the same call may succeed later: true if others had the lock or the queue was full;
+    /// if the store failed, what [`StoreError::is_retryable`] says.
+    ///
+    /// False for all others. After [`Lost`](Self::Lost) the work has run, at least in part: whether
+    /// it may run again is not for the lock to say.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::NotAcquired { .. } | Self::QueueFull { .. } => true,
+            Self::Store { source, .. } => source.is_retryable(),
+            Self::Lost { .. }
+            | Self::NoRegistry { .. }
+            | Self::Closed { .. }
+            | Self::InvalidKey { .. }
+            | Self::InvalidTtl { .. }
+            | Self::InvalidSetting { .. } => false,
+        }
+    }
 }
 
-/// How long others held a lock, in words.
-fn held_for(waited: Duration) -> String {
-    let millis = waited.as_millis();
-    if millis == 0 {
-        "hold it".to_owned()
-    } else {
-        let waited = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
-        format!("held it for the whole wait of {waited:?}")
+/// Why [`LockRegistryBuilder::build`](crate::LockRegistryBuilder::build) made no registry: a setting
+/// is out of range.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("invalid setting `{setting}`: {reason}")]
+pub struct BuildError {
+    pub(crate) setting: &'static str,
+    pub(crate) reason: &'static str,
+}
+
+impl BuildError {
+    /// The setting, by the name of its method on the builder.
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+
+    /// What is wrong with it.
+    pub fn reason(&self) -> &'static str {
+        self.reason
+    }
+}
+
+/// How long a caller waited, in words and whole milliseconds.
+fn within(waited: Duration) -> String {
+    match u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) {
+        0 => String::new(),
+        millis => format!(" within {:?}", Duration::from_millis(millis)),
     }
 }
 
 /// What a store said when it failed: the connection broke, nobody answered in time, the server
 /// refused. No type of the `redis` crate shows through.
 ///
-/// Its `Display` is that of what it wraps, in one line, and its [`source`](Error::source) whatever lies behind that: of our
-/// own stores nothing, since they say all of it in their line.
+/// It stands for what it wraps: its `Display` is that of the wrapped error, and its [`source`](Error::source) that
+/// error's source. The stores of this crate say all in one line, without a source.
 #[derive(Clone)]
 pub struct StoreError {
     source: Arc<dyn Error + Send + Sync>,
@@ -245,13 +289,98 @@ mod tests {
         let wrapped = StoreError::new(Roof(Rain));
         assert_eq!(wrapped.to_string(), "the roof leaks");
         assert_eq!(chain(&wrapped), "the roof leaks: it rains");
-        let source = StoreError::new("it broke");
-        let told = LockError::Store {
+        let error = LockError::Store {
             key: "k".into(),
-            source: source.clone(),
+            source: wrapped,
         };
-        assert_eq!(chain(&source), "it broke");
-        assert_eq!(chain(&told).matches("it broke").count(), 1, "{told}");
-        assert_eq!(chain(&told), told.to_string(), "its line says it all");
+        let told = "store request for lock \"k\" failed: the roof leaks: it rains";
+        assert_eq!(chain(&error), told);
+    }
+
+    #[test]
+    fn errors_say_what_failed_and_what_may_be_tried_again() {
+        let key = || Arc::<str>::from("k");
+        let not_acquired = |waited| LockError::NotAcquired { key: key(), waited };
+        let store = |source| LockError::Store { key: key(), source };
+        let token = crate::Token::new(64).unwrap();
+        let (setting, reason) = ("min_replicas", "must be less");
+        let ttl = Duration::from_millis(9);
+        let cases = [
+            (
+                not_acquired(Duration::from_micros(3_000_999)),
+                "lock \"k\" not acquired within 3s",
+                true,
+            ),
+            (
+                not_acquired(Duration::from_micros(999)),
+                "lock \"k\" not acquired",
+                true,
+            ),
+            (
+                LockError::Lost { key: key(), token },
+                "lease on \"k\" lost (token 64)",
+                false,
+            ),
+            (
+                LockError::QueueFull {
+                    key: key(),
+                    limit: 3,
+                },
+                "queue for lock \"k\" full: limit of 3 waiters reached",
+                true,
+            ),
+            (
+                LockError::NoRegistry { key: key() },
+                "no registry installed for lock \"k\"",
+                false,
+            ),
+            (
+                LockError::Closed { key: key() },
+                "registry of lock \"k\" closed",
+                false,
+            ),
+            (
+                LockError::InvalidKey { key: key(), reason },
+                "invalid key \"k\": must be less",
+                false,
+            ),
+            (
+                LockError::InvalidTtl { key: key(), ttl },
+                "invalid ttl 9ms for lock \"k\": must be from 10 ms to 24 h",
+                false,
+            ),
+            (
+                LockError::InvalidSetting {
+                    key: key(),
+                    setting,
+                    reason,
+                },
+                "invalid setting `min_replicas` for lock \"k\": must be less",
+                false,
+            ),
+            (
+                store(StoreError::new("it broke")),
+                "store request for lock \"k\" failed",
+                true,
+            ),
+            (
+                store(StoreError::lasting("no right")),
+                "store request for lock \"k\" failed",
+                false,
+            ),
+        ];
+        for (error, told, is_retryable) in cases {
+            assert_eq!(error.to_string(), told);
+            assert_eq!(error.is_retryable(), is_retryable, "{error}");
+            assert_eq!(
+                error.is_queue_full(),
+                matches!(error, LockError::QueueFull { .. })
+            );
+            assert_eq!(error.is_closed(), matches!(error, LockError::Closed { .. }));
+            assert_eq!(
+                error.source().is_some(),
+                matches!(error, LockError::Store { .. })
+            );
+        }
     }
 }

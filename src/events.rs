@@ -8,8 +8,8 @@ use futures::Stream;
 use futures::stream::FusedStream;
 use tokio::time::Instant;
 
-use crate::StoreError;
 use crate::engine::Journal;
+use crate::{StoreError, Token};
 
 /// What happens in one registry, as [`LockRegistry::events`](crate::LockRegistry::events) tells it.
 ///
@@ -41,7 +41,7 @@ pub enum LockEvent {
         /// Which caller.
         waiter: u64,
         /// The fencing token of its lease.
-        token: u64,
+        token: Token,
         /// How long it has waited.
         waited: Duration,
     },
@@ -52,7 +52,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease that begins.
-        token: u64,
+        token: Token,
     },
     /// The store has prolonged a lease.
     #[non_exhaustive]
@@ -60,7 +60,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// Its new deadline.
         deadline: Instant,
     },
@@ -71,7 +71,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// What the store said.
         error: StoreError,
     },
@@ -84,7 +84,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// Until when it lasts.
         deadline: Instant,
     },
@@ -95,7 +95,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// When it ends.
         deadline: Instant,
     },
@@ -105,7 +105,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held.
         held: Duration,
     },
@@ -115,7 +115,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// From when it was taken until it was given back.
         held: Duration,
     },
@@ -126,7 +126,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// From when it was taken until it was given back.
         held: Duration,
     },
@@ -137,7 +137,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held.
         held: Duration,
     },
@@ -147,7 +147,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held here.
         held: Duration,
     },
@@ -157,7 +157,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
         /// How long it was held.
         held: Duration,
     },
@@ -190,7 +190,7 @@ pub enum LockEvent {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease.
-        token: u64,
+        token: Token,
     },
     /// The connection to the store is gone, or could not be made; told once an outage, however
     /// often it is tried again.
@@ -235,7 +235,7 @@ impl LockEvent {
     }
 
     /// The fencing token, if the event is about a lease.
-    pub fn token(&self) -> Option<u64> {
+    pub fn token(&self) -> Option<Token> {
         match self {
             Self::Acquired { token, .. }
             | Self::Passed { token, .. }
@@ -271,9 +271,9 @@ impl fmt::Display for LockEvent {
             Self::Acquired { waited, .. } => write!(f, "acquired after {waited:.1?}"),
             Self::Passed { .. } => f.write_str("passed on in this registry"),
             Self::Renewed { deadline, .. } => write!(f, "renewed, {}", left(*deadline)),
-            Self::RenewalUnknown { error, .. } => write!(f, "not known to be renewed ({error})"),
+            Self::RenewalUnknown { error, .. } => write!(f, "renewal unknown ({error})"),
             Self::RenewalLate { deadline, .. } => {
-                write!(f, "renewal is late, {}", left(*deadline))
+                write!(f, "renewal late, {}", left(*deadline))
             }
             Self::LastRenewal { deadline, .. } => {
                 write!(f, "renewed for the last time, {}", left(*deadline))
@@ -281,22 +281,19 @@ impl fmt::Display for LockEvent {
             Self::Lost { held, .. } => write!(f, "lost after {held:.1?}"),
             Self::Released { held, .. } => write!(f, "released after {held:.1?}"),
             Self::Unreleased { held, .. } => {
-                write!(
-                    f,
-                    "given back after {held:.1?}, and the store could not be told"
-                )
+                write!(f, "given back after {held:.1?}, not confirmed by the store")
             }
             Self::LeftToExpire { held, .. } => write!(f, "left to expire after {held:.1?}"),
             Self::Detached { held, .. } => write!(f, "detached after {held:.1?}"),
             Self::Closed { held, .. } => write!(f, "closed by a shutdown after {held:.1?}"),
             Self::GaveUp { waiter, waited, .. } => write!(f, "{waiter} gave up after {waited:.1?}"),
             Self::QueueFull { waiter, limit, .. } => {
-                write!(f, "{waiter} turned away, {limit} wait already")
+                write!(f, "{waiter} turned away, limit of {limit} waiters reached")
             }
-            Self::DroppedWhileHeld { .. } => f.write_str("its last handle was dropped while held"),
-            Self::StoreDown { error } => write!(f, "the store is away ({error})"),
-            Self::StoreUp {} => f.write_str("the store is there"),
-            Self::Missed { count } => write!(f, "{count} events were missed"),
+            Self::DroppedWhileHeld { .. } => f.write_str("last handle dropped while held"),
+            Self::StoreDown { error } => write!(f, "store unreachable ({error})"),
+            Self::StoreUp {} => f.write_str("store connected"),
+            Self::Missed { count } => write!(f, "{count} events missed"),
         }?;
         match self.token() {
             Some(token) => write!(f, ", token {token}"),
@@ -372,7 +369,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_event_is_one_line_for_people() {
         let key: Arc<str> = "order:42".into();
-        let token = 7;
+        let token = Token::new(7).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         let waited = Duration::from_millis(3);
         let waiter = 1;
@@ -405,9 +402,9 @@ mod tests {
             [
                 "order:42: acquired after 3.0ms, token 7",
                 "order:42: renewed, 30.0s left, token 7",
-                "order:42: renewal is late, 30.0s left, token 7",
+                "order:42: renewal late, 30.0s left, token 7",
                 "order:42: 1 gave up after 3.0ms",
-                "5 events were missed",
+                "5 events missed",
             ]
         );
     }

@@ -53,7 +53,8 @@ impl fmt::Debug for Inspect {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The holder as the store has it: `<instance>:<sequence>`, or whatever a foreign lock put
+    /// The holder as the store has it: `<instance>:<sequence>`, where the instance of a registry with a
+    /// [name](crate::LockRegistryBuilder::name) is `<name>~<random bits>`; or whatever a foreign lock put
     /// there. `None` if the lock is free.
     pub owner: Option<String>,
     /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl.

@@ -95,7 +95,7 @@ pub(crate) fn fault(prefix: &str, key: &str) -> Option<&'static str> {
     if prefix.contains('}') || key.contains('}') {
         let full = format!("{prefix}:{key}");
         if !has_hash_tag(&full) {
-            return Some("it holds '}' without a hash tag '{…}' before it");
+            return Some("must not contain '}' without a hash tag '{…}' before it");
         }
     }
     None
@@ -104,21 +104,19 @@ pub(crate) fn fault(prefix: &str, key: &str) -> Option<&'static str> {
 /// Why `key` cannot name a lock under any prefix.
 pub(crate) fn fault_of_text(key: &str) -> Option<&'static str> {
     if key.is_empty() {
-        return Some("it is empty");
+        return Some("must not be empty");
     }
     if key.len() > MAX_KEY {
-        return Some("it is longer than 512 bytes");
+        return Some("must be at most 512 bytes");
     }
     if key.chars().any(char::is_control) {
-        return Some("it holds a control character");
+        return Some("must not contain control characters");
     }
     if key.starts_with('~') {
-        return Some("it begins with '~', as the names of the crate's own keys do");
+        return Some("must not begin with '~', which is reserved");
     }
     if ends_like_a_set(key) {
-        return Some(
-            "it ends in ':~queue' or ':~listen' and a number, as the names of the crate's own keys do",
-        );
+        return Some("must not end in ':~queue' or ':~listen' and a number, which are reserved");
     }
     None
 }
@@ -126,15 +124,15 @@ pub(crate) fn fault_of_text(key: &str) -> Option<&'static str> {
 /// Why `prefix` cannot stand before keys; `None` if it can.
 pub(crate) fn prefix_fault(prefix: &str) -> Option<&'static str> {
     if prefix.is_empty() {
-        Some("it is empty")
+        Some("must not be empty")
     } else if prefix.len() > MAX_PREFIX {
-        Some("it is longer than 128 bytes")
+        Some("must be at most 128 bytes")
     } else if prefix.chars().any(char::is_control) {
-        Some("it holds a control character")
+        Some("must not contain control characters")
     } else if prefix.contains('~') {
-        Some("it holds '~', which sets the crate's own keys apart")
+        Some("must not contain '~', which is reserved")
     } else if prefix.contains('}') && !has_hash_tag(prefix) {
-        Some("it holds '}' without a hash tag '{…}' before it")
+        Some("must not contain '}' without a hash tag '{…}' before it")
     } else {
         None
     }

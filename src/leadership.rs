@@ -200,11 +200,12 @@ impl Candidate {
                     .pauses
                     .next()
                     .expect("an exponential policy never ends");
-                log!(warn,
+                log!(
+                    warn,
                     key = error.key(),
-                    %error,
+                    error = &error as &(dyn std::error::Error + 'static),
                     ?pause,
-                    "the campaign for a lock has failed, and is to begin anew"
+                    "campaign failed, starting over after a pause"
                 );
                 self.pause = Some(Box::pin(sleep(pause)));
             }

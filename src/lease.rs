@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures::future::FusedFuture;
 use tokio::time::Instant;
 
-use crate::LockError;
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
 use crate::extend::Extend;
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
+use crate::{LockError, Token};
 
 /// The time-limited right to a key, as a guard: dropping it releases the lock in the background,
 /// unless its lock's [`on_finish`](crate::Lock::on_finish) lets the key run out.
@@ -38,7 +38,7 @@ use crate::turnstile::LeaseEnd;
 pub struct Lease {
     engine: Arc<Engine>,
     caller: Arc<WaiterState>,
-    token: u64,
+    token: Token,
     /// Whether it has left the lease already, which others may share.
     parted: bool,
     on_finish: OnFinish,
@@ -51,14 +51,14 @@ pub struct LeaseView {
     /// A view keeps no registry at work.
     view_context: Arc<ViewContext>,
     caller: Arc<WaiterState>,
-    token: u64,
+    token: Token,
 }
 
 impl Lease {
     pub(crate) fn new(
         engine: Arc<Engine>,
         caller: Arc<WaiterState>,
-        token: u64,
+        token: Token,
         on_finish: OnFinish,
     ) -> Self {
         Self {
@@ -85,9 +85,8 @@ impl Lease {
         self.caller.key()
     }
 
-    /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
-    /// (SQL's `bigint`), not a double.
-    pub fn token(&self) -> u64 {
+    /// The fencing token: strictly greater for every later lease of this key.
+    pub fn token(&self) -> Token {
         self.token
     }
 
@@ -247,9 +246,8 @@ impl LeaseView {
         self.caller.key()
     }
 
-    /// The fencing token: strictly greater for every later lease of this key. It fits an `i64`
-    /// (SQL's `bigint`), not a double.
-    pub fn token(&self) -> u64 {
+    /// The fencing token: strictly greater for every later lease of this key.
+    pub fn token(&self) -> Token {
         self.token
     }
 

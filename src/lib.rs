@@ -19,7 +19,7 @@
 //! // work that wants the fencing token
 //! let lock = locks.obtain("row:7");
 //! let token = lock.with_lease(async |lease| lease.token()).await?;
-//! # assert_eq!((receipt, rows.len(), token > 0), ("charged once", 3, true));
+//! # assert_eq!((receipt, rows.len(), token.get() > 0), ("charged once", 3, true));
 //! # Ok(()) }
 //! ```
 //!
@@ -44,7 +44,7 @@
 //! | let work run on without its lease | [`Lock::on_lost`] |
 //! | hand a lease to another process | [`Lease::detach`], [`LockRegistry::adopt`] |
 //! | see what happens, what is held and waited for | [`LockRegistry::events`], [`LockRegistry::snapshot`], [`Lock::inspect`] |
-//! | end well | [`LockRegistry::shutdown`] |
+//! | end well | [`LockRegistry::drain`], [`LockRegistry::shutdown`] |
 //!
 //! | word | meaning |
 //! |---|---|
@@ -54,7 +54,7 @@
 //! | ttl | how long a lease lasts unless it is renewed, and for how long a crashed holder keeps others out |
 //! | renewal | the watchdog prolonging a lease at every third of its ttl while it is held: [`Renewal`]. A lock whose ttl was set is not renewed unless asked |
 //! | wait | how long a caller is ready to wait for a lock |
-//! | fencing token | a `u64`, strictly greater for every later lease of a key |
+//! | fencing token | a number that is strictly greater for every later lease of a key: [`Token`] |
 //!
 //! # What is promised
 //!
@@ -69,13 +69,13 @@
 //! | feature | default | brings |
 //! |---|---|---|
 //! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
-//! | `backoff` | yes | `Repeat::backoff` |
+//! | `backoff` | | `Repeat::backoff`; the `backoff` crate is unmaintained (RUSTSEC-2025-0012) |
 //! | `tls-rustls` | | `rediss://`, and certificates by `RedisStore::builder` |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
 //! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client` |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
-//! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] |
+//! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
@@ -114,6 +114,7 @@ mod repeat;
 mod settings;
 mod snapshot;
 pub mod store;
+mod token;
 mod turnstile;
 mod user_code;
 #[cfg(feature = "test-util")]
@@ -121,7 +122,7 @@ pub mod verify;
 mod with_lock;
 
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
-pub use self::error::{LockError, StoreError};
+pub use self::error::{BuildError, LockError, StoreError};
 pub use self::events::LockEvent;
 pub use self::inspect::Inspection;
 pub use self::into_lock::IntoLock;
@@ -133,6 +134,7 @@ pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
 pub use self::settings::{OnFinish, OnLost};
 pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
+pub use self::token::Token;
 pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
 #[cfg(feature = "macros")]
 #[doc(inline)]

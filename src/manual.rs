@@ -47,9 +47,8 @@ impl Drop for Slot {
             log!(
                 warn,
                 key = lease.key(),
-                token = lease.token(),
-                "the last handle of a held lock was dropped, which releases it: keep the `Lock` \
-                 in a variable for as long as it is to be held, or use `with_lock`"
+                token = lease.token().get(),
+                "last handle of a held lock dropped, releasing the lock"
             );
             lease.dropped_while_held();
         }

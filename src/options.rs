@@ -67,13 +67,7 @@ impl LockOptions {
             return Err(LockError::NoRegistry { key: key() });
         };
         let ttl = self.ttl.unwrap_or(engine.settings().ttl);
-        Err(if let Some((setting, reason)) = engine.fault() {
-            LockError::InvalidSetting {
-                key: key(),
-                setting,
-                reason,
-            }
-        } else if let Some(reason) = self.key_fault {
+        Err(if let Some(reason) = self.key_fault {
             LockError::InvalidKey { key: key(), reason }
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
@@ -81,7 +75,7 @@ impl LockOptions {
             LockError::InvalidSetting {
                 key: key(),
                 setting: "min_replicas",
-                reason: "it gives replicas as long as the lease lasts, or longer",
+                reason: "must give replicas less time than the ttl",
             }
         } else {
             return Ok(engine);

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::BuildError;
 use crate::acquire::Acquiring;
 use crate::clock::Clock;
 use crate::detached::{Adopt, DetachedLease};
@@ -53,7 +54,7 @@ impl LockRegistry {
     /// A registry on a memory store of its own: it excludes tasks of this process that use it, and
     /// nobody else. For tests, and for trying things out.
     pub fn in_memory() -> Self {
-        Self::builder(MemoryStore::new()).build()
+        Self::with_defaults(MemoryStore::new())
     }
 
     /// Connects to a Redis or Valkey server: `redis://[[user:]password@]host[:port][/db]`,
@@ -69,8 +70,13 @@ impl LockRegistry {
     #[cfg(feature = "redis")]
     pub fn connect(url: impl Into<String>) -> Connect {
         let connecting = crate::store::RedisStore::connect(url);
-        let connected = async move { Ok(Self::builder(connecting.await?).build()) };
+        let connected = async move { Ok(Self::with_defaults(connecting.await?)) };
         Connect(Some(connected.boxed()))
+    }
+
+    fn with_defaults(store: impl LockStore) -> Self {
+        let built = Self::builder(store).build();
+        built.expect("the default settings are in range")
     }
 
     /// A registry on any store, with settings of its own.
@@ -133,8 +139,8 @@ impl LockRegistry {
     /// use lockstream::{DetachedLease, LockRegistry, store::MemoryStore};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
-    /// # let here = LockRegistry::builder(store.clone()).build();
-    /// # let there = LockRegistry::builder(store).build();
+    /// # let here = LockRegistry::builder(store.clone()).build()?;
+    /// # let there = LockRegistry::builder(store).build()?;
     /// let lease = here.obtain("upload:7").lease().await?;
     /// let line = lease.detach().to_string();
     /// // … sent to another process …
@@ -249,19 +255,50 @@ impl LockRegistry {
     ///
     /// Once polled it goes on in the background when it is dropped.
     pub fn shutdown(&self) -> Shutdown {
+        Shutdown(Some(shut_down(self.engine.clone()).boxed()))
+    }
+
+    /// Takes no new callers, lets what is held and the work that runs end by itself for `within`, and then
+    /// does what [`shutdown`](Self::shutdown) does: for a process that is to stop without cutting work off.
+    ///
+    /// Those who come get [`LockError::Closed`](crate::LockError::Closed), of all clones of this registry; so
+    /// do at once those who wait already, since no new turn begins. Leases are renewed as before, and
+    /// work may still lock what it holds, by [`reentrant`](Lock::reentrant). Nothing tells the work that it is to end: a
+    /// service tells its own loops before.
+    ///
+    /// It resolves when the shutdown is done: as soon as nothing is held any more, and else after `within` and
+    /// what the shutdown takes. [`Duration::MAX`] waits for as long as anything is held. A shutdown meanwhile ends
+    /// it at once, and of two drains the one that ends first ends both.
+    ///
+    /// # Cancel safety
+    ///
+    /// It begins at the first poll. Dropped after that, the registry goes on taking nobody, and what is held goes on:
+    /// nothing ends it until the next `drain` or `shutdown`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lock = locks.obtain("report");
+    /// let work = tokio::spawn(async { "sent" }.with_lock(&lock));
+    /// # tokio::task::yield_now().await;
+    /// // … at SIGTERM …
+    /// locks.drain(Duration::from_secs(20)).await;
+    /// assert_eq!(work.await??, "sent");
+    /// assert!(lock.acquire_once().await.is_err_and(|error| error.is_closed()));
+    /// # Ok(()) }
+    /// ```
+    pub fn drain(&self, within: Duration) -> Drain {
         let engine = self.engine.clone();
-        let down = async move {
-            let (grace, answered) = engine.close();
-            if timeout_at(grace, engine.idle()).await.is_err() {
-                // Not left to the timer, whose runtime may stand still. If the whole process did, what is
-                // given back only now is to reach the store.
-                engine.close();
-                let soon = Instant::now() + engine.settings().response_timeout;
-                let _ = timeout_at(answered.max(soon), engine.idle()).await;
-            }
-            engine.disconnect();
+        let drained = async move {
+            engine.drain();
+            let _ = timeout(within, engine.idle()).await;
+            shut_down(engine).await;
         };
-        Shutdown(Some(down.boxed()))
+        Drain(Shutdown(Some(drained.boxed())))
     }
 
     #[cfg(test)]
@@ -285,23 +322,33 @@ impl fmt::Debug for LockRegistry {
     }
 }
 
+async fn shut_down(engine: Arc<Engine>) {
+    let (grace, answered) = engine.close();
+    if timeout_at(grace, engine.idle()).await.is_err() {
+        // Not left to the timer, whose runtime may stand still. If the whole process did, what is
+        // given back only now is to reach the store.
+        engine.close();
+        let soon = Instant::now() + engine.settings().response_timeout;
+        let _ = timeout_at(answered.max(soon), engine.idle()).await;
+    }
+    engine.disconnect();
+}
+
 /// A lock of the installed registry, or one that says that there is none.
 pub(crate) fn obtain_installed(key: &str) -> Lock {
     let engine = INSTALLED.get().map(|registry| registry.engine.clone());
     Lock::new(engine, key)
 }
 
-/// What [`LockRegistry::install`] says if another registry is installed.
+/// What [`LockRegistry::install`] says if another registry is installed: it stays so for the life of the
+/// process. Lock `(registry, key)` instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "another registry is installed already, and stays so for the life of the process; lock (registry, key) instead"
-)]
+#[error("another registry is already installed")]
 pub struct AlreadyInstalled(());
 
 /// Settings of a registry; made by [`LockRegistry::builder`].
 ///
-/// What is out of range is told as
-/// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting) at the first poll.
+/// What is out of range is told by [`build`](Self::build).
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockRegistryBuilder {
     store: Arc<dyn LockStore>,
@@ -314,6 +361,27 @@ impl LockRegistryBuilder {
     /// Registries with different prefixes share nothing. Default: `lock`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into().into();
+        self
+    }
+
+    /// A name for people, which [`Lock::inspect`] shows where this registry has a lock: 1 to 64 of `A-Z`,
+    /// `a-z`, `0-9`, `.`, `_` and `-`; a host's, say. Names need not be unique. Default: none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, store::MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockRegistry::builder(MemoryStore::new()).name("billing-7").build()?;
+    /// let lock = locks.obtain("till");
+    /// let lease = lock.lease().await?;
+    /// let owner = lock.inspect().await?.owner.expect("the lock is held");
+    /// assert!(owner.starts_with("billing-7~"));
+    /// # lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.settings.name = Some(name.into());
         self
     }
 
@@ -376,10 +444,22 @@ impl LockRegistryBuilder {
     }
 
     /// The registry. Does no I/O.
-    pub fn build(self) -> LockRegistry {
-        LockRegistry {
-            engine: Engine::new(&self.store, self.settings, self.clock),
-        }
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if a setting is out of range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, store::MemoryStore};
+    /// let error = LockRegistry::builder(MemoryStore::new()).prefix("").build().unwrap_err();
+    /// assert_eq!(error.to_string(), "invalid setting `prefix`: must not be empty");
+    /// ```
+    pub fn build(self) -> Result<LockRegistry, BuildError> {
+        self.settings.check()?;
+        let engine = Engine::new(&self.store, self.settings, self.clock);
+        Ok(LockRegistry { engine })
     }
 
     #[cfg(test)]
@@ -433,7 +513,7 @@ impl Future for Shutdown {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let Some(down) = &mut self.0 else {
-            panic!("`Shutdown` polled after it was done");
+            panic!("polled after it was done");
         };
         std::task::ready!(down.as_mut().poll(cx));
         self.0 = None;
@@ -444,5 +524,23 @@ impl Future for Shutdown {
 impl fmt::Debug for Shutdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shutdown").finish_non_exhaustive()
+    }
+}
+
+/// Future of [`LockRegistry::drain`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Drain(Shutdown);
+
+impl Future for Drain {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+impl fmt::Debug for Drain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Drain").finish_non_exhaustive()
     }
 }

@@ -1,9 +1,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::BuildError;
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
+use crate::token::MOST_PASSES;
 use crate::turnstile::Rules;
 
 /// The shortest and the longest ttl.
@@ -56,6 +58,7 @@ pub enum OnFinish {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) prefix: Arc<str>,
+    pub(crate) name: Option<String>,
     pub(crate) ttl: Duration,
     pub(crate) wait: Duration,
     pub(crate) repeat: Repeat,
@@ -70,6 +73,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             prefix: Arc::from("lock"),
+            name: None,
             ttl: Duration::from_secs(30),
             wait: Duration::from_secs(30),
             repeat: Repeat::default(),
@@ -91,20 +95,29 @@ impl Settings {
         }
     }
 
-    /// The first setting that is out of range, and what is wrong with it.
-    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
+    /// Refuses the first setting that is out of range.
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        let refuse = |setting, reason| Err(BuildError { setting, reason });
         if let Some(reason) = key::prefix_fault(&self.prefix) {
-            Some(("prefix", reason))
+            refuse("prefix", reason)
+        } else if self.name.as_deref().is_some_and(|name| !is_name(name)) {
+            refuse("name", "must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
         } else if !TTL.contains(&self.ttl) {
-            Some(("ttl", "it goes from 10 ms to 24 h"))
+            refuse("ttl", "must be from 10 ms to 24 h")
         } else if self.max_waiters == 0 {
-            Some(("max_waiters", "it is 0, so that nobody could ever wait"))
-        } else if self.local_passes > 63 {
-            Some(("local_passes", "it is over 63, the tokens in one tenure"))
+            refuse("max_waiters", "must be at least 1")
+        } else if self.local_passes > MOST_PASSES {
+            refuse("local_passes", "must be at most 63")
         } else if !RESPONSE_TIMEOUT.contains(&self.response_timeout) {
-            Some(("response_timeout", "it goes from 1 ms to 24 h"))
+            refuse("response_timeout", "must be from 1 ms to 24 h")
         } else {
-            None
+            Ok(())
         }
     }
+}
+
+/// Owners begin with it, so it holds nothing that means something in a ticket or a channel's name.
+fn is_name(name: &str) -> bool {
+    let is_plain = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
 }

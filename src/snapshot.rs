@@ -2,6 +2,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::Token;
+
 /// What is held and waited for in one registry at one moment; see
 /// [`LockRegistry::snapshot`](crate::LockRegistry::snapshot).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub struct LeaseSnapshot {
     /// The caller that holds it, by the number that [events](crate::LockEvent) give it.
     pub waiter: u64,
     /// Its fencing token.
-    pub token: u64,
+    pub token: Token,
     /// Since when it is held.
     pub since: Instant,
     /// Until when it is proved, unless it is renewed.

@@ -13,7 +13,7 @@ pub(crate) fn run<R>(what: &'static str, code: impl FnOnce() -> R) -> Option<R> 
     // What it panicked with may have a destructor that panics, too.
     std::mem::forget(panicked);
     // The log sink may be what has panicked.
-    let logged = catch_unwind(|| tracing::error!("{what} panicked, which is ignored"));
+    let logged = catch_unwind(|| tracing::error!("{what} panicked"));
     let _ = logged.map_err(std::mem::forget);
     None
 }

@@ -34,6 +34,7 @@ fn registry(store: &MemoryStore, prefix: &str) -> LockRegistry {
         .local_span(ms(60_000))
         .renewal(Renewal::off())
         .build()
+        .unwrap()
 }
 
 /// What changed since the last look, of registries with that prefix: by name, without the crate's. Histograms are their

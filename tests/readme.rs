@@ -7,8 +7,8 @@ use lockstream::{prelude::*, store::MemoryStore, verify::StepVerifier};
 #[tokio::test(start_paused = true)]
 async fn work_that_outlasts_its_lease_is_stopped_and_the_next_goes_on() {
     let store = MemoryStore::new(); // two registries on one store behave as two processes
-    let here = LockRegistry::builder(store.clone()).build();
-    let there = LockRegistry::builder(store).build();
+    let here = LockRegistry::builder(store.clone()).build().unwrap();
+    let there = LockRegistry::builder(store).build().unwrap();
 
     let slow = tokio::time::sleep(Duration::from_secs(60));
     let lock = here.obtain("report").ttl(Duration::from_secs(10));

@@ -14,9 +14,9 @@ use futures::future::FusedFuture;
 use futures::stream::{FusedStream, Pending};
 use lockstream::store::{MemoryStore, QuorumStore};
 use lockstream::{
-    DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock, LockError, LockEvent,
-    LockRegistry, LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError, Repeat, Snapshot,
-    StoreError, future, stream,
+    BuildError, DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock, LockError,
+    LockEvent, LockRegistry, LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError,
+    Repeat, Snapshot, StoreError, Token, future, stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -82,6 +82,8 @@ lasting! {
     Leadership: Send, Sync, Unpin, Clone;
     LockError: Send, Sync, Unpin, Clone, std::error::Error;
     StoreError: Send, Sync, Unpin, Clone, std::error::Error;
+    BuildError: Send, Sync, Unpin, Clone, std::error::Error;
+    Token: Send, Sync, Unpin, Copy, Ord, std::hash::Hash, std::fmt::Display, Into<u64>, Into<i64>;
     MemoryStore: Send, Sync, Unpin, Clone;
     QuorumStore: Send, Sync, Unpin, Clone;
     Repeat: Send, Sync, Unpin, Clone;
@@ -111,6 +113,7 @@ lasting! {
     future::Adopt: Send, Sync, Unpin, FusedFuture;
     future::Inspect: Send, Unpin, Future;
     future::Shutdown: Send, Unpin, Future;
+    future::Drain: Send, Unpin, Future;
     future::Resign: Send, Sync, Unpin, FusedFuture;
     stream::Campaign: Send, Unpin, FusedStream;
 }

@@ -31,7 +31,8 @@ impl Bench {
             .local_passes(local_passes)
             // Valgrind is slow: 20 ms would be over after a few passes.
             .local_span(std::time::Duration::from_secs(3_600))
-            .build();
+            .build()
+            .expect("the settings are valid");
         let bench = Self { runtime, registry };
         bench.run(take_turns(bench.registry.obtain("warm"), 3));
         bench

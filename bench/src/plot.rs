@@ -92,7 +92,7 @@ pub(crate) fn prepare(folder: &Path) -> Outcome<()> {
 }
 
 /// Draws those charts that the run has figures for.
-pub(crate) fn epoch(folder: &Path, report: &Report) -> Outcome<()> {
+pub(crate) fn draw(folder: &Path, report: &Report) -> Outcome<()> {
     for chart in charts() {
         let bars = chart.bars(report);
         if bars.iter().all(|(_, _, value)| value.is_none()) {
@@ -101,7 +101,7 @@ pub(crate) fn epoch(folder: &Path, report: &Report) -> Outcome<()> {
         let path = folder.join(chart.file);
         let area = SVGBackend::new(&path, SIZE).into_drawing_area();
         chart
-            .epoch(&area, &bars)
+            .draw(&area, &bars)
             .and_then(|()| area.present())
             .map_err(told(chart.file))?;
     }
@@ -154,7 +154,7 @@ impl Chart {
         }
     }
 
-    fn epoch(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, bars: &[Bar]) -> Drawn {
+    fn draw(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, bars: &[Bar]) -> Drawn {
         let values = bars.iter().filter_map(|(_, _, value)| *value);
         let top = values.map(|value| self.height(value)).fold(1.0, f64::max);
         let top = match self.scale {
@@ -165,7 +165,7 @@ impl Chart {
         let title = (FONT, 21).into_font().color(&TEXT);
         let small = (FONT, 15).into_font().color(&TEXT);
         let (legend, plot) = area.titled(self.title, title)?.split_vertically(26);
-        self.epoch_legend(&legend, bars)?;
+        self.draw_legend(&legend, bars)?;
 
         let mut chart = ChartBuilder::on(&plot)
             .margin(8)
@@ -185,7 +185,7 @@ impl Chart {
                 Scale::Tens(_) => top as usize + 1,
             })
             .y_label_formatter(&|height| self.axis(*height))
-            .epoch()?;
+            .draw()?;
 
         let width = 0.8 / Lib::ALL.len() as f64;
         let over = small.pos(Pos::new(HPos::Center, VPos::Bottom));
@@ -194,11 +194,11 @@ impl Chart {
             let place = Lib::ALL.iter().position(|one| one == lib);
             let left = *group as f64 + 0.1 + width * place.expect("all are there") as f64;
             let height = self.height(value);
-            chart.epoch_series([Rectangle::new(
+            chart.draw_series([Rectangle::new(
                 [(left + 0.01, 0.0), (left + width - 0.01, height)],
                 colour(*lib).filled(),
             )])?;
-            chart.epoch_series([Text::new(
+            chart.draw_series([Text::new(
                 brief(value),
                 (left + width / 2.0, height),
                 over.clone(),
@@ -209,13 +209,13 @@ impl Chart {
         for (group, (name, ..)) in self.groups.iter().enumerate() {
             let (x, y) = chart.backend_coord(&(group as f64 + 0.5, 0.0));
             let (left, above) = plot.get_base_pixel();
-            plot.epoch(&Text::new(*name, (x - left, y - above + 6), under.clone()))?;
+            plot.draw(&Text::new(*name, (x - left, y - above + 6), under.clone()))?;
         }
         Ok(())
     }
 
     /// The names of the libraries, each after its colour.
-    fn epoch_legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, bars: &[Bar]) -> Drawn {
+    fn draw_legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, bars: &[Bar]) -> Drawn {
         let style = (FONT, 16).into_font().color(&TEXT);
         let style = style.pos(Pos::new(HPos::Left, VPos::Center));
         let mut left = 74;
@@ -227,8 +227,8 @@ impl Chart {
                 continue;
             }
             let square = [(left, 8), (left + 12, 20)];
-            area.epoch(&Rectangle::new(square, colour(lib).filled()))?;
-            area.epoch(&Text::new(lib.name(), (left + 18, 14), style.clone()))?;
+            area.draw(&Rectangle::new(square, colour(lib).filled()))?;
+            area.draw(&Text::new(lib.name(), (left + 18, 14), style.clone()))?;
             left += 46 + 8 * lib.name().len() as i32;
         }
         Ok(())
@@ -273,9 +273,9 @@ mod tests {
     #[test]
     fn only_what_was_measured_is_drawn() {
         let folder = tempfile::tempdir().unwrap();
-        epoch(folder.path(), &report(Scenario::Free8, "pairs", 1e5)).unwrap();
+        draw(folder.path(), &report(Scenario::Free8, "pairs", 1e5)).unwrap();
         // None at all stands as a bar of no height, and its number.
-        epoch(
+        draw(
             folder.path(),
             &report(Scenario::Waiting1000, "commands", 0.0),
         )

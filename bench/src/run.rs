@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
         json::write(path, &all)?;
     }
     if let Some(folder) = &options.plot {
-        plot::epoch(folder, &all)?;
+        plot::draw(folder, &all)?;
     }
     if options.readme {
         json::write(&readme::run_file(), &all)?;

@@ -26,6 +26,7 @@ pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
         .wait(PATIENCE)
         .ttl(PATIENCE)
         .build()
+        .expect("the settings are valid")
 }
 
 /// Applies an instance's share as a stream, several at once; `applied` hears of each.

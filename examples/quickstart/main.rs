@@ -49,16 +49,25 @@ enum Error {
     Usage(String),
     #[error("{}: {fault}", .path.display())]
     File { path: PathBuf, fault: String },
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
     #[error(transparent)]
     Lock(#[from] LockError),
-    #[error("the ledger cannot be read or written: {0}")]
+    #[error("the ledger cannot be read or written")]
     Ledger(#[from] std::io::Error),
     #[error("{0}")]
     Instance(String),
     #[error("interrupted; what was held is released")]
     Interrupted,
+}
+
+/// An error and its causes, in one line.
+fn told(error: &Error) -> String {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |it| it.source());
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 #[tokio::main]
@@ -77,7 +86,7 @@ async fn main() -> ExitCode {
     match ended {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("quickstart: {error}");
+            eprintln!("quickstart: {}", told(&error));
             match error {
                 Error::Usage(_) => ExitCode::from(2),
                 Error::Interrupted => ExitCode::from(130),

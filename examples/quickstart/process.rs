@@ -165,7 +165,7 @@ pub(crate) async fn be(number: &str, folder: &str, prefix: &str) -> Result<ExitC
     let ended = share(number, folder, prefix).await;
     say(match &ended {
         Ok(()) => "done".to_owned(),
-        Err(error) => error.to_string(),
+        Err(error) => crate::told(error),
     });
     Ok(ExitCode::from(u8::from(ended.is_err())))
 }

@@ -48,11 +48,11 @@ const LASTS: Duration = Duration::from_millis(2800);
 enum Error {
     #[error("usage: timeline [FILE.svg]")]
     Usage,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
     #[error(transparent)]
     Lock(#[from] LockError),
-    #[error("{0}")]
+    #[error(transparent)]
     Process(#[from] std::io::Error),
     #[error("process {0} said what nobody understands: {1:?}")]
     Unheard(usize, String),
@@ -78,7 +78,10 @@ async fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("timeline: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("timeline: {}", told.join(": "));
             ExitCode::from(if matches!(error, Error::Usage) { 2 } else { 1 })
         }
     }
@@ -91,7 +94,7 @@ async fn show(file: &Path) -> Result<(), Error> {
         None => (part::run_all().await?, "registries in one process"),
     };
     let story = Story::of(&heard);
-    let picture = picture::epoch(&story, place);
+    let picture = picture::draw(&story, place);
     std::fs::write(file, picture).map_err(|fault| Error::File {
         path: file.to_owned(),
         fault,

@@ -79,6 +79,7 @@ pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
         // Long enough for one of its callers to pass the lock to the other.
         .local_span(Duration::from_millis(150))
         .build()
+        .expect("the settings are valid")
 }
 
 /// Takes part until it is over, and tells what its registry tells.
@@ -126,14 +127,14 @@ pub(crate) async fn take_part(
                 }
                 LockEvent::Acquired { waiter, token, .. } => {
                     let passed = std::mem::take(&mut passed);
-                    What::Acquires(waiter, token, passed)
+                    What::Acquires(waiter, token.get(), passed)
                 }
-                LockEvent::Renewed { token, .. } => What::Renews(token),
+                LockEvent::Renewed { token, .. } => What::Renews(token.get()),
                 LockEvent::Released { token, .. } | LockEvent::Closed { token, .. } => {
-                    What::Releases(token)
+                    What::Releases(token.get())
                 }
                 LockEvent::Lost { token, .. } | LockEvent::Unreleased { token, .. } => {
-                    What::Loses(token)
+                    What::Loses(token.get())
                 }
                 LockEvent::GaveUp { waiter, .. } => What::GivesUp(waiter),
                 _ => continue,

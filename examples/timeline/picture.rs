@@ -50,7 +50,7 @@ const STYLE: &str = "
   }
 ";
 
-pub(crate) fn epoch(story: &Story, place: &str) -> String {
+pub(crate) fn draw(story: &Story, place: &str) -> String {
     let mut picture = Picture {
         svg: String::new(),
         scale: (WIDTH - LEFT - RIGHT) / story.lasts.max(1.0),

@@ -146,7 +146,7 @@ impl Caller {
             let held = this.log.hold(&lease);
             let written = this.work(&lease, &held, hold).await;
             drop(held);
-            (lease.token(), written)
+            (lease.token().get(), written)
         });
         match ran.await {
             Ok((token, Some(value))) if self.dice.once_in(8) => {
@@ -201,7 +201,7 @@ impl Caller {
         hold: Duration,
     ) -> Option<u64> {
         let begin = Instant::now();
-        let (key, token) = (lease.key(), lease.token());
+        let (key, token) = (lease.key(), lease.token().get());
         // The parent has gone, and with it the judge.
         let mut resource = Client::connect(&self.resource).await.ok()?;
         loop {

@@ -123,7 +123,8 @@ impl Role {
             .prefix(PREFIX)
             .ttl(TTL)
             .response_timeout(RESPONSE_TIMEOUT)
-            .build();
+            .build()
+            .expect("the settings are valid");
         let resource = Arc::new(self.resource);
         let mut next = 0;
         let mut caller = || {

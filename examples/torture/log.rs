@@ -197,7 +197,7 @@ impl Log {
         self.write(&Line::Taken {
             lease: number,
             key: lease.key().to_owned(),
-            token: lease.token(),
+            token: lease.token().get(),
             at: now(),
             deadline,
         });

@@ -37,7 +37,7 @@ impl Key {
     fn parse_text(literal: &LitStr) -> syn::Result<Self> {
         let parts = split(&literal.value()).map_err(|reason| error(literal, &reason))?;
         if let Some(reason) = fault(&parts) {
-            return Err(error(literal, &format!("this cannot be a key: {reason}")));
+            return Err(error(literal, &format!("invalid key: {reason}")));
         }
         let mut holes = Vec::new();
         let mut template = String::new();
@@ -198,28 +198,26 @@ fn fault(parts: &[Part]) -> Option<&'static str> {
     if let [Part::Text(text)] = parts
         && text.is_empty()
     {
-        return Some("it is empty");
+        return Some("must not be empty");
     }
     if texts().map(String::len).sum::<usize>() > MAX_KEY {
-        return Some("it is longer than 512 bytes");
+        return Some("must be at most 512 bytes");
     }
     if texts().any(|text| text.chars().any(char::is_control)) {
-        return Some("it holds a control character");
+        return Some("must not contain control characters");
     }
     if let Some(Part::Text(first)) = parts.first() {
         if first.starts_with('~') {
-            return Some("it begins with '~', as the names of the crate's own keys do");
+            return Some("must not begin with '~', which is reserved");
         }
         if first.contains('}') && !may_have_hash_tag(first, parts.len() > 1) {
-            return Some("it holds '}' without a hash tag '{…}' before it");
+            return Some("must not contain '}' without a hash tag '{…}' before it");
         }
     }
     if let Some(Part::Text(last)) = parts.last()
         && ends_like_a_set(last)
     {
-        return Some(
-            "it ends in ':~queue' or ':~listen' and a number, as the names of the crate's own keys do",
-        );
+        return Some("must not end in ':~queue' or ':~listen' and a number, which are reserved");
     }
     None
 }

@@ -3,6 +3,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::few::Few;
+use crate::Token;
 use crate::repeat::Repeats;
 use crate::user_code::{self, log};
 
@@ -13,9 +14,9 @@ pub(super) struct Callbacks {
     /// Policies of those who wait no more, to be dropped.
     pub(super) policies: Few<Repeats>,
     /// Keys and tokens of lost leases, and whether their time was over.
-    pub(super) lost: Few<(Arc<str>, u64, bool)>,
+    pub(super) lost: Few<(Arc<str>, Token, bool)>,
     /// Keys and tokens of leases whose renewal is late, and how long they last without it.
-    pub(super) late: Few<(Arc<str>, u64, Duration)>,
+    pub(super) late: Few<(Arc<str>, Token, Duration)>,
 }
 
 impl Callbacks {
@@ -26,30 +27,30 @@ impl Callbacks {
         });
         self.policies.drain(user_code::discard);
         self.late.drain(|(key, token, left)| {
-            let key = &*key;
+            let (key, token) = (&*key, token.get());
             log!(
                 warn,
                 key,
                 token,
                 ?left,
-                "renewal is late: not confirmed yet, retrying until the deadline"
+                "renewal not confirmed yet, retrying until the deadline"
             );
         });
         self.lost.drain(|(key, token, is_over)| {
-            let key = &*key;
+            let (key, token) = (&*key, token.get());
             if is_over {
                 log!(
                     warn,
                     key,
                     token,
-                    "lease lost: its ttl was over before its work"
+                    "lease lost: it expired before its work completed"
                 );
             } else {
                 log!(
                     warn,
                     key,
                     token,
-                    "lease lost: the store has it no more, its key was deleted or overwritten"
+                    "lease lost: its key was deleted or overwritten in the store"
                 );
             }
         });

@@ -15,6 +15,7 @@ use super::phase::EndMode;
 use super::state::{Deferred, Now, State};
 use super::timer::{Due, Timer};
 use super::waiter_state::WaiterState;
+use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 use crate::key::{Key, KeyMap};
@@ -35,11 +36,9 @@ const LEAST_SLEEP: Duration = Duration::from_millis(1);
 /// One registry at work.
 pub(crate) struct Engine {
     view_context: Arc<ViewContext>,
-    /// The registry's random id, with which its owners begin.
+    /// The registry's id, with which its owners begin: its name, if it has one, and random bits.
     instance: Arc<str>,
     pub(super) settings: Settings,
-    /// What is wrong with them, if anything.
-    fault: Option<(&'static str, &'static str)>,
     /// What every ttl has to be longer than.
     overhead: Duration,
     state: Mutex<State>,
@@ -74,7 +73,11 @@ type Event<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
-        let instance: Arc<str> = format!("{:032x}", rand::random::<u128>()).into();
+        let random = format!("{:032x}", rand::random::<u128>());
+        let instance: Arc<str> = match &settings.name {
+            Some(name) => format!("{name}~{random}").into(),
+            None => random.into(),
+        };
         Arc::new_cyclic(|me: &Weak<Engine>| {
             let session = store.open(SessionConfig {
                 prefix: settings.prefix.clone(),
@@ -87,7 +90,6 @@ impl Engine {
             Self {
                 instance,
                 journal: Journal::new(&settings, clock.clone()),
-                fault: settings.fault(),
                 overhead: store.overhead(),
                 settings,
                 view_context: Arc::new(ViewContext {
@@ -117,11 +119,6 @@ impl Engine {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// The first setting that is out of range, and what is wrong with it.
-    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
-        self.fault
     }
 
     /// What every ttl has to be longer than, for the store's sake.
@@ -261,7 +258,7 @@ impl Engine {
     }
 
     /// A granted caller looks: its token, if the turn is still its.
-    pub(crate) fn take(&self, caller: &WaiterState) -> Option<u64> {
+    pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
         let id = caller.id()?;
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
@@ -323,6 +320,11 @@ impl Engine {
         caller.is_dropped(&self.journal);
         drop(state);
         self.journal.flush();
+    }
+
+    /// Nobody comes in any more, and those who wait are told.
+    pub(crate) fn drain(&self) {
+        self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
     }
 
     /// Shuts down: everybody is told, everything is given back. Returns until when work may end, and until

@@ -1,3 +1,4 @@
+use crate::Token;
 use crate::turnstile::{LeaseEnd, Refusal};
 
 /// How far a caller has come.
@@ -6,7 +7,7 @@ pub(crate) enum Phase {
     /// In line.
     Waiting,
     /// The key is its, once it looks.
-    Granted { token: u64 },
+    Granted { token: Token },
     /// It did not look in time; it may arrive again.
     TurnLost,
     /// It does not get the key: busy, queue full, failed, or closed.
@@ -14,15 +15,15 @@ pub(crate) enum Phase {
     /// It gave up, whatever the turnstile still says.
     Left,
     /// It holds a lease.
-    Held { token: u64 },
+    Held { token: Token },
     /// It holds a lease of a registry that is being shut down, and is to end its work.
-    Closing { token: u64 },
+    Closing { token: Token },
     /// Its lease ended under it: lost, or closed.
-    Ended { token: u64, end: LeaseEnd },
+    Ended { token: Token, end: LeaseEnd },
     /// It gave the lease back, and waits for the store's word.
-    Finishing { token: u64 },
+    Finishing { token: Token },
     /// The store's word on that.
-    Finished { token: u64, end: LeaseEnd },
+    Finished { token: Token, end: LeaseEnd },
 }
 
 /// What its holder does with a lease.

@@ -33,6 +33,7 @@ pub(super) struct State {
     pub(super) away: Option<(Scope, StoreError)>,
     /// Whether the store was up when it was last heard of.
     pub(super) up: Option<bool>,
+    /// Nobody comes in any more: it is drained, or shut down.
     pub(super) closed: bool,
     /// How many entries were brought by grants for keys that were not in use.
     pub(super) unsolicited: usize,
@@ -118,7 +119,7 @@ impl State {
                     turnstile.suspect(error.clone());
                 }
                 if self.closed {
-                    turnstile.close(&mut EventCx { now, ids }, |_| None);
+                    turnstile.drain(&mut EventCx { now, ids });
                 }
                 let entry = Box::new(Entry {
                     turnstile,

@@ -60,7 +60,7 @@ impl StoreEvents for Engine {
                     }],
                 );
                 if was_down {
-                    log!(info, "the store is back");
+                    log!(info, "store reachable again");
                 }
             }
             StoreEvent::Down { scope, error } => {
@@ -78,9 +78,9 @@ impl StoreEvents for Engine {
                 self.feed_scope(&scope, told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
                 // The losses that come of it are told by the log, so it tells of their cause as well.
                 if is_new {
-                    log!(warn, %error, "the store is away: no lease is renewed until it is back");
+                    log!(warn, %error, "store unreachable, leases are not renewed");
                 } else {
-                    log!(debug, %error, "the store is still away");
+                    log!(debug, %error, "store still unreachable");
                 }
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();

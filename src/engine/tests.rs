@@ -45,7 +45,8 @@ fn suspendable(renewal: Renewal) -> (LockRegistry, Machine) {
     let locks = LockRegistry::builder(MemoryStore::new())
         .renewal(renewal)
         .clock(Clock::new(machine.clone()))
-        .build();
+        .build()
+        .unwrap();
     (locks, machine)
 }
 
@@ -146,7 +147,7 @@ async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
 async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends() {
     let store = MemoryStore::new();
     store.set_latency(Duration::from_millis(100));
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("k").lease().await.expect("it is free");
     drop(locks);
     drop(lease);
@@ -165,7 +166,7 @@ async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends()
 #[tokio::test(start_paused = true)]
 async fn an_adoption_that_is_not_looked_at_has_given_up() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("k").lease().await.expect("it is free");
     let detached = lease.detach();
     store.set_latency(Duration::from_millis(100));
@@ -205,7 +206,8 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
 fn a_lease_is_renewed_for_as_long_as_the_runtime_on_which_it_was_had() {
     let locks = LockRegistry::builder(MemoryStore::new())
         .ttl(Duration::from_secs(2))
-        .build();
+        .build()
+        .unwrap();
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -268,7 +270,8 @@ async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
 async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     let locks = LockRegistry::builder(MemoryStore::new())
         .renewal(Renewal::off())
-        .build();
+        .build()
+        .unwrap();
     let engine = locks.engine().clone();
     let begin = Instant::now();
     let held = locks.obtain("k").lease().await.expect("it is free");
@@ -379,7 +382,7 @@ fn keys(letter: char) -> Scope {
 #[tokio::test(start_paused = true)]
 async fn o4_an_event_of_some_keys_is_about_no_others() {
     let store = Silent::default();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let engine = locks.engine().clone();
     let mut leases = Vec::new();
     let mut waiters = Vec::new();
@@ -420,7 +423,7 @@ async fn o4_an_event_of_some_keys_is_about_no_others() {
 #[cfg(feature = "test-util")]
 #[tokio::test(start_paused = true)]
 async fn an_outage_lasts_until_the_whole_store_is_back() {
-    let locks = LockRegistry::builder(Silent::default()).build();
+    let locks = LockRegistry::builder(Silent::default()).build().unwrap();
     let engine = locks.engine().clone();
     let mut events = locks.events();
     let mut told = |event: StoreEvent| {
@@ -462,7 +465,7 @@ async fn an_outage_lasts_until_the_whole_store_is_back() {
 #[tokio::test(start_paused = true)]
 async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
     let store = Silent::default();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let engine = locks.engine().clone();
     let uses = || ['a', 'b'].map(|letter| engine.uses(&keys(letter)));
     assert_eq!(uses(), [false, false]);
@@ -496,7 +499,7 @@ async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
 #[tokio::test(start_paused = true)]
 async fn the_answers_of_a_call_are_all_told_and_in_order() {
     let store = Silent::default();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let engine = locks.engine().clone();
     let keys: Vec<_> = (0..20).map(|n| format!("k{n}")).collect();
     let leases = keys.iter().map(|key| locks.obtain(key).lease());
@@ -554,7 +557,7 @@ impl ArcWake for Count {
 #[tokio::test(start_paused = true)]
 async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
     let store = Silent::default();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let engine = locks.engine().clone();
     let lease = || Box::pin(locks.obtain("k").lease());
     let (mut first, mut second, mut third) = (lease(), lease(), lease());
@@ -597,7 +600,7 @@ async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
 /// One that leads and does not look twice in time has no turn, as one that does not look at all (W4).
 #[tokio::test(start_paused = true)]
 async fn w4_one_look_of_two_does_not_hold_the_key() {
-    let locks = LockRegistry::builder(MemoryStore::new()).build();
+    let locks = LockRegistry::builder(MemoryStore::new()).build().unwrap();
     let held = locks.obtain("k").lease().await.expect("it is free");
     let mut leads = Box::pin(locks.obtain("k").lease());
     let mut behind = Box::pin(locks.obtain("k").lease());
@@ -622,7 +625,7 @@ async fn w4_one_look_of_two_does_not_hold_the_key() {
 #[tokio::test(start_paused = true)]
 async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next() {
     let store = Silent::default();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     locks.engine().on_event(StoreEvent::Up {
         scope: Scope::All,
         queue: false,

@@ -10,6 +10,7 @@ use super::callbacks::Callbacks;
 use super::journal::Journal;
 use super::phase::{EndMode, Phase};
 use super::watchers::Watchers;
+use crate::Token;
 use crate::events::LockEvent;
 use crate::key::Key;
 use crate::repeat::Repeats;
@@ -131,7 +132,7 @@ impl WaiterState {
 
     /// One more shares the lease, if it is still held: its token. Only for who is inside of it: the
     /// lease around, which has not left yet, keeps the count from having been down to nothing.
-    pub(crate) fn join(&self, now: Moment) -> Option<u64> {
+    pub(crate) fn join(&self, now: Moment) -> Option<Token> {
         // Under the lock, or another that shares it could take it away after the look.
         let state = self.lock();
         let Phase::Held { token } = state.phase else {
@@ -274,7 +275,7 @@ impl WaiterState {
         runtime: Option<Id>,
         now: Moment,
         journal: &Journal,
-    ) -> Option<(u64, Option<Waker>)> {
+    ) -> Option<(Token, Option<Waker>)> {
         let mut state = self.lock();
         let Phase::Granted { token } = state.phase else {
             return None;
@@ -283,7 +284,7 @@ impl WaiterState {
         state.phase = Phase::Held { token };
         state.runtime = runtime;
         state.since = now;
-        if is_passed(token) {
+        if token.is_passed() {
             journal.tell(|| LockEvent::Passed {
                 key: self.key().clone(),
                 token,
@@ -441,11 +442,6 @@ impl Drop for WaiterState {
         user_code::discard(state.waker.take());
         user_code::discard(state.watchers.take());
     }
-}
-
-/// F2: the first lease of a tenure has none of the six bits that count the passes.
-fn is_passed(token: u64) -> bool {
-    !token.is_multiple_of(64)
 }
 
 impl State {
@@ -610,7 +606,7 @@ impl State {
         }
     }
 
-    fn end_event(&self, end: &LeaseEnd, key: Arc<str>, token: u64, held: Duration) -> LockEvent {
+    fn end_event(&self, end: &LeaseEnd, key: Arc<str>, token: Token, held: Duration) -> LockEvent {
         let end = match self.phase {
             Phase::Finishing { .. } => self.own_end(end.clone()),
             _ => end.clone(),

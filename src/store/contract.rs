@@ -264,7 +264,7 @@ pub trait StoreEvents: Send + Sync {
 pub struct SessionConfig {
     /// Before every name in the store.
     pub prefix: Arc<str>,
-    /// The registry's random id.
+    /// The registry's id: random bits, after its name and `~` if it has one.
     pub instance: Arc<str>,
     /// How long the registry's locks last unless they say otherwise.
     pub ttl: Duration,

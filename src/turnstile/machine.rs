@@ -13,6 +13,7 @@ use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
+use crate::token::is_epoch;
 
 /// For how long a renewal may be under way.
 const UNDER_WAY: Span = Span::secs(60);
@@ -55,6 +56,7 @@ pub(crate) struct Turnstile<C> {
     pub(super) trouble: Option<Box<StoreError>>,
     /// Refusals in a row.
     pub(super) failures: u32,
+    /// Nobody comes in any more.
     pub(super) closed: bool,
     effects: EffectBuffer<C>,
 }
@@ -82,6 +84,12 @@ pub(super) struct InFlight<C> {
     pub(super) what: Sent<C>,
     /// A grant that came before the reply that may have caused it (O3).
     pub(super) grant: Option<Received>,
+}
+
+/// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
+pub(super) fn epoch_fault(epoch: u64) -> Option<StoreError> {
+    let fault = || format!("epoch {epoch} out of range: its fencing tokens would not fit an i64");
+    (!is_epoch(epoch)).then(|| StoreError::lasting(fault()))
 }
 
 /// A grant that came.
@@ -433,6 +441,7 @@ impl<C: Clone> Turnstile<C> {
     ) {
         self.advance_time(cx);
         let at = cx.at();
+        let doubt = doubt.or_else(|| epoch_fault(grant.epoch));
         self.on_grant(cx, Received { at, grant, doubt });
         self.schedule(cx);
     }

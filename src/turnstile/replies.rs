@@ -2,7 +2,7 @@
 
 use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
-use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile};
+use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile, epoch_fault};
 use super::pending::{Ending, PendingOp};
 use super::tenure::{Contention, Tenure};
 use super::time::{Point, Span, deadline};
@@ -24,6 +24,13 @@ impl<C: Clone> Turnstile<C> {
         result: Result<Answer, OpError>,
     ) {
         self.advance_time(cx);
+        let result = result.and_then(|answer| match answer.outcome {
+            Outcome::Won { epoch } => match epoch_fault(epoch) {
+                Some(error) => Err(OpError::Unconfirmed(error)),
+                None => Ok(answer),
+            },
+            _ => Ok(answer),
+        });
         if let Op::Renew { owner, ttl, .. } = *op {
             if matches!(&self.state, KeyState::Held(tenure) if tenure.owner == owner) {
                 self.on_renewal(cx, ttl.into(), result);

@@ -1,9 +1,7 @@
 use std::time::Duration;
 
 use super::time::Span;
-
-/// F2: a token has six bits for the passes.
-pub(super) const MOST_PASSES: u32 = 63;
+use crate::token::MOST_PASSES;
 
 /// What a registry has settled for all its keys.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,23 @@ impl<C: Clone> Turnstile<C> {
     /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
     /// back. `grace`: until when a holder may end its work first, if it hears of this at all.
     pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl FnOnce(&C) -> Option<Moment>) {
+        self.turn_away(cx);
+        if !self.give_grace(grace) {
+            self.close_lease(cx);
+        }
+        self.schedule(cx);
+    }
+
+    /// The registry is drained: nobody comes in any more, and those who wait are told. Whoever holds goes on.
+    pub(crate) fn drain(&mut self, cx: &mut EventCx<'_>) {
+        self.turn_away(cx);
+        if self.holder().is_none() {
+            self.close_lease(cx);
+        }
+        self.schedule(cx);
+    }
+
+    fn turn_away(&mut self, cx: &mut EventCx<'_>) {
         self.expire_due(cx);
         self.closed = true;
         while let Some((_, waiter)) = self.waiters.pop_first() {
@@ -18,10 +35,6 @@ impl<C: Clone> Turnstile<C> {
         while let Some(adopter) = self.adopters.pop_front() {
             self.refuse(adopter.waiter.who, Refusal::Closed);
         }
-        if !self.give_grace(grace) {
-            self.close_lease(cx);
-        }
-        self.schedule(cx);
     }
 
     /// Whether somebody holds who has time to end its work.

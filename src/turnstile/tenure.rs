@@ -1,7 +1,8 @@
-use super::rules::{Limits, MOST_PASSES};
+use super::rules::Limits;
 use super::time::{Point, Span, deadline, drift};
 use super::verdict::LeaseVerdict;
 use super::wait_queue::{Waiter, WaiterId};
+use crate::Token;
 use crate::store::contract::Owner;
 
 /// What a fixed lease has at least, of the ttl that it asked for, when it is passed.
@@ -184,10 +185,8 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Seats a waiter; returns its token (F2) and its deadline.
-    pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (u64, Point) {
-        // A fence that was set by hand to what no clock shows is no reason to panic.
-        let first = self.epoch.saturating_mul(u64::from(MOST_PASSES + 1));
-        let token = first.saturating_add(u64::from(self.turns));
+    pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (Token, Point) {
+        let token = Token::of(self.epoch, self.turns);
         let passed = self.turns > 0;
         self.turns += 1;
         let ttl = Span::from(waiter.ttl);

@@ -1,7 +1,7 @@
 //! What callers are told. Waiters and holders of leases are told different things, so each has a type of its own.
 
 use super::time::Moment;
-use crate::StoreError;
+use crate::{StoreError, Token};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
@@ -15,7 +15,7 @@ pub(crate) enum WaiterVerdict {
     /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others wait
     /// behind it, and passes are allowed, so its turn is the first of several in quick succession.
     Granted {
-        token: u64,
+        token: Token,
         deadline: Moment,
         leads: bool,
     },

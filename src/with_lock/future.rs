@@ -21,7 +21,7 @@ pub use crate::lease::{LeaseRelease, Lost};
 pub use crate::manual::{Acquire, Release};
 #[cfg(feature = "redis")]
 pub use crate::registry::Connect;
-pub use crate::registry::Shutdown;
+pub use crate::registry::{Drain, Shutdown};
 #[cfg(feature = "redis")]
 pub use crate::store::ConnectStore;
 

@@ -79,7 +79,7 @@ impl Scope {
         let lease = ready!(acquiring.poll(cx))?;
         let view = lease.view();
         let lost = Some(lease.lost());
-        let span = tracing::info_span!("lock", key = lease.key(), token = lease.token());
+        let span = tracing::info_span!("lock", key = lease.key(), token = lease.token().get());
         self.state = State::Holding { lease, lost, span };
         Poll::Ready(Ok(view))
     }

@@ -33,7 +33,7 @@ fn commands() -> Vec<Vec<&'static str>> {
 
 fn registry(url: &str) -> LockRegistry {
     let store = RedisStore::connect_lazy(url).unwrap();
-    LockRegistry::builder(store).build()
+    LockRegistry::builder(store).build().unwrap()
 }
 
 /// Who holds and who waits is seen, the key is freed, and the first in the queue has it next.
@@ -125,7 +125,7 @@ async fn a_database_takes_it(server: &RedisServer) {
     }
     server.cmd(&["ACL", "SETUSER", "lockstream", "+select"]);
     let store = RedisStore::connect(&*url).await.unwrap();
-    let locks = LockRegistry::builder(store).build();
+    let locks = LockRegistry::builder(store).build().unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     let there: String = server.ask(&["INFO", "keyspace"]);
     assert!(there.contains("db1:") && !there.contains("db0:"), "{there}");

@@ -48,6 +48,7 @@ fn registry(url: &str) -> LockRegistry {
         .repeat(Repeat::fixed(Duration::from_millis(20)))
         .response_timeout(2 * BOUND)
         .build()
+        .unwrap()
 }
 
 /// Whatever asks the server for each of its rights: two in turn, a look, a renewal, a connection made anew.

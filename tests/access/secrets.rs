@@ -121,7 +121,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// The one error of a store that cannot be reached, or is refused.
 async fn error_of(store: RedisStore) -> StoreError {
-    let registry = LockRegistry::builder(store).build();
+    let registry = LockRegistry::builder(store).build().unwrap();
     let lock = registry.obtain("k");
     shows_nothing(&(&registry, &lock));
     let error = lock.acquire_once().await.unwrap_err();
@@ -175,7 +175,7 @@ proptest! {
                     let url = url.replace("nowhere", &format!("nowhere{node}"));
                     RedisStore::connect_lazy(url).unwrap()
                 });
-                let registry = LockRegistry::builder(QuorumStore::new(nodes).unwrap()).build();
+                let registry = LockRegistry::builder(QuorumStore::new(nodes).unwrap()).build().unwrap();
                 shows_nothing(&registry);
                 tells_nothing(&registry.obtain("k").acquire_once().await.unwrap_err());
             }

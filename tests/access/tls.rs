@@ -26,6 +26,7 @@ fn locks(store: RedisStore) -> LockRegistry {
     LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(10))
         .build()
+        .unwrap()
 }
 
 /// Takes a lock, has another process wait for it, and hands it over.
@@ -424,7 +425,8 @@ async fn what_does_not_speak_the_same_is_no_server() {
         let store = RedisStore::connect_lazy(&url).unwrap();
         let registry = LockRegistry::builder(store)
             .response_timeout(Duration::from_millis(300))
-            .build();
+            .build()
+            .unwrap();
         let error = told(registry.obtain("k").lease_within(BOUND / 4).await);
         assert!(error.to_string().contains(supposed), "{url}: {error}");
         assert!(error.is_retryable(), "it may be away: {error}");

@@ -32,9 +32,9 @@ impl Load {
                         while !stop.load(Ordering::Relaxed) {
                             let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
                             let before = inside.swap(u64::MAX, Ordering::SeqCst);
-                            assert!(before < lease.token(), "somebody is in, or was later");
+                            assert!(before < lease.token().get(), "somebody is in, or was later");
                             tokio::task::yield_now().await;
-                            inside.store(lease.token(), Ordering::SeqCst);
+                            inside.store(lease.token().get(), Ordering::SeqCst);
                             lease.release().await.unwrap();
                             done.fetch_add(1, Ordering::Relaxed);
                         }

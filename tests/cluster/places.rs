@@ -15,8 +15,8 @@ async fn locks_lie_in_every_slot() {
     let cluster = Cluster::without_replicas();
     let store = RedisStore::cluster(cluster.urls()).await.unwrap();
     let (here, there) = (
-        LockRegistry::builder(store).build(),
-        builder(&cluster).build(),
+        LockRegistry::builder(store).build().unwrap(),
+        builder(&cluster).build().unwrap(),
     );
     let keys = (0..60).map(|number| match number % 3 {
         0 => format!("{{tag{number}}}:order"),
@@ -59,7 +59,7 @@ async fn locks_lie_in_every_slot() {
 async fn a_prefix_with_a_tag_has_one_slot() {
     let cluster = Cluster::without_replicas();
     for prefix in ["{app}", "{ap"] {
-        let registry = builder(&cluster).prefix(prefix).build();
+        let registry = builder(&cluster).prefix(prefix).build().unwrap();
         for number in 0..10 {
             let key = format!("{number}}}").replace('}', if prefix == "{ap" { "}" } else { "" });
             let lease = registry.obtain(&key).lease().await.unwrap();
@@ -83,7 +83,10 @@ async fn a_prefix_with_a_tag_has_one_slot() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_listens_and_nobody_else() {
     let cluster = Cluster::without_replicas();
-    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
     let lease = here.obtain("k").lease().await.unwrap();
     let other = here.obtain("{t}:k").lease().await.unwrap();
     // Each node is asked, once, whether its grants would reach us.
@@ -119,7 +122,7 @@ async fn who_waits_listens_and_nobody_else() {
 async fn ops_of_one_slot_share_calls() {
     const PAIRS: u64 = 64 * 20;
     let cluster = Cluster::without_replicas();
-    let registry = builder(&cluster).build();
+    let registry = builder(&cluster).build().unwrap();
     let home = cluster.home("{one}");
     registry.obtain("{one}").inspect().await.unwrap();
     let calls = || cluster.server(home).calls("evalsha") + cluster.server(home).calls("eval");

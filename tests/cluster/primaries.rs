@@ -14,7 +14,10 @@ use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
     let mut cluster = Cluster::start();
-    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
     let home = cluster.home("lock:k");
     let elsewhere = (0..)
         .map(|number| format!("other:{number}"))
@@ -57,7 +60,10 @@ async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_hands_over_under_load() {
     let cluster = Cluster::start();
-    let registries = [builder(&cluster).build(), builder(&cluster).build()];
+    let registries = [
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    ];
     let home = cluster.home("m");
     let load = Load::on(&[&registries[0], &registries[1]], &["{m}:1", "{m}:2"]);
     load.goes_on("locks are had").await;
@@ -73,7 +79,7 @@ async fn a_primary_hands_over_under_load() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_was_demoted_before_it_was_needed_is_no_lasting_fault() {
     let cluster = Cluster::start();
-    let registry = builder(&cluster).build();
+    let registry = builder(&cluster).build().unwrap();
     let home = cluster.home("lock:k");
     let mut keys = (0..).map(|number| format!("other:{number}"));
     let elsewhere = keys.find(|key| cluster.home(&format!("lock:{key}")) != home);
@@ -96,7 +102,7 @@ async fn a_node_that_is_stopped_is_not_waited_for() {
     let begin = Instant::now();
     let store = RedisStore::cluster(urls).await.unwrap();
     assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
-    let registry = LockRegistry::builder(store).build();
+    let registry = LockRegistry::builder(store).build().unwrap();
     let mut keys = (0..).map(|number| format!("other:{number}"));
     let key = keys.find(|key| cluster.home(&format!("lock:{key}")) != stopped);
     let lock = registry.obtain(key.expect("names lie everywhere"));
@@ -109,7 +115,7 @@ async fn a_node_that_is_stopped_is_not_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_comes_back_is_found() {
     let mut cluster = Cluster::without_replicas();
-    let registry = builder(&cluster).build();
+    let registry = builder(&cluster).build().unwrap();
     let lock = registry.obtain("k");
     lock.lease().await.unwrap().release().await.unwrap();
     let held = registry.obtain("held").lease().await.unwrap();
@@ -142,7 +148,10 @@ fn listening(server: &RedisServer) -> Option<u64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_killed_is_made_again_at_once() {
     let cluster = Cluster::without_replicas();
-    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
     let home = cluster.server(cluster.home("lock:k"));
     let calls_of = |id: u64| {
         // The call's connection of the registry that was made with this one.
@@ -192,6 +201,7 @@ async fn a_second_connection_that_vanishes_is_made_again() {
             .response_timeout(ms(1000))
             .ttl(ms(4000))
             .build()
+            .unwrap()
     };
     let (here, there) = (short(), short());
     let proxy = &cluster.proxies()[cluster.home("lock:k")];
@@ -217,7 +227,10 @@ async fn a_second_connection_that_vanishes_is_made_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_connection_that_hears_a_lot_is_kept() {
     let cluster = Cluster::without_replicas();
-    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
     let home = cluster.server(cluster.home("lock:k"));
     home.cmd(&[
         "CONFIG",

@@ -9,7 +9,10 @@ use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn before_redis_7_who_waits_asks_again() {
     let cluster = Cluster::of(Program::Redis6, &[]);
-    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
     for key in ["a", "b", "c", "{t}:d"] {
         let lease = here.obtain(key).lease().await.unwrap();
         assert!(!there.obtain(key).acquire_once().await.unwrap());
@@ -26,7 +29,10 @@ async fn before_redis_7_who_waits_asks_again() {
 /// Locks are handed over by grants, and follow their slot.
 async fn turns_are_taken_on(program: Program) {
     let cluster = Cluster::of(program, &[]);
-    let (here, there) = (builder(&cluster).build(), builder(&cluster).build());
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
     let (slot, from) = (cluster.slot("m"), cluster.home("m"));
     let keys = ["a", "b", "c", "{t}:d", "{m}:e"];
     for round in 0..3 {

@@ -63,8 +63,11 @@ async fn work_that_does_not_end_is_not_waited_for() {
     for (response_timeout, grace) in [(1000, GRACE), (30, 30)] {
         let (store, ..) = two();
         let registry = || LockRegistry::builder(store.clone());
-        let here = registry().response_timeout(ms(response_timeout)).build();
-        let there = registry().build();
+        let here = registry()
+            .response_timeout(ms(response_timeout))
+            .build()
+            .unwrap();
+        let there = registry().build().unwrap();
         // Renewed meanwhile.
         let lock = here
             .obtain("k")
@@ -142,8 +145,8 @@ fn work_on_a_runtime_that_stands_still_is_not_waited_for() {
     let (still, other) = (runtime(), runtime());
     let (store, ..) = two();
     let registry = || LockRegistry::builder(store.clone());
-    let here = registry().response_timeout(ms(10_000)).build();
-    let there = registry().build();
+    let here = registry().response_timeout(ms(10_000)).build().unwrap();
+    let there = registry().build().unwrap();
     let mut events = here.events();
     let (lease, mut lost) = still.block_on(async {
         let lease = here.obtain("k").lease().await.unwrap();
@@ -173,7 +176,8 @@ async fn a_process_that_stands_still_meanwhile_gives_back_all_the_same() {
     let (store, _, there) = two();
     let here = LockRegistry::builder(store)
         .response_timeout(ms(20))
-        .build();
+        .build()
+        .unwrap();
     let events = here.events();
     let lease = here.obtain("k").lease().await.unwrap();
     let mut lost = lease.lost();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use futures::future::{self, Either, join_all};
 use futures::{FutureExt, StreamExt, stream};
-use lockstream::{FutureLockExt, LockRegistry, StreamLockExt};
+use lockstream::{FutureLockExt, LockRegistry, StreamLockExt, Token};
 use tokio::time::{Instant, interval, sleep, timeout};
 
 use crate::{Floor, ms, two};
@@ -158,7 +158,7 @@ async fn work_may_stay_on_its_thread() {
     assert_eq!(count.get(), 10);
 }
 
-type Token = fn(lockstream::LeaseView) -> Ready<u64>;
+type Work = fn(lockstream::LeaseView) -> Ready<Token>;
 
 /// Every type has a name that fits a struct's field.
 struct Fields {
@@ -168,7 +168,7 @@ struct Fields {
     skip: lockstream::future::OrSkip<lockstream::future::WithLock<Ready<u8>>>,
     locked: lockstream::future::TryWithLock<Ready<Result<u8, lockstream::LockError>>>,
     rows: lockstream::stream::WithLock<stream::Iter<std::ops::Range<u8>>>,
-    leased: lockstream::future::WithLease<Token, Ready<u64>>,
+    leased: lockstream::future::WithLease<Work, Ready<Token>>,
 }
 
 #[tokio::test(start_paused = true)]
@@ -190,7 +190,7 @@ async fn types_have_names() {
     assert_eq!(fields.skip.await.unwrap(), Some(1));
     assert_eq!(fields.locked.await.unwrap(), 2);
     assert_eq!(fields.rows.count().await, 3);
-    assert!(fields.leased.await.unwrap() > 0);
+    assert!(fields.leased.await.unwrap().get() > 0);
 }
 
 /// `futures::select!` wants fused futures, which `with_lock`'s and `acquire`'s are.

@@ -6,6 +6,7 @@
 //! | `nesting.rs` | do locks work inside locks? whose error is whose? |
 //! | `endings.rs` | what if the work panics, errs, outlives its lease, or the store is away at the end? |
 //! | `closing.rs` | does work end before the lock that a shutdown takes from it is another's? |
+//! | `draining.rs` | does work end by itself in a registry that takes nobody any more? |
 //! | `looking.rs` | what if nobody polls the one whose turn it is? |
 //! | `moving.rs` | is a future woken where it is polled, and not where it was? |
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
@@ -14,6 +15,7 @@
 #![cfg(feature = "test-util")]
 
 mod closing;
+mod draining;
 mod endings;
 mod futures;
 #[path = "../support/hearing.rs"]
@@ -39,7 +41,7 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 /// Two processes on one store.
 pub(crate) fn two() -> (MemoryStore, LockRegistry, LockRegistry) {
     let store = MemoryStore::new();
-    let registry = || LockRegistry::builder(store.clone()).build();
+    let registry = || LockRegistry::builder(store.clone()).build().unwrap();
     let (here, there) = (registry(), registry());
     (store, here, there)
 }

@@ -1,14 +1,14 @@
 //! What runs under a lock logs its key and its fencing token, and nothing else does.
 
 use futures::{StreamExt, TryStreamExt, stream};
-use lockstream::{FutureLockExt, LockRegistry, StreamLockExt};
+use lockstream::{FutureLockExt, LockRegistry, StreamLockExt, Token};
 use tracing::Level;
 
 use crate::hearing::Log;
 use crate::{ms, two};
 
 /// A line that was logged under these locks, the outermost first.
-fn under(locks: &[(&str, u64)], said: &str) -> String {
+fn under(locks: &[(&str, Token)], said: &str) -> String {
     let spans = locks
         .iter()
         .map(|(key, token)| format!("lock{{key={key:?} token={token}}}"));
@@ -64,12 +64,12 @@ async fn a_stream_logs_its_token_and_its_reader_does_not() {
         })
     });
     let mut rows = Box::pin(rows);
-    let mut token = 0;
+    let mut token = None;
     while let Some(of) = rows.try_next().await.unwrap() {
-        token = of;
+        token = Some(of);
         tracing::info!("reads");
     }
-    let inside = [("import", token)];
+    let inside = [("import", token.unwrap())];
     let expected = [
         under(&inside, "makes 1"),
         under(&[], "reads"),

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use futures::stream::FusedStream;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use lockstream::verify::StepVerifier;
-use lockstream::{LockError, LockRegistry, StreamLockExt};
+use lockstream::{LockError, LockRegistry, StreamLockExt, Token};
 use tokio::time::sleep;
 
 use crate::{ms, two};
@@ -138,7 +138,7 @@ async fn a_silent_stream_learns_of_its_loss() {
         stream::iter([token]).chain(stream::pending())
     });
     StepVerifier::try_create(rows)
-        .expect_next_matches(|token| *token > 0)
+        .expect_next_matches(|token| token.get() > 0)
         .expect_no_event(ms(987))
         .expect_error_matches(LockError::is_lost)
         .expect_complete()
@@ -215,7 +215,7 @@ async fn streams_of_other_makes_lock_just_as_well() {
         yield token;
         yield lock.with_lease(async |lease| lease.token()).await?;
     };
-    let made: Result<Vec<u64>, LockError> =
+    let made: Result<Vec<Token>, LockError> =
         made.try_with_lock((&here, "other")).try_collect().await;
     assert!(made.unwrap().is_sorted_by(|one, next| one < next));
 }

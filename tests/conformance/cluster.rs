@@ -46,7 +46,7 @@ impl World for OnCluster {
 
     /// Its lines to all primaries: what is still asked on one of them would be counted as what a case sends.
     async fn registry(&self) -> LockRegistry {
-        let registry = self.builder().await.build();
+        let registry = self.builder().await.build().unwrap();
         for home in 0..3 {
             let mut keys = (0..).map(|number| format!("anything {number}"));
             let key = keys.find(|key| self.cluster.home(&format!("lock:{key}")) == home);

@@ -199,7 +199,7 @@ pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
 
 /// The store is away: told after one response time-out, and the wish stands.
 pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
-    let registry = w.builder().await.response_timeout(ms(300)).build();
+    let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     let lock = registry.obtain("k").ttl(ms(2500));
     let lease = lock.lease().await.unwrap();
     w.set_offline(true);
@@ -223,7 +223,7 @@ pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
 pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
     w.leases_are_brief();
     let here = w.registry().await;
-    let there = w.builder().await.ttl(ms(900)).build();
+    let there = w.builder().await.ttl(ms(900)).build().unwrap();
     let lease = here.obtain("k").ttl(ms(1500)).lease().await.unwrap();
     let (token, view) = (lease.token(), lease.view());
     let detached = lease.detach();
@@ -267,11 +267,11 @@ pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
         let detached = lease.detach();
         assert!(!lock.acquire_once().await.unwrap());
         let adopted = registry.adopt(detached).await.unwrap();
-        assert!(adopted.token() > last);
-        last = adopted.token();
+        assert!(adopted.token().get() > last);
+        last = adopted.token().get();
         let again = registry.adopt(adopted.detach()).await.unwrap();
-        assert!(again.token() > last);
-        last = again.token();
+        assert!(again.token().get() > last);
+        last = again.token().get();
         again.release().await.unwrap();
         free(&lock).await;
     }
@@ -282,7 +282,7 @@ pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(300));
     let detached = lock.lease().await.unwrap().detach();
-    let elsewhere = w.builder().await.prefix("elsewhere").build();
+    let elsewhere = w.builder().await.prefix("elsewhere").build().unwrap();
     assert_err!(elsewhere.adopt(detached.clone()).await, Lost, "k");
     free(&lock).await;
     assert_err!(there.adopt(detached.clone()).await, Lost, "k");
@@ -342,7 +342,7 @@ pub(crate) async fn who_waits_here_waits_on_behind_an_adoption<W: World>(w: &W) 
 pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
     let here = w.registry().await;
     let builder = w.builder().await.ttl(ms(500));
-    let there = builder.renewal(Renewal::watchdog()).build();
+    let there = builder.renewal(Renewal::watchdog()).build().unwrap();
     let lease = here.obtain("k").ttl(ms(1000)).lease().await.unwrap();
     let adopted = there.adopt(lease.detach()).await.unwrap();
     sleep(ms(1300)).await;
@@ -353,7 +353,7 @@ pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
 /// A store that is away is no loss: told as such, and the lease can be adopted when it is back.
 pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
     let here = w.registry().await;
-    let there = w.builder().await.response_timeout(ms(300)).build();
+    let there = w.builder().await.response_timeout(ms(300)).build().unwrap();
     there.obtain("anything").inspect().await.unwrap();
     let lease = here.obtain("k").ttl(ms(9000)).lease().await.unwrap();
     let detached = lease.detach();

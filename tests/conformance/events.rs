@@ -4,7 +4,7 @@
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FusedStream;
-use lockstream::{FutureLockExt, LockEvent, Renewal};
+use lockstream::{FutureLockExt, LockEvent, Renewal, Token};
 use tokio::time::{Instant, sleep};
 
 use crate::scenarios;
@@ -14,7 +14,7 @@ use crate::watch::{
 use crate::world::{World, eventually, free, idle, ms, poll_once, waiting};
 
 /// The keys and tokens of events.
-fn about(told: &[LockEvent]) -> Vec<(Option<&str>, Option<u64>)> {
+fn about(told: &[LockEvent]) -> Vec<(Option<&str>, Option<Token>)> {
     told.iter()
         .map(|event| (event.key(), event.token()))
         .collect()
@@ -135,7 +135,7 @@ pub(crate) async fn a_turn_lost_does_not_end_a_wait<W: World>(w: &W) {
 }
 
 pub(crate) async fn passes_are_told<W: World>(w: &W) {
-    let registry = w.builder().await.local_span(ms(8000)).build();
+    let registry = w.builder().await.local_span(ms(8000)).build().unwrap();
     let first = registry.obtain("k").lease().await.unwrap();
     let mut events = registry.events();
     let lock = registry.obtain("k");
@@ -151,8 +151,12 @@ pub(crate) async fn passes_are_told<W: World>(w: &W) {
     let told = told_so_far(&mut events).await;
     let expected = "waiting waiting released passed acquired released passed acquired released";
     assert_names(&told, &expected.split(' ').collect::<Vec<_>>());
-    let tokens: Vec<_> = told[2..].iter().filter_map(LockEvent::token).collect();
-    let later = [0, 1, 1, 1, 2, 2, 2].map(|passes| token + passes);
+    let tokens: Vec<_> = told[2..]
+        .iter()
+        .filter_map(LockEvent::token)
+        .map(u64::from)
+        .collect();
+    let later = [0, 1, 1, 1, 2, 2, 2].map(|passes| token.get() + passes);
     assert_eq!(tokens, later);
 }
 
@@ -252,7 +256,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart<W: World>(w: &W) {
 
 pub(crate) async fn a_full_queue_is_told<W: World>(w: &W) {
     let holder = w.registry().await;
-    let registry = w.builder().await.max_waiters(1).build();
+    let registry = w.builder().await.max_waiters(1).build().unwrap();
     let _held = holder.obtain("k").lease().await.unwrap();
     let mut events = registry.events();
     let lock = registry.obtain("k");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::StreamExt;
 use futures::future::join_all;
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Token};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
@@ -38,8 +38,8 @@ pub(crate) async fn a_hundred_tasks_in_eight_processes_never_meet<W: World>(w: &
             for turn in 0..TURNS {
                 if turn % 2 == 0 {
                     let lease = lock.lease().await.unwrap();
-                    let before = newest.swap(lease.token(), Ordering::SeqCst);
-                    assert!(before < lease.token(), "tokens do not grow");
+                    let before = newest.swap(lease.token().get(), Ordering::SeqCst);
+                    assert!(before < lease.token().get(), "tokens do not grow");
                     counter.add_one().await;
                     lease.release().await.unwrap();
                 } else {
@@ -88,15 +88,15 @@ pub(crate) async fn comings_and_goings_break_nothing<W: World>(w: &W) {
 
 /// Where those are who hold a key: one lease at a time, which some may share.
 #[derive(Clone, Debug, Default)]
-struct Floor(Arc<Mutex<Vec<u64>>>);
+struct Floor(Arc<Mutex<Vec<Token>>>);
 
 struct Standing {
     floor: Floor,
-    token: u64,
+    token: Token,
 }
 
 impl Floor {
-    fn enter(&self, token: u64) -> Standing {
+    fn enter(&self, token: Token) -> Standing {
         let mut there = self.0.lock().unwrap();
         assert!(
             there.iter().all(|other| *other == token),
@@ -229,7 +229,7 @@ async fn any_turn<W: World>(
 pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
     w.leases_are_brief();
     w.set_latency(ms(1));
-    let small = w.builder().await.max_waiters(3).build();
+    let small = w.builder().await.max_waiters(3).build().unwrap();
     let [one, ends] = w.registries().await;
     let registries = [one, small, ends];
     let floors = [Floor::default(), Floor::default()];
@@ -273,8 +273,8 @@ pub(crate) async fn tokens_grow_over_ten_thousand_leases<W: World>(w: &W) {
     for turn in 0..10_000 {
         let lease = registries[turn % 2].obtain("k").lease_once().await;
         let lease = lease.unwrap().expect("nobody else wants it");
-        assert!(lease.token() > newest, "token {turn} does not grow");
-        newest = lease.token();
+        assert!(lease.token().get() > newest, "token {turn} does not grow");
+        newest = lease.token().get();
         lease.release().await.unwrap();
     }
     assert!(
@@ -288,12 +288,12 @@ pub(crate) async fn tokens_grow_through_passes<W: World>(w: &W) {
     let registry = w.registry().await;
     let newest = AtomicU64::new(0);
     let first = registry.obtain("k").lease().await.unwrap();
-    newest.store(first.token(), Ordering::SeqCst);
+    newest.store(first.token().get(), Ordering::SeqCst);
     tokio::join!(
         join_all((0..200).map(async |_| {
             let lease = registry.obtain("k").lease().await.unwrap();
-            let before = newest.swap(lease.token(), Ordering::SeqCst);
-            assert!(before < lease.token());
+            let before = newest.swap(lease.token().get(), Ordering::SeqCst);
+            assert!(before < lease.token().get());
             lease.release().await.unwrap();
         })),
         // When all stand in line.

@@ -1,11 +1,10 @@
-//! What is wrong with a key or a setting is told before anything is sent.
+//! What is wrong with a key, a ttl or a setting is told before anything is sent.
 
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use lockstream::{FutureLockExt, Lock, LockError, StreamLockExt};
 
-use crate::assert_err;
 use crate::watch::Builder;
 use crate::world::{World, ms};
 
@@ -75,13 +74,20 @@ pub(crate) async fn bad_ttls<W: World>(w: &W) {
     assert!(lock.release().await.unwrap());
 }
 
+/// Told when the registry is built, before the store is asked anything.
+///
 /// A response time-out without end was taken: when a call was overdue was more than the clock can show, and the
 /// connection's task on Redis panicked again and again, without a pause.
 pub(crate) async fn bad_settings<W: World>(w: &W) {
     type Change = fn(Builder) -> Builder;
-    let changes: [(&str, Change); 8] = [
+    let changes: [(&str, Change); 13] = [
         ("prefix", |builder| builder.prefix("")),
         ("prefix", |builder| builder.prefix("a~b")),
+        ("name", |builder| builder.name("")),
+        ("name", |builder| builder.name("a~b")),
+        ("name", |builder| builder.name("a:b")),
+        ("name", |builder| builder.name("a b")),
+        ("name", |builder| builder.name("é")),
         ("ttl", |builder| builder.ttl(Duration::ZERO)),
         ("ttl", |builder| builder.ttl(Duration::MAX)),
         ("max_waiters", |builder| builder.max_waiters(0)),
@@ -93,25 +99,25 @@ pub(crate) async fn bad_settings<W: World>(w: &W) {
             builder.response_timeout(Duration::MAX)
         }),
     ];
+    let (least, most) = (w.builder().await, w.builder().await);
     let mut builders = Vec::new();
     for (setting, change) in changes {
         builders.push((setting, change(w.builder().await)));
     }
     let before = w.commands();
     for (wrong, builder) in builders {
-        let registry = builder.build();
-        assert_refused(
-            &registry.obtain("k"),
-            |error| matches!(error, LockError::InvalidSetting { setting, .. } if *setting == wrong),
-        )
-        .await;
-        // The lock's own ttl does not mend the registry's.
-        assert_err!(
-            registry.obtain("k").ttl(ms(500)).acquire().await,
-            InvalidSetting,
-            "k"
-        );
-        assert_eq!(registry.in_use(), 0);
+        let error = builder.build().unwrap_err();
+        assert_eq!(error.setting(), wrong);
+        let told = format!("invalid setting `{wrong}`: {}", error.reason());
+        assert_eq!(error.to_string(), told);
     }
+    // The limits themselves will do.
+    let prefix = "x".repeat(128);
+    let least = least.ttl(ms(10)).max_waiters(1).local_passes(0);
+    least.response_timeout(ms(1)).build().unwrap();
+    let day = Duration::from_secs(24 * 60 * 60);
+    let most = most.ttl(day).local_passes(63).prefix(&prefix);
+    let most = most.name(&prefix[..64]);
+    most.response_timeout(day).build().unwrap();
     assert_eq!(w.commands(), before);
 }

@@ -62,7 +62,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 155;
+const CASES: usize = 157;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -70,7 +70,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 35;
+const CORE: usize = 37;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -92,6 +92,8 @@ suite! {
         a_future_polled_now_and_then_keeps_its_place,
         a_future_that_is_not_polled_has_taken_nothing,
         other_keys_and_prefixes_are_other_locks,
+        #[core]
+        a_name_is_seen_and_need_not_be_unique,
         #[core]
         nothing_is_left_of_a_wait,
         done_futures_say_so,
@@ -224,6 +226,8 @@ suite! {
         a_closed_registry_stays_closed,
         a_shutdown_dropped_goes_on,
         a_shutdown_does_not_wait_for_an_absent_store,
+        #[core]
+        a_drain_lets_work_end_and_takes_nobody,
     }
     invalid: in_runtime {
         bad_keys,

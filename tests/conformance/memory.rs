@@ -61,7 +61,7 @@ impl World for Memory {
     /// with a paused clock only as long as that has not moved on.
     fn crashed_holder(&self, key: &str, ttl: Duration) {
         // Unwatched: a dead process does not tell its end.
-        let lock = self.unwatched().build().obtain(key).ttl(ttl);
+        let lock = self.unwatched().build().unwrap().obtain(key).ttl(ttl);
         let dies = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_time()

@@ -50,7 +50,7 @@ pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
     w.set_offline(true);
     // On a connection that had stood an op might have got through, and then it is owed.
     let within = ms(500);
-    let registry = w.lazy_builder().response_timeout(within).build();
+    let registry = w.lazy_builder().response_timeout(within).build().unwrap();
     for _ in 0..3 {
         // Between two attempts to connect there may be seconds (G1), and nobody waits for that.
         let begin = Instant::now();
@@ -76,7 +76,7 @@ pub(crate) async fn a_store_that_comes_back_within_the_wait_serves_it<W: World>(
 
     // Also if it was away before the registry first spoke to it.
     w.set_offline(true);
-    let registry = w.lazy_builder().build();
+    let registry = w.lazy_builder().build().unwrap();
     let work = async { 1 }.with_lock((&registry, "k"));
     let (done, ()) = tokio::join!(work, async {
         sleep(ms(200)).await;
@@ -120,7 +120,7 @@ pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
 /// The work was done under a lease that held; that the store cannot be told does not undo it.
 pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w: &W) {
     let there = w.registry().await;
-    let here = w.builder().await.response_timeout(ms(500)).build();
+    let here = w.builder().await.response_timeout(ms(500)).build().unwrap();
     let lock = here.obtain("k").ttl(ms(8000));
     let begin = Instant::now();
     let work = async {
@@ -215,7 +215,7 @@ pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease<W: World>(w
 
 /// An answer that is not to be had in the registry's time is none.
 pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
-    let registry = w.builder().await.response_timeout(ms(300)).build();
+    let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     let lock = registry.obtain("k");
     assert!(lock.acquire_once().await.unwrap());
     assert!(lock.release().await.unwrap());

@@ -22,7 +22,7 @@ pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours<W: Wor
 
 pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock<W: World>(w: &W) {
     let builder = w.builder().await.ttl(ms(500));
-    let registry = builder.renewal(Renewal::watchdog()).build();
+    let registry = builder.renewal(Renewal::watchdog()).build().unwrap();
     let slow = async {
         sleep(ms(1200)).await;
         7

@@ -85,7 +85,10 @@ pub(crate) fn a_lease_of_one_runtime_is_released_on_another<W: World>(w: &W) {
 
 /// The same registry on one runtime after another, each time with all that needs tasks and timers.
 pub(crate) fn a_registry_outlives_its_runtimes<W: World>(w: &W) {
-    let (registry, other) = (w.lazy_builder().build(), w.lazy_builder().build());
+    let (registry, other) = (
+        w.lazy_builder().build().unwrap(),
+        w.lazy_builder().build().unwrap(),
+    );
     for _ in 0..3 {
         let runtime = runtime();
         runtime.block_on(async {
@@ -113,7 +116,10 @@ pub(crate) fn a_registry_outlives_its_runtimes<W: World>(w: &W) {
 /// Two runtimes at once, and the one on which the registry's tasks run goes: the other's waiters must neither wait past
 /// their time nor miss their turn.
 pub(crate) fn waiters_outlive_another_runtime<W: World>(w: &W) {
-    let (registry, other) = (w.lazy_builder().build(), w.lazy_builder().build());
+    let (registry, other) = (
+        w.lazy_builder().build().unwrap(),
+        w.lazy_builder().build().unwrap(),
+    );
     let (first, second) = (runtime(), runtime());
     let held = second
         .block_on(other.obtain("k").ttl(ms(8000)).lease())
@@ -152,7 +158,7 @@ pub(crate) fn waiters_outlive_another_runtime<W: World>(w: &W) {
 
 /// A lease whose registry's tasks went with another runtime still tells its end.
 pub(crate) fn a_loss_is_told_after_another_runtime_is_gone<W: World>(w: &W) {
-    let registry = w.lazy_builder().build();
+    let registry = w.lazy_builder().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let kept = first.block_on(registry.obtain("first").lease()).unwrap();
     let lost = second.spawn({
@@ -215,7 +221,7 @@ pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases<W: World>(w: &W) {
 
 /// As in a `static`: nothing but the first poll needs a runtime.
 pub(crate) fn a_registry_made_outside_a_runtime_works_in_one<W: World>(w: &W) {
-    let registry = w.lazy_builder().build();
+    let registry = w.lazy_builder().build().unwrap();
     let lock = registry.obtain("k");
     let acquire = lock.acquire();
     let work = async { 7 }.with_lock((&registry, "other"));

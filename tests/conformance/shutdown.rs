@@ -126,7 +126,7 @@ pub(crate) async fn a_shutdown_dropped_goes_on<W: World>(w: &W) {
 /// Three response time-outs at the latest; what is left then runs out by itself.
 pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W) {
     let there = w.registry().await;
-    let here = w.builder().await.response_timeout(ms(200)).build();
+    let here = w.builder().await.response_timeout(ms(200)).build().unwrap();
     let lock = here.obtain("k");
     assert!(lock.acquire().await.unwrap());
     w.set_offline(true);
@@ -142,4 +142,37 @@ pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W
     let other = there.obtain("k");
     assert!(other.acquire().await.unwrap());
     assert!(begin.elapsed() <= ms(2000) + W::LATE);
+}
+
+/// For longer than its ttl, since it is renewed.
+pub(crate) async fn a_drain_lets_work_end_and_takes_nobody<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lease = here.obtain("k").lease().await.unwrap();
+    let _theirs = there.obtain("theirs").lease().await.unwrap();
+    let waits = here.obtain("theirs");
+    let mut in_line = Box::pin(waits.lease());
+    assert!(poll_once(&mut in_line).await.is_none());
+    waiting(&waits, 1).await;
+    let mut behind = Box::pin(there.obtain("k").lease());
+    assert!(poll_once(&mut behind).await.is_none());
+    waiting(&there.obtain("k"), 1).await;
+
+    let begin = Instant::now();
+    let mut drain = here.drain(ms(60_000));
+    assert!(poll_once(&mut drain).await.is_none());
+    assert_err!(in_line.await, Closed, "theirs");
+    assert_err!(here.clone().obtain("other").lease().await, Closed, "other");
+    waiting(&there.obtain("theirs"), 0).await;
+    let still_held = tokio::time::sleep(ms(2500));
+    tokio::select! {
+        () = &mut drain => panic!("it is held"),
+        lost = lease.lost() => panic!("{lost}"),
+        () = still_held => {}
+    }
+    assert!(lease.is_valid() && poll_once(&mut behind).await.is_none());
+    lease.release().await.unwrap();
+    drain.await;
+    assert!(begin.elapsed() < ms(2500) + SOON);
+    assert_eq!(here.in_use(), 0);
+    behind.await.unwrap().release().await.unwrap();
 }

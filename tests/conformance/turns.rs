@@ -16,7 +16,7 @@ pub(crate) async fn processes_take_turns_in_order_of_arrival<W: World>(w: &W) {
     let watch = holder.obtain("k");
     let mut locks = Vec::new();
     for _ in 0..8 {
-        let registry = w.builder().await.local_passes(0).build();
+        let registry = w.builder().await.local_passes(0).build().unwrap();
         locks.push(registry.obtain("k"));
     }
     let mut in_line = Vec::new();
@@ -44,7 +44,7 @@ pub(crate) async fn processes_take_turns_in_order_of_arrival<W: World>(w: &W) {
 
 pub(crate) async fn waiters_of_one_process_take_turns_in_order_of_arrival<W: World>(w: &W) {
     for passes in [0, 16] {
-        let registry = w.builder().await.local_passes(passes).build();
+        let registry = w.builder().await.local_passes(passes).build().unwrap();
         let held = registry.obtain("k").lease().await.unwrap();
         let locks: Vec<_> = (0..20).map(|_| registry.obtain("k")).collect();
         let mut in_line = Vec::new();
@@ -189,7 +189,7 @@ pub(crate) async fn a_turn_lost_after_the_wait_is_busy<W: World>(w: &W) {
 
 pub(crate) async fn too_many_waiters_are_turned_away<W: World>(w: &W) {
     let holder = w.registry().await;
-    let registry = w.builder().await.max_waiters(2).build();
+    let registry = w.builder().await.max_waiters(2).build().unwrap();
     let held = holder.obtain("k").lease().await.unwrap();
     let lock = registry.obtain("k");
     let (mut one, mut two) = (lock.lease(), lock.clone().lease());

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
 use crate::world::{
-    World, assert_took, empty, free, idle, is_held, ms, poll_once, waited, waiting,
+    SOON, World, assert_took, empty, free, idle, is_held, ms, poll_once, waited, waiting,
 };
 
 pub(crate) async fn a_free_lock_is_had_at_once<W: World>(w: &W) {
@@ -275,7 +275,7 @@ pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &
 /// Keys are apart from one another, and so are prefixes.
 pub(crate) async fn other_keys_and_prefixes_are_other_locks<W: World>(w: &W) {
     let registry = w.registry().await;
-    let apart = w.builder().await.prefix("apart").build();
+    let apart = w.builder().await.prefix("apart").build().unwrap();
     let locks = [
         registry.obtain("a"),
         registry.obtain("b"),
@@ -341,4 +341,31 @@ pub(crate) async fn assert_panics<F: Future + Unpin>(future: &mut F) {
     let again = std::panic::AssertUnwindSafe(poll_once(future));
     let outcome = futures::FutureExt::catch_unwind(again).await;
     assert!(outcome.is_err(), "polled after it was done");
+}
+
+/// The name begins the owner, so it is in tickets, in grants, and on a server in the name of a channel.
+pub(crate) async fn a_name_is_seen_and_need_not_be_unique<W: World>(w: &W) {
+    let longest = "B.7_-".repeat(13)[..64].to_owned();
+    for name in ["billing-7", &longest] {
+        let named = async || w.builder().await.name(name).build().unwrap();
+        let (here, there) = (named().await, named().await);
+        let lock = here.obtain("k");
+        let first = lock.lease().await.unwrap();
+        let owner = lock.inspect().await.unwrap().owner.unwrap();
+        let (instance, _) = owner.split_once(':').unwrap();
+        let random = instance.strip_prefix(&format!("{name}~")).unwrap();
+        assert!(random.len() == 32 && random.bytes().all(|it| it.is_ascii_hexdigit()));
+        let mut next = Box::pin(there.obtain("k").lease());
+        assert!(poll_once(&mut next).await.is_none());
+        waiting(&lock, 1).await;
+        let begin = Instant::now();
+        first.release().await.unwrap();
+        let next = next.await.unwrap();
+        assert!(begin.elapsed() < SOON, "told by no grant");
+        let other = lock.inspect().await.unwrap().owner.unwrap();
+        assert!(other.starts_with(&format!("{name}~")) && !other.starts_with(instance));
+        let line = next.detach().to_string();
+        let adopted = here.adopt(line.parse().unwrap()).await.unwrap();
+        adopted.release().await.unwrap();
+    }
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use lockstream::stream::Events;
-use lockstream::{LockEvent, LockRegistry, LockRegistryBuilder, Renewal, Repeat};
+use lockstream::{
+    BuildError, LockEvent, LockRegistry, LockRegistryBuilder, Renewal, Repeat, Token,
+};
 use tokio::time::Instant;
 
 use crate::world::{BOUND, ms};
@@ -67,11 +69,11 @@ impl Watch {
 }
 
 impl Builder {
-    pub(crate) fn build(self) -> LockRegistry {
-        let registry = self.builder.build();
+    pub(crate) fn build(self) -> Result<LockRegistry, BuildError> {
+        let registry = self.builder.build()?;
         let events = registry.every_event();
         self.watch.events.lock().unwrap().push(events);
-        registry
+        Ok(registry)
     }
 }
 
@@ -88,6 +90,7 @@ macro_rules! setters {
 }
 setters! {
     prefix: &str,
+    name: &str,
     ttl: Duration,
     wait: Duration,
     repeat: Repeat,
@@ -136,14 +139,14 @@ struct Grammar {
     waiting: HashMap<u64, String>,
     known: HashSet<u64>,
     held: HashMap<String, Held>,
-    newest: HashMap<String, u64>,
+    newest: HashMap<String, Token>,
     /// What must come next.
     due: Option<Due>,
     up: Option<bool>,
 }
 
 struct Held {
-    token: u64,
+    token: Token,
     /// Its last renewal was told.
     last: bool,
     /// Its handle was dropped.
@@ -152,8 +155,8 @@ struct Held {
 
 #[derive(Debug, PartialEq)]
 enum Due {
-    Acquired(String, u64),
-    LastRenewal(String, u64),
+    Acquired(String, Token),
+    LastRenewal(String, Token),
 }
 
 type Heard = Result<(), String>;
@@ -191,7 +194,7 @@ impl Grammar {
             }
             LockEvent::QueueFull { key, waiter, .. } => self.end_wait(key, *waiter)?,
             LockEvent::Passed { key, token, .. } => {
-                must(token % 64 > 0, "a pass at the beginning of a tenure")?;
+                must(token.get() % 64 > 0, "a pass at the beginning of a tenure")?;
                 self.due = Some(Due::Acquired(key.to_string(), *token));
             }
             LockEvent::Acquired {
@@ -202,7 +205,7 @@ impl Grammar {
                 ..
             } => {
                 must(
-                    due.is_some() == (token % 64 > 0),
+                    due.is_some() == (token.get() % 64 > 0),
                     "a pass that was not told",
                 )?;
                 must(*waited <= most, "waited for longer than there was time")?;
@@ -277,7 +280,7 @@ impl Grammar {
         )
     }
 
-    fn held(&mut self, key: &str, token: u64) -> Result<&mut Held, String> {
+    fn held(&mut self, key: &str, token: Token) -> Result<&mut Held, String> {
         let held = self.held.get_mut(key).filter(|held| held.token == token);
         held.ok_or_else(|| "of a lease that is not held".to_owned())
     }

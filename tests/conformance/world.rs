@@ -56,7 +56,7 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// A registry whose line to the store stands.
     fn registry(&self) -> impl Future<Output = LockRegistry> {
         async {
-            let registry = self.builder().await.build();
+            let registry = self.builder().await.build().unwrap();
             registry.obtain("anything").inspect().await.unwrap();
             registry
         }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use lockstream::store::MemoryStore;
-use lockstream::{Lease, LockRegistry};
+use lockstream::{Lease, LockRegistry, Token};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -43,6 +43,7 @@ impl World {
                 .ttl(Duration::from_secs(9))
                 .wait(Duration::from_secs(60))
                 .build()
+                .unwrap()
         };
         let (here, there, behind) = (registry(), registry(), registry());
         Self {
@@ -55,7 +56,7 @@ impl World {
     }
 
     /// Nothing is held, waited for, kept or running any more; `last` was the last token.
-    pub(crate) async fn assert_clean(self, last: u64, what: &str) {
+    pub(crate) async fn assert_clean(self, last: Token, what: &str) {
         let probe = self.behind.obtain(KEY).lease_once().await.unwrap();
         let probe = probe.unwrap_or_else(|| panic!("{what}: the key is not free"));
         assert!(probe.token() > last, "{what}: tokens do not grow");
@@ -88,20 +89,20 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// Holds for a while, and tells when the key was free again.
-async fn hold(lease: Option<Lease>, floor: Floor) -> (u64, Instant) {
+async fn hold(lease: Option<Lease>, floor: Floor) -> (Option<Token>, Instant) {
     let Some(lease) = lease else {
-        return (0, Instant::now());
+        return (None, Instant::now());
     };
     let standing = floor.enter();
     sleep(3 * LATENCY).await;
     drop(standing);
     let token = lease.token();
     lease.release().await.unwrap();
-    (token, Instant::now())
+    (Some(token), Instant::now())
 }
 
 /// Comes after the victim, and tells when it got the key.
-async fn come_behind(registry: LockRegistry, floor: Floor) -> (u64, Instant) {
+async fn come_behind(registry: LockRegistry, floor: Floor) -> (Token, Instant) {
     sleep(Duration::from_millis(1)).await;
     let lease = registry.obtain(KEY).lease().await.unwrap();
     let at = Instant::now();
@@ -141,7 +142,7 @@ async fn drop_one(make: Make, holder: Holder, cut: Cut, what: &str) -> bool {
         late <= SOON,
         "{what}: the next waiter is served {late:?} late"
     );
-    assert!(token > held_token, "{what}: tokens do not grow");
+    assert!(Some(token) > held_token, "{what}: tokens do not grow");
     world.assert_clean(token, what).await;
     done
 }

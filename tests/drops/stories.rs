@@ -37,7 +37,7 @@ fn rows(witness: Witness) -> impl Stream<Item = ()> {
 #[tokio::test(start_paused = true)]
 async fn the_work_is_dropped_before_the_lock_is_given_back() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lock = locks.obtain("k");
     let seen = Arc::new(AtomicUsize::new(0));
     let witness = || Witness(store.clone(), seen.clone());
@@ -83,7 +83,7 @@ async fn the_work_is_dropped_before_the_lock_is_given_back() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_is_over_is_no_reason_not_to_get_the_lock() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lock = locks.obtain("k");
     let lease = lock.lease().await.unwrap();
     let mut waiting = lock.lease_within(Duration::from_secs(2));
@@ -160,7 +160,7 @@ async fn a_waker_may_take_a_lease_along() {
 #[tokio::test(start_paused = true)]
 async fn a_release_is_told_when_the_registry_hangs_up() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("a").lease().await.unwrap();
     let worked = tokio::spawn(FutureLockExt::with_lock(
         sleep(Duration::from_secs(1)),
@@ -195,7 +195,8 @@ async fn one_who_asks_once_and_looks_late_asks_again_with_all_its_time() {
     store.set_latency(Duration::from_millis(100));
     let locks = LockRegistry::builder(store)
         .ttl(Duration::from_secs(6))
-        .build();
+        .build()
+        .unwrap();
     let lock = locks.obtain("k");
     let mut asking = lock.acquire_once();
     assert!((&mut asking).now_or_never().is_none());
@@ -209,7 +210,7 @@ async fn one_who_asks_once_and_looks_late_asks_again_with_all_its_time() {
 #[test]
 fn an_op_outlives_the_runtime_that_it_ran_on() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -244,7 +245,7 @@ async fn an_outage_leaves_nothing_in_use() {
     };
     let before = tasks();
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     store.set_offline(true);
     for key in ["a", "b", "c"] {
         let told = locks.obtain(key).acquire_once().await;
@@ -263,7 +264,12 @@ async fn an_outage_leaves_nothing_in_use() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_amid_a_queue_leaves_nothing_in_use() {
     let store = MemoryStore::new();
-    let registry = || LockRegistry::builder(store.clone()).local_passes(0).build();
+    let registry = || {
+        LockRegistry::builder(store.clone())
+            .local_passes(0)
+            .build()
+            .unwrap()
+    };
     let (here, there) = (registry(), registry());
     let held = here.obtain("k").lease().await.unwrap();
     let mut queued = there.obtain("k").lease();
@@ -447,7 +453,8 @@ fn a_log_that_panics_at_a_loss_stops_no_renewal() {
             let store = MemoryStore::new();
             let locks = LockRegistry::builder(store.clone())
                 .ttl(Duration::from_secs(3))
-                .build();
+                .build()
+                .unwrap();
             let renewed = locks.obtain("renewed").lease().await.unwrap();
             let lock = locks.obtain("k").ttl(Duration::from_secs(1));
             let lease = lock.lease().await.unwrap();
@@ -481,7 +488,7 @@ fn a_policy_may_use_the_registry() {
             let user = "user x on >p ~* resetchannels +@all";
             let server = RedisServer::builder().config(user).start();
             let store = RedisStore::connect(server.url_with("x", "p", 0)).await;
-            let locks = LockRegistry::builder(store.unwrap()).build();
+            let locks = LockRegistry::builder(store.unwrap()).build().unwrap();
             let dropped = Arc::new(AtomicUsize::new(0));
             server.set("lock:k", "somebody else");
             let (registry, count) = (locks.clone(), dropped.clone());
@@ -518,7 +525,7 @@ fn a_policy_may_use_the_registry() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_whose_waker_panics_harms_no_other() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     store.set_latency(Duration::from_millis(50));
     let mut release = Box::pin(lease.release());

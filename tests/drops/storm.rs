@@ -25,8 +25,12 @@ struct Shared {
 impl Shared {
     async fn work(&self, lease: LeaseView, pause: Duration) {
         let _standing = self.floor.enter();
-        let before = self.last.swap(lease.token(), Ordering::SeqCst);
-        assert!(before < lease.token(), "{} after {before}", lease.token());
+        let before = self.last.swap(lease.token().get(), Ordering::SeqCst);
+        assert!(
+            before < lease.token().get(),
+            "{} after {before}",
+            lease.token()
+        );
         sleep(pause).await;
     }
 }
@@ -91,7 +95,7 @@ async fn storms(registries: &[LockRegistry]) {
     assert!(worked > 0, "nobody got the key");
     let lease = timeout(BOUND, registries[0].obtain("k").lease()).await;
     let lease = lease.expect("the key comes free").unwrap();
-    assert!(lease.token() > worked);
+    assert!(lease.token().get() > worked);
     lease.release().await.unwrap();
     let begin = Instant::now();
     while registries.iter().any(|locks| locks.in_use() > 0) {
@@ -105,7 +109,7 @@ async fn a_storm_on_a_memory_store() {
     for latency in [0, 1] {
         let store = MemoryStore::new();
         store.set_latency(Duration::from_millis(latency));
-        let registries = [(); 3].map(|()| LockRegistry::builder(store.clone()).build());
+        let registries = [(); 3].map(|()| LockRegistry::builder(store.clone()).build().unwrap());
         storms(&registries).await;
         assert_eq!(store.keys(), 0);
     }
@@ -121,7 +125,7 @@ async fn a_storm_on_a_server() {
             .await
             .unwrap();
         let builder = LockRegistry::builder(store).response_timeout(Duration::from_secs(10));
-        registries.push(builder.build());
+        registries.push(builder.build().unwrap());
     }
     storms(&registries).await;
     assert_eq!(server.keys("*"), ["lock:~fence"]);

@@ -9,8 +9,8 @@ use crate::{BOUND, builder, ms, nothing_left};
 const LONG: std::time::Duration = ms(30_000);
 
 async fn two(server: &RedisServer, proxy: &Proxy) -> (LockRegistry, LockRegistry) {
-    let here = builder(&server.url()).await.build();
-    let there = builder(&proxy.url()).await.build();
+    let here = builder(&server.url()).await.build().unwrap();
+    let there = builder(&proxy.url()).await.build().unwrap();
     // Its connection stands from here on.
     there.obtain("anything").inspect().await.unwrap();
     (here, there)
@@ -86,8 +86,8 @@ async fn an_adoption_is_lost_on_its_way() {
 async fn a_server_that_lost_its_data_has_nothing_to_adopt() {
     let mut server = RedisServer::start();
     let (here, there) = (
-        builder(&server.url()).await.build(),
-        builder(&server.url()).await.build(),
+        builder(&server.url()).await.build().unwrap(),
+        builder(&server.url()).await.build().unwrap(),
     );
     let detached = here.obtain("k").ttl(LONG).lease().await.unwrap().detach();
     server.restart();
@@ -109,8 +109,8 @@ async fn a_server_that_lost_its_data_has_nothing_to_adopt() {
 async fn what_a_stranger_put_there_is_not_adopted() {
     let server = RedisServer::start();
     let (here, there) = (
-        builder(&server.url()).await.build(),
-        builder(&server.url()).await.build(),
+        builder(&server.url()).await.build().unwrap(),
+        builder(&server.url()).await.build().unwrap(),
     );
     let detached = here.obtain("k").ttl(LONG).lease().await.unwrap().detach();
     server.set("lock:k", "a stranger");

@@ -50,7 +50,10 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) async fn set(server: &RedisServer, url: &str, ttl: Duration) -> Self {
-        let (holding, waiting) = (builder(url).await.build(), builder(url).await.build());
+        let (holding, waiting) = (
+            builder(url).await.build().unwrap(),
+            builder(url).await.build().unwrap(),
+        );
         Self::set_with(server, holding, waiting, ttl).await
     }
 

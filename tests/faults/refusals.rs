@@ -178,7 +178,13 @@ async fn clusterdown() {
     };
     slots("ADDSLOTSRANGE");
     is("cluster_state:ok");
-    let registry = async || builder(&server.url()).await.prefix("{app}").build();
+    let registry = async || {
+        builder(&server.url())
+            .await
+            .prefix("{app}")
+            .build()
+            .unwrap()
+    };
     let (holding, waiting) = (registry().await, registry().await);
     let lease = holding.obtain("k").ttl(LONG).lease().await.unwrap();
     let lock = waiting.obtain("k");

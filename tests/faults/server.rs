@@ -29,12 +29,15 @@ async fn connections_killed() {
 async fn connections_killed_while_the_lock_changes_hands() {
     let server = RedisServer::start();
     let url = server.url();
-    let (one, two) = (builder(&url).await.build(), builder(&url).await.build());
+    let (one, two) = (
+        builder(&url).await.build().unwrap(),
+        builder(&url).await.build().unwrap(),
+    );
     let mut last = 0;
     for round in 0..12 {
         let lease = one.obtain("k").lease().await.unwrap();
-        assert!(lease.token() > last, "tokens grow");
-        last = lease.token();
+        assert!(lease.token().get() > last, "tokens grow");
+        last = lease.token().get();
         let waiter = tokio::spawn(two.obtain("k").lease());
         if round % 3 > 0 {
             crate::wait_for_queue(&server, 1).await;
@@ -50,8 +53,8 @@ async fn connections_killed_while_the_lock_changes_hands() {
             .unwrap();
         released.unwrap();
         let next = served(waiter, BOUND).await;
-        assert!(next.token() > last, "tokens grow");
-        last = next.token();
+        assert!(next.token().get() > last, "tokens grow");
+        last = next.token().get();
         next.release().await.unwrap();
     }
     nothing_left(&server, &[&one, &two]).await;
@@ -129,7 +132,7 @@ async fn scripts_flushed() {
     let scene = Scene::set(&server, &server.url(), LONG).await;
     server.script_flush();
     scene.ends_well(&server).await;
-    let locks = builder(&server.url()).await.build();
+    let locks = builder(&server.url()).await.build().unwrap();
     for _ in 0..5 {
         let lease = locks.obtain("k").lease().await.unwrap();
         server.script_flush();
@@ -197,6 +200,7 @@ async fn stopped_for_longer_than_the_response_time_out() {
             .await
             .response_timeout(ms(400))
             .build()
+            .unwrap()
     };
     let scene = Scene::set_with(&server, quick().await, quick().await, LONG).await;
     server.stop();
@@ -226,7 +230,13 @@ async fn stopped_for_longer_than_the_response_time_out() {
 async fn stopped_amid_hand_overs() {
     let server = RedisServer::start();
     let url = server.url();
-    let quick = async || builder(&url).await.response_timeout(ms(300)).build();
+    let quick = async || {
+        builder(&url)
+            .await
+            .response_timeout(ms(300))
+            .build()
+            .unwrap()
+    };
     let (one, two) = (quick().await, quick().await);
     let tasks: Vec<_> = (0..8)
         .map(|task| {
@@ -298,7 +308,7 @@ async fn the_key_deleted_by_hand() {
     let scene = Scene::set(&server, &server.url(), LONG).await;
     let token = scene.lease.token();
     server.del("lock:k");
-    let third = builder(&server.url()).await.build();
+    let third = builder(&server.url()).await.build().unwrap();
     // Looks, finds it free, and serves the one who stands in line.
     assert!(!third.obtain("k").acquire_once().await.unwrap());
     let next = served(scene.waiter, BOUND).await;

@@ -48,8 +48,9 @@ async fn silent_while_it_is_released() {
         let holding = builder(&proxy.url())
             .await
             .response_timeout(ms(300))
-            .build();
-        let waiting = builder(&server.url()).await.build();
+            .build()
+            .unwrap();
+        let waiting = builder(&server.url()).await.build().unwrap();
         let scene = Scene::set_with(&server, holding, waiting, LONG).await;
         proxy.blackhole(way, true);
         let token = scene.lease.token();
@@ -76,11 +77,12 @@ async fn silent_while_it_is_released() {
 async fn silent_while_it_is_granted() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
-    let holding = builder(&server.url()).await.build();
+    let holding = builder(&server.url()).await.build().unwrap();
     let waiting = builder(&proxy.url())
         .await
         .response_timeout(ms(300))
-        .build();
+        .build()
+        .unwrap();
     let ttl = ms(2_000);
     let scene = Scene::set_with(&server, holding, waiting, ttl).await;
     proxy.blackhole(Way::ToClient, true);
@@ -101,11 +103,12 @@ async fn silent_while_it_is_granted() {
 async fn silent_for_a_waiter() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
-    let holding = builder(&server.url()).await.build();
+    let holding = builder(&server.url()).await.build().unwrap();
     let waiting = builder(&proxy.url())
         .await
         .response_timeout(ms(300))
-        .build();
+        .build()
+        .unwrap();
     let scene = Scene::set_with(&server, holding, waiting, ms(1_000)).await;
     // The old connection stays silent for ever; new ones are as good as new.
     proxy.hold(Way::Both, true);
@@ -127,8 +130,9 @@ async fn commands_that_arrive_late() {
     let slow = builder(&proxy.url())
         .await
         .response_timeout(ms(300))
-        .build();
-    let other = builder(&server.url()).await.build();
+        .build()
+        .unwrap();
+    let other = builder(&server.url()).await.build().unwrap();
     slow.obtain("warm")
         .lease()
         .await
@@ -172,7 +176,7 @@ async fn slow() {
 async fn slower_than_the_ttl() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
-    let locks = builder(&proxy.url()).await.build();
+    let locks = builder(&proxy.url()).await.build().unwrap();
     locks
         .obtain("warm")
         .lease()
@@ -233,8 +237,8 @@ async fn cut_again_and_again() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let (one, two) = (
-        builder(&proxy.url()).await.build(),
-        builder(&proxy.url()).await.build(),
+        builder(&proxy.url()).await.build().unwrap(),
+        builder(&proxy.url()).await.build().unwrap(),
     );
     let tasks: Vec<_> = (0..8)
         .map(|task| {

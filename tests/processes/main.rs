@@ -23,7 +23,8 @@ async fn registry(url: &str) -> Result<LockRegistry, StoreError> {
     let store = RedisStore::connect(url).await?;
     Ok(LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(10))
-        .build())
+        .build()
+        .unwrap())
 }
 
 /// Not a test, but what the other processes run.
@@ -71,7 +72,7 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over() {
         "taken from a holder that might live"
     );
     assert!(held_at_the_latest.elapsed() <= ttl + ms(500));
-    assert!(lease.token() > token);
+    assert!(lease.token().get() > token);
     lease.release().await.unwrap();
     assert_eq!(server.keys("*"), ["lock:~fence"]);
 }
@@ -97,7 +98,7 @@ async fn a_killed_waiter_is_passed_by() {
     lease.release().await.unwrap();
     let next: u64 = second.expect_line("holds ", BOUND).await.parse().unwrap();
     assert!(released.elapsed() < ms(1_000), "{:?}", released.elapsed());
-    assert!(next > token);
+    assert!(next > token.get());
     second.tell("release");
     second.expect_line("released", BOUND).await;
     assert_eq!(server.keys("*"), ["lock:~fence"]);
@@ -114,7 +115,11 @@ async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on() {
     holder.sigstop();
     let lease = timeout(ms(1_500), here.obtain("k").lease()).await;
     let lease = lease.expect("within its ttl and a margin").unwrap();
-    assert!(lease.token() > token, "{} after {token}", lease.token());
+    assert!(
+        lease.token().get() > token,
+        "{} after {token}",
+        lease.token()
+    );
     holder.sigcont();
     let told = holder.expect_line("ended ", BOUND).await;
     assert_eq!(told, format!("Lost {token}, polled late: false"));
@@ -151,7 +156,7 @@ async fn a_stopped_waiter_costs_its_own_ttl() {
     let token = next.token();
     next.release().await.unwrap();
     let last: u64 = stopped.expect_line("holds ", BOUND).await.parse().unwrap();
-    assert!(last > token);
+    assert!(last > token.get());
     stopped.tell("release");
     stopped.expect_line("released", BOUND).await;
 }

@@ -26,7 +26,7 @@ async fn registry(servers: &[RedisServer]) -> LockRegistry {
 /// A patient registry that is connected to all servers: what waits for a connection is not sent any more once the
 /// others have refused, so a waiter would not listen there.
 async fn patient(servers: &[RedisServer], builder: LockRegistryBuilder) -> LockRegistry {
-    let registry = builder.wait(Duration::from_secs(100)).build();
+    let registry = builder.wait(Duration::from_secs(100)).build().unwrap();
     let held = holds(servers, &registry, "another").await;
     held.release().await.unwrap();
     wait_until("all have let it go", BOUND, || {
@@ -65,6 +65,31 @@ async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<L
     })
     .await;
     waiter
+}
+
+/// The name is in the channel of its notices.
+#[tokio::test]
+async fn a_waiter_with_a_name_is_told() {
+    let servers = servers(3);
+    let named = || {
+        builder(&servers)
+            .repeat(Repeat::fixed(PAUSE))
+            .name("billing-7")
+    };
+    let (here, there) = (
+        patient(&servers, named()).await,
+        patient(&servers, named()).await,
+    );
+    let held = holds(&servers, &here, "k").await;
+    let seen = there.obtain("k").inspect().await.unwrap();
+    assert!(seen.owner.unwrap().starts_with("billing-7~"));
+    let waiter = waits(&servers, &there).await;
+    let begin = Instant::now();
+    held.release().await.unwrap();
+    let next = waiter.await.unwrap();
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    next.release().await.unwrap();
+    nothing_left(&servers, &[&here, &there]).await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use lockstream::{LockError, LockRegistry};
 use tokio::time::timeout;
 
 use super::hearing::Log;
+use super::support::chain;
 use super::{BOUND, ms, nothing_left, servers};
 
 /// The release of one gave back the vote of the other, and each was told as a lease lost. While it was held, one server
@@ -26,7 +27,8 @@ async fn one_server_by_two_names_has_one_vote() {
         let store = QuorumStore::new(nodes).unwrap().quarantine(None);
         let registry = LockRegistry::builder(store)
             .response_timeout(ms(1000))
-            .build();
+            .build()
+            .unwrap();
         let said = log.text().matches("are the same server").count();
         // Both of the servers are needed, and enough.
         for _ in 0..3 {
@@ -35,7 +37,7 @@ async fn one_server_by_two_names_has_one_vote() {
         }
         servers[1].kill();
         let error = registry.obtain("k").acquire_once().await.unwrap_err();
-        let text = error.to_string();
+        let text = chain(&error);
         assert!(matches!(error, LockError::Store { .. }), "{text}");
         assert!(text.contains("are the same server"), "{text}");
         servers[0].client_kill_all();

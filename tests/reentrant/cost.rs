@@ -35,7 +35,7 @@ async fn nest(locks: &LockRegistry) {
 #[tokio::test(start_paused = true)]
 async fn nested_locks_take_no_time() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     store.set_latency(ms(10));
     let begin = Instant::now();
     nest(&locks).await;

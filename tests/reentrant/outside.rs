@@ -44,7 +44,7 @@ pub(crate) async fn another_registry_waits<W: World>(s: &Scene<W>) {
     let nested = s.there.obtain(KEY).wait(BRIEF).reentrant();
     let told = nested.lease().with_lock(&s.lock).await.unwrap();
     assert_waited_in_vain!(told);
-    let other = s.world.builder().await.prefix("other").build();
+    let other = s.world.builder().await.prefix("other").build().unwrap();
     let lease = async { other.obtain(KEY).reentrant().lease().await.unwrap() };
     let lease = lease.with_lock(&s.lock).await.unwrap();
     assert!(!s.is_busy().await, "another prefix is another lock");

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use lockstream::store::MemoryStore;
-use lockstream::{Lock, LockRegistry, LockRegistryBuilder, Renewal};
+use lockstream::{Lock, LockRegistry, LockRegistryBuilder, Renewal, Token};
 use tokio::time::{sleep, timeout};
 
 pub(crate) const fn ms(millis: u64) -> Duration {
@@ -92,7 +92,7 @@ impl<W: World> Scene<W> {
                 .renewal(Renewal::off())
                 .wait(BOUND)
                 .response_timeout(BOUND);
-            set(builder).build()
+            set(builder).build().unwrap()
         };
         let (here, there) = (registry().await, registry().await);
         let lock = here.obtain(KEY);
@@ -113,7 +113,7 @@ impl<W: World> Scene<W> {
     }
 
     /// The end of what is nested: the lock is held, also after some polls.
-    pub(crate) async fn inmost(&self) -> u64 {
+    pub(crate) async fn inmost(&self) -> Token {
         assert!(self.is_busy().await);
         tokio::task::yield_now().await;
         assert!(self.is_busy().await);

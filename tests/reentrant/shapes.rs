@@ -6,7 +6,7 @@ use std::future::pending;
 
 use futures::future::{LocalBoxFuture, join_all};
 use futures::{FutureExt, StreamExt, stream};
-use lockstream::{FutureLockExt, Lease, Lock, StreamLockExt};
+use lockstream::{FutureLockExt, Lease, Lock, StreamLockExt, Token};
 use proptest::prelude::*;
 use tokio::task::yield_now;
 use tokio::time::timeout;
@@ -67,7 +67,7 @@ struct Stage {
     scene: Scene<Memory>,
     guards: RefCell<Vec<Lease>>,
     handles: RefCell<Vec<Lock>>,
-    token: RefCell<Option<u64>>,
+    token: RefCell<Option<Token>>,
 }
 
 impl Stage {

@@ -7,7 +7,7 @@ use std::task::Poll;
 use futures::future::{BoxFuture, join_all, ready};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use lockstream::{FutureLockExt, Lease, LockError, StreamLockExt};
+use lockstream::{FutureLockExt, Lease, LockError, StreamLockExt, Token};
 use tokio::task::yield_now;
 
 use crate::scene::{KEY, Scene, World};
@@ -82,7 +82,7 @@ pub(crate) async fn three_deep_through_try_join<W: World>(s: &Scene<W>) {
         // One branch fails: the others are dropped, and the lock is held on.
         let failing = async {
             yield_now().await;
-            Err::<u64, _>(s.lock.lease_within(crate::scene::ms(1)).await.unwrap_err())
+            Err::<Token, _>(s.lock.lease_within(crate::scene::ms(1)).await.unwrap_err())
         };
         let told = tokio::try_join!(work().try_with_lock(&s.nested), failing);
         assert!(told.is_err_and(|error| error.is_not_acquired()));
@@ -93,7 +93,7 @@ pub(crate) async fn three_deep_through_try_join<W: World>(s: &Scene<W>) {
 }
 
 pub(crate) async fn three_deep_through_boxed_futures<W: World>(s: &Scene<W>) {
-    fn deeper<W: World>(s: &Scene<W>, levels: u32) -> BoxFuture<'_, u64> {
+    fn deeper<W: World>(s: &Scene<W>, levels: u32) -> BoxFuture<'_, Token> {
         if levels == 0 {
             // No future of the scene's own is `Send` for all worlds.
             return async {

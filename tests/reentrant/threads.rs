@@ -25,6 +25,7 @@ fn two() -> (LockRegistry, LockRegistry) {
             .renewal(Renewal::off())
             .wait(BOUND)
             .build()
+            .unwrap()
     };
     (registry(), registry())
 }
@@ -168,10 +169,10 @@ async fn two_that_end_at_once() {
         let [left, right] = carried.with_lock(&lock).await.unwrap();
         let (left, right) = (left.unwrap(), right.unwrap());
         assert!(
-            left.token() > last,
+            left.token().get() > last,
             "the last round's lease is still shared"
         );
-        last = left.token();
+        last = left.token().get();
         let start = Arc::new(Barrier::new(2));
         let ends = [left, right].map(|lease| {
             let start = start.clone();

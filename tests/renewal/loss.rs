@@ -107,7 +107,7 @@ async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
     let ttl = ms(4000);
     for killed in [false, true] {
         let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
-        let locks = quick.build();
+        let locks = quick.build().unwrap();
         let lease = locks.obtain("k").lease().await.unwrap();
         if killed {
             server.kill();
@@ -139,7 +139,7 @@ async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
     let ttl = ms(1200);
     for killed in [false, true] {
         let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
-        let locks = quick.build();
+        let locks = quick.build().unwrap();
         let begin = Instant::now();
         let lease = locks.obtain("k").lease().await.unwrap();
         if killed {
@@ -177,7 +177,7 @@ async fn an_outage_that_costs_leases_is_in_the_log_once() {
         assert!(lease.lost().await.is_lost());
         let told = lines_with(&log, &address);
         assert_eq!(told.len(), outages, "{told:?}");
-        assert!(told.iter().all(|line| line.contains("the store is away")));
+        assert!(told.iter().all(|line| line.contains("store unreachable")));
         server.restart();
         drop(lease);
         let next = timeout(BOUND, locks.obtain("k").lease()).await;
@@ -324,7 +324,7 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
         let token = format!("token={}", view.token());
         assert!(told[0].contains("lost") && told[0].contains(&token));
         let why = match by {
-            By::Deadline => "its ttl was over",
+            By::Deadline => "expired before",
             By::Renewal | By::Release => "deleted or overwritten",
         };
         assert!(told[0].contains(why), "{told:?}");

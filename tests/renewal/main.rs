@@ -51,7 +51,7 @@ pub(crate) async fn builder(url: &str, ttl: Duration) -> LockRegistryBuilder {
 }
 
 pub(crate) async fn registry(url: &str, ttl: Duration) -> LockRegistry {
-    builder(url, ttl).await.build()
+    builder(url, ttl).await.build().unwrap()
 }
 
 /// How often the server was asked to renew: each connection tries its rights once, and asks for its

@@ -246,7 +246,11 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
     let working = Arc::new(AtomicUsize::new(0));
     let mut processes = Vec::new();
     for process in 0..PROCESSES {
-        let locks = builder(&server.url(), ttl).await.wait(ms(100)).build();
+        let locks = builder(&server.url(), ttl)
+            .await
+            .wait(ms(100))
+            .build()
+            .unwrap();
         let working = working.clone();
         if process > 0 {
             wait_until("the first works", BOUND, || server.exists("lock:channel")).await;
@@ -298,7 +302,8 @@ async fn a_lock_with_a_ttl_of_its_own_has_no_watchdog() {
     let off = builder(&server.url(), ms(600))
         .await
         .renewal(Renewal::off())
-        .build();
+        .build()
+        .unwrap();
     for (locks, ttl) in [(&locks, Some(ms(600))), (&off, None)] {
         let lock = locks.obtain("k");
         let lock = ttl.map_or(lock.clone(), |ttl| lock.ttl(ttl));

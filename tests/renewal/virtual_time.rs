@@ -19,8 +19,8 @@ const TTL: Duration = Duration::from_secs(30);
 #[tokio::test(start_paused = true)]
 async fn by_default_a_stream_of_days_keeps_its_lock() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
-    let others = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    let others = LockRegistry::builder(store.clone()).build().unwrap();
     let rows = stream::iter(0..72).then(async |hour| {
         sleep(Duration::from_secs(3600)).await;
         hour
@@ -40,7 +40,7 @@ async fn renewed_over_a_slow_line() {
     for latency in [0, 1, 400, 5_000, 9_000] {
         let store = MemoryStore::new();
         let builder = LockRegistry::builder(store.clone()).response_timeout(TTL);
-        let locks = builder.build();
+        let locks = builder.build().unwrap();
         store.set_latency(ms(latency));
         let lease = locks.obtain("k").lease().await.unwrap();
         sleep(100 * TTL).await;
@@ -84,7 +84,7 @@ async fn work_is_dropped_in_the_moment_of_its_loss() {
     }
     for (as_stream, early) in [(false, false), (false, true), (true, false), (true, true)] {
         let store = MemoryStore::new();
-        let locks = LockRegistry::builder(store.clone()).build();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
         let lock = locks.obtain("k");
         let dropped = Arc::new(Mutex::new(None));
         let inside = Dropped(dropped.clone());
@@ -138,7 +138,7 @@ async fn a_store_that_goes_away_is_a_loss_at_the_deadline() {
     // From one renewal to the next, with room for the two.
     for away in (0..33).map(|at| ms(20_100 + at * 300)) {
         let store = MemoryStore::new();
-        let locks = LockRegistry::builder(store.clone()).build();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
         let begin = Instant::now();
         let lease = locks.obtain("k").lease().await.unwrap();
         sleep(away).await;
@@ -161,7 +161,7 @@ async fn a_store_that_goes_away_is_a_loss_at_the_deadline() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_goes_away_and_comes_back_in_time_loses_nothing() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     for away in 0..40 {
         sleep(ms(700 + 311 * away)).await;
@@ -209,7 +209,7 @@ async fn an_end_that_is_no_loss_is_never_told_as_one() {
     }
     for end in [End::Kept, End::Detached, End::OverASlowLine, End::Unheard] {
         let store = MemoryStore::new();
-        let locks = LockRegistry::builder(store.clone()).build();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
         let lock = locks.obtain("k").ttl(TTL);
         let lock = match end {
             End::Kept => lock.on_finish(OnFinish::LetExpire),
@@ -250,7 +250,7 @@ async fn ten_thousand_ends_around_a_renewal_leave_nothing() {
     let store = MemoryStore::new();
     let ttl = ms(90);
     let builder = LockRegistry::builder(store.clone()).ttl(ttl);
-    let locks = builder.response_timeout(TTL).build();
+    let locks = builder.response_timeout(TTL).build().unwrap();
     for cycle in 0..10_000_u64 {
         store.set_latency(ms(cycle % 13));
         let lock = locks.obtain("k");
@@ -308,7 +308,7 @@ async fn run_on_delivers_its_value() {
 #[tokio::test(start_paused = true)]
 async fn a_late_renewal_is_told_before_the_lease_is_lost() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let mut events = locks.events();
     let lease = locks.obtain("k").lease().await.unwrap();
     let begin = Instant::now();

@@ -151,7 +151,7 @@ async fn a_connection_that_knows_nothing_of_ours_is_not_kept() {
 async fn all_connections_are_cut_meanwhile() {
     let flock = Flock::start().await;
     let proxy = Proxy::to(&flock.primary);
-    let locks = builder(&proxy.url(), 2, LONG / 2).await.build();
+    let locks = builder(&proxy.url(), 2, LONG / 2).await.build().unwrap();
     flock.replicas[0].stop();
     let caller = tokio::spawn(locks.obtain("k").lease());
     for _ in 0..3 {

@@ -313,7 +313,12 @@ async fn the_right_to_wait_is_needed_on_a_cluster() {
         "{error}"
     );
     let locks = LockRegistry::builder(store().connect_lazy().unwrap());
-    let locks = locks.ttl(LONG).wait(LONG).response_timeout(BOUND).build();
+    let locks = locks
+        .ttl(LONG)
+        .wait(LONG)
+        .response_timeout(BOUND)
+        .build()
+        .unwrap();
     let told_at_once = timeout(BOUND, locks.obtain("k").lease()).await;
     let error = told(told_at_once.expect("waiting mends nothing"));
     assert!(
@@ -331,7 +336,7 @@ async fn the_right_to_wait_is_needed_on_a_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_on_a_cluster_that_is_dropped_leaves_no_connection() {
     let cluster = start().await;
-    let locks = builder(&cluster.url(), 1, ms(500)).await.build();
+    let locks = builder(&cluster.url(), 1, ms(500)).await.build().unwrap();
     cluster.server(3).stop();
     let key = key_at(&cluster, 0, "k");
     let caller = tokio::spawn(locks.obtain(&*key).lease());

@@ -102,7 +102,7 @@ pub(crate) fn asker(primary: &RedisServer) -> Option<u64> {
 }
 
 pub(crate) async fn registry(url: &str, least: u32, within: Duration) -> LockRegistry {
-    builder(url, least, within).await.build()
+    builder(url, least, within).await.build().unwrap()
 }
 
 pub(crate) async fn builder(url: &str, least: u32, within: Duration) -> LockRegistryBuilder {

@@ -32,8 +32,8 @@ async fn a_lease_must_last_longer_than_its_replicas_have() {
     };
     let quorum = QuorumStore::new([store(1, ms(100)), store(2, ms(1_000))]).unwrap();
     let [one, quorum] = [
-        LockRegistry::builder(store(1, ms(1_000))).build(),
-        LockRegistry::builder(quorum).build(),
+        LockRegistry::builder(store(1, ms(1_000))).build().unwrap(),
+        LockRegistry::builder(quorum).build().unwrap(),
     ];
     for locks in [one, quorum] {
         for (ttl, is_short) in [(999, true), (1_000, true), (1_001, false)] {
@@ -49,7 +49,9 @@ async fn a_lease_must_last_longer_than_its_replicas_have() {
 async fn no_replicas_are_not_asked() {
     let server = RedisServer::start();
     let store = RedisStore::builder(server.url()).min_replicas(0, LONG);
-    let locks = LockRegistry::builder(store.connect().await.unwrap()).build();
+    let locks = LockRegistry::builder(store.connect().await.unwrap())
+        .build()
+        .unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     assert_eq!(server.calls("wait"), 0);
     lease.release().await.unwrap();
@@ -60,7 +62,9 @@ async fn a_server_without_replicas_and_one_that_is_a_replica() {
     let flock = Flock::start().await;
     let alone = RedisServer::start();
     let store = RedisStore::builder(alone.url()).min_replicas(1, ms(50));
-    let locks = LockRegistry::builder(store.connect().await.unwrap()).build();
+    let locks = LockRegistry::builder(store.connect().await.unwrap())
+        .build()
+        .unwrap();
     let error = told(locks.obtain("k").acquire_once().await);
     assert!(error.to_string().contains(": 0 of 1 replicas"), "{error}");
 
@@ -79,7 +83,7 @@ async fn the_replicas_of_a_clients_server_are_asked() {
     let client = redis::Client::open(flock.primary.url()).unwrap();
     let builder = RedisStoreBuilder::from_client(client);
     let store = builder.min_replicas(2, ms(5_000)).connect().await.unwrap();
-    let locks = LockRegistry::builder(store).build();
+    let locks = LockRegistry::builder(store).build().unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     let owner = flock.primary.get("lock:k");
     assert!(owner.is_some());
@@ -111,7 +115,7 @@ async fn the_right_to_wait_is_needed() {
     );
 
     let locks = LockRegistry::builder(store().connect_lazy().unwrap());
-    let locks = locks.ttl(LONG).wait(LONG).build();
+    let locks = locks.ttl(LONG).wait(LONG).build().unwrap();
     let told_at_once = timeout(BOUND, locks.obtain("k").lease()).await;
     let error = told(told_at_once.expect("waiting mends nothing"));
     assert!(

@@ -3,7 +3,7 @@ use lockstream::{Lease, LockError, LockRegistry};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::support::{FAIL_OVER, RedisServer, Sentinel, Watched, wait_until};
+use crate::support::{FAIL_OVER, RedisServer, Sentinel, Watched, chain, wait_until};
 use crate::{BOUND, LONG, ms, registry};
 
 const QUEUE: &str = "{lock:k}:~queue1";
@@ -220,9 +220,10 @@ async fn all_sentinels_are_silent_and_the_primary_stays() {
     watched.sentinels.iter().for_each(Sentinel::stop);
     let others = LockRegistry::builder(RedisStore::connect_lazy(&*url).unwrap())
         .response_timeout(ms(200))
-        .build();
+        .build()
+        .unwrap();
     let told = others.obtain("k").lease_within(ms(1_500)).await;
-    let told = told.unwrap_err().to_string();
+    let told = chain(&told.unwrap_err());
     assert!(
         told.contains("primary of service \"mine\" not found"),
         "{told}"

@@ -39,5 +39,9 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 
 pub(crate) async fn registry(url: &str) -> LockRegistry {
     let store = RedisStore::connect(url).await.unwrap();
-    LockRegistry::builder(store).ttl(LONG).wait(LONG).build()
+    LockRegistry::builder(store)
+        .ttl(LONG)
+        .wait(LONG)
+        .build()
+        .unwrap()
 }

@@ -27,7 +27,11 @@ async fn a_fail_over_over_tls() {
     };
     let locks = async || {
         let store = trusting(&authority).connect().await.unwrap();
-        LockRegistry::builder(store).ttl(LONG).wait(LONG).build()
+        LockRegistry::builder(store)
+            .ttl(LONG)
+            .wait(LONG)
+            .build()
+            .unwrap()
     };
     let (holding, waiting) = (locks().await, locks().await);
     let lease = holding.obtain("k").lease().await.unwrap();

@@ -6,7 +6,9 @@ use std::pin::Pin;
 use futures::future::{join, join_all, select};
 use futures::{FutureExt, TryStreamExt, stream};
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal, StreamLockExt};
+use lockstream::{
+    FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal, StreamLockExt, Token,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, wait_until};
@@ -30,7 +32,7 @@ async fn reentrancy() {
     fn deep(
         lock: &Lock,
         left: u32,
-    ) -> Pin<Box<dyn Future<Output = Result<u64, LockError>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Token, LockError>> + Send + '_>> {
         let work = lock.with_lease(move |lease| async move {
             sleep(ms(5)).await;
             match left {
@@ -87,7 +89,7 @@ async fn reentrancy() {
 async fn key_kept_until_expiry() {
     let server = RedisServer::start();
     let dogged = builder(&server.url()).await.renewal(Renewal::watchdog());
-    let (here, there) = (dogged.build(), process(&server).await);
+    let (here, there) = (dogged.build().unwrap(), process(&server).await);
     warm(&here).await;
     let ttl = ms(1_200);
     for renewal in [Renewal::off(), Renewal::watchdog()] {

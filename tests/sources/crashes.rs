@@ -8,7 +8,7 @@ use crate::{BOUND, builder, ms, process, queued, released, secs, within};
 
 /// What the other processes do: hold `k`, renewed, until they are told otherwise or killed.
 pub(crate) async fn run(mut role: Role) {
-    let locks = builder(&role.env("URL")).await.build();
+    let locks = builder(&role.env("URL")).await.build().unwrap();
     let ttl = role.env("TTL").parse().unwrap();
     let lock = locks.obtain("k").ttl(ms(ttl)).wait(secs(60));
     let lock = lock.renewal(Renewal::watchdog());
@@ -49,7 +49,11 @@ async fn crashed_holder() {
     let lease = lease.unwrap().unwrap();
     let took = killed.elapsed();
     assert!(took + ms(50) >= ms(left as u64), "{took:?} of {left} ms");
-    assert!(lease.token() > token, "{} after {token}", lease.token());
+    assert!(
+        lease.token().get() > token,
+        "{} after {token}",
+        lease.token()
+    );
     // The dead one's watchdog does not come back.
     sleep(ttl).await;
     assert!(lease.is_valid() && server.exists("lock:k"));
@@ -91,7 +95,7 @@ async fn crashed_waiter() {
     assert!(begin.elapsed() < secs(2), "{:?}", begin.elapsed());
     assert!(lease.token() > token);
     assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]), 1);
-    let token = lease.token();
+    let token = lease.token().get();
     released(lease).await;
     let next: u64 = last.expect_line("holds ", BOUND).await.parse().unwrap();
     assert!(next > token);

@@ -18,7 +18,7 @@ async fn watchdog() {
     let server = RedisServer::start();
     let there = process(&server).await;
     let dogged = builder(&server.url()).await.renewal(Renewal::watchdog());
-    let here = dogged.ttl(ms(900)).build();
+    let here = dogged.ttl(ms(900)).build().unwrap();
     warm(&here).await;
     let lease = here.obtain("k").lease().await.unwrap();
     let begin = Instant::now();
@@ -45,7 +45,7 @@ async fn watchdog_of_a_stream_that_runs_for_days() {
     const MINUTES: usize = 3 * 24 * 60;
     let store = MemoryStore::new();
     let registry = LockRegistry::builder(store.clone()).renewal(Renewal::watchdog());
-    let (here, there) = (registry.build(), in_memory(&store));
+    let (here, there) = (registry.build().unwrap(), in_memory(&store));
     let ticks = IntervalStream::new(interval(secs(60))).take(MINUTES);
     let mut ticks = std::pin::pin!(ticks.with_lock((&here, "k")));
     let (begin, other) = (Instant::now(), there.obtain("k"));
@@ -104,7 +104,7 @@ async fn at_most_n_renewals() {
 async fn no_renewal_with_an_explicit_ttl() {
     let server = RedisServer::start();
     let dogged = builder(&server.url()).await.renewal(Renewal::watchdog());
-    let here = dogged.ttl(ms(600)).build();
+    let here = dogged.ttl(ms(600)).build().unwrap();
     warm(&here).await;
     let renewed = here.obtain("renewed").lease().await.unwrap();
     let asked = here.obtain("asked").ttl(ms(600));

@@ -96,7 +96,7 @@ async fn builder(url: &str) -> LockRegistryBuilder {
 
 /// A process whose line to the server stands, and whose scripts the server knows.
 async fn process(server: &RedisServer) -> LockRegistry {
-    let locks = builder(&server.url()).await.build();
+    let locks = builder(&server.url()).await.build().unwrap();
     warm(&locks).await;
     locks
 }
@@ -108,7 +108,7 @@ async fn warm(locks: &LockRegistry) {
 
 /// A process on a memory store that it shares with others.
 fn in_memory(store: &MemoryStore) -> LockRegistry {
-    LockRegistry::builder(store.clone()).build()
+    LockRegistry::builder(store.clone()).build().unwrap()
 }
 
 async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {

@@ -31,7 +31,10 @@ impl Mute {
         let user = "user x on >p ~* resetchannels +@all";
         let server = RedisServer::builder().config(user).start();
         let url = server.url_with("x", "p", 0);
-        let (holding, waiting) = (builder(&url).await.build(), builder(&url).await.build());
+        let (holding, waiting) = (
+            builder(&url).await.build().unwrap(),
+            builder(&url).await.build().unwrap(),
+        );
         warm(&waiting).await;
         let held = holding.obtain("k").ttl(secs(600)).lease().await.unwrap();
         server.reset_stats();

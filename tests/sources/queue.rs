@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::future::join_all;
 use lockstream::store::MemoryStore;
-use lockstream::{FutureLockExt, LockError, LockRegistry};
+use lockstream::{FutureLockExt, LockError, LockRegistry, Token};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, wait_until};
@@ -76,7 +76,7 @@ async fn one_ticket_a_process() {
     server.reset_stats();
     released(held).await;
     let tokens = within(12 * BOUND, "all had it", join_all(waiters)).await;
-    let tokens: HashSet<u64> = tokens.into_iter().map(Result::unwrap).collect();
+    let tokens: HashSet<Token> = tokens.into_iter().map(Result::unwrap).collect();
     assert_eq!(tokens.len(), 3 * WAITERS, "two leases with one token");
     let calls = server.calls("evalsha");
     assert!(calls < 2 * 3 * WAITERS as u64, "{calls} calls");
@@ -92,7 +92,7 @@ async fn bounded_queue() {
     let server = RedisServer::start();
     let holder = process(&server).await;
     let bounded = builder(&server.url()).await.max_waiters(LIMIT);
-    let bounded = bounded.wait(secs(60)).build();
+    let bounded = bounded.wait(secs(60)).build().unwrap();
     warm(&bounded).await;
     let held = holder.obtain("k").ttl(secs(60)).lease().await.unwrap();
     let lock = bounded.obtain("k").ttl(secs(60));
@@ -166,7 +166,10 @@ async fn bounded_queue() {
 #[tokio::test(start_paused = true)]
 async fn a_bounded_queue_at_a_slow_server() {
     let store = MemoryStore::new();
-    let locks = LockRegistry::builder(store.clone()).max_waiters(2).build();
+    let locks = LockRegistry::builder(store.clone())
+        .max_waiters(2)
+        .build()
+        .unwrap();
     let lock = locks.obtain("k").ttl(secs(60));
     store.set_latency(ms(100));
     let handles: Vec<_> = (0..4).map(|_| lock.clone()).collect();

@@ -41,7 +41,11 @@ async fn obtain() {
     // Another name, and another registry's prefix: other locks.
     let other = there.obtain("order:43");
     assert!(other.acquire_once().await.unwrap());
-    let apart = builder(&server.url()).await.prefix("apart").build();
+    let apart = builder(&server.url())
+        .await
+        .prefix("apart")
+        .build()
+        .unwrap();
     let apart = apart.obtain("order:42");
     assert!(apart.acquire_once().await.unwrap());
 
@@ -56,7 +60,9 @@ async fn obtain() {
     // Nor does it need a server.
     let proxy = Proxy::to(&server);
     proxy.refuse();
-    let absent = LockRegistry::builder(RedisStore::connect_lazy(proxy.url()).unwrap()).build();
+    let absent = LockRegistry::builder(RedisStore::connect_lazy(proxy.url()).unwrap())
+        .build()
+        .unwrap();
     let lock = absent.obtain("order:44");
     assert!(lock.acquire_once().await.is_err());
     proxy.accept();
@@ -103,7 +109,10 @@ async fn acquire_with_the_default_wait() {
     assert!(!lock.acquire().await.unwrap());
     assert_took(begin, secs(30), ms(0));
 
-    let hasty = LockRegistry::builder(store.clone()).wait(secs(5)).build();
+    let hasty = LockRegistry::builder(store.clone())
+        .wait(secs(5))
+        .build()
+        .unwrap();
     let hasty = hasty.obtain("k");
     let begin = Instant::now();
     assert!(!hasty.acquire().await.unwrap());

@@ -48,6 +48,15 @@ pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+/// What an error says, and each of its causes, as `{:#}` of `anyhow` has it.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
 /// Waits until `condition` holds, and panics naming `what` when it does not `within` that time.
 ///
 /// Both the bound and the pauses are real time, whatever the runtime's clock does meanwhile.

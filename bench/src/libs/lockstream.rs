@@ -18,10 +18,11 @@ impl Library for Lockstream {
     async fn connect(url: &str, passes: Passes) -> Outcome<Self> {
         let store = RedisStore::connect(url).await.map_err(told("connect"))?;
         let builder = LockRegistry::builder(store);
-        let registry = match passes {
-            Passes::Default => builder.build(),
-            Passes::None => builder.local_passes(0).build(),
+        let builder = match passes {
+            Passes::Default => builder,
+            Passes::None => builder.local_passes(0),
         };
+        let registry = builder.build().map_err(told("build"))?;
         Ok(Self { registry })
     }
 

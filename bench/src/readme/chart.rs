@@ -87,14 +87,14 @@ const PANELS: [Panel; 8] = [
 ];
 
 /// The picture, as SVG.
-pub(super) fn epoch(speed: &Speed) -> Outcome<String> {
+pub(super) fn draw(speed: &Speed) -> Outcome<String> {
     let rows = PANELS.len().div_ceil(COLUMNS);
     let size = (PANEL.0 * COLUMNS as u32, PANEL.1 * rows as u32);
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
         for (panel, area) in PANELS.iter().zip(area.split_evenly((rows, COLUMNS))) {
-            panel.epoch(&area, speed).map_err(told(panel.title))?;
+            panel.draw(&area, speed).map_err(told(panel.title))?;
         }
         area.present().map_err(told("docs/speed.svg"))?;
     }
@@ -125,7 +125,7 @@ impl Panel {
         (part * f64::from(LENGTH)).round() as i32
     }
 
-    fn epoch(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, speed: &Speed) -> Drawn {
+    fn draw(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, speed: &Speed) -> Drawn {
         let values: Vec<(Lib, Option<f64>)> = Lib::ALL
             .into_iter()
             .map(|lib| (lib, speed.median(self.scenario, lib, self.figure)))
@@ -136,32 +136,32 @@ impl Panel {
             style.pos(Pos::new(horizontal, vertical))
         };
         let title = style(15, HPos::Left, VPos::Top);
-        area.epoch(&Text::new(self.title, (8, 6), title))?;
+        area.draw(&Text::new(self.title, (8, 6), title))?;
 
         let bottom = TOP + ROW * Lib::ALL.len() as i32;
         let line = |from, to| PathElement::new(vec![from, to], TEXT.mix(0.6));
-        area.epoch(&line((LEFT, TOP - 2), (LEFT, bottom)))?;
+        area.draw(&line((LEFT, TOP - 2), (LEFT, bottom)))?;
         if let Scale::Tens(least) = self.scale {
-            area.epoch(&line((LEFT, bottom), (LEFT + LENGTH, bottom)))?;
+            area.draw(&line((LEFT, bottom), (LEFT + LENGTH, bottom)))?;
             let tens = (most / least).log10().round() as i32;
             for value in (0..=tens).map(|ten| least * 10f64.powi(ten)) {
                 let x = LEFT + self.length(value, most);
-                area.epoch(&line((x, bottom), (x, bottom + 4)))?;
+                area.draw(&line((x, bottom), (x, bottom + 4)))?;
                 let under = style(11, HPos::Center, VPos::Top);
-                area.epoch(&Text::new(short(value), (x, bottom + 5), under))?;
+                area.draw(&Text::new(short(value), (x, bottom + 5), under))?;
             }
         }
         for (row, (lib, value)) in values.into_iter().enumerate() {
             let top = TOP + ROW * row as i32 + (ROW - BAR) / 2;
             let middle = top + BAR / 2 + 1;
             let before = style(14, HPos::Right, VPos::Center);
-            area.epoch(&Text::new(lib.name(), (LEFT - 8, middle), before))?;
+            area.draw(&Text::new(lib.name(), (LEFT - 8, middle), before))?;
             let length = value.map_or(0, |value| self.length(value, most));
             let corners = [(LEFT, top), (LEFT + length, top + BAR)];
-            area.epoch(&Rectangle::new(corners, colour(lib).filled()))?;
+            area.draw(&Rectangle::new(corners, colour(lib).filled()))?;
             let number = value.map_or("failed".to_owned(), short);
             let after = style(14, HPos::Left, VPos::Center);
-            area.epoch(&Text::new(number, (LEFT + length + 5, middle), after))?;
+            area.draw(&Text::new(number, (LEFT + length + 5, middle), after))?;
         }
         Ok(())
     }

@@ -72,7 +72,7 @@ pub(crate) fn run_file() -> PathBuf {
 pub(crate) fn make() -> Outcome<()> {
     let speed = Speed::parse(&read(&run_file())?)?;
     let chart = root().join("docs/speed.svg");
-    write(&chart, &chart::epoch(&speed)?)?;
+    write(&chart, &chart::draw(&speed)?)?;
     let readme = root().join("README.md");
     let text = with_part(&read(&readme)?, &part(&speed))?;
     write(&readme, &text)
@@ -139,7 +139,7 @@ mod tests {
         );
         let chart = read(&root().join("docs/speed.svg")).unwrap();
         assert!(
-            chart == chart::epoch(&speed).unwrap(),
+            chart == chart::draw(&speed).unwrap(),
             "docs/speed.svg is not of docs/speed.json; {again}"
         );
     }

@@ -71,7 +71,9 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
 pub(super) async fn work(job: &Job, mut boss: Boss) -> Outcome<()> {
     let store = RedisStore::connect(&job.url).await;
     let store = store.map_err(told("connect"))?;
-    let registry = LockRegistry::builder(store).build();
+    let registry = LockRegistry::builder(store)
+        .build()
+        .map_err(told("build"))?;
     drop(take(&registry, LEASES).await?);
     boss.ready().await?;
 

@@ -117,7 +117,7 @@ pub(super) async fn work(url: &str, mut boss: Boss) -> Outcome<()> {
 /// One that opens its connections when it first needs them.
 pub(super) fn registry(url: &str) -> Outcome<LockRegistry> {
     let store = RedisStore::connect_lazy(url).map_err(told("open"))?;
-    Ok(LockRegistry::builder(store).build())
+    LockRegistry::builder(store).build().map_err(told("build"))
 }
 
 async fn take(registry: &LockRegistry, wanted: &Leases, number: usize) -> Option<Lease> {

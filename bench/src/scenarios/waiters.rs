@@ -72,7 +72,9 @@ pub(super) async fn work(job: &Job, boss: Boss) -> Outcome<()> {
         return wait_for_a_semaphore(boss).await;
     }
     let store = RedisStore::connect(&job.url).await;
-    let registry = LockRegistry::builder(store.map_err(told("connect"))?).build();
+    let registry = LockRegistry::builder(store.map_err(told("connect"))?)
+        .build()
+        .map_err(told("build"))?;
     if job.role == HOLDER {
         hold(&registry, boss).await
     } else {

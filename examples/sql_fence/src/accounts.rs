@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use lockstream::Token;
 use rusqlite::{Connection, params};
 
 const ID: i64 = 1;
@@ -45,8 +46,8 @@ impl<'a> Accounts<'a> {
     }
 
     /// Writes the balance under a lease's token; false if it was refused.
-    pub(crate) fn write(self, balance: i64, token: u64) -> rusqlite::Result<bool> {
-        let token = i64::try_from(token).expect("a fencing token fits an i64");
+    pub(crate) fn write(self, balance: i64, token: Token) -> rusqlite::Result<bool> {
+        let token = token.as_i64();
         let connection = self.connect()?;
         let rows = if self.fenced {
             connection.execute(FENCED, params![balance, token, ID, token])?

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use lockstream::store::{MemoryStore, RedisStore};
-use lockstream::{LockError, LockRegistry, Renewal, StoreError};
+use lockstream::{BuildError, LockError, LockRegistry, Renewal, StoreError};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -43,13 +43,15 @@ const FEE: i64 = 1;
 enum Error {
     #[error("usage: sql-fence")]
     Usage,
-    #[error("the server in REDIS_URL cannot be used: {0}")]
+    #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
     #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error(transparent)]
     Lock(#[from] LockError),
-    #[error("SQLite: {0}")]
+    #[error("SQLite failed")]
     Sql(#[from] rusqlite::Error),
-    #[error("the holder cannot be run: {0}")]
+    #[error("the holder cannot be run")]
     Process(#[from] std::io::Error),
     #[error("the holder did not do what it is there for")]
     Slow,
@@ -76,7 +78,10 @@ async fn main() -> ExitCode {
     match ended {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("sql-fence: {error}");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
+            let told: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("sql-fence: {}", told.join(": "));
             match error {
                 Error::Usage => ExitCode::from(2),
                 Error::Interrupted => ExitCode::from(130),
@@ -110,12 +115,12 @@ impl Place {
         Ok(match self {
             Self::Here => {
                 let store = MemoryStore::new();
-                let locks = LockRegistry::builder(store.clone()).build();
+                let locks = LockRegistry::builder(store.clone()).build()?;
                 (locks, Slow::task(&file, fenced, store))
             }
             Self::Server { url, prefix } => {
                 let store = RedisStore::connect(&**url).await?;
-                let locks = LockRegistry::builder(store).prefix(prefix).build();
+                let locks = LockRegistry::builder(store).prefix(prefix).build()?;
                 (locks, Slow::process(&file, fenced, prefix)?)
             }
         })
@@ -197,7 +202,7 @@ async fn run(place: &Place, fenced: bool) -> Result<i64, Error> {
         let taken = accounts.write(balance, token)?;
         row(
             "quick",
-            token,
+            token.get(),
             &format!("pays {PAYMENT}, writes {balance}"),
             verdict(taken),
         );
@@ -205,7 +210,7 @@ async fn run(place: &Place, fenced: bool) -> Result<i64, Error> {
         let taken = accounts.write(balance, token)?;
         row(
             "quick",
-            token,
+            token.get(),
             &format!("a fee, writes {balance}"),
             &format!("{}, under the same token", verdict(taken)),
         );

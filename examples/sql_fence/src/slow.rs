@@ -73,7 +73,7 @@ async fn pay_in(
         let taken = lock.with_lease(async |lease| {
             let balance = accounts.balance()?;
             say(Said::Read {
-                token: lease.token(),
+                token: lease.token().get(),
                 balance,
             });
             orders.recv().await.ok_or(Error::Interrupted)?;
@@ -92,7 +92,7 @@ async fn pay_in(
 pub(crate) async fn be(file: &str, fenced: &str, prefix: &str) -> Result<(), Error> {
     let url = std::env::var("REDIS_URL").unwrap_or_default();
     let store = RedisStore::connect(url).await?;
-    let locks = LockRegistry::builder(store).prefix(prefix).build();
+    let locks = LockRegistry::builder(store).prefix(prefix).build()?;
     let (sender, orders) = mpsc::unbounded_channel();
     // A thread of its own: one that waits for a line must not keep the process from ending.
     std::thread::spawn(move || {
@@ -152,7 +152,9 @@ impl Slow {
         let (say, said) = mpsc::unbounded_channel();
         let file = file.to_owned();
         let task = tokio::spawn(async move {
-            let locks = LockRegistry::builder(store).build();
+            let locks = LockRegistry::builder(store)
+                .build()
+                .expect("the defaults are valid");
             let accounts = Accounts::open(&file, fenced);
             let say = |said| {
                 // Nobody listens when the other has failed.

@@ -37,7 +37,7 @@ fn impossible(key: &str, op: Op) -> StoreEvent {
 #[tokio::test(start_paused = true)]
 async fn a_broken_invariant_closes_the_registry_and_no_other() {
     let store = Silent::default();
-    let locks = LockRegistry::builder(store.clone()).build();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let engine = locks.engine().clone();
     let mut events = locks.events();
     let mut first = Box::pin(locks.obtain("held").lease());
@@ -105,7 +105,7 @@ async fn a_broken_invariant_closes_the_registry_and_no_other() {
 /// does not know of that one any more.
 #[tokio::test(start_paused = true)]
 async fn who_is_out_of_the_turnstile_at_the_panic_is_told_as_well() {
-    let locks = LockRegistry::builder(Silent::default()).build();
+    let locks = LockRegistry::builder(Silent::default()).build().unwrap();
     let mut waiting = Box::pin(locks.obtain("k").lease());
     assert!(futures::poll!(&mut waiting).is_pending());
     let done = locks.engine().at_once(|state, _| {
@@ -155,7 +155,8 @@ async fn a_panic_in_the_timer_is_told_at_once() {
         .renewal(Renewal::watchdog())
         .ttl(Duration::from_secs(30))
         .clock(Clock::new(faulty.clone()))
-        .build();
+        .build()
+        .unwrap();
     let lease = locks.obtain("k").lease().await.expect("it is free");
     tokio::time::sleep(Duration::from_secs(1)).await;
     faulty.0.store(true, Ordering::Relaxed);

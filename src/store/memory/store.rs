@@ -24,10 +24,10 @@ use crate::store::{LockStore, sealed};
 ///
 /// ```
 /// use lockstream::{LockRegistry, store::MemoryStore};
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::new();
-/// let here = LockRegistry::builder(store.clone()).build();
-/// let there = LockRegistry::builder(store).build();
+/// let here = LockRegistry::builder(store.clone()).build()?;
+/// let there = LockRegistry::builder(store).build()?;
 ///
 /// let lock = here.obtain("till");
 /// assert!(lock.acquire_once().await?);

@@ -72,8 +72,8 @@ use crate::store::{LockStore, sealed};
 /// use lockstream::store::{MemoryStore, QuorumStore};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let nodes = [MemoryStore::new(), MemoryStore::new(), MemoryStore::new()];
-/// let here = LockRegistry::builder(QuorumStore::new(nodes.clone())?).build();
-/// let there = LockRegistry::builder(QuorumStore::new(nodes)?).build();
+/// let here = LockRegistry::builder(QuorumStore::new(nodes.clone())?).build()?;
+/// let there = LockRegistry::builder(QuorumStore::new(nodes)?).build()?;
 ///
 /// let lock = here.obtain("till");
 /// assert!(lock.acquire_once().await?);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::keys::Names;
-use super::reply::is_epoch;
 use crate::settings::TTL;
 use crate::store::contract::{Grant, Owner};
+use crate::token::is_epoch;
 
 /// The format of grants that we understand; the one that `script.lua` writes.
 const FORMAT: &str = "1";

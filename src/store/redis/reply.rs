@@ -8,6 +8,7 @@ use super::call::spell;
 use super::fault::Refusal;
 use super::request::{Request, Wish};
 use crate::store::contract::{KeyStatus, Outcome, ServerTime};
+use crate::token::is_epoch;
 
 /// What a reply says about one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,12 +165,6 @@ fn text(value: &Value) -> Option<&str> {
 /// Milliseconds left; PTTL's negative numbers mean that there is no end, or no lock.
 fn read_left(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(Duration::from_millis)
-}
-
-/// Whether tokens made of it fit an i64, as all do for some thousand years (F2). A greater one would
-/// make the tokens of a tenure, and of all that follow, the same.
-pub(super) fn is_epoch(number: u64) -> bool {
-    i64::try_from(number).is_ok_and(|number| number <= i64::MAX / 64)
 }
 
 #[cfg(test)]

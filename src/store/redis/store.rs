@@ -307,7 +307,7 @@ impl RedisStoreBuilder {
     ///     .min_replicas(1, Duration::from_millis(200))
     ///     .connect()
     ///     .await?;
-    /// let locks = LockRegistry::builder(store).build();
+    /// let locks = LockRegistry::builder(store).build()?;
     /// # let _ = locks; Ok(()) }
     /// ```
     pub fn min_replicas(mut self, n: u32, within: Duration) -> Self {

@@ -236,7 +236,7 @@ impl World {
                 } else {
                     self.check_order(process, key, waiter);
                 }
-                self.lease_begins(process, key, id, token, deadline);
+                self.lease_begins(process, key, id, token.get(), deadline);
                 let visit = self.callers[id].visit;
                 if self.rng.chance(self.profile.sleepers) {
                     let ttl = self.callers[id].ttl;

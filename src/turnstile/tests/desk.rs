@@ -385,7 +385,7 @@ impl Desk {
                 token,
                 deadline,
                 leads,
-            } => (token, deadline.as_micros() as u64, leads),
+            } => (token.get(), deadline.as_micros() as u64, leads),
             other => panic!("{who} was to be granted, not told {other:?}"),
         }
     }

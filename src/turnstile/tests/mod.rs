@@ -3,6 +3,7 @@
 mod deadlines;
 mod desk;
 mod ends;
+mod epochs;
 mod keyspace;
 mod notices;
 mod owners;

@@ -259,9 +259,9 @@ impl Bench {
                 }),
                 Stage::Waiting,
             ) => {
-                assert!(!leads || token.is_multiple_of(64), "{token} is a pass");
-                assert!(*token > self.last_token, "F2: {token}");
-                self.last_token = *token;
+                assert!(!leads || !token.is_passed(), "{token} is a pass");
+                assert!(token.get() > self.last_token, "F2: {token}");
+                self.last_token = token.get();
                 self.check_deadline(*deadline);
                 let first = self
                     .callers

@@ -146,3 +146,55 @@ fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
     assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
     assert!(desk.turnstile.is_idle());
 }
+
+/// A drain: the holder is not told, and is renewed, while all others are turned away.
+#[test]
+fn o6_who_holds_goes_on_in_a_registry_that_takes_nobody() {
+    let mut desk = Desk::new();
+    let (a, owner) = desk.hold("a", fixed(9000).renewed(), 5);
+    desk.arrive("b", fixed(9000));
+    desk.feed(|turnstile, cx| turnstile.drain(cx));
+    assert!(matches!(desk.refused("b"), Refusal::Closed));
+    desk.arrive("c", fixed(9000));
+    assert!(matches!(desk.refused("c"), Refusal::Closed));
+    desk.wait_until(5000);
+    let renewal = desk.sent();
+    assert!(matches!(renewal, Op::Renew { owner: of, .. } if of == owner));
+    desk.reply(&renewal, Outcome::Renewed);
+    assert!(matches!(
+        desk.lease_told("a"),
+        LeaseVerdict::Prolonged { .. }
+    ));
+    desk.finish(a);
+    let release = desk.sent();
+    assert!(matches!(release, Op::Release { owner: of } if of == owner));
+    desk.reply(&release, Outcome::Gone { held: true });
+    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
+    assert!(desk.turnstile.is_idle());
+}
+
+/// A grant for a ticket that is being withdrawn, and a turn that nobody has looked at.
+#[test]
+fn o6_no_turn_begins_in_a_registry_that_takes_nobody() {
+    let mut desk = Desk::new();
+    desk.arrive("a", fixed(9000));
+    let enter = desk.sent();
+    desk.feed(|turnstile, cx| turnstile.drain(cx));
+    assert!(matches!(desk.refused("a"), Refusal::Closed));
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    let release = desk.sent();
+    assert!(matches!(release, Op::Release { owner } if owner == asker(&enter)));
+    desk.reply(&release, Outcome::Gone { held: true });
+    assert!(desk.turnstile.is_idle());
+
+    let mut desk = Desk::new();
+    let a = desk.arrive("a", fixed(9000));
+    let enter = desk.sent();
+    desk.reply(&enter, Outcome::Won { epoch: 5 });
+    desk.granted("a");
+    desk.feed(|turnstile, cx| turnstile.drain(cx));
+    assert!(matches!(desk.refused("a"), Refusal::Closed));
+    assert!(!desk.take(a));
+    let release = desk.sent();
+    assert!(matches!(release, Op::Release { owner } if owner == asker(&enter)));
+}

@@ -114,7 +114,7 @@ pub(super) async fn work(job: &Job, mut boss: Boss) -> Outcome<()> {
     }
     match waiters.try_join_next() {
         None => say("done", &()),
-        Some(Ok(Err(error))) => return Err(error.to_string()),
+        Some(Ok(Err(error))) => return Err(format!("{error:?}")),
         Some(_) => return Err("a waiter got a lock while it was held".to_owned()),
     }
     Ok(())

@@ -83,7 +83,7 @@ pub(super) async fn work(url: &str, mut boss: Boss) -> Outcome<()> {
             match lock.lease_within(Duration::from_nanos(left)).await {
                 // One whose server stood still for long may be told of that instead.
                 Err(LockError::NotAcquired { .. } | LockError::Store { .. }) => Ok(registry),
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(format!("{error:?}")),
                 Ok(_) => Err("a waiter got the lock while it was held".to_owned()),
             }
         });

@@ -178,7 +178,7 @@ async fn a_policy_that_panics_ends_its_own_wait_and_nothing_else() {
     let nodes = Node::many(1);
     nodes[0].set_delay(ms(1));
     let store = store(&nodes);
-    let registry = || LockRegistry::builder(store.clone()).build();
+    let registry = || LockRegistry::builder(store.clone()).build().unwrap();
     let (one, two) = (registry(), registry());
     let held = one.obtain("k").lease().await.unwrap();
     for policy in [

@@ -30,6 +30,7 @@ fn registry(nodes: &[Node]) -> LockRegistry {
         .repeat(Repeat::fixed(PAUSE))
         .wait(Duration::from_secs(100))
         .build()
+        .unwrap()
 }
 
 async fn lease(registry: &LockRegistry) -> Lease {

@@ -57,12 +57,12 @@ impl Referee {
             assert!(!holder.is_valid(), "two hold: {holder:?} and {lease:?}");
         }
         assert!(
-            lease.token() > self.token,
+            lease.token().get() > self.token,
             "{} after {}",
             lease.token(),
             self.token
         );
-        self.token = lease.token();
+        self.token = lease.token().get();
         self.holder = Some(lease);
         self.leases += 1;
     }
@@ -128,7 +128,7 @@ async fn run(profile: Profile, size: usize, seed: u64) -> Referee {
     }
     let registry = || {
         let builder = LockRegistry::builder(store.clone());
-        builder.response_timeout(ms(300)).build()
+        builder.response_timeout(ms(300)).build().unwrap()
     };
     let registries: Vec<_> = std::iter::repeat_with(registry).take(3).collect();
     let referee = Arc::<Mutex<Referee>>::default();

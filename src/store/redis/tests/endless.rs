@@ -56,7 +56,8 @@ fn talks(seen: Seen) -> impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static
 async fn ends_its_connection(store: RedisStore, seen: &Seen) {
     let locks = LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(60))
-        .build();
+        .build()
+        .unwrap();
     // Nothing is sent for the next twenty seconds.
     let lease = locks.obtain("k").ttl(Duration::from_secs(60)).lease().await;
     let lease = lease.unwrap();
@@ -110,7 +111,8 @@ async fn what_is_heard_has_no_end() {
     let store = RedisStore::connect_lazy(fake.url()).unwrap();
     let locks = LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(60))
-        .build();
+        .build()
+        .unwrap();
     let lease = locks.obtain("k").lease_once().await.unwrap();
     assert!(lease.is_some());
     assert_eq!(seen.lock().unwrap().connections, 1);

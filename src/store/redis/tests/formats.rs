@@ -278,7 +278,7 @@ async fn a_fence_of_a_later_time_is_gone_on_from() {
     let later = 2_000_000_000_000_000_u64;
     server.set(FENCE, &later.to_string());
     let lease = locks.obtain("k").lease().await.unwrap();
-    assert_eq!(lease.token(), (later + 1) * 64);
+    assert_eq!(lease.token().get(), (later + 1) * 64);
     lease.release().await.unwrap();
     assert_eq!(server.get(FENCE).unwrap(), (later + 1).to_string());
 }

@@ -39,7 +39,7 @@ async fn let_it_idle() {
 async fn a_connection_is_closed_when_nobody_needs_it_and_made_again_without_a_pause() {
     let server = RedisServer::start();
     let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let locks = LockRegistry::builder(store).ttl(IDLE * 60).build();
+    let locks = LockRegistry::builder(store).ttl(IDLE * 60).build().unwrap();
     let clients = || {
         let clients = server.clients().into_iter();
         clients.map(|client| client.id()).collect::<Vec<_>>()

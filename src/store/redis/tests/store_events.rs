@@ -59,7 +59,9 @@ async fn one_question_does_for_all_news_before_it() {
         .unwrap()
         .clone_into(&mut talk.lock().unwrap().port);
     let url = format!("redis+sentinel://{authority}/service");
-    let locks = LockRegistry::builder(RedisStore::connect_lazy(url).unwrap()).build();
+    let locks = LockRegistry::builder(RedisStore::connect_lazy(url).unwrap())
+        .build()
+        .unwrap();
     let turn = async || {
         let lease = locks.obtain("k").lease().await;
         lease.unwrap().release().await.unwrap();
