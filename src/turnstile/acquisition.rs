@@ -3,59 +3,60 @@ use super::time::{Point, Span, drift};
 use super::wait_queue::WaiterId;
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
-/// K3: how much longer than its lock the store keeps a queue.
+/// K3: the store keeps a queue this much longer than its lock.
 pub(super) const QUEUE_MARGIN: Span = Span::secs(60);
 
-/// What the store may have under an owner of ours.
+/// What the store may hold under one of our owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Footprint {
     Nothing,
     /// The lock, by an attempt whose answer never came.
     Lock,
-    /// A place among those that listen, or the lock.
+    /// A subscription to the release, or the lock.
     Subscription,
-    /// A ticket, or the lock by way of one.
+    /// A ticket, or the lock granted to it.
     Ticket,
 }
 
-/// One owner on its way to a tenure, and what we know about it.
+/// One owner that asks the store for the key, and what is known about it.
 #[derive(Debug)]
 pub(super) struct Acquisition {
     pub(super) owner: Owner,
-    /// What its ticket says; fixed when it is first sent (K1, W3).
+    /// The ttl on its ticket, fixed when it is first sent (K1, W3).
     pub(super) ttl: Span,
     pub(super) score: Option<u64>,
     pub(super) footprint: Footprint,
     /// Whether the store's last answer was that others hold the key.
     pub(super) is_busy: bool,
-    /// Who adopts by it, if it is not the line's.
+    /// The caller that adopts a lease with it. `None`: it is for the wait queue.
     pub(super) adopter: Option<WaiterId>,
     pub(super) notices: Notices,
-    /// Whose policy was asked for a pause, and has not answered yet.
+    /// The waiter whose policy was asked for a pause and has not answered yet.
     pub(super) asked_policy: Option<WaiterId>,
-    /// What its tenure will know of others if it comes by a yield to itself.
+    /// What its tenure will know of other registries if a yield gives it the key.
     pub(super) contention: Contention,
-    /// G3: when its ticket is withdrawn, while nobody here waits for the key.
+    /// G3: when its ticket is withdrawn. Set while nobody here waits for the key.
     pub(super) withdraw_at: Option<Point>,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
 
-/// W7: what notices of the lock being freed do to the pauses of the policy.
+/// W7: how notices of a release shorten the pauses of the policy.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
-    /// One came while the answer to a question was on its way.
+    /// A notice came while the store was being asked.
     pub(super) heard: bool,
-    /// The next question comes before its time: when that is.
+    /// When the policy's pause ends, if a notice has moved the next question before that.
     pub(super) due: Option<Point>,
-    /// How many did so since the policy was asked last.
+    /// How many questions were moved since the policy was last asked.
     early: u32,
 }
 
 impl Notices {
-    /// How soon to ask after one, from (ms) and to. At once, but where that was in vain later, and
-    /// at random: those that were told at once by several nodes, and split their votes, part so. Each
-    /// time twice as late, so that a store that tells of nothing makes us ask a few times.
+    /// The least and the longest pause after a notice, in milliseconds. The first notice is
+    /// followed at once. Later ones are followed after a random pause that doubles each time: it
+    /// separates registries that split the votes of a quorum, and bounds what a store can make us ask
+    /// by false notices.
     pub(super) fn pause(&mut self) -> (u64, u64) {
         let times = self.early;
         self.early += 1;
@@ -65,27 +66,27 @@ impl Notices {
         }
     }
 
-    /// The policy is asked: it counts anew from here.
+    /// The policy is asked: the count starts over.
     pub(super) fn begin_anew(&mut self) {
         self.early = 0;
     }
 }
 
-/// One answered command: it was sent at `sent` on our clock, and ran at `at` on the store's.
+/// One answered command. It was sent at `sent` by our clock, and ran at `at` by the store's.
 #[derive(Clone, Copy, Debug)]
 struct Proof {
     sent: Point,
     at: ServerTime,
 }
 
-/// What a grant is worth.
+/// Whether a grant can be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Belief {
-    /// Its ttl counts from here on our clock.
+    /// Yes. Its ttl counts from this point on our clock.
     From(Point),
-    /// An answer that is newer than the grant has told that it is over.
+    /// No. An answer that is newer than the grant shows that it is over.
     Over,
-    /// The store's clock has stepped: nothing can be told from it.
+    /// No. The store's clock has stepped, so nothing can be derived from it.
     Stepped,
 }
 
@@ -107,7 +108,7 @@ impl Acquisition {
         }
     }
 
-    /// For somebody who adopts: it never has a ticket.
+    /// For a caller that adopts a lease. It never has a ticket.
     pub(super) fn adopting(owner: Owner, ttl: Span, adopter: WaiterId) -> Self {
         Self {
             adopter: Some(adopter),
@@ -123,18 +124,18 @@ impl Acquisition {
         self.proof = Some(Proof { sent, at });
     }
 
-    /// Pairs of times hold for one connection: the next may lead to another server.
+    /// A proof is valid for one connection: the next may lead to another server.
     pub(super) fn forget_proof(&mut self) {
         self.proof = None;
     }
 
-    /// Whether its ticket stands in the queue, as this connection has said. Without that it may hold
-    /// the lock.
+    /// Whether its ticket is in the store's queue, as this connection has confirmed. Unconfirmed, the
+    /// owner may hold the lock.
     pub(super) fn is_queued(&self) -> bool {
         self.footprint == Footprint::Ticket && self.proof.is_some()
     }
 
-    /// The op that leaves nothing of this acquisition behind (O6).
+    /// The op that removes everything of this acquisition from the store (O6).
     pub(super) fn settlement(&self) -> Option<Op> {
         match self.footprint {
             Footprint::Nothing => None,
@@ -147,7 +148,7 @@ impl Acquisition {
         }
     }
 
-    /// By when whatever the store has under this owner has run out by itself.
+    /// How long the store may keep anything of this owner if it is never told.
     pub(super) fn outlasted_by(&self) -> Span {
         let lock = self.ttl + drift(self.ttl);
         match self.footprint {
@@ -156,7 +157,7 @@ impl Acquisition {
         }
     }
 
-    /// D2: from when on our clock the ttl of a grant counts that came at `received`.
+    /// D2: the point on our clock from which the ttl of a grant counts that came at `received`.
     pub(super) fn believe(&self, grant: &Grant, received: Point) -> Belief {
         let start = match self.proof {
             Some(proof) if proof.at > grant.at => return Belief::Over,

@@ -1,4 +1,4 @@
-//! What time ends: waits, seats, leases, tenures, and what is owed.
+//! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
 use super::ids::EventCx;
 use super::machine::{KeyState, Turnstile, no_answer};
@@ -10,7 +10,7 @@ use crate::StoreError;
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
-    /// Tells everybody whose time is over, and prolongs what is due. Comes first at every event, so that an event that is
+    /// Expires what is over, and sends the renewal that is due. Called first at every event, so that an event that is
     /// handled late does not see a lease that is over.
     pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
         self.expire_due(cx);
@@ -28,8 +28,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Tells everybody whose time is over. All of [`advance_time`](Self::advance_time) where a lease is about to be given back:
-    /// one that is due for a renewal right then needs none.
+    /// Expires what is over. A lease that is about to be released needs no renewal, so `finish` calls this instead of
+    /// [`advance_time`](Self::advance_time).
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         self.end_waits(now);
@@ -59,7 +59,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Tells those whose wait is over that others hold the key, or what is wrong with the store.
+    /// Refuses those whose wait is over: others hold the key, or the store is in trouble.
     pub(super) fn end_waits(&mut self, now: Point) {
         while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
             let refusal = match &self.trouble {
@@ -71,7 +71,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Finished leases whose deadline passes before the store has confirmed their end.
+    /// Fails releases that the store has not confirmed before the deadline of their lease.
     fn end_endings(&mut self, now: Point) {
         for ending in self.take_endings(|ending| now >= ending.deadline) {
             let trouble = self.trouble();
@@ -79,8 +79,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Takes out the finished leases whose end the store has not confirmed, as far as they are
-    /// `over`.
+    /// Removes the finished leases for which `over` holds and whose end the store has not confirmed.
     pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
         let mut ended = Vec::new();
         if let Some(pending) = self.pending_in_flight() {
@@ -92,7 +91,7 @@ impl<C: Clone> Turnstile<C> {
         ended
     }
 
-    /// D5: the tenure is over by our clock.
+    /// D5: the deadline of the tenure has passed by our clock.
     fn expire(&mut self, now: Point) {
         let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
             unreachable!("only a tenure expires")
@@ -100,7 +99,7 @@ impl<C: Clone> Turnstile<C> {
         if let Some(lease) = tenure.lease.take() {
             self.lose(lease);
         }
-        // The store may hold the key a little longer than we dare to.
+        // The store may hold the key for a little longer.
         let release = Op::Release {
             owner: tenure.owner,
         };

@@ -1,4 +1,4 @@
-//! How a tenure begins, and what becomes of a grant.
+//! How a tenure begins, and how a grant is handled.
 
 use super::acquisition::{Belief, Footprint};
 use super::ids::EventCx;
@@ -8,11 +8,11 @@ use super::tenure::{Contention, Tenure};
 use super::time::{Point, Span, deadline, drift};
 use crate::store::contract::{Grant, Op};
 
-/// How much a key may owe, and still be told of a grant that nobody waits for.
+/// With this many pending operations a key ignores grants that nobody waits for.
 const MOST_OWED: usize = 64;
 
 impl<C: Clone> Turnstile<C> {
-    /// A tenure of `ttl` is proved from `start` on; `draw` is its number.
+    /// Begins a tenure of `ttl` that is proved from `start` on.
     pub(super) fn enter_tenure(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -30,7 +30,7 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("a acquisition comes before a tenure")
         };
         if deadline(start, ttl) <= now && !self.waiters.is_empty() {
-            // D4: proved, but over. The same owner asks again, and the answer proves anew (S3).
+            // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3).
             *ask_at = now;
             return;
         }
@@ -39,7 +39,7 @@ impl<C: Clone> Turnstile<C> {
         self.advance_time(cx);
     }
 
-    /// A grant that came now, or before a reply that it had to wait for.
+    /// Handles a grant that came now, or one that waited for a reply (O3).
     pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: Received) {
         let grant = &received.grant;
         match &mut self.state {
@@ -48,18 +48,18 @@ impl<C: Clone> Turnstile<C> {
                 ask_at,
             } if acquisition.owner == grant.owner => {
                 if self.down {
-                    // O3: it came by a connection that is not up yet, or no longer. What is owed
-                    // goes first, a yield to this owner perhaps; entering it makes the grant good.
+                    // O3: its connection is not up yet, or no longer. Pending operations go first, perhaps
+                    // a yield to this very owner. Entering the owner again recovers the grant.
                     return;
                 }
                 if let Some(in_flight) = &mut self.in_flight {
-                    // O3: the reply that is on its way may be older or newer.
+                    // O3: the reply in flight may be older or newer.
                     in_flight.grant = Some(received);
                     return;
                 }
                 if acquisition.footprint != Footprint::Ticket {
-                    // It has no ticket that could have been served, as far as is known: the answer
-                    // to its next op tells, which it may have been served before.
+                    // As far as is known it has no ticket. The answer to its next op tells whether it
+                    // holds the lock.
                     *ask_at = cx.at();
                     return;
                 }
@@ -67,31 +67,30 @@ impl<C: Clone> Turnstile<C> {
                     (Belief::Over, _) => {}
                     (_, Some(doubt)) => self.on_unconfirmed(cx, doubt),
                     (Belief::From(start), None) => {
-                        // K1: what its ticket says, which the store rounds up.
+                        // K1: the ttl on its ticket, which the store rounds up.
                         let ttl = Span::from(grant.ttl).min(acquisition.ttl);
                         self.enter_tenure(cx, grant.epoch, start, ttl, Contention::Perhaps);
                     }
                     (Belief::Stepped, None) => {
-                        // The pair of times is worth nothing; and where nobody waits, the lock that
-                        // was granted goes back at once.
+                        // Ask again at once: that proves the lock, or releases it if nobody waits.
                         acquisition.forget_proof();
                         *ask_at = cx.at();
                     }
                 }
             }
             KeyState::Held(tenure) if tenure.owner == grant.owner => {}
-            // It brought a tenure that is over, and whose key is meant to stay.
+            // The grant of a tenure that has ended, whose key is meant to stay.
             _ if cx.ids.is_remembered(grant.owner, cx.at()) => {}
             _ => self.give_back(cx.at(), grant),
         }
     }
 
-    /// O1: a grant for an owner that is no longer, or never was.
+    /// O1: releases a grant for an owner that is retired or unknown.
     fn give_back(&mut self, now: Point, grant: &Grant) {
         let pending = self.pending_in_flight();
         let settled_in_flight = pending.is_some_and(|pending| pending.settles(grant.owner));
-        // A server that makes them up is not remembered without end. What is passed over runs out by
-        // itself, and an honest one has served a handful at most.
+        // Bounded, since a faulty server could invent grants without end. A lock that is not released
+        // expires by itself.
         let buffer = self.pending.len() < MOST_OWED;
         if buffer && !settled_in_flight && !self.pending.settles(grant.owner) {
             let op = Op::Release { owner: grant.owner };

@@ -5,12 +5,12 @@
 //! [`Turnstile::tick`] at the latest. It keeps:
 //!
 //! - **I1** at most one tenure, and at most one lease of it, a key and registry;
-//! - **I2** one op in flight (O2), renewals excepted; what is to be settled goes before new wishes;
-//! - **I3** an owner is never revived (O1): what comes for a retired one is given back or ignored;
+//! - **I2** one op in flight (O2), renewals excepted; pending operations go before new requests;
+//! - **I3** an owner is never revived (O1): a grant for a retired owner is released or ignored;
 //! - **I4** a lease's deadline is proved on our own clock (D1, D2), and never later than that;
 //! - **I5** every waiter gets exactly one verdict for each arrival, and every finished lease one;
-//! - **I6** nobody waits while the machine is idle: a line that is not empty has an op in flight,
-//!   a tenure, or a timeout;
+//! - **I6** nobody waits while the machine is idle: a wait queue that is not empty has an op in
+//!   flight, a tenure, or a timeout;
 //! - **I7** nothing is sent for an owner whose key was left in the store, and nothing gives it back.
 //!
 //! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.

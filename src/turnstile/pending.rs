@@ -6,22 +6,22 @@ use crate::store::contract::{Op, Owner};
 #[derive(Debug)]
 pub(super) struct Ending<C> {
     pub(super) who: C,
-    /// Until then it is worth trying.
+    /// When the lease expires by itself.
     pub(super) deadline: Point,
 }
 
-/// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a
-/// yield. It is sent again until it is answered, or not worth it any more.
+/// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a yield. It
+/// is sent again until it is answered, or until what it would undo has expired.
 #[derive(Debug)]
 pub(super) struct PendingOp<C> {
     pub(super) op: Op,
-    /// Who waits for its end.
+    /// The lease that it ends, if its holder waits for the answer.
     pub(super) ending: Option<Ending<C>>,
-    /// Whether an earlier sending may have been done.
+    /// Whether the store may have done it already.
     pub(super) resent: bool,
-    /// After a refusal, the store is left in peace until then.
+    /// After a refusal it is not sent again before this point.
     pub(super) not_before: Point,
-    /// By then what it should undo has run out by itself.
+    /// When what it would undo has expired by itself.
     pub(super) until: Point,
 }
 
@@ -36,7 +36,7 @@ impl<C> PendingOp<C> {
         }
     }
 
-    /// Whether it will see to it that nothing is left of this owner.
+    /// Whether it removes everything of this owner from the store.
     pub(super) fn settles(&self, owner: Owner) -> bool {
         match self.op {
             Op::Release { owner: settled }
@@ -48,7 +48,7 @@ impl<C> PendingOp<C> {
     }
 }
 
-/// What is owed to the store, in order (O2).
+/// Pending operations, in order (O2).
 #[derive(Debug)]
 pub(super) struct PendingOps<C>(Few<PendingOp<C>>);
 
@@ -97,7 +97,7 @@ impl<C> PendingOps<C> {
         self.any(|pending| pending.settles(owner))
     }
 
-    /// Drops what is not worth sending any more.
+    /// Drops operations whose effect has come about by expiry.
     pub(super) fn forget_past(&mut self, now: Point) {
         self.0.retain(|pending| now < pending.until);
     }

@@ -1,4 +1,4 @@
-//! What the store's answers change.
+//! How the store's answers change the state.
 
 use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
@@ -11,12 +11,12 @@ use super::wait_queue::{Adopter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 
-/// W2: how long a ticket stands at most before it is entered again, in milliseconds: 10 s, a fifth more
-/// or less, so that registries that began to wait together do not ask together for ever.
+/// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter of a fifth
+/// separates registries that began to wait at the same time.
 const RECHECK: (u64, u64) = (8_000, 12_000);
 
 impl<C: Clone> Turnstile<C> {
-    /// The one answer to an op that was sent.
+    /// Handles the one answer to an op.
     pub(crate) fn replied(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -36,7 +36,7 @@ impl<C: Clone> Turnstile<C> {
                 self.on_renewal(cx, ttl.into(), result);
             }
         } else if let Some(in_flight) = self.in_flight.take() {
-            // That the store takes a key back does not say that it gives one.
+            // A successful release does not show that the store can grant a key.
             if result.is_ok() && !in_flight.what.gives_back() {
                 self.trouble = None;
                 self.failures = 0;
@@ -57,8 +57,8 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// O3: a grant that waited for the reply. If the connection broke it is dropped: asking again
-    /// makes it good.
+    /// O3: handles a grant that waited for the reply. If the connection broke, the grant is dropped:
+    /// asking again recovers it.
     fn on_held_grant(&mut self, cx: &mut EventCx<'_>, grant: Option<Received>) {
         if let Some(received) = grant
             && !self.down
@@ -95,8 +95,7 @@ impl<C: Clone> Turnstile<C> {
                     }
                 }
                 Outcome::NotOld if acquisition.adopter.is_some() => {
-                    // Neither the old owner's nor ours, so nothing of ours is left, even if an
-                    // earlier sending was done.
+                    // The lock is neither the old owner's nor ours, even if the op was sent before.
                     acquisition.footprint = Footprint::Nothing;
                     let adopter = acquisition.adopter;
                     let first = self.adopters.front().map(|first| first.id);
@@ -131,7 +130,7 @@ impl<C: Clone> Turnstile<C> {
             Err(OpError::Unsent(error)) => self.on_down(&error),
             Err(OpError::Refused(error) | OpError::TooLate(error)) => {
                 if acquisition.adopter.is_some() {
-                    // Some nodes of a quorum may have done it.
+                    // Some nodes of a quorum may have given it the lock.
                     acquisition.footprint = Footprint::Lock;
                 }
                 *ask_at = cx.at() + pause;
@@ -140,7 +139,8 @@ impl<C: Clone> Turnstile<C> {
             Err(OpError::Unconfirmed(error)) => {
                 acquisition.footprint = Footprint::Lock;
                 if acquisition.adopter.is_some() {
-                    // Given back it would be lost to all. The same owner asks again, which proves it anew (S3).
+                    // Releasing it would lose the lease that is to be adopted. The same owner asks again,
+                    // which is a new proof (S3).
                     *ask_at = cx.at() + pause;
                     self.on_refused(&error);
                 } else {
@@ -150,9 +150,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store gave the key to our acquisition, which does not count. It is given on, and asked for again after
-    /// a pause, behind all who stand in the store's queue: by another owner, since nothing revives one that
-    /// is given back (O1), and its release may be late.
+    /// The store gave us the key, but too few replicas confirmed it. The key is released, and a new owner asks for it
+    /// after a pause, behind everybody in the store's queue. The old owner is retired (O1).
     pub(super) fn on_unconfirmed(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
         let ask_at = cx.at() + self.pause(cx);
         self.on_refused(error);
@@ -166,7 +165,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// What was left in the store is ours now, for one who may have gone meanwhile.
+    /// The lease to be adopted is ours now. Its caller may have left meanwhile.
     fn on_adopted(&mut self, cx: &mut EventCx<'_>, adopter: WaiterId, epoch: u64, sent: Point) {
         let now = cx.at();
         let first = self.adopters.front().map(|first| first.id);
@@ -178,8 +177,8 @@ impl<C: Clone> Turnstile<C> {
             unreachable!("a acquisition comes before a tenure")
         };
         if first != Some(adopter) {
-            // Nobody is left for it. (The line has not come by it, and must not pass those who
-            // stand in the store's queue.) The acquisition is abandoned next.
+            // Its caller has left. The local waiters may not have it: they would overtake the store's
+            // queue. The acquisition is abandoned next.
             return;
         }
         let (owner, ttl) = (acquisition.owner, acquisition.ttl);
@@ -207,21 +206,21 @@ impl<C: Clone> Turnstile<C> {
         self.waiters.mark_busy();
     }
 
-    /// Another has the key: when to ask again.
+    /// Another owner has the key. Plans the next question.
     fn on_busy(&mut self, cx: &mut EventCx<'_>, stands: bool, left: Option<Span>, upto: WaiterId) {
         self.refuse_once(upto);
         self.waiters.mark_busy();
         self.end_waits(cx.at());
         let next = if stands && self.queue {
-            // W2: the holder may have changed, crashed, or be a foreign lock with no ttl at all;
-            // the connection may be dead without saying so.
+            // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The
+            // connection may be dead without an error.
             let jitter = cx.ids.jitter(1, 50);
             let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
             left.map_or(recheck, |left| (left + jitter).min(recheck))
         } else {
             match self.rest_of_pause(cx.at()) {
                 Some(rest) => rest,
-                // Until the policy has answered.
+                // Not before the policy has answered.
                 None => self.next_repeat().unwrap_or(Span::MAX),
             }
         };
@@ -240,8 +239,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// W7: after a notice the store is asked before the pause is over, which goes on if that is in
-    /// vain: the policy does not count such questions.
+    /// W7: after a notice the store is asked before the pause is over. If the key is busy, the rest of
+    /// the pause follows: the policy does not count such questions.
     pub(super) fn ask_early(&mut self, cx: &mut EventCx<'_>) {
         if let KeyState::Acquiring {
             acquisition,
@@ -259,13 +258,13 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// What is left of a pause that a notice has cut short in vain.
+    /// The rest of a pause that a notice has interrupted.
     fn rest_of_pause(&mut self, now: Point) -> Option<Span> {
         let KeyState::Acquiring { acquisition, .. } = &mut self.state else {
             return None;
         };
         let rest = acquisition.notices.due.take().filter(|due| *due > now);
-        // One who asks once and came meanwhile has a question of its own.
+        // A waiter that asks once and came meanwhile needs a question of its own.
         let stands = self.waiters.first().is_some_and(|head| head.is_patient());
         let rest = rest.filter(|_| stands).map(|due| due.since(now));
         if rest.is_none() {
@@ -274,12 +273,12 @@ impl<C: Clone> Turnstile<C> {
         rest
     }
 
-    /// W5: where no grants come, the policy of the first in line says how long to pause. `None`: it is asked.
+    /// W5: where no grants come, the policy of the first waiter sets the pause. `None`: the policy is being asked.
     pub(super) fn next_repeat(&mut self) -> Option<Span> {
         let head = self.waiters.first();
         let head = head.filter(|head| head.is_patient() && !self.queue);
         let (Some(head), Some(id)) = (head, self.waiters.first_id()) else {
-            // One who asks once arrived after the attempt was sent, and gets one of its own.
+            // A waiter that asks once arrived after the attempt was sent. It gets an attempt of its own.
             return Some(Span::ZERO);
         };
         let who = head.who.clone();
@@ -291,7 +290,7 @@ impl<C: Clone> Turnstile<C> {
         None
     }
 
-    /// The policy's pause ends then, unless a notice has cut it short: then the rest of it does.
+    /// Sets the end of the policy's pause, or of the rest of it after a notice.
     pub(super) fn pause_until(&mut self, end: Point) {
         if let KeyState::Acquiring {
             acquisition,
@@ -359,8 +358,8 @@ impl<C: Clone> Turnstile<C> {
                 acquisition.footprint = Footprint::Ticket;
                 self.on_busy(cx, true, left.map(Span::from), upto);
             }
-            // Wherever the new owner is, entering it makes it good (S3). If this was sent before,
-            // it may well be somewhere.
+            // Entering the new owner recovers it, wherever it is (S3). After an earlier sending it may
+            // have a ticket or the lock.
             Outcome::NotOld => {
                 if !pending.resent {
                     acquisition.footprint = Footprint::Nothing;
@@ -373,8 +372,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// A finished lease: was the key ours until its end? Gone or another's is what the second
-    /// sending of a release finds when the first was done.
+    /// Tells a finished lease whether the key was ours until its end. A release that was sent twice
+    /// finds the key gone if the first one was done.
     fn tell_end(&mut self, ending: Ending<C>, ours: bool, resent: bool) {
         let end = if ours || resent {
             LeaseEnd::Released
@@ -401,7 +400,7 @@ impl<C: Clone> Turnstile<C> {
                 self.on_down(&error);
             }
             OpError::Unconfirmed(error) => {
-                // A yield's: the old owner has let go, the new one has it and it does not count.
+                // A yield: the old owner has released the key, and the new one has it unconfirmed.
                 if let Some(ending) = pending.ending.take() {
                     self.tell_end(ending, true, pending.resent);
                 }
@@ -416,7 +415,7 @@ impl<C: Clone> Turnstile<C> {
                 let pause = self.pause(cx);
                 self.on_refused(&error);
                 if let Op::Yield { old, new, .. } = pending.op {
-                    // Release instead; the new owner has nothing, unless a first sending was done.
+                    // Release instead. The new owner has nothing, unless the yield was sent before.
                     pending.op = Op::Release { owner: old };
                     if let KeyState::Acquiring { acquisition, .. } = &mut self.state
                         && acquisition.owner == new
@@ -424,8 +423,8 @@ impl<C: Clone> Turnstile<C> {
                     {
                         acquisition.footprint = Footprint::Nothing;
                     }
-                    // S1: it may have let the lock go, when it could not tell the next owner. That the
-                    // release does not find it is no loss then.
+                    // S1: the refused yield may have freed the lock, if it could not tell the next owner.
+                    // Then it is no loss that the release does not find the lock.
                     pending.resent = true;
                     self.pending.push_front(pending);
                 } else if error.is_retryable() {
@@ -459,7 +458,7 @@ impl<C: Clone> Turnstile<C> {
                 }
             }
             Ok(Outcome::Lost) => {
-                // O6: the owner is retired, and nothing is sent.
+                // O6: the owner is retired. Nothing is sent for it.
                 let KeyState::Held(tenure) = std::mem::replace(&mut self.state, KeyState::Idle)
                 else {
                     unreachable!("seen above")
@@ -475,11 +474,11 @@ impl<C: Clone> Turnstile<C> {
                 | Outcome::Gone { .. }
                 | Outcome::Raised { .. }),
             ) => unreachable!("{outcome:?} to a renewal"),
-            // Unknown changes nothing: it is tried again until the deadline, which decides. A new
-            // connection renews at once (O4).
+            // An unknown outcome changes nothing. The renewal is repeated until the deadline, and at
+            // once on a new connection (O4).
             Err(error) => {
                 let again = match error {
-                    // Each time half of what is left later: the store has more to do than it can.
+                    // The store is overloaded: wait for half of the time that is left.
                     OpError::TooLate(_) => again.max(now + tenure.deadline.since(now) / 2),
                     _ => again,
                 };
@@ -504,7 +503,7 @@ impl<C: Clone> Turnstile<C> {
         self.fail_waiters(error);
     }
 
-    /// Those who will not wait are told what the store said; all are, if waiting will not mend it.
+    /// Refuses those who ask once. If waiting cannot help, refuses everybody.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
         let failed = if error.is_retryable() {
             self.waiters.take_once(WaiterId(u64::MAX))

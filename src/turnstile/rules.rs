@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::time::Span;
 use crate::token::MOST_PASSES;
 
-/// What a registry has settled for all its keys.
+/// The settings of a registry that hold for all its keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) local_passes: u32,
@@ -11,11 +11,11 @@ pub(crate) struct Rules {
     pub(crate) max_waiters: usize,
 }
 
-/// The rules as a turnstile keeps them.
+/// The same in the form that a turnstile stores.
 #[derive(Debug)]
 pub(super) struct Limits {
     pub(super) passes: u8,
-    /// Of a tenure before which none but this registry wanted the key for a while.
+    /// For a tenure before which no other registry wanted the key for a while.
     pub(super) passes_alone: u8,
     pub(super) waiters: u32,
     pub(super) span: Span,

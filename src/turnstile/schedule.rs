@@ -1,4 +1,4 @@
-//! What the state asks for next: a turn, a pending operation, a question to the store.
+//! What to do next: grant a turn, send a pending operation, or ask the store.
 
 use super::acquisition::{Acquisition, Footprint, QUEUE_MARGIN};
 use super::ids::EventCx;
@@ -9,21 +9,21 @@ use super::verdict::{LeaseEnd, Refusal, WaiterVerdict};
 use super::wait_queue::WaiterId;
 use crate::store::contract::Op;
 
-/// G3: within so many milliseconds a ticket is withdrawn that nobody waits for any more.
+/// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
 const WITHDRAW_WITHIN: u64 = 500;
 
 impl<C: Clone> Turnstile<C> {
-    /// Does whatever the state now asks for.
+    /// Does what the state requires.
     pub(super) fn schedule(&mut self, cx: &mut EventCx<'_>) {
         self.schedule_after(cx, None);
     }
 
-    /// The same after a turn: its lease is told what becomes of the tenure.
+    /// The same after a turn has ended. Its lease is told how the tenure goes on.
     pub(super) fn schedule_after(&mut self, cx: &mut EventCx<'_>, mut ending: Option<Ending<C>>) {
         loop {
             if let KeyState::Held(tenure) = &self.state {
                 let is_free = tenure.lease.is_none();
-                // The store has the key under this owner of ours: under none that left it.
+                // The store has the key under our owner, so not under one that left it.
                 while let Some(adopter) = self.adopters.pop_front() {
                     self.refuse(adopter.waiter.who, Refusal::NothingToAdopt);
                 }
@@ -50,7 +50,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The seat of our tenure is empty: the next local waiter's, another registry's, or nobody's.
+    /// Nobody holds the key in our tenure: passes it to the next local waiter, yields it to another
+    /// registry, or releases it.
     fn next_turn(&mut self, cx: &mut EventCx<'_>, ending: Option<Ending<C>>) {
         let now = cx.at();
         let KeyState::Held(tenure) = &mut self.state else {
@@ -104,8 +105,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The last in the queue; but where that is empty and nothing keeps it from being sent, as nearly always, it is
-    /// sent now: the way through the queue was an allocation.
+    /// Sends an operation, or queues it if another op is in flight. (`bench turns`: queueing every one of them costs an
+    /// allocation a turn.)
     fn add_pending(&mut self, cx: &mut EventCx<'_>, pending: PendingOp<C>) {
         if self.in_flight.is_none() && !self.down && self.pending.is_empty() {
             self.run_pending(cx, pending);
@@ -118,7 +119,7 @@ impl<C: Clone> Turnstile<C> {
     fn run_pending(&mut self, cx: &mut EventCx<'_>, mut pending: PendingOp<C>) {
         if let Op::Yield { old, new, ttl } = pending.op {
             if self.waiters.is_empty() || !self.queue {
-                // Nobody is left to yield for: give back instead, the old one first (O6).
+                // Nobody is left to yield for. Release the old owner, then withdraw the new one (O6).
                 if pending.resent {
                     let withdraw = Op::Withdraw { owner: new, ttl };
                     let until = pending.until + QUEUE_MARGIN;
@@ -136,7 +137,7 @@ impl<C: Clone> Turnstile<C> {
         self.send_op(cx.at(), op, Sent::Pending(pending));
     }
 
-    /// Asks the store for the key, if that is due; false if there is nothing to send.
+    /// Asks the store for the key if that is due. Returns false if there is nothing to send.
     fn ask_store(&mut self, cx: &mut EventCx<'_>) -> bool {
         let now = cx.at();
         let adopter = self.adopters.front();
@@ -145,7 +146,7 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Acquiring { acquisition, .. }
                 if acquisition.adopter != adopter.map(|first| first.id) =>
             {
-                // One who adopts goes before the line; or it has gone, or had its answer.
+                // A caller that adopts goes first, or it has left, or it has been answered.
                 self.abandon(now);
                 true
             }
@@ -193,8 +194,8 @@ impl<C: Clone> Turnstile<C> {
                 };
                 let is_unwanted = self.waiters.is_empty();
                 if is_unwanted && self.queue && !self.closed && acquisition.is_queued() {
-                    // G3: the waits of a thousand registries may end at the same moment. Whoever comes
-                    // before the withdrawal takes the ticket over, and its place in the queue.
+                    // G3: the waits of a thousand registries may end at the same moment. A waiter that
+                    // arrives before the withdrawal takes over the ticket and its place in the queue.
                     let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
                     if *acquisition.withdraw_at.get_or_insert_with(jitter) > now {
                         return false;
@@ -224,8 +225,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Nobody wants the key any more while the connection is gone, perhaps for good: the acquisition does
-    /// not wait for the next one. (A yield that is owed needs its acquisition, and goes by its own time.)
+    /// Abandons an acquisition that nobody needs while the store is away. One that belongs to a pending yield stays.
     fn abandon_unsent(&mut self, now: Point) {
         let yields = |pending: &PendingOp<C>| matches!(pending.op, Op::Yield { .. });
         let wanted = |acquisition: &Acquisition| match acquisition.adopter {
@@ -239,7 +239,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Nobody wants the key any more, or not by way of this acquisition.
+    /// Ends an acquisition that is not needed, and removes it from the store.
     pub(super) fn abandon(&mut self, now: Point) {
         let KeyState::Acquiring { acquisition, .. } =
             std::mem::replace(&mut self.state, KeyState::Idle)
@@ -262,7 +262,7 @@ impl<C: Clone> Turnstile<C> {
         }));
     }
 
-    /// Tells those who will not stand in line, and whom the answer speaks to, that it is busy.
+    /// Refuses those who ask once and arrived no later than `upto`.
     pub(super) fn refuse_once(&mut self, upto: WaiterId) {
         for waiter in self.waiters.take_once(upto) {
             self.refuse(waiter.who, Refusal::Busy);

@@ -7,8 +7,8 @@ use super::time::Moment;
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
 
 impl<C: Clone> Turnstile<C> {
-    /// The registry shuts down: nobody comes in any more, everybody is told, everything is given
-    /// back. `grace`: until when a holder may end its work first, if it hears of this at all.
+    /// The registry shuts down. Waiters are refused and everything is released. `grace`: until when a
+    /// holder may end its work, if it watches its lease.
     pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl FnOnce(&C) -> Option<Moment>) {
         self.turn_away(cx);
         if !self.give_grace(grace) {
@@ -17,7 +17,7 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The registry is drained: nobody comes in any more, and those who wait are told. Whoever holds goes on.
+    /// The registry is drained. Waiters are refused, and holders go on.
     pub(crate) fn drain(&mut self, cx: &mut EventCx<'_>) {
         self.turn_away(cx);
         if self.holder().is_none() {
@@ -37,7 +37,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Whether somebody holds who has time to end its work.
+    /// Whether there is a holder that has time to end its work.
     fn give_grace(&mut self, grace: impl FnOnce(&C) -> Option<Moment>) -> bool {
         let KeyState::Held(tenure) = &mut self.state else {
             return false;
@@ -45,7 +45,7 @@ impl<C: Clone> Turnstile<C> {
         let Some(lease) = tenure.lease.as_mut().filter(|lease| lease.is_taken()) else {
             return false;
         };
-        // To be told twice gives nobody more time.
+        // A second shutdown grants no more time.
         if lease.phase != LeasePhase::Closing {
             let Some(until) = grace(&lease.who) else {
                 return false;
@@ -58,7 +58,7 @@ impl<C: Clone> Turnstile<C> {
         true
     }
 
-    /// Who holds, or might, holds no more.
+    /// Ends the lease, taken or not.
     pub(super) fn close_lease(&mut self, cx: &mut EventCx<'_>) {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
@@ -76,11 +76,11 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The registry hangs up: nobody will hear what becomes of what is still owed, and who waits
-    /// for that is told.
+    /// The registry closes its session. Nothing more is heard of pending operations, and those who wait
+    /// for them are told.
     pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
         self.closed = true;
-        // Where the process stood still, nobody has seen its time pass.
+        // If the process was stopped, the grace period may have passed unseen.
         self.close_lease(cx);
         self.schedule(cx);
         for ending in self.take_endings(|_| true) {

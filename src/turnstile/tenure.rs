@@ -5,7 +5,7 @@ use super::wait_queue::{Waiter, WaiterId};
 use crate::Token;
 use crate::store::contract::Owner;
 
-/// What a fixed lease has at least, of the ttl that it asked for, when it is passed.
+/// The part of its ttl that a fixed lease must have left when it is passed.
 fn most_of(ttl: Span) -> Span {
     ttl / 100 * 95
 }
@@ -19,22 +19,22 @@ pub(super) struct Tenure<C> {
     pub(super) lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
     pub(super) renewing: Option<Point>,
-    /// Another renewal was wished for meanwhile.
+    /// Another renewal was requested meanwhile.
     pub(super) renew_again: bool,
     /// The longest ttl that the store was asked for.
     longest: Span,
     /// The longest ttl that a holder has extended its lease by.
     extended: Span,
     epoch: u64,
-    /// When we learned of it.
+    /// When the registry learned of it.
     began: Point,
-    /// Leases given inside it.
+    /// How many leases it has had.
     turns: u32,
     pub(super) contention: Contention,
 }
 
-/// Whether other registries wanted the key when a tenure began, as far as the store has told. A yield
-/// that nobody stood in the queue for comes back, and says so.
+/// Whether other registries wanted the key when a tenure began, as far as is known. A yield that finds
+/// an empty queue comes back, which shows that none did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Contention {
     /// Some did, or it is not known.
@@ -47,7 +47,7 @@ pub(super) enum Contention {
 }
 
 impl Contention {
-    /// What a yield that comes back says, after a tenure that had this.
+    /// The contention after a yield that came back.
     pub(super) fn without_others(self) -> Self {
         match self {
             Self::Perhaps => Self::NoneNow,
@@ -163,8 +163,7 @@ impl<C: Clone> Tenure<C> {
         }
         let ttl = Span::from(next.ttl);
         if self.extended > ttl.max(self.ttl) {
-            // The store would keep the key for the last holder's hours when the next one crashes, and
-            // a lease that is renewed a few times at most would last as long.
+            // If the next holder crashed, the store would keep the key for the last holder's extension.
             return false;
         }
         let needed = if next.is_renewed() {
@@ -172,9 +171,9 @@ impl<C: Clone> Tenure<C> {
         } else {
             most_of(ttl)
         };
-        // To ask whether anybody else wants it takes as long as a dozen turns. Where nobody has for two
-        // tenures, it is asked four times less often. (After one alone a registry of a single waiter, which
-        // stands in the queue again only a moment after its turn, would be passed by the longer tenures.)
+        // A yield takes as long as a dozen turns. If no other registry wanted the key for two tenures, the
+        // yield comes four times less often. One tenure is not enough: a registry with a single waiter
+        // enters the queue again only a moment after its turn.
         let passes = match self.contention {
             Contention::NoneForLong => rules.passes_alone,
             Contention::NoneNow | Contention::Perhaps => rules.passes,
@@ -184,7 +183,7 @@ impl<C: Clone> Tenure<C> {
             && self.deadline.since(now) >= needed
     }
 
-    /// Seats a waiter; returns its token (F2) and its deadline.
+    /// Grants the key to a waiter. Returns its token (F2) and its deadline.
     pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (Token, Point) {
         let token = Token::of(self.epoch, self.turns);
         let passed = self.turns > 0;
@@ -192,8 +191,8 @@ impl<C: Clone> Tenure<C> {
         let ttl = Span::from(waiter.ttl);
         let meant = deadline(now, ttl);
         let own_end = (!waiter.is_renewed()).then(|| {
-            // W3: only one who wants longer than the ticket brought is worth a renewal. The
-            // others have nearly all they want, and no more than the tenure has.
+            // W3: only a lease that is longer than the ticket's ttl is worth a renewal. Others end with
+            // the tenure, which gives them nearly all of their ttl.
             if passed || ttl <= self.ttl {
                 meant.min(self.deadline)
             } else {
@@ -222,16 +221,15 @@ impl<C: Clone> Tenure<C> {
         (token, until)
     }
 
-    /// For how long the store should be asked to prolong the tenure: as long as the lease in it
-    /// is meant to last from now on.
+    /// The ttl of the next renewal: as long as the lease is meant to last from now on.
     pub(super) fn wanted(&self, now: Point) -> Option<Span> {
         let lease = self.lease.as_ref()?;
         let meant = match lease.own_end {
             Some(end) => (end + drift(lease.ttl)).since(now),
             None if lease.renewals == u32::MAX => lease.ttl,
-            // A new connection asks as well (O4), and those are not counted: they make good what the
-            // watchdog asked for last, or only look, lest a wire that breaks often prolong for ever
-            // what is to end.
+            // A new connection renews as well (O4), without being counted. It repeats the watchdog's
+            // last renewal and prolongs no further, or connections that break often would keep a
+            // bounded lease for ever.
             None if lease.meant > now => (lease.meant + drift(lease.ttl)).since(now),
             None => self.deadline.since(now),
         };
@@ -245,14 +243,14 @@ impl<C: Clone> Tenure<C> {
         lease.is_some_and(|lease| lease.id == id && lease.is_taken())
     }
 
-    /// Whether its holder is to end its work.
+    /// Whether its holder was told to end its work.
     pub(super) fn is_closing(&self) -> bool {
         let lease = self.lease.as_ref();
         lease.is_some_and(|lease| lease.phase == LeasePhase::Closing)
     }
 
-    /// The holder wants its lease to last `until` at least, for which the store is to be asked for
-    /// `ttl`. Returns what the lease is to be told if the tenure lasts longer than it already.
+    /// The holder wants its lease to last until `until`, by a renewal with `ttl`. Returns what the holder is
+    /// told if the tenure lasts long enough already.
     pub(super) fn extend(
         &mut self,
         now: Point,
@@ -273,7 +271,7 @@ impl<C: Clone> Tenure<C> {
             until: until.max(before_until),
             ask_at: now,
         }));
-        // One in flight may have asked for less.
+        // The renewal in flight may ask for less.
         self.renew_again |= self.renewing.is_some();
         self.proved()
     }
@@ -284,7 +282,7 @@ impl<C: Clone> Tenure<C> {
         lease.is_some_and(|lease| lease.extension.is_some())
     }
 
-    /// No answer, or a refusal: a wish that is not met is tried again.
+    /// The renewal failed: an open extension is tried again.
     pub(super) fn retry_extension_at(&mut self, again: Point) {
         let lease = self.lease.as_mut();
         if let Some(extension) = lease.and_then(|lease| lease.extension.as_mut()) {
