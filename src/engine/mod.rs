@@ -19,6 +19,5 @@ mod waiter_state;
 mod watchers;
 
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
-pub(crate) use self::journal::Journal;
 pub(crate) use self::phase::{End, Phase};
 pub(crate) use self::waiter_state::WaiterState;
