@@ -1,11 +1,11 @@
 //! What time ends: waits, seats, leases, tenures, and what is owed.
 
-use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile, Verdict, no_answer};
 use super::pending::{Ending, PendingOp};
+use super::wait_queue::Patience;
+use super::machine::{KeyState, Turnstile, Verdict, no_answer};
+use super::ids::EventCx;
 use super::tenure::LeasePhase;
 use super::time::Point;
-use super::wait_queue::Patience;
 use crate::StoreError;
 use crate::store::contract::Op;
 
@@ -90,7 +90,8 @@ impl<C: Clone> Turnstile<C> {
 
     /// D5: the tenure is over by our clock.
     fn expire(&mut self, now: Point) {
-        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
+        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle)
+        else {
             unreachable!("only a tenure expires")
         };
         if let Some(lease) = tenure.lease.take() {

@@ -3,13 +3,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquisition::{Acquisition, Footprint};
-use super::few::Few;
-use super::ids::EventCx;
 use super::pending::{Ending, PendingOp, PendingOps};
+use super::few::Few;
+use super::wait_queue::{Adopter, WaitQueue, Patience, Waiter, WaiterId};
 use super::rules::{Limits, Rules};
+use super::ids::EventCx;
 use super::tenure::Tenure;
 use super::time::{Moment, Point, Span, deadline};
-use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
@@ -231,8 +231,7 @@ impl<C: Clone> Turnstile<C> {
             return None;
         };
         let lease = tenure.lease.as_ref();
-        lease
-            .filter(|lease| lease.is_taken() == taken)
+        lease.filter(|lease| lease.is_taken() == taken)
             .map(|lease| &lease.who)
     }
 
@@ -263,10 +262,7 @@ impl<C: Clone> Turnstile<C> {
         }
         match &self.state {
             KeyState::Idle => {}
-            KeyState::Acquiring {
-                acquisition,
-                ask_at,
-            } => {
+            KeyState::Acquiring { acquisition, ask_at } => {
                 if may_send && self.pending.is_empty() {
                     consider(acquisition.withdraw_at.or(Some(*ask_at)));
                 }
@@ -301,12 +297,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// A caller wants the lease that the owner `from` left in the store, whoever stands in line for
     /// the key. Its verdicts come as effects, as those of a waiter do.
-    pub(crate) fn adopt(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        from: Arc<str>,
-        waiter: Waiter<C>,
-    ) -> WaiterId {
+    pub(crate) fn adopt(&mut self, cx: &mut EventCx<'_>, from: Arc<str>, waiter: Waiter<C>) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         if self.closed {
@@ -382,12 +373,7 @@ impl<C: Clone> Turnstile<C> {
     /// A lease is over for its holder. Without `keep` it is given back, and told what became of it;
     /// else the key stays in the store until its ttl is over: nothing is sent, and whoever wants it
     /// next asks the store. Returns the owner whose tenure ended so.
-    pub(crate) fn finish(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        id: WaiterId,
-        let_expire: bool,
-    ) -> Option<Owner> {
+    pub(crate) fn finish(&mut self, cx: &mut EventCx<'_>, id: WaiterId, let_expire: bool) -> Option<Owner> {
         self.expire_due(cx);
         let mut kept = None;
         let mut ending = None;
@@ -434,12 +420,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
-    pub(crate) fn grant_received(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        grant: Grant,
-        doubt: Option<StoreError>,
-    ) {
+    pub(crate) fn grant_received(&mut self, cx: &mut EventCx<'_>, grant: Grant, doubt: Option<StoreError>) {
         self.advance_time(cx);
         let at = cx.at();
         self.on_grant(cx, Received { at, grant, doubt });
@@ -474,10 +455,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
         self.advance_time(cx);
         if let KeyState::Acquiring { acquisition, .. } = &mut self.state
-            && acquisition
-                .asked_policy
-                .take_if(|asked| *asked == id)
-                .is_some()
+            && acquisition.asked_policy.take_if(|asked| *asked == id).is_some()
         {
             if pause.is_none()
                 && self.waiters.first_id() == Some(id)
@@ -520,11 +498,7 @@ impl<C: Clone> Turnstile<C> {
         self.trouble = None;
         self.failures = 0;
         self.queue = queue;
-        if let KeyState::Acquiring {
-            acquisition,
-            ask_at,
-        } = &mut self.state
-        {
+        if let KeyState::Acquiring { acquisition, ask_at } = &mut self.state {
             acquisition.forget_proof();
             acquisition.asked_policy = None;
             *ask_at = cx.at();

@@ -7,8 +7,8 @@ use tokio::runtime::Handle;
 
 use super::{
     clock::VirtualTime,
-    error::VerifyError,
     runner::Runner,
+    error::VerifyError,
     step::{Step, Tell},
 };
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::desk::{Desk, fixed, ms};
-use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
+use crate::turnstile::time::Point;
 use crate::turnstile::{FOREVER, Moment, Patience, Turnstile, Waiter, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for

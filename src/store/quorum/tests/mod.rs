@@ -2,6 +2,7 @@
 
 mod cost;
 mod desk;
+mod subscriptions;
 mod elections;
 mod leases;
 mod nodes;
@@ -9,4 +10,3 @@ mod notices;
 mod returns;
 mod same_server;
 mod simulation;
-mod subscriptions;

@@ -17,6 +17,8 @@ mod hearing;
 mod links;
 mod listening;
 mod model;
+#[cfg(feature = "sentinel")]
+mod store_events;
 #[cfg(feature = "cluster")]
 mod one_node;
 mod paused;
@@ -26,8 +28,6 @@ mod registry;
 mod replicas;
 mod rights;
 mod stale;
-#[cfg(feature = "sentinel")]
-mod store_events;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
