@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::engine::{Arrival, WaiterState, Engine, Phase};
+use crate::engine::{Arrival, Engine, Phase, WaiterState};
 use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::nesting;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::store::contract::{Answer, Op, Outcome};
 use crate::turnstile::{
-    EventCx, Effect, FOREVER, Moment, Patience, Rules, Ids, Turnstile, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Waiter, WaiterId,
 };
 
 const TTL: Duration = Duration::from_secs(30);

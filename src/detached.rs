@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::engine::{Arrival, WaiterState, Engine, Phase};
+use crate::engine::{Arrival, Engine, Phase, WaiterState};
 use crate::key;
 use crate::lease::Lease;
 use crate::plan::Plan;

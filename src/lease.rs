@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::LockError;
 use crate::detached::DetachedLease;
-use crate::engine::{WaiterState, Engine, End, ViewContext, Phase};
+use crate::engine::{End, Engine, Phase, ViewContext, WaiterState};
 use crate::extend::Extend;
 use crate::settings::OnFinish;
 
@@ -349,9 +349,7 @@ impl Future for Lost {
         }
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.
-        this.view
-            .caller
-            .watch(&mut this.watch, false, cx.waker());
+        this.view.caller.watch(&mut this.watch, false, cx.waker());
         match this.view.loss() {
             Some(loss) => Poll::Ready(loss),
             None => Poll::Pending,

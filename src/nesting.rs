@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tokio::task;
 
-use crate::engine::{WaiterState, Engine};
+use crate::engine::{Engine, WaiterState};
 use crate::lease::Lease;
 use crate::settings::OnFinish;
 

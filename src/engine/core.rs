@@ -7,11 +7,11 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::waiter_state::WaiterState;
 use super::journal::Journal;
 use super::phase::EndMode;
-use super::state::{Now, Deferred, State};
+use super::state::{Deferred, Now, State};
 use super::timer::{Due, Timer};
+use super::waiter_state::WaiterState;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 #[cfg(feature = "test-util")]
@@ -21,8 +21,8 @@ use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{SessionConfig, Owner, Scope, Session};
-use crate::turnstile::{EventCx, Moment, Patience, Ids, Turnstile, Waiter, WaiterId};
+use crate::store::contract::{Owner, Scope, Session, SessionConfig};
+use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
 /// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled

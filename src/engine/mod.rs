@@ -6,17 +6,17 @@
 //! they come about in the order in which the turnstile gave them.
 
 mod callbacks;
-mod waiter_state;
 mod core;
 mod journal;
-mod store_events;
 mod phase;
 mod state;
+mod store_events;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod waiter_state;
 mod watchers;
 
-pub(crate) use self::waiter_state::WaiterState;
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::phase::{End, Phase};
+pub(crate) use self::waiter_state::WaiterState;

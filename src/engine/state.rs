@@ -4,13 +4,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::callbacks::Callbacks;
-use super::waiter_state::WaiterState;
 use super::core::Engine;
 use super::journal::Journal;
+use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::key::{Key, KeyMap};
 use crate::store::contract::{Grant, Op, Scope, Session};
-use crate::turnstile::{EventCx, Effect, Moment, EffectBuffer, Rules, Ids, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EffectBuffer, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 /// What a registry knows, under its one lock.
 pub(super) struct State {

@@ -3,7 +3,7 @@
 use super::core::Engine;
 use super::state::{Now, State};
 use crate::events::LockEvent;
-use crate::store::contract::{StoreEvents, StoreEvent, Scope};
+use crate::store::contract::{Scope, StoreEvent, StoreEvents};
 use crate::turnstile::Turnstile;
 use crate::user_code::log;
 
@@ -114,7 +114,9 @@ impl Engine {
             StoreEvent::Freed { key } => {
                 state.feed(at, &key.into(), None, Turnstile::freed);
             }
-            StoreEvent::Up { .. } | StoreEvent::Down { .. } => unreachable!("those are for all keys"),
+            StoreEvent::Up { .. } | StoreEvent::Down { .. } => {
+                unreachable!("those are for all keys")
+            }
         }
     }
 }

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{
-    Answer, Grant, StoreEvents, StoreEvent, Op, OpError, SessionConfig, Outcome, Owner, Scope, Session, KeyStatus,
+    Answer, Grant, KeyStatus, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig,
+    StoreEvent, StoreEvents,
 };
 use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
@@ -528,7 +529,11 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     let released = releases.await;
     assert!(released.iter().all(Result::is_ok), "{released:?}");
     assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
-    assert_eq!(Arc::strong_count(&engine), 2, "it lets_expire itself no more");
+    assert_eq!(
+        Arc::strong_count(&engine),
+        2,
+        "it lets_expire itself no more"
+    );
 }
 
 /// How often something was woken.
@@ -558,7 +563,10 @@ async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
     }
     engine.on_events(store.answers());
     assert_eq!(count.0.load(Ordering::Relaxed), 1, "it is told of its turn");
-    assert!(first.poll_unpin(&mut cx).is_pending(), "not at first key_status");
+    assert!(
+        first.poll_unpin(&mut cx).is_pending(),
+        "not at first key_status"
+    );
     assert_eq!(count.0.load(Ordering::Relaxed), 2, "it is polled again");
     assert!(
         second.poll_unpin(&mut cx).is_pending(),

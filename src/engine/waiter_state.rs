@@ -313,8 +313,7 @@ impl WaiterState {
     /// One of those who shared the lease took it away: to the others it is lost.
     pub(super) fn forfeits(&self) {
         let mut state = self.lock();
-        let (Phase::Finishing { token } | Phase::Finished { token, .. }) = state.phase
-        else {
+        let (Phase::Finishing { token } | Phase::Finished { token, .. }) = state.phase else {
             return;
         };
         state.phase = Phase::Ended {

@@ -8,10 +8,10 @@
 
 pub(crate) mod contract;
 pub(crate) mod memory;
+mod notifier;
 mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
-mod notifier;
 #[cfg(any(feature = "redis", test))]
 pub(crate) mod send_window;
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
-use super::contract::{StoreEvents, StoreEvent};
+use super::contract::{StoreEvent, StoreEvents};
 
 /// Tells news in the order in which it was put in, whoever brings it. More may be put in while it tells.
 pub(super) struct OrderedNotifier {
@@ -93,13 +93,20 @@ mod tests {
         fn new() -> Arc<Self> {
             let ear = Arc::new(Self::default());
             let listener: Arc<dyn StoreEvents> = ear.clone();
-            assert!(ear.notifier.set(OrderedNotifier::new(Arc::downgrade(&listener))).is_ok());
+            assert!(
+                ear.notifier
+                    .set(OrderedNotifier::new(Arc::downgrade(&listener)))
+                    .is_ok()
+            );
             ear
         }
 
         fn tells(&self, keys: &[&str]) {
             let notifier = self.notifier.get().unwrap();
-            notifier.put(keys.iter().map(|&key| StoreEvent::Freed { key: key.into() }));
+            notifier.put(
+                keys.iter()
+                    .map(|&key| StoreEvent::Freed { key: key.into() }),
+            );
             notifier.tell();
         }
 

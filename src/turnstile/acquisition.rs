@@ -1,6 +1,6 @@
-use super::wait_queue::WaiterId;
 use super::tenure::Contention;
 use super::time::{Point, Span, drift};
+use super::wait_queue::WaiterId;
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
 /// K3: how much longer than its lock the store keeps a queue.

@@ -1,11 +1,11 @@
 //! What time ends: waits, seats, leases, tenures, and what is owed.
 
-use super::pending::{Ending, PendingOp};
-use super::wait_queue::Patience;
-use super::machine::{KeyState, Turnstile, Verdict, no_answer};
 use super::ids::EventCx;
+use super::machine::{KeyState, Turnstile, Verdict, no_answer};
+use super::pending::{Ending, PendingOp};
 use super::tenure::LeasePhase;
 use super::time::Point;
+use super::wait_queue::{Adopter, Patience};
 use crate::StoreError;
 use crate::store::contract::Op;
 
@@ -40,9 +40,9 @@ impl<C: Clone> Turnstile<C> {
             };
             self.wake(waiter.who, verdict);
         }
-        while let Some(adopter) = self
-            .adopters
-            .remove_first(|one| Point::from(one.waiter.until) <= now)
+        let is_over = |one: &Adopter<C>| Point::from(one.waiter.until) <= now;
+        while let Some(at) = self.adopters.iter().position(is_over)
+            && let Some(adopter) = self.adopters.remove(at)
         {
             let trouble = self.trouble();
             self.wake(adopter.waiter.who, Verdict::Failed(trouble));
@@ -90,8 +90,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// D5: the tenure is over by our clock.
     fn expire(&mut self, now: Point) {
-        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle)
-        else {
+        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
             unreachable!("only a tenure expires")
         };
         if let Some(lease) = tenure.lease.take() {

@@ -1,9 +1,9 @@
 //! How a tenure begins, and what becomes of a grant.
 
 use super::acquisition::{Belief, Footprint};
-use super::pending::PendingOp;
-use super::machine::{Received, KeyState, Turnstile};
 use super::ids::EventCx;
+use super::machine::{KeyState, Received, Turnstile};
+use super::pending::PendingOp;
 use super::tenure::{Contention, Tenure};
 use super::time::{Point, Span, deadline, drift};
 use crate::store::contract::{Grant, Op};
@@ -22,7 +22,11 @@ impl<C: Clone> Turnstile<C> {
         contention: Contention,
     ) {
         let now = cx.at();
-        let KeyState::Acquiring { acquisition, ask_at } = &mut self.state else {
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
             unreachable!("a acquisition comes before a tenure")
         };
         if deadline(start, ttl) <= now && !self.waiters.is_empty() {
@@ -39,7 +43,10 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: Received) {
         let grant = &received.grant;
         match &mut self.state {
-            KeyState::Acquiring { acquisition, ask_at } if acquisition.owner == grant.owner => {
+            KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            } if acquisition.owner == grant.owner => {
                 if self.down {
                     // O3: it came by a connection that is not up yet, or no longer. What is owed
                     // goes first, a yield to this owner perhaps; entering it makes the grant good.

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::wait_queue::WaiterId;
 use super::time::{Moment, Point, Span};
+use super::wait_queue::WaiterId;
 use crate::store::contract::Owner;
 
 /// How many owners are remembered whose keys were left in the store.

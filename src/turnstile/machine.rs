@@ -3,13 +3,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquisition::{Acquisition, Footprint};
-use super::pending::{Ending, PendingOp, PendingOps};
-use super::few::Few;
-use super::wait_queue::{Adopter, WaitQueue, Patience, Waiter, WaiterId};
-use super::rules::{Limits, Rules};
 use super::ids::EventCx;
+use super::pending::{Ending, PendingOp, PendingOps};
+use super::rules::{Limits, Rules};
 use super::tenure::Tenure;
 use super::time::{Moment, Point, Span, deadline};
+use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
@@ -81,7 +80,7 @@ pub(crate) struct Turnstile<C> {
     pub(super) rules: Limits,
     pub(super) waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the line, one at a time.
-    pub(super) adopters: Few<Adopter<C>>,
+    pub(super) adopters: VecDeque<Adopter<C>>,
     pub(super) state: KeyState<C>,
     pub(super) in_flight: Option<Box<InFlight<C>>>,
     pub(super) pending: PendingOps<C>,
@@ -154,7 +153,7 @@ impl<C: Clone> Turnstile<C> {
         Self {
             rules: rules.into(),
             waiters: WaitQueue::new(),
-            adopters: Few::new(),
+            adopters: VecDeque::new(),
             state: KeyState::Idle,
             in_flight: None,
             pending: PendingOps::new(),
@@ -231,7 +230,8 @@ impl<C: Clone> Turnstile<C> {
             return None;
         };
         let lease = tenure.lease.as_ref();
-        lease.filter(|lease| lease.is_taken() == taken)
+        lease
+            .filter(|lease| lease.is_taken() == taken)
             .map(|lease| &lease.who)
     }
 
@@ -262,7 +262,10 @@ impl<C: Clone> Turnstile<C> {
         }
         match &self.state {
             KeyState::Idle => {}
-            KeyState::Acquiring { acquisition, ask_at } => {
+            KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            } => {
                 if may_send && self.pending.is_empty() {
                     consider(acquisition.withdraw_at.or(Some(*ask_at)));
                 }
@@ -297,7 +300,12 @@ impl<C: Clone> Turnstile<C> {
 
     /// A caller wants the lease that the owner `from` left in the store, whoever stands in line for
     /// the key. Its verdicts come as effects, as those of a waiter do.
-    pub(crate) fn adopt(&mut self, cx: &mut EventCx<'_>, from: Arc<str>, waiter: Waiter<C>) -> WaiterId {
+    pub(crate) fn adopt(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        from: Arc<str>,
+        waiter: Waiter<C>,
+    ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         if self.closed {
@@ -312,7 +320,8 @@ impl<C: Clone> Turnstile<C> {
     /// A waiter gave up, or was dropped: in line, adopting, or granted and not taken.
     pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
         self.advance_time(cx);
-        if self.adopters.remove_first(|one| one.id == id).is_none()
+        let adopter = self.adopters.iter().position(|one| one.id == id);
+        if adopter.and_then(|at| self.adopters.remove(at)).is_none()
             && self.waiters.remove(id).is_none()
             && let KeyState::Held(tenure) = &mut self.state
             && tenure.lease.as_ref().is_some_and(|lease| lease.id == id)
@@ -373,7 +382,12 @@ impl<C: Clone> Turnstile<C> {
     /// A lease is over for its holder. Without `keep` it is given back, and told what became of it;
     /// else the key stays in the store until its ttl is over: nothing is sent, and whoever wants it
     /// next asks the store. Returns the owner whose tenure ended so.
-    pub(crate) fn finish(&mut self, cx: &mut EventCx<'_>, id: WaiterId, let_expire: bool) -> Option<Owner> {
+    pub(crate) fn finish(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        let_expire: bool,
+    ) -> Option<Owner> {
         self.expire_due(cx);
         let mut kept = None;
         let mut ending = None;
@@ -420,7 +434,12 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
-    pub(crate) fn grant_received(&mut self, cx: &mut EventCx<'_>, grant: Grant, doubt: Option<StoreError>) {
+    pub(crate) fn grant_received(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        grant: Grant,
+        doubt: Option<StoreError>,
+    ) {
         self.advance_time(cx);
         let at = cx.at();
         self.on_grant(cx, Received { at, grant, doubt });
@@ -455,7 +474,10 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
         self.advance_time(cx);
         if let KeyState::Acquiring { acquisition, .. } = &mut self.state
-            && acquisition.asked_policy.take_if(|asked| *asked == id).is_some()
+            && acquisition
+                .asked_policy
+                .take_if(|asked| *asked == id)
+                .is_some()
         {
             if pause.is_none()
                 && self.waiters.first_id() == Some(id)
@@ -498,7 +520,11 @@ impl<C: Clone> Turnstile<C> {
         self.trouble = None;
         self.failures = 0;
         self.queue = queue;
-        if let KeyState::Acquiring { acquisition, ask_at } = &mut self.state {
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        {
             acquisition.forget_proof();
             acquisition.asked_policy = None;
             *ask_at = cx.at();

@@ -15,28 +15,26 @@
 //!
 //! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
 
-mod schedule;
 mod acquisition;
-mod shutdown;
-mod crowd;
-mod pending;
-mod few;
-mod grants;
 mod expiry;
-mod wait_queue;
+mod grants;
+mod ids;
 mod machine;
+mod pending;
 mod replies;
 mod rules;
+mod schedule;
+mod shutdown;
 #[cfg(test)]
 mod sim;
-mod ids;
 mod tenure;
 #[cfg(test)]
 mod tests;
 mod time;
+mod wait_queue;
 
-pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};
+pub(crate) use self::ids::{EventCx, Ids};
 pub(crate) use self::machine::{Effect, EffectBuffer, Turnstile, Verdict};
 pub(crate) use self::rules::Rules;
-pub(crate) use self::ids::{EventCx, Ids};
 pub(crate) use self::time::{FOREVER, Moment};
+pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

@@ -1,12 +1,12 @@
 //! What the store's answers change.
 
 use super::acquisition::{Acquisition, Footprint};
-use super::pending::{Ending, PendingOp};
-use super::wait_queue::{Adopter, WaiterId};
-use super::machine::{Effect, InFlight, Received, Sent, KeyState, Turnstile, Verdict};
 use super::ids::EventCx;
+use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile, Verdict};
+use super::pending::{Ending, PendingOp};
 use super::tenure::{Contention, Tenure};
 use super::time::{Point, Span, deadline};
+use super::wait_queue::{Adopter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 
@@ -16,7 +16,12 @@ const RECHECK: (u64, u64) = (8_000, 12_000);
 
 impl<C: Clone> Turnstile<C> {
     /// The one answer to an op that was sent.
-    pub(crate) fn replied(&mut self, cx: &mut EventCx<'_>, op: &Op, result: Result<Answer, OpError>) {
+    pub(crate) fn replied(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        op: &Op,
+        result: Result<Answer, OpError>,
+    ) {
         self.advance_time(cx);
         if let Op::Renew { owner, ttl, .. } = *op {
             if matches!(&self.state, KeyState::Held(tenure) if tenure.owner == owner) {
@@ -64,7 +69,11 @@ impl<C: Clone> Turnstile<C> {
     ) {
         let entered = footprint == Footprint::Ticket;
         let pause = self.pause(cx);
-        let KeyState::Acquiring { acquisition, ask_at } = &mut self.state else {
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
             unreachable!("a acquisition stays until its op is answered")
         };
         match result {
@@ -138,7 +147,10 @@ impl<C: Clone> Turnstile<C> {
         self.abandon(cx.at());
         if let Some(ttl) = self.waiters.first().map(|head| head.ttl.into()) {
             let acquisition = Acquisition::new(cx.ids.owner(), ttl);
-            self.state = KeyState::Acquiring { acquisition, ask_at };
+            self.state = KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            };
         }
     }
 
@@ -146,7 +158,11 @@ impl<C: Clone> Turnstile<C> {
     fn on_adopted(&mut self, cx: &mut EventCx<'_>, adopter: WaiterId, epoch: u64, sent: Point) {
         let now = cx.at();
         let first = self.adopters.front().map(|first| first.id);
-        let KeyState::Acquiring { acquisition, ask_at } = &mut self.state else {
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
             unreachable!("a acquisition comes before a tenure")
         };
         if first != Some(adopter) {
@@ -195,7 +211,11 @@ impl<C: Clone> Turnstile<C> {
             }
         };
         let mut heard = false;
-        if let KeyState::Acquiring { acquisition, ask_at } = &mut self.state {
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        {
             *ask_at = cx.at() + next;
             heard = std::mem::take(&mut acquisition.notices.heard) && !self.queue;
         }
@@ -207,7 +227,10 @@ impl<C: Clone> Turnstile<C> {
     /// W7: after a notice the store is asked before the pause is over, which goes on if that is in
     /// vain: the policy does not count such questions.
     pub(super) fn ask_early(&mut self, cx: &mut EventCx<'_>) {
-        if let KeyState::Acquiring { acquisition, ask_at } = &mut self.state
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
             && *ask_at > cx.at()
             && acquisition.notices.due.is_none()
         {
@@ -254,7 +277,11 @@ impl<C: Clone> Turnstile<C> {
 
     /// The policy's pause ends then, unless a notice has cut it short: then the rest of it does.
     pub(super) fn pause_until(&mut self, end: Point) {
-        if let KeyState::Acquiring { acquisition, ask_at } = &mut self.state {
+        if let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        {
             *acquisition.notices.due.as_mut().unwrap_or(ask_at) = end;
         }
     }
@@ -294,7 +321,11 @@ impl<C: Clone> Turnstile<C> {
         if !matches!(pending.op, Op::Yield { .. }) {
             return;
         }
-        let KeyState::Acquiring { acquisition, ask_at } = &mut self.state else {
+        let KeyState::Acquiring {
+            acquisition,
+            ask_at,
+        } = &mut self.state
+        else {
             unreachable!("a yield leaves a acquisition")
         };
         match outcome {
@@ -331,7 +362,12 @@ impl<C: Clone> Turnstile<C> {
         self.wake(ending.who, verdict);
     }
 
-    fn on_pending_failed(&mut self, cx: &mut EventCx<'_>, mut pending: PendingOp<C>, error: OpError) {
+    fn on_pending_failed(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        mut pending: PendingOp<C>,
+        error: OpError,
+    ) {
         match error {
             OpError::Unknown(error) => {
                 pending.resent = true;

@@ -1,11 +1,11 @@
 //! What the state asks for next: a turn, a pending operation, a question to the store.
 
 use super::acquisition::{Acquisition, Footprint, QUEUE_MARGIN};
-use super::pending::{Ending, PendingOp};
-use super::wait_queue::WaiterId;
-use super::machine::{InFlight, Sent, KeyState, Turnstile, Verdict};
 use super::ids::EventCx;
+use super::machine::{InFlight, KeyState, Sent, Turnstile, Verdict};
+use super::pending::{Ending, PendingOp};
 use super::time::{Point, Span};
+use super::wait_queue::WaiterId;
 use crate::store::contract::Op;
 
 /// G3: within so many milliseconds a ticket is withdrawn that nobody waits for any more.
@@ -88,7 +88,10 @@ impl<C: Clone> Turnstile<C> {
                 let new = acquisition.owner;
                 let ttl = ttl.duration();
                 let op = Op::Yield { old, new, ttl };
-                self.state = KeyState::Acquiring { acquisition, ask_at: now };
+                self.state = KeyState::Acquiring {
+                    acquisition,
+                    ask_at: now,
+                };
                 self.add_pending(cx, PendingOp::new(op, ending, until));
             }
             _ => {
@@ -137,7 +140,9 @@ impl<C: Clone> Turnstile<C> {
         let adopter = self.adopters.front();
         match &mut self.state {
             KeyState::Held(_) => false,
-            KeyState::Acquiring { acquisition, .. } if acquisition.adopter != adopter.map(|first| first.id) => {
+            KeyState::Acquiring { acquisition, .. }
+                if acquisition.adopter != adopter.map(|first| first.id) =>
+            {
                 // One who adopts goes before the line; or it has gone, or had its answer.
                 self.abandon(now);
                 true
@@ -146,17 +151,26 @@ impl<C: Clone> Turnstile<C> {
                 if let Some(first) = adopter {
                     let ttl = first.waiter.ttl.into();
                     let acquisition = Acquisition::adopting(cx.ids.owner(), ttl, first.id);
-                    self.state = KeyState::Acquiring { acquisition, ask_at: now };
+                    self.state = KeyState::Acquiring {
+                        acquisition,
+                        ask_at: now,
+                    };
                     return true;
                 }
                 let Some(ttl) = self.waiters.first().map(|head| head.ttl.into()) else {
                     return false;
                 };
                 let acquisition = Acquisition::new(cx.ids.owner(), ttl);
-                self.state = KeyState::Acquiring { acquisition, ask_at: now };
+                self.state = KeyState::Acquiring {
+                    acquisition,
+                    ask_at: now,
+                };
                 true
             }
-            KeyState::Acquiring { acquisition, ask_at } => {
+            KeyState::Acquiring {
+                acquisition,
+                ask_at,
+            } => {
                 if let Some(first) = adopter {
                     if *ask_at > now {
                         return false;
@@ -225,7 +239,8 @@ impl<C: Clone> Turnstile<C> {
 
     /// Nobody wants the key any more, or not by way of this acquisition.
     pub(super) fn abandon(&mut self, now: Point) {
-        let KeyState::Acquiring { acquisition, .. } = std::mem::replace(&mut self.state, KeyState::Idle)
+        let KeyState::Acquiring { acquisition, .. } =
+            std::mem::replace(&mut self.state, KeyState::Idle)
         else {
             unreachable!("only a acquisition is abandoned")
         };

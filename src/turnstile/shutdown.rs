@@ -1,7 +1,7 @@
 //! The end of a registry.
 
-use super::machine::{KeyState, Turnstile, Verdict};
 use super::ids::EventCx;
+use super::machine::{KeyState, Turnstile, Verdict};
 use super::tenure::LeasePhase;
 use super::time::Moment;
 

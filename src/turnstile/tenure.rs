@@ -1,7 +1,7 @@
-use super::wait_queue::{Waiter, WaiterId};
 use super::machine::Verdict;
 use super::rules::{Limits, MOST_PASSES};
 use super::time::{Point, Span, deadline, drift};
+use super::wait_queue::{Waiter, WaiterId};
 use crate::store::contract::Owner;
 
 /// What a fixed lease has at least, of the ttl that it asked for, when it is passed.
@@ -271,7 +271,8 @@ impl<C: Clone> Tenure<C> {
         }
         self.extended = self.extended.max(ttl);
         let before = lease.extension.take();
-        let (before_ttl, before_until) = before.map_or((ttl, until), |extension| (extension.ttl, extension.until));
+        let (before_ttl, before_until) =
+            before.map_or((ttl, until), |extension| (extension.ttl, extension.until));
         lease.extension = Some(Box::new(Extension {
             ttl: ttl.max(before_ttl),
             until: until.max(before_until),
@@ -300,7 +301,9 @@ impl<C: Clone> Tenure<C> {
     /// told, if its deadline moved.
     fn proved(&mut self) -> Option<(C, Verdict)> {
         let lease = self.lease.as_mut()?;
-        lease.extension.take_if(|extension| extension.until <= self.deadline);
+        lease
+            .extension
+            .take_if(|extension| extension.until <= self.deadline);
         let last = lease.own_end.is_none() && lease.renewals == 0;
         let deadline = lease.own_end.unwrap_or(self.deadline).min(self.deadline);
         let moved = deadline > lease.deadline;
@@ -316,13 +319,15 @@ impl<C: Clone> Tenure<C> {
     /// until the watchdog comes by itself: to renew at each pass was half of all calls of a busy
     /// key, and a third of the server's time.
     pub(super) fn wants_more(&self, now: Point) -> bool {
-        self.lease.as_ref().is_some_and(|lease| match lease.own_end {
-            Some(end) => end > self.deadline,
-            None => {
-                let used_up = || self.deadline.since(now) < most_of(lease.ttl);
-                lease.ttl > self.ttl || (lease.passed && used_up())
-            }
-        })
+        self.lease
+            .as_ref()
+            .is_some_and(|lease| match lease.own_end {
+                Some(end) => end > self.deadline,
+                None => {
+                    let used_up = || self.deadline.since(now) < most_of(lease.ttl);
+                    lease.ttl > self.ttl || (lease.passed && used_up())
+                }
+            })
     }
 
     /// The waiter has seen its lease, and holds it from here on.
@@ -381,7 +386,9 @@ impl<C: Clone> Tenure<C> {
     /// When the renewal that is due is late, or else the next.
     fn late_at(&self) -> Option<Point> {
         let lease = self.lease.as_ref()?;
-        lease.late_at.or_else(|| Some(self.late_after(lease.due()?)))
+        lease
+            .late_at
+            .or_else(|| Some(self.late_after(lease.due()?)))
     }
 
     /// Who is to be told, once, that a renewal is late, whatever keeps it from being confirmed: that

@@ -1,7 +1,7 @@
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::crowd::Crowd;
 use super::time::{FOREVER, Moment, Point};
 
 /// One arrival of one waiter; later arrivals have greater ids.
@@ -57,169 +57,98 @@ pub(super) struct Adopter<C> {
 }
 
 /// The waiters of one key in order of arrival.
-///
-/// Most keys have none, or one: that is a pointer, and one allocation.
 #[derive(Debug)]
-pub(super) enum WaitQueue<C> {
-    Empty,
-    One(Box<(WaiterId, Waiter<C>)>),
-    Many(Box<Crowd<C>>),
+pub(super) struct WaitQueue<C> {
+    /// Later arrivals have greater ids.
+    waiters: BTreeMap<WaiterId, Waiter<C>>,
+    /// When waits are over.
+    ends: BTreeSet<(Point, WaiterId)>,
+    /// How many want a place in the store's queue.
+    standing: usize,
 }
 
 impl<C> WaitQueue<C> {
     pub(super) const fn new() -> Self {
-        Self::Empty
+        Self {
+            waiters: BTreeMap::new(),
+            ends: BTreeSet::new(),
+            standing: 0,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self, Self::Empty)
+        self.waiters.is_empty()
     }
 
     pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Empty => 0,
-            Self::One(_) => 1,
-            Self::Many(crowd) => crowd.len(),
-        }
+        self.waiters.len()
     }
 
     /// Whether anybody wants a place in the store's queue.
     pub(super) fn has_patient(&self) -> bool {
-        match self {
-            Self::Empty => false,
-            Self::One(one) => one.1.is_patient(),
-            Self::Many(crowd) => crowd.has_patient(),
-        }
+        self.standing > 0
     }
 
     /// The newest arrival.
     pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
-        if let Self::Many(crowd) = self {
-            crowd.push(id, waiter);
-            return;
-        }
-        *self = match std::mem::replace(self, Self::Empty) {
-            Self::One(one) => {
-                let mut crowd = Crowd::new();
-                crowd.push(one.0, one.1);
-                crowd.push(id, waiter);
-                Self::Many(Box::new(crowd))
-            }
-            _ => Self::One(Box::new((id, waiter))),
-        };
+        self.ends.extend(waiter.end().map(|end| (end, id)));
+        self.standing += usize::from(waiter.is_patient());
+        self.waiters.insert(id, waiter);
     }
 
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter<C>> {
-        match self {
-            Self::One(one) if one.0 == id => self.take_one(),
-            Self::Many(crowd) => {
-                let removed = crowd.remove(id);
-                self.forget_crowd();
-                removed
-            }
-            _ => None,
+        let waiter = self.waiters.remove(&id)?;
+        if let Some(end) = waiter.end() {
+            self.ends.remove(&(end, id));
         }
+        self.standing -= usize::from(waiter.is_patient());
+        if self.waiters.is_empty() {
+            // An emptied map keeps a node with room for eleven, and most keys that are held have no waiters.
+            *self = Self::new();
+        }
+        Some(waiter)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
-        let (one, crowd) = match self {
-            Self::Empty => (None, None),
-            Self::One(one) => (Some(&one.1), None),
-            Self::Many(crowd) => (None, Some(crowd.iter())),
-        };
-        one.into_iter().chain(crowd.into_iter().flatten())
+        self.waiters.values()
     }
 
     pub(super) fn first(&self) -> Option<&Waiter<C>> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => Some(&one.1),
-            Self::Many(crowd) => crowd.first(),
-        }
+        self.waiters.first_key_value().map(|(_, waiter)| waiter)
     }
 
     pub(super) fn first_id(&self) -> Option<WaiterId> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => Some(one.0),
-            Self::Many(crowd) => crowd.first_id(),
-        }
+        self.waiters.first_key_value().map(|(id, _)| *id)
     }
 
     pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<C>)> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => {
-                let id = one.0;
-                self.take_one().map(|waiter| (id, waiter))
-            }
-            Self::Many(crowd) => {
-                let first = crowd.pop_first();
-                self.forget_crowd();
-                first
-            }
-        }
+        let id = self.first_id()?;
+        self.remove(id).map(|waiter| (id, waiter))
     }
 
     /// Takes out those who will not stand in line and arrived no later than `upto`.
     pub(super) fn take_once(&mut self, upto: WaiterId) -> Vec<Waiter<C>> {
-        match self {
-            Self::One(one) if one.0 <= upto && !one.1.is_patient() => {
-                self.take_one().into_iter().collect()
-            }
-            Self::Many(crowd) => {
-                let taken = crowd.take_once(upto);
-                self.forget_crowd();
-                taken
-            }
-            _ => Vec::new(),
-        }
+        let impatient = self.len() - self.standing;
+        let arrived = self.waiters.range(..=upto);
+        let once = arrived.filter(|(_, waiter)| !waiter.is_patient());
+        let ids: Vec<_> = once.map(|(id, _)| *id).take(impatient).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// The newest arrival.
     pub(super) fn last_id(&self) -> WaiterId {
-        match self {
-            Self::Empty => WaiterId(0),
-            Self::One(one) => one.0,
-            Self::Many(crowd) => crowd.last_id(),
-        }
+        let last = self.waiters.last_key_value();
+        last.map_or(WaiterId(0), |(id, _)| *id)
     }
 
     pub(super) fn next_end(&self) -> Option<Point> {
-        match self {
-            Self::Empty => None,
-            Self::One(one) => one.1.end(),
-            Self::Many(crowd) => crowd.next_end(),
-        }
+        self.ends.first().map(|(end, _)| *end)
     }
 
     /// Takes out one whose time is over.
     pub(super) fn pop_ended(&mut self, now: Point) -> Option<Waiter<C>> {
-        if self.next_end()? > now {
-            return None;
-        }
-        match self {
-            Self::Many(crowd) => {
-                let ended = crowd.pop_next_end();
-                self.forget_crowd();
-                ended
-            }
-            _ => self.take_one(),
-        }
-    }
-
-    fn take_one(&mut self) -> Option<Waiter<C>> {
-        match std::mem::replace(self, Self::Empty) {
-            Self::One(one) => Some(one.1),
-            _ => None,
-        }
-    }
-
-    /// Gives back the memory of a crowd that is gone.
-    fn forget_crowd(&mut self) {
-        if matches!(self, Self::Many(crowd) if crowd.len() == 0) {
-            *self = Self::Empty;
-        }
+        let (end, id) = *self.ends.first()?;
+        (end <= now).then(|| self.remove(id))?
     }
 }

@@ -64,9 +64,9 @@
 //! ```
 
 mod clock;
-mod runner;
 mod error;
 mod last_step;
+mod runner;
 mod script;
 mod source;
 mod step;

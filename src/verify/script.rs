@@ -7,8 +7,8 @@ use tokio::runtime::Handle;
 
 use super::{
     clock::VirtualTime,
-    runner::Runner,
     error::VerifyError,
+    runner::Runner,
     step::{Step, Tell},
 };
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::slot::{FullOwner, Slot, next_epoch};
 #[cfg(test)]
 use super::slot::{Held, NEVER, micros};
-use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime, KeyStatus};
+use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, ServerTime};
 
 /// After so many ops, what has run out untouched is swept up.
 const SWEEP_EVERY: u32 = 1024;
@@ -154,7 +154,12 @@ impl Keyspace {
         (Answer { at: now, outcome }, granted)
     }
 
-    pub(crate) fn inspect(&mut self, prefix: &Arc<str>, key: &Arc<str>, now: ServerTime) -> KeyStatus {
+    pub(crate) fn inspect(
+        &mut self,
+        prefix: &Arc<str>,
+        key: &Arc<str>,
+        now: ServerTime,
+    ) -> KeyStatus {
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
         let Some(slot) = slot else {
             return KeyStatus {

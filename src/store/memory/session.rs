@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use super::keyspace::Asking;
 use super::shared::Shared;
 use crate::StoreError;
-use crate::store::contract::{Answer, StoreEvent, Op, OpError, SessionConfig, Session, KeyStatus};
+use crate::store::contract::{Answer, KeyStatus, Op, OpError, Session, SessionConfig, StoreEvent};
 
 /// One registry's line to a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]

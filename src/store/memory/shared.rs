@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use super::keyspace::Keyspace;
-use crate::store::contract::{StoreEvents, ServerTime};
+use crate::store::contract::{ServerTime, StoreEvents};
 
 /// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
 pub(super) struct Shared {

@@ -11,7 +11,7 @@ use super::shared::Shared;
 use crate::StoreError;
 #[cfg(feature = "test-util")]
 use crate::store::contract::StoreEvent;
-use crate::store::contract::{SessionConfig, Session};
+use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// Leases in this process, on tokio's clock.

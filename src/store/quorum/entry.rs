@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::tally::{RenewVerdict, AcquireVerdict, AcquireTally, ReleaseVerdict, Quorum, ReleaseTally, RenewTally};
 use super::fault::{Fault, too_few};
+use super::node::{Deferred, Node};
 use super::node_queue::{Cast, NodeQueue, Step, Vote};
-use super::node::{Node, Deferred};
+use super::tally::{
+    AcquireTally, AcquireVerdict, Quorum, ReleaseTally, ReleaseVerdict, RenewTally, RenewVerdict,
+};
 use crate::StoreError;
-use crate::store::contract::{Answer, StoreEvent, Op, OpError, Outcome, Owner, ServerTime};
+use crate::store::contract::{Answer, Op, OpError, Outcome, Owner, ServerTime, StoreEvent};
 
 /// One key in use.
 #[derive(Debug)]
@@ -55,7 +57,9 @@ pub(super) enum Tally {
 impl Entry {
     pub(super) fn new(size: usize) -> Self {
         Self {
-            queues: std::iter::repeat_with(NodeQueue::default).take(size).collect(),
+            queues: std::iter::repeat_with(NodeQueue::default)
+                .take(size)
+                .collect(),
             open: Vec::new(),
             freed: None,
             alarm: None,
@@ -262,7 +266,9 @@ impl Entry {
                 None => Err(failed(too_few(quorum, &open.troubles))),
             };
             let (key, op) = (key.clone(), open.op);
-            deferred.events.push(StoreEvent::Replied { key, op, result });
+            deferred
+                .events
+                .push(StoreEvent::Replied { key, op, result });
         }
         any
     }
@@ -317,7 +323,9 @@ impl Open {
                 AcquireVerdict::Failed => Err(()),
             }),
             Tally::RenewTally(roll, youngest) => roll.verdict().map(|verdict| match verdict {
-                RenewVerdict::Has => Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age })),
+                RenewVerdict::Has => {
+                    Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age }))
+                }
                 RenewVerdict::Lacks => Ok(Outcome::Lost),
                 RenewVerdict::Unknown => Err(()),
             }),

@@ -13,15 +13,15 @@
 //!
 //! All but `session.rs` is data in, data out.
 
-mod tally;
 mod entry;
 mod fault;
-mod node_queue;
 mod node;
+mod node_queue;
 mod quarantine;
 mod session;
 mod state;
 mod store;
+mod tally;
 #[cfg(test)]
 mod tests;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::StoreError;
-use crate::store::contract::{StoreEvent, Op};
+use crate::store::contract::{Op, StoreEvent};
 
 /// One node, as far as it was heard of.
 #[derive(Debug)]

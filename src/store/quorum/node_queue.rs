@@ -141,7 +141,9 @@ impl NodeQueue {
 
     /// Whether an owner is told when the key is free on the node, or may be.
     pub(super) fn listens(&self, owner: Owner) -> bool {
-        self.subscriptions.iter().any(|subscription| subscription.owner == owner)
+        self.subscriptions
+            .iter()
+            .any(|subscription| subscription.owner == owner)
     }
 
     /// Whether anybody is, or may be.
@@ -172,7 +174,11 @@ impl NodeQueue {
         let mut pending = pending.filter(|job| job.op == release);
         if let Some(job) = pending.next() {
             job.tally = tally.or(job.tally);
-        } else if let Some(pending) = self.pending.iter_mut().find(|pending| pending.owner == owner) {
+        } else if let Some(pending) = self
+            .pending
+            .iter_mut()
+            .find(|pending| pending.owner == owner)
+        {
             pending.tally = tally.or(pending.tally);
         } else {
             self.push(release, tally);
@@ -293,7 +299,8 @@ impl NodeQueue {
                         unheard(now, left.unwrap_or_default()),
                     ),
                     (Op::Listen { owner, .. } | Op::Unlisten { owner }, _) => {
-                        self.subscriptions.retain(|subscription| subscription.owner != *owner);
+                        self.subscriptions
+                            .retain(|subscription| subscription.owner != *owner);
                     }
                     _ => {}
                 }
@@ -404,7 +411,8 @@ impl NodeQueue {
         let residuals = &self.residuals;
         let is_residual = |owner: Owner| residuals.iter().any(|residual| residual.owner == owner);
         self.unsure.retain(|(owner, _)| is_residual(*owner));
-        self.subscriptions.retain(|subscription| now < subscription.until);
+        self.subscriptions
+            .retain(|subscription| now < subscription.until);
         let mut casts = Vec::new();
         for pending in std::mem::take(&mut self.pending) {
             if self.until(pending.owner).is_none() {
@@ -422,7 +430,8 @@ impl NodeQueue {
 
     /// When a release is to be sent again, or is not worth it any more.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let due = |pending: &PendingRelease| pending.due.or(self.until(pending.owner)).unwrap_or(now);
+        let due =
+            |pending: &PendingRelease| pending.due.or(self.until(pending.owner)).unwrap_or(now);
         self.pending.iter().map(due).min()
     }
 
@@ -434,7 +443,9 @@ impl NodeQueue {
 
     /// Whether the node may have something of the owner's.
     pub(super) fn is_residual(&self, owner: Owner) -> bool {
-        self.residuals.iter().any(|residual| residual.owner == owner)
+        self.residuals
+            .iter()
+            .any(|residual| residual.owner == owner)
     }
 
     /// When that, and a subscription of its, has run out by itself.

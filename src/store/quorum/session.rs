@@ -13,14 +13,16 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::tally::Quorum;
 use super::fault::{Fault, too_few};
 use super::node::Deferred;
 use super::quarantine::Quarantine;
 use super::state::State;
+use super::tally::Quorum;
 use crate::StoreError;
 use crate::store::LockStore;
-use crate::store::contract::{StoreEvents, StoreEvent, Op, SessionConfig, Scope, Session, KeyStatus};
+use crate::store::contract::{
+    KeyStatus, Op, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
+};
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::tally::{AcquireTally, Quorum, ReleaseTally, RenewTally};
-use super::entry::{Tally, Entry, Open};
+use super::entry::{Entry, Open, Tally};
 use super::fault::{Fault, too_few};
+use super::node::{Deferred, Node};
 use super::node_queue::{Cast, Vote};
-use super::node::{Node, Deferred};
 use super::quarantine::Quarantine;
+use super::tally::{AcquireTally, Quorum, ReleaseTally, RenewTally};
 use crate::StoreError;
-use crate::store::contract::{Answer, StoreEvent, Op, OpError, Outcome};
+use crate::store::contract::{Answer, Op, OpError, Outcome, StoreEvent};
 
 /// One registry's view of all nodes and of the keys that it uses.
 #[derive(Debug)]
@@ -78,7 +78,9 @@ impl State {
         if let Op::Yield { .. } = op {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
-            return deferred.events.push(StoreEvent::Replied { key, op, result });
+            return deferred
+                .events
+                .push(StoreEvent::Replied { key, op, result });
         }
         self.last_ballot += 1;
         let id = self.last_ballot;
@@ -166,7 +168,13 @@ impl State {
 
     /// A node says that a key is free there: the registry, if it listens, is told when a majority says
     /// so, or a moment later.
-    pub(super) fn freed(&mut self, now: Instant, node: usize, key: Arc<str>, deferred: &mut Deferred) {
+    pub(super) fn freed(
+        &mut self,
+        now: Instant,
+        node: usize,
+        key: Arc<str>,
+        deferred: &mut Deferred,
+    ) {
         let quorum = self.quorum;
         let Some(entry) = self.keys.get_mut(&key) else {
             return;
@@ -331,7 +339,9 @@ impl State {
             let returns = |open: &mut Open| matches!(open.tally, Tally::ReleaseTally(_));
             for Open { op, .. } in entry.open.extract_if(.., returns) {
                 let (key, result) = (key.clone(), Err(OpError::Unknown(error.clone())));
-                deferred.events.push(StoreEvent::Replied { key, op, result });
+                deferred
+                    .events
+                    .push(StoreEvent::Replied { key, op, result });
             }
         }
         deferred.events.push(StoreEvent::down(error));

@@ -6,7 +6,7 @@ use super::fault::Fault;
 use super::quarantine::Quarantine;
 use super::session::QuorumSession;
 use crate::StoreError;
-use crate::store::contract::{SessionConfig, Session};
+use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// Leases on a majority of several independent stores, by the Redlock algorithm.

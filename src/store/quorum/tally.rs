@@ -125,7 +125,9 @@ impl AcquireTally {
         let absent = count(|vote| matches!(vote, Vote::Absent));
         let spare = self.quorum.spare();
         if sure >= self.quorum.majority() {
-            let epoch = self.epoch.expect("nobody is sure before the epoch is known");
+            let epoch = self
+                .epoch
+                .expect("nobody is sure before the epoch is known");
             return Some(AcquireVerdict::Won { epoch });
         }
         if absent > spare {

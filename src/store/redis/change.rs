@@ -20,7 +20,7 @@ use super::slots::{Slot, SlotSet};
 use super::subscriber;
 use super::subscriptions::Subscriptions;
 use crate::StoreError;
-use crate::store::contract::{Answer, StoreEvent, OpError, Outcome, KeyStatus};
+use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent};
 
 /// What a session knows. Nothing is called while it is locked that is not ours.
 #[derive(Default)]
@@ -198,7 +198,9 @@ impl Change<'_> {
 impl Change<'_> {
     pub(super) fn received(&mut self, id: NodeId, received: Received) {
         match received {
-            Received::Heard(StoreEvent::Granted { key, grant }) if self.shared.min_replicas.is_some() => {
+            Received::Heard(StoreEvent::Granted { key, grant })
+                if self.shared.min_replicas.is_some() =>
+            {
                 let slot = self.shared.names.slot(&key);
                 self.route(Request::granted(key, grant, slot));
             }
@@ -260,7 +262,9 @@ impl Change<'_> {
         match (request.wish, result) {
             (Wish::Op(op), result) => {
                 let key = request.key;
-                self.effects.events.push(StoreEvent::Replied { key, op, result });
+                self.effects
+                    .events
+                    .push(StoreEvent::Replied { key, op, result });
             }
             (Wish::Look(answer), Err(error)) => {
                 let error = error.store_error().clone();

@@ -22,7 +22,7 @@ use super::replicas::Confirmer;
 use super::reply::{self, Verdict};
 use super::request::Request;
 use super::session::{NodeId, Shared};
-use crate::store::contract::{StoreEvent, OpError, ServerTime};
+use crate::store::contract::{OpError, ServerTime, StoreEvent};
 use crate::store::send_window::{Limits, Priority, SendWindow};
 use crate::user_code::log;
 

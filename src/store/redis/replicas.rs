@@ -39,7 +39,7 @@ use super::session::Shared;
 use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
-use crate::store::contract::{StoreEvent, OpError, Owner};
+use crate::store::contract::{OpError, Owner, StoreEvent};
 use crate::user_code::log;
 
 /// So many locks share a call at most: a longer script would hold up everybody else's.

@@ -7,7 +7,7 @@ use redis::Value;
 use super::call::spell;
 use super::fault::Refusal;
 use super::request::{Request, Wish};
-use crate::store::contract::{Outcome, ServerTime, KeyStatus};
+use crate::store::contract::{KeyStatus, Outcome, ServerTime};
 
 /// What a reply says about one request.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use super::replicas::Held;
 use super::session::NodeId;
 use super::slots::Slot;
 use crate::StoreError;
-use crate::store::contract::{Grant, StoreEvent, Op, Owner, KeyStatus};
+use crate::store::contract::{Grant, KeyStatus, Op, Owner, StoreEvent};
 use crate::store::send_window::{Priority, Sendable};
 
 /// One wish about one lock.

@@ -17,7 +17,7 @@ use super::request::{Request, Wish};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::contract::{Answer, StoreEvent, OpError, Outcome, Scope, ServerTime};
+use crate::store::contract::{Answer, OpError, Outcome, Scope, ServerTime, StoreEvent};
 
 /// A request is redirected so often at once; then it is delayed, so that two nodes that name each
 /// other are not kept busy.

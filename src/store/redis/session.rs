@@ -23,7 +23,7 @@ use super::script::{self, Script};
 use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
-use crate::store::contract::{Op, SessionConfig, Scope, Session, KeyStatus};
+use crate::store::contract::{KeyStatus, Op, Scope, Session, SessionConfig};
 use crate::store::notifier::OrderedNotifier;
 use crate::store::send_window::SendWindow;
 use crate::user_code::log;

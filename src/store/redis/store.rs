@@ -20,7 +20,7 @@ use super::session::RedisSession;
 use super::tls::Tls;
 use super::topology::Topology;
 use crate::StoreError;
-use crate::store::contract::{SessionConfig, Session};
+use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// How long [`RedisStore::connect`] waits for a server. Longer than a registry's usual

@@ -24,7 +24,7 @@ use super::node::Received;
 use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Order;
-use crate::store::contract::{StoreEvent, Scope};
+use crate::store::contract::{Scope, StoreEvent};
 use crate::user_code::log;
 
 /// So many subscriptions are unconfirmed at a time.

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::clock::{MILLI, True};
-use super::process::{StoreEvent, ProcessId};
+use super::process::{ProcessId, StoreEvent};
 use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
 use crate::StoreError;

@@ -11,7 +11,7 @@ use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError};
 use crate::store::send_window::Limits;
-use crate::turnstile::{EventCx, Effect, Moment, Rules, Ids, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 pub(super) type ProcessId = usize;
 
@@ -226,12 +226,16 @@ impl World {
             }
             StoreEvent::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
-                self.feed(id, key, |turnstile, cx| turnstile.grant_received(cx, grant, None));
+                self.feed(id, key, |turnstile, cx| {
+                    turnstile.grant_received(cx, grant, None)
+                });
             }
             StoreEvent::Unconfirmed(key, grant, error) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
                 let doubt = Some(error);
-                self.feed(id, key, |turnstile, cx| turnstile.grant_received(cx, grant, doubt));
+                self.feed(id, key, |turnstile, cx| {
+                    turnstile.grant_received(cx, grant, doubt)
+                });
             }
             StoreEvent::Freed(key) => {
                 self.note(|_| format!("r{id} k{key} hears that it is free"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    EventCx, Effect, FOREVER, Moment, Patience, Rules, Ids, Turnstile, Verdict, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Verdict, Waiter, WaiterId,
 };
 
 /// What the server's clock shows when ours shows 0, in milliseconds.
@@ -140,7 +140,8 @@ impl Desk {
                 Effect::AskPolicy(who, id) => {
                     self.asked.push(who);
                     let (pause, now, ids) = (self.pause, self.now, &mut self.ids);
-                    self.turnstile.on_pause(&mut EventCx { now, ids }, id, pause);
+                    self.turnstile
+                        .on_pause(&mut EventCx { now, ids }, id, pause);
                 }
             }
         }

@@ -9,7 +9,7 @@ use super::desk::{EPOCH, broken, ms, rules};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    EventCx, Effect, FOREVER, Moment, Patience, Rules, Ids, Turnstile, Verdict, Waiter, WaiterId,
+    Effect, EventCx, FOREVER, Ids, Moment, Patience, Rules, Turnstile, Verdict, Waiter, WaiterId,
 };
 
 #[derive(Clone, Debug)]
@@ -291,7 +291,10 @@ impl Bench {
             (Verdict::Closing, Stage::Holding) => Stage::Closing,
             (Verdict::TurnLost, Stage::Granted)
             | (Verdict::Lost, Stage::Holding | Stage::Closing | Stage::Finishing)
-            | (Verdict::Closed, Stage::Waiting | Stage::Granted | Stage::Holding | Stage::Closing)
+            | (
+                Verdict::Closed,
+                Stage::Waiting | Stage::Granted | Stage::Holding | Stage::Closing,
+            )
             | (Verdict::Released, Stage::Finishing)
             | (Verdict::Failed(_), Stage::Waiting | Stage::Finishing)
             | (Verdict::Busy | Verdict::QueueFull, Stage::Waiting) => Stage::Done,

@@ -3,8 +3,8 @@
 use tokio::time::{Duration, advance};
 
 use super::desk::{Desk, attempt, listen, release, store};
-use super::subscriptions::counted;
 use super::nodes::{Node, ms};
+use super::subscriptions::counted;
 use crate::store::contract::{Op, Owner, Session};
 use crate::store::quorum::node_queue::LOOKS;
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::nodes::{Node, ms};
 use crate::store::contract::{
-    StoreEvents, StoreEvent, Op, OpError, SessionConfig, Outcome, Owner, Scope, Session,
+    Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
 };
 use crate::store::{LockStore, QuorumStore};
 

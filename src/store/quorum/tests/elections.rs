@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::{Instant, advance, sleep};
 
 use super::desk::{
-    Desk, GONE, Recorder, TTL, attempt, is_busy, keys, config, release, renew, store,
+    Desk, GONE, Recorder, TTL, attempt, config, is_busy, keys, release, renew, store,
 };
 use super::nodes::{Node, ms};
-use crate::store::contract::{StoreEvent, Op, OpError, Outcome, Owner, Session};
+use crate::store::contract::{Op, OpError, Outcome, Owner, Session, StoreEvent};
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::{LockStore, MemoryStore, QuorumStore};
@@ -96,7 +96,10 @@ async fn that_there_is_no_queue_is_told_first() {
     one.session
         .submit("k".into(), Op::Enter { owner, ttl, score });
     let event = one.take();
-    assert!(matches!(event[0], StoreEvent::Up { queue: false, .. }), "{event:?}");
+    assert!(
+        matches!(event[0], StoreEvent::Up { queue: false, .. }),
+        "{event:?}"
+    );
     let StoreEvent::Replied { result, .. } = &event[1] else {
         panic!("{event:?}")
     };
@@ -161,7 +164,10 @@ async fn down_is_told_when_no_majority_is_there_and_up_when_one_is() {
     nodes[0].come_back();
     assert!(one.take().is_empty());
     nodes[1].come_back();
-    assert!(matches!(one.take()[..], [StoreEvent::Up { queue: false, .. }]));
+    assert!(matches!(
+        one.take()[..],
+        [StoreEvent::Up { queue: false, .. }]
+    ));
     nodes[2].come_back();
     assert!(one.take().is_empty());
 }

@@ -2,7 +2,6 @@
 
 mod cost;
 mod desk;
-mod subscriptions;
 mod elections;
 mod leases;
 mod nodes;
@@ -10,3 +9,4 @@ mod notices;
 mod returns;
 mod same_server;
 mod simulation;
+mod subscriptions;

@@ -10,7 +10,9 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
 use crate::StoreError;
-use crate::store::contract::{Answer, StoreEvent, Op, OpError, SessionConfig, Outcome, Session, KeyStatus};
+use crate::store::contract::{
+    Answer, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent,
+};
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::{LockStore, sealed};
 
@@ -435,7 +437,8 @@ impl Session for NodeSession {
             return line.tell(StoreEvent::Replied { key, op, result });
         }
         let mut state = line.node.lock();
-        let same = |in_flight: &&Flight| Arc::ptr_eq(&in_flight.line, &line) && in_flight.key == key;
+        let same =
+            |in_flight: &&Flight| Arc::ptr_eq(&in_flight.line, &line) && in_flight.key == key;
         let before = state.flights.values().find(same);
         if let Some(before) = before {
             panic!("{op:?} while {:?} is under way to the same node", before.op);

@@ -3,7 +3,7 @@
 use super::desk::{attempt, release, renew};
 use super::subscriptions::Bare;
 use crate::StoreError;
-use crate::store::contract::{StoreEvent, OpError, Outcome};
+use crate::store::contract::{OpError, Outcome, StoreEvent};
 
 const WON: Outcome = Outcome::Won { epoch: 5 };
 
@@ -95,7 +95,11 @@ async fn no_majority_is_left_and_that_is_told_as_lasting() {
             .came_up(bare.now, node, Some("x".into()), &mut bare.deferred);
     }
     let is_down = |event: &StoreEvent| matches!(event, StoreEvent::Down { error, .. } if !error.is_retryable());
-    assert!(bare.deferred.events.iter().any(is_down), "{:?}", bare.deferred);
+    assert!(
+        bare.deferred.events.iter().any(is_down),
+        "{:?}",
+        bare.deferred
+    );
     bare.submit(attempt(1));
     bare.answer(0, Ok(WON));
     let Some(Err(error)) = answer(&mut bare) else {

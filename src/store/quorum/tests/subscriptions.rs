@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::desk::{Desk, Recorder, TTL, attempt, listen, config, release, renew, store, unlisten};
+use super::desk::{Desk, Recorder, TTL, attempt, config, listen, release, renew, store, unlisten};
 use super::nodes::{Node, ms, names, owners};
 use crate::StoreError;
 use crate::store::LockStore;
-use crate::store::contract::{Answer, StoreEvent, Op, OpError, Outcome, Session};
+use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent};
 use crate::store::quorum::node::Deferred;
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
@@ -68,7 +68,8 @@ impl Bare {
     /// How often the registry was told that the key is free since this was asked last.
     fn told(&mut self) -> usize {
         let event = self.deferred.events.drain(..);
-        event.filter(|event| matches!(event, StoreEvent::Freed { .. }))
+        event
+            .filter(|event| matches!(event, StoreEvent::Freed { .. }))
             .count()
     }
 
@@ -205,7 +206,11 @@ async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
     ));
     a.ask(release(1)).await.unwrap();
     sleep(ms(10)).await;
-    assert!(b.take().iter().any(|it| matches!(it, StoreEvent::Freed { .. })));
+    assert!(
+        b.take()
+            .iter()
+            .any(|it| matches!(it, StoreEvent::Freed { .. }))
+    );
     assert_eq!(owners(&nodes, "k"), HashSet::from(["b:1".to_owned()]));
     b.ask(unlisten(1)).await.unwrap();
     sleep(ms(10)).await;

@@ -264,8 +264,24 @@ fn number() -> impl Strategy<Value = i64> {
 
 fn value() -> impl Strategy<Value = Value> {
     let words = select(vec![
-        "0", "1", "5", "77", "+", "busy:1:2", "busy:-1:", "busy::", "not-old", "lost", "stale",
-        "more", "key_status", "error", "5 9 +", "5 9 1", "5  1", "",
+        "0",
+        "1",
+        "5",
+        "77",
+        "+",
+        "busy:1:2",
+        "busy:-1:",
+        "busy::",
+        "not-old",
+        "lost",
+        "stale",
+        "more",
+        "key_status",
+        "error",
+        "5 9 +",
+        "5 9 1",
+        "5  1",
+        "",
     ]);
     let leaf = prop_oneof![
         3 => words.prop_map(|word| Value::BulkString(word.into())),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::cluster::{Seeds, SlotMap};
 use super::super::slots::{SLOTS, Slot};
 use super::*;
-use crate::store::contract::{StoreEvents, StoreEvent, Owner};
+use crate::store::contract::{Owner, StoreEvent, StoreEvents};
 
 struct Nobody;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::fake::{Fake, HANG_UP, NOW, Request, push};
 use super::registry::{BOUND, Registry, Settings, attempt, refused, unknown, unsent, won};
 use super::support::{Proxy, RedisServer, Way, wait_until};
-use crate::store::contract::{Answer, StoreEvent, OpError};
+use crate::store::contract::{Answer, OpError, StoreEvent};
 
 #[tokio::test]
 async fn o4_a_server_that_does_not_answer_is_given_up() {

@@ -10,7 +10,7 @@ use super::registry::{
     withdraw, won,
 };
 use super::support::{Proxy, RedisServer, Way, wait_until};
-use crate::store::contract::{StoreEvent, Outcome};
+use crate::store::contract::{Outcome, StoreEvent};
 
 /// The connection of the one registry on the server.
 fn id(server: &RedisServer) -> u64 {
@@ -276,7 +276,10 @@ async fn a_grant_that_comes_before_the_proof_is_told_after_up() {
     });
     let mut one = Settings::url(fake.url(), "a1").open();
     one.session().start();
-    assert!(matches!(one.next().await, StoreEvent::Up { queue: true, .. }));
+    assert!(matches!(
+        one.next().await,
+        StoreEvent::Up { queue: true, .. }
+    ));
     let (key, grant) = one.granted().await;
     assert_eq!((&*key, grant.epoch), ("some key", 8));
 }

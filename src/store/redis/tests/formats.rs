@@ -12,7 +12,7 @@ use super::registry::{
     BOUND, HELD, Registry, TTL, attempt, enter, place, queue, release, renew, won,
 };
 use super::support::{RedisServer, wait_until};
-use crate::store::contract::{StoreEvent, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 use crate::{Lease, LockRegistry};
 
 const FENCE: &str = "lock:~fence";

@@ -7,7 +7,7 @@ use super::registry::{
     withdraw, won, yield_turn,
 };
 use super::support::{RedisServer, wait_until};
-use crate::store::contract::{StoreEvent, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 #[tokio::test]
 async fn s2_a_release_hands_the_lock_to_the_first_ticket() {

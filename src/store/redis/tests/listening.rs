@@ -7,7 +7,7 @@ use super::registry::{
     BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, enter, release, won,
 };
 use super::support::{Program, RedisServer, wait_until};
-use crate::store::contract::{StoreEvent, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn listen(owner: u64) -> Op {
     let (owner, ttl) = (Owner(owner), TTL);
@@ -33,7 +33,9 @@ async fn is_told(registry: &mut Registry) {
 
 async fn is_not_told(registry: &mut Registry) {
     registry
-        .has_not_heard(|event| matches!(event, StoreEvent::Freed { .. } | StoreEvent::Granted { .. }))
+        .has_not_heard(|event| {
+            matches!(event, StoreEvent::Freed { .. } | StoreEvent::Granted { .. })
+        })
         .await;
 }
 

@@ -17,8 +17,6 @@ mod hearing;
 mod links;
 mod listening;
 mod model;
-#[cfg(feature = "sentinel")]
-mod store_events;
 #[cfg(feature = "cluster")]
 mod one_node;
 mod paused;
@@ -28,6 +26,8 @@ mod registry;
 mod replicas;
 mod rights;
 mod stale;
+#[cfg(feature = "sentinel")]
+mod store_events;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;

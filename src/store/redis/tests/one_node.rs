@@ -11,7 +11,7 @@ use super::fake::{Fake, NOW, Request, push};
 use super::paused::in_real_time;
 use super::registry::{BOUND, Registry, Settings, TTL, attempt, enter, place, renew, unsent, won};
 use super::support::wait_until;
-use crate::store::contract::{StoreEvent, Outcome};
+use crate::store::contract::{Outcome, StoreEvent};
 
 /// Its ticket's place in the queue.
 const PLACE: u64 = 5;
@@ -151,7 +151,9 @@ fn subscriptions_are_asked_for_again_with_the_next_runtime() {
         assert_eq!(&*one.granted().await.0, "k");
         // An earlier grant may have gone unheard: the ticket is to be entered again.
         let is_of_k = |event| match event {
-            StoreEvent::Up { scope, queue, .. } => queue && scope.contains("k") && !scope.contains("l"),
+            StoreEvent::Up { scope, queue, .. } => {
+                queue && scope.contains("k") && !scope.contains("l")
+            }
             _ => false,
         };
         assert!(std::iter::from_fn(|| one.heard_by_now()).any(is_of_k));

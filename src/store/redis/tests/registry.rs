@@ -9,7 +9,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::support::RedisServer;
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, Grant, StoreEvents, StoreEvent, Op, OpError, SessionConfig, Outcome, Owner, Scope, Session,
+    Answer, Grant, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent,
+    StoreEvents,
 };
 use crate::store::{LockStore, RedisStore};
 
@@ -196,7 +197,9 @@ impl Registry {
 
     /// Something that was told already, and not yet asked about.
     pub(super) fn heard_by_now(&mut self) -> Option<StoreEvent> {
-        self.heard.pop_front().or_else(|| self.event.try_recv().ok())
+        self.heard
+            .pop_front()
+            .or_else(|| self.event.try_recv().ok())
     }
 
     /// Nothing that `unwanted` knows is told before the server has answered one more question.

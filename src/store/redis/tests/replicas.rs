@@ -8,7 +8,7 @@ use super::fake::{Fake, HANG_UP, NOW, Request};
 use super::registry::{BOUND, Registry, Settings, attempt, release, unknown, won};
 use super::support::wait_until;
 use crate::StoreError;
-use crate::store::contract::{StoreEvent, OpError, Outcome};
+use crate::store::contract::{OpError, Outcome, StoreEvent};
 
 const WITHIN: Duration = Duration::from_millis(150);
 

@@ -137,7 +137,10 @@ async fn s1_ops_are_done_alike_beside_all_others_and_alone() {
     assert!(epochs[0] >= before, "f1");
     epochs.dedup();
     assert_eq!(epochs.len(), 6 + 2, "f1: each epoch is another");
-    assert!(fence(&server) >= epochs[7], "f1: the fence stands past each");
+    assert!(
+        fence(&server) >= epochs[7],
+        "f1: the fence stands past each"
+    );
     let entered = queue(&server, "lock:foreign, entered");
     assert_eq!(entered[0].0, "a1:4 30000");
 

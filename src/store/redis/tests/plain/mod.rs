@@ -10,7 +10,7 @@ use redis::ConnectionLike;
 
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
-use crate::store::contract::{StoreEvent, Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
