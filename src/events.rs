@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use futures::Stream;
 use futures::stream::FusedStream;
+use futures::task::AtomicWaker;
+use tokio::sync::broadcast::error::TryRecvError;
+use tokio::sync::broadcast::{Receiver, Sender};
 use tokio::time::Instant;
 
-use crate::engine::Journal;
 use crate::{StoreError, Token};
 
 /// What happens in one registry, as [`LockRegistry::events`](crate::LockRegistry::events) tells it.
@@ -309,21 +311,35 @@ fn left(deadline: Instant) -> String {
 }
 
 /// Stream of [`LockRegistry::events`](crate::LockRegistry::events).
+#[derive(Debug)]
 #[must_use = "streams do nothing unless polled, and what happens meanwhile is kept for this one"]
 pub struct Events {
-    journal: Arc<Journal>,
-    reader: u64,
+    channel: Receiver<LockEvent>,
+    waker: Arc<AtomicWaker>,
     ended: bool,
 }
 
 impl Events {
-    pub(crate) fn new(journal: Arc<Journal>, reader: u64) -> Self {
-        let ended = false;
+    /// Whoever sends wakes `waker` afterwards.
+    pub(crate) fn new(channel: &Sender<LockEvent>, waker: Arc<AtomicWaker>) -> Self {
         Self {
-            journal,
-            reader,
-            ended,
+            channel: channel.subscribe(),
+            waker,
+            ended: false,
         }
+    }
+
+    /// The next event, if there is one already.
+    fn next_now(&mut self) -> Poll<Option<LockEvent>> {
+        Poll::Ready(match self.channel.try_recv() {
+            Ok(event) => Some(event),
+            Err(TryRecvError::Lagged(count)) => Some(LockEvent::Missed { count }),
+            Err(TryRecvError::Closed) => {
+                self.ended = true;
+                None
+            }
+            Err(TryRecvError::Empty) => return Poll::Pending,
+        })
     }
 }
 
@@ -331,32 +347,18 @@ impl Stream for Events {
     type Item = LockEvent;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<LockEvent>> {
-        if self.ended {
-            return Poll::Ready(None);
+        if let Poll::Ready(next) = self.next_now() {
+            return Poll::Ready(next);
         }
-        let next = self.journal.read(self.reader, cx.waker());
-        self.ended = matches!(next, Poll::Ready(None));
-        next
+        self.waker.register(cx.waker());
+        // An event may have come before the waker was there.
+        self.next_now()
     }
 }
 
 impl FusedStream for Events {
     fn is_terminated(&self) -> bool {
         self.ended
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        self.journal.forget(self.reader);
-    }
-}
-
-impl fmt::Debug for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Events")
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
     }
 }
 

@@ -201,15 +201,14 @@ impl LockRegistry {
     /// # Ok(()) }
     /// ```
     pub fn events(&self) -> crate::stream::Events {
-        self.engine.events(false)
+        self.engine.events()
     }
 
-    /// [`events`](Self::events) without a bound: a test's reader that looks at the end misses
-    /// nothing.
+    /// [`events`](Self::events) without a bound: a test that reads at the end misses nothing.
     #[cfg(feature = "test-util")]
     #[doc(hidden)]
-    pub fn every_event(&self) -> crate::stream::Events {
-        self.engine.events(true)
+    pub fn every_event(&self) -> std::sync::mpsc::Receiver<crate::LockEvent> {
+        self.engine.every_event()
     }
 
     /// What this registry holds and waits for at this moment, and since when.

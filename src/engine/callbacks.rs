@@ -2,7 +2,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::few::Few;
+use smallvec::SmallVec;
+
 use crate::Token;
 use crate::repeat::Repeats;
 use crate::user_code::{self, log};
@@ -10,23 +11,23 @@ use crate::user_code::{self, log};
 /// What is done about verdicts once no lock is held: all of it is the user's code.
 #[derive(Default)]
 pub(super) struct Callbacks {
-    pub(super) wakers: Few<Waker>,
+    pub(super) wakers: SmallVec<[Waker; 1]>,
     /// Policies of those who wait no more, to be dropped.
-    pub(super) policies: Few<Repeats>,
+    pub(super) policies: SmallVec<[Repeats; 1]>,
     /// Keys and tokens of lost leases, and whether their time was over.
-    pub(super) lost: Few<(Arc<str>, Token, bool)>,
+    pub(super) lost: SmallVec<[(Arc<str>, Token, bool); 1]>,
     /// Keys and tokens of leases whose renewal is late, and how long they last without it.
-    pub(super) late: Few<(Arc<str>, Token, Duration)>,
+    pub(super) late: SmallVec<[(Arc<str>, Token, Duration); 1]>,
 }
 
 impl Callbacks {
     pub(super) fn run(&mut self) {
         // First: work whose lease is lost stops before anybody reads of it.
-        self.wakers.drain(|waker| {
+        for waker in self.wakers.drain(..) {
             user_code::run("a waker", || waker.wake());
-        });
-        self.policies.drain(user_code::discard);
-        self.late.drain(|(key, token, left)| {
+        }
+        self.policies.drain(..).for_each(user_code::discard);
+        for (key, token, left) in self.late.drain(..) {
             let (key, token) = (&*key, token.get());
             log!(
                 warn,
@@ -35,8 +36,8 @@ impl Callbacks {
                 ?left,
                 "renewal not confirmed yet, retrying until the deadline"
             );
-        });
-        self.lost.drain(|(key, token, is_over)| {
+        }
+        for (key, token, is_over) in self.lost.drain(..) {
             let (key, token) = (&*key, token.get());
             if is_over {
                 log!(
@@ -53,6 +54,6 @@ impl Callbacks {
                     "lease lost: its key was deleted or overwritten in the store"
                 );
             }
-        });
+        }
     }
 }

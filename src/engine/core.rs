@@ -18,6 +18,8 @@ use super::waiter_state::WaiterState;
 use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
+#[cfg(feature = "test-util")]
+use crate::events::LockEvent;
 use crate::key::{Key, KeyMap};
 use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
@@ -154,13 +156,17 @@ impl Engine {
         self.timer.ensure(|| self.me());
     }
 
-    /// What happens from here on. `patient`: however far its reader falls behind, it misses
-    /// nothing.
-    pub(crate) fn events(&self, patient: bool) -> Events {
-        let state = self.lock();
-        let reader = self.journal.open(patient);
-        drop(state);
-        Events::new(self.journal.clone(), reader)
+    /// What happens from here on.
+    pub(crate) fn events(&self) -> Events {
+        let _state = self.lock();
+        self.journal.subscribe()
+    }
+
+    /// The same for a reader that misses nothing, and is not woken.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn every_event(&self) -> std::sync::mpsc::Receiver<LockEvent> {
+        let _state = self.lock();
+        self.journal.subscribe_unbounded()
     }
 
     /// What is held and waited for now.
@@ -503,11 +509,11 @@ impl Engine {
         self.deliver_once(&mut deferred);
         while !deferred.policies.is_empty() {
             let mut pauses = Vec::new();
-            deferred.policies.drain(|(caller, id)| {
+            for (caller, id) in deferred.policies.drain(..) {
                 if let Some(pause) = caller.next_pause(id) {
                     pauses.push((caller, id, pause));
                 }
-            });
+            }
             deferred = Deferred::default();
             self.locked(&mut deferred, |state, at| {
                 for (caller, id, pause) in &pauses {
@@ -531,7 +537,9 @@ impl Engine {
             if deferred.arrived {
                 session.start();
             }
-            deferred.sends.drain(|(key, op)| session.submit(key, op));
+            for (key, op) in deferred.sends.drain(..) {
+                session.submit(key, op);
+            }
         }
         if let Some(failure) = deferred.failure.take() {
             failure::tell(&failure);

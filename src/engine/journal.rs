@@ -1,55 +1,49 @@
-//! What has happened, for those who read it.
+//! Sends events to those who read them.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use futures::task::AtomicWaker;
+use tokio::sync::broadcast::Sender;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
-use crate::events::LockEvent;
+use crate::events::{Events, LockEvent};
 use crate::settings::Settings;
 use crate::turnstile::Moment;
 use crate::user_code;
 
-/// How many events are kept for a reader that does not come.
-const CAPACITY: u64 = 1024;
+/// How many events are kept for a slow reader.
+const CAPACITY: usize = 1024;
 
-/// The events of one registry, in the order in which they came about: they are told under the
-/// engine's lock. Who reads is woken by [`flush`](Self::flush), once that lock is released.
+/// The events of one registry, in the order in which they happen: they are sent under the engine's
+/// lock. [`flush`](Self::flush) wakes the readers once that lock is released.
 pub(crate) struct Journal {
     clock: Arc<Clock>,
-    /// What `QueueFull` tells.
+    /// The limit that `QueueFull` names.
     max_waiters: usize,
     #[cfg(feature = "metrics")]
     prefix: Arc<str>,
-    /// How many read: where nobody does, nothing is told, and that must cost next to nothing.
-    readers: AtomicUsize,
+    /// Whether there may be a reader. Without one no event is built.
+    is_read: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    events: VecDeque<LockEvent>,
-    /// The number of the first of them: so many came before it.
-    first: u64,
-    readers: BTreeMap<u64, Reader>,
-    /// How many have read so far.
-    known: u64,
-    /// Nothing follows.
-    ended: bool,
+    /// Made for the first reader, as a channel allocates its whole ring, and dropped with the last.
+    channel: Option<Sender<LockEvent>>,
+    /// The wakers of the readers. The channel has none of them: it would call them under the engine's
+    /// lock, and one that panics would keep it from calling the others.
+    readers: Vec<Weak<AtomicWaker>>,
+    #[cfg(feature = "test-util")]
+    unbounded: Vec<std::sync::mpsc::Sender<LockEvent>>,
+    /// Whether there is anything to flush.
+    unflushed: bool,
     #[cfg(feature = "metrics")]
     unrecorded: Vec<LockEvent>,
-}
-
-struct Reader {
-    /// The number of the event that it reads next.
-    next: u64,
-    /// Everything is kept for it.
-    patient: bool,
-    waker: Option<Waker>,
+    /// No event follows.
+    ended: bool,
 }
 
 impl Journal {
@@ -61,29 +55,34 @@ impl Journal {
             max_waiters: settings.max_waiters,
             #[cfg(feature = "metrics")]
             prefix: settings.prefix.clone(),
-            readers: AtomicUsize::new(0),
+            is_read: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
 
-    /// Whether anybody wants to know. To be asked under the engine's lock, which whoever begins to
-    /// read has held: so a relaxed look is enough.
+    /// Whether anybody wants the events. Whoever begins to read has held the engine's lock, under
+    /// which this is called: a relaxed load is enough.
     pub(super) fn is_heard(&self) -> bool {
-        cfg!(feature = "metrics") || self.readers.load(Ordering::Relaxed) > 0
+        cfg!(feature = "metrics") || self.is_read.load(Ordering::Relaxed)
     }
 
-    /// Tells an event, under the engine's lock.
+    /// Sends an event, under the engine's lock.
     pub(super) fn tell(&self, event: impl FnOnce() -> LockEvent) {
         if !self.is_heard() {
             return;
         }
         let event = event();
         let mut state = self.lock();
+        state.unflushed = true;
         #[cfg(feature = "metrics")]
         state.unrecorded.push(event.clone());
-        if !state.ended && !state.readers.is_empty() {
-            state.events.push_back(event);
-            state.trim();
+        #[cfg(feature = "test-util")]
+        state
+            .unbounded
+            .retain(|reader| reader.send(event.clone()).is_ok());
+        if let Some(channel) = &state.channel {
+            // It fails where the last reader is gone, which the flush sees as well.
+            let _ = channel.send(event);
         }
     }
 
@@ -95,25 +94,35 @@ impl Journal {
         self.max_waiters
     }
 
-    /// Nothing follows; under the engine's lock, but when the engine itself goes.
+    /// No event follows. Called under the engine's lock, or when the engine is dropped.
     pub(super) fn end(&self) {
-        self.lock().ended = true;
+        let mut state = self.lock();
+        state.unflushed = true;
+        state.ended = true;
+        state.channel = None;
+        #[cfg(feature = "test-util")]
+        state.unbounded.clear();
     }
 
-    /// Wakes those who have something to read, and records what was told: other people's code, so
-    /// no lock may be held.
+    /// Wakes the readers and records metrics. Both are the user's code: no lock may be held.
     pub(super) fn flush(&self) {
         if !self.is_heard() {
             return;
         }
         let mut state = self.lock();
-        let (end, ended) = (state.end(), state.ended);
-        let wakers: Vec<_> = state
-            .readers
-            .values_mut()
-            .filter(|reader| ended || reader.next < end)
-            .filter_map(|reader| reader.waker.take())
-            .collect();
+        if !std::mem::take(&mut state.unflushed) {
+            return;
+        }
+        let mut wakers = Vec::new();
+        state.readers.retain(|reader| {
+            let reader = reader.upgrade();
+            wakers.extend(reader.iter().filter_map(|reader| reader.take()));
+            reader.is_some()
+        });
+        if state.readers.is_empty() {
+            state.channel = None;
+        }
+        self.is_read.store(state.is_read(), Ordering::Relaxed);
         #[cfg(feature = "metrics")]
         let unrecorded = std::mem::take(&mut state.unrecorded);
         drop(state);
@@ -128,61 +137,30 @@ impl Journal {
         }
     }
 
-    /// Somebody begins to read; under the engine's lock. `patient`: however far it falls behind,
-    /// it misses nothing.
-    pub(super) fn open(&self, patient: bool) -> u64 {
+    /// A reader of the events that follow. Called under the engine's lock.
+    pub(super) fn subscribe(&self) -> Events {
         let mut state = self.lock();
-        state.known += 1;
-        let (id, next) = (state.known, state.end());
-        let reader = Reader {
-            next,
-            patient,
-            waker: None,
-        };
-        state.readers.insert(id, reader);
-        self.readers.store(state.readers.len(), Ordering::Relaxed);
-        id
+        if state.ended {
+            return Events::new(&Sender::new(1), Arc::default());
+        }
+        let waker = Arc::default();
+        state.readers.push(Arc::downgrade(&waker));
+        self.is_read.store(true, Ordering::Relaxed);
+        let channel = &mut state.channel;
+        let channel = channel.get_or_insert_with(|| Sender::new(CAPACITY));
+        Events::new(channel, waker)
     }
 
-    /// The next event for a reader, or else its waker is told of it.
-    pub(crate) fn read(&self, reader: u64, waker: &Waker) -> Poll<Option<LockEvent>> {
-        // Wakers are the user's code: they are cloned and dropped where nothing is locked.
-        let clone = waker.clone();
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let (end, ended) = (state.end(), state.ended);
-        let reader = state.readers.get_mut(&reader);
-        let reader = reader.expect("it reads until it is forgotten");
-        let kept = reader.kept(end);
-        if kept > reader.next {
-            let count = kept - reader.next;
-            reader.next = kept;
-            return Poll::Ready(Some(LockEvent::Missed { count }));
-        }
-        if reader.next < end {
-            let at = usize::try_from(reader.next - state.first).expect("as many as are kept");
-            let event = state.events[at].clone();
-            reader.next += 1;
-            state.trim();
-            return Poll::Ready(Some(event));
-        }
-        if ended {
-            return Poll::Ready(None);
-        }
-        let before = reader.waker.replace(clone);
-        drop(guard);
-        drop(before);
-        Poll::Pending
-    }
-
-    /// A reader has gone.
-    pub(crate) fn forget(&self, reader: u64) {
+    /// The same for a reader that misses nothing, and is not woken.
+    #[cfg(feature = "test-util")]
+    pub(super) fn subscribe_unbounded(&self) -> std::sync::mpsc::Receiver<LockEvent> {
+        let (sender, reader) = std::sync::mpsc::channel();
         let mut state = self.lock();
-        let reader = state.readers.remove(&reader);
-        self.readers.store(state.readers.len(), Ordering::Relaxed);
-        state.trim();
-        drop(state);
-        drop(reader);
+        if !state.ended {
+            state.unbounded.push(sender);
+            self.is_read.store(true, Ordering::Relaxed);
+        }
+        reader
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -192,42 +170,18 @@ impl Journal {
 }
 
 impl State {
-    /// The number of the event to come.
-    fn end(&self) -> u64 {
-        self.first + self.events.len() as u64
-    }
-
-    /// Drops what nobody will read any more.
-    fn trim(&mut self) {
-        let end = self.end();
-        let kept = self.readers.values().map(|reader| reader.kept(end)).min();
-        while self.first < kept.unwrap_or(end) {
-            self.events.pop_front();
-            self.first += 1;
+    fn is_read(&self) -> bool {
+        #[cfg(feature = "test-util")]
+        if !self.unbounded.is_empty() {
+            return true;
         }
-    }
-}
-
-impl Reader {
-    /// The number of the first event that it can still read.
-    fn kept(&self, end: u64) -> u64 {
-        if self.patient {
-            self.next
-        } else {
-            self.next.max(end.saturating_sub(CAPACITY))
-        }
-    }
-}
-
-impl fmt::Debug for Journal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").finish_non_exhaustive()
+        self.channel.is_some()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures::task::noop_waker;
+    use futures::{FutureExt, StreamExt};
 
     use super::*;
 
@@ -243,15 +197,11 @@ mod tests {
         journal.flush();
     }
 
-    fn kept(journal: &Journal) -> usize {
-        journal.lock().events.len()
-    }
-
     /// Reads up to so many events: the waiters, or how many were missed as a negative number.
-    fn read(journal: &Journal, reader: u64, most: usize) -> Vec<i64> {
-        let next = || match journal.read(reader, &noop_waker()) {
-            Poll::Ready(Some(LockEvent::Waiting { waiter, .. })) => i64::try_from(waiter).ok(),
-            Poll::Ready(Some(LockEvent::Missed { count })) => i64::try_from(count).ok().map(|n| -n),
+    fn read(events: &mut Events, most: usize) -> Vec<i64> {
+        let next = || match events.next().now_or_never() {
+            Some(Some(LockEvent::Waiting { waiter, .. })) => i64::try_from(waiter).ok(),
+            Some(Some(LockEvent::Missed { count })) => i64::try_from(count).ok().map(|n| -n),
             _ => None,
         };
         std::iter::from_fn(next).take(most).collect()
@@ -260,69 +210,65 @@ mod tests {
     #[test]
     fn nothing_is_kept_where_nobody_reads() {
         let journal = journal();
+        let has_channel = || journal.lock().channel.is_some();
         tell(&journal, 0..10);
-        assert_eq!(kept(&journal), 0);
-        let reader = journal.open(false);
-        assert!(journal.is_heard());
+        assert!(!has_channel());
+        let mut events = [journal.subscribe(), journal.subscribe()];
+        assert!(journal.is_heard() && has_channel());
         tell(&journal, 10..20);
-        assert_eq!(kept(&journal), 10);
-        journal.forget(reader);
-        assert_eq!(kept(&journal), 0);
+        let [one, two] = &mut events;
+        assert_eq!(read(one, 2), [10, 11]);
+        assert_eq!(read(two, usize::MAX).len(), 10);
+        drop(events);
+        tell(&journal, 20..21);
+        assert!(!has_channel() && journal.lock().readers.is_empty());
         assert_eq!(journal.is_heard(), cfg!(feature = "metrics"));
         // Nor is anything built.
         #[cfg(not(feature = "metrics"))]
         journal.tell(|| unreachable!("nobody reads it"));
         #[cfg(feature = "metrics")]
         assert!(journal.lock().unrecorded.is_empty());
-    }
-
-    #[test]
-    fn what_all_have_read_is_dropped() {
-        let journal = journal();
-        let (one, two) = (journal.open(false), journal.open(false));
-        tell(&journal, 0..10);
-        assert_eq!(read(&journal, one, 6).len(), 6);
-        assert_eq!(kept(&journal), 10);
-        assert_eq!(read(&journal, two, 4).len(), 4);
-        assert_eq!(kept(&journal), 6);
-        journal.forget(two);
-        assert_eq!(kept(&journal), 4);
-        assert_eq!(read(&journal, one, 10), [6, 7, 8, 9]);
-        assert_eq!(kept(&journal), 0);
+        // Whoever reads next begins anew.
+        let mut events = journal.subscribe();
+        tell(&journal, 30..31);
+        assert_eq!(read(&mut events, usize::MAX), [30]);
     }
 
     /// Each by itself: the slow one is told of its loss once, also if another keeps everything.
     #[test]
     fn a_reader_misses_what_it_falls_behind_and_no_more() {
         let journal = journal();
-        let (slow, patient) = (journal.open(false), journal.open(true));
+        let mut slow = journal.subscribe();
+        #[cfg(feature = "test-util")]
+        let unbounded = journal.subscribe_unbounded();
         tell(&journal, 0..1024);
-        assert_eq!(read(&journal, slow, 2), [0, 1], "nothing is missed yet");
+        assert_eq!(read(&mut slow, 2), [0, 1], "nothing is missed yet");
         tell(&journal, 1024..2000);
-        assert_eq!(kept(&journal), 2000);
-        let late = journal.open(false);
-        assert_eq!(read(&journal, slow, 3), [-974, 976, 977]);
+        let mut late = journal.subscribe();
+        assert_eq!(read(&mut slow, 3), [-974, 976, 977]);
         tell(&journal, 2000..2001);
-        let rest = read(&journal, slow, usize::MAX);
+        let rest = read(&mut slow, usize::MAX);
         assert_eq!((rest[0], rest.len()), (978, 1023));
-        assert_eq!(read(&journal, patient, usize::MAX).len(), 2001);
-        assert_eq!(read(&journal, late, usize::MAX), [2000]);
-        assert_eq!(kept(&journal), 0);
+        #[cfg(feature = "test-util")]
+        assert_eq!(unbounded.try_iter().count(), 2001);
+        assert_eq!(read(&mut late, usize::MAX), [2000]);
         tell(&journal, 0..5000);
-        assert_eq!(read(&journal, slow, 1), [-3976]);
+        assert_eq!(read(&mut slow, 1), [-3976]);
     }
 
     #[test]
     fn the_end_comes_after_what_was_told_and_once() {
         let journal = journal();
-        let reader = journal.open(false);
+        let mut events = journal.subscribe();
         tell(&journal, 0..2);
         journal.end();
         tell(&journal, 2..4);
-        assert_eq!(read(&journal, reader, usize::MAX), [0, 1]);
-        for reader in [reader, reader, journal.open(false)] {
-            let end = journal.read(reader, &noop_waker());
-            assert!(matches!(end, Poll::Ready(None)));
+        assert_eq!(read(&mut events, usize::MAX), [0, 1]);
+        let mut late = journal.subscribe();
+        for events in [&mut events, &mut late] {
+            for _ in 0..2 {
+                assert!(matches!(events.next().now_or_never(), Some(None)));
+            }
         }
     }
 }

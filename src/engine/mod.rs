@@ -8,7 +8,6 @@
 mod callbacks;
 mod core;
 mod failure;
-mod few;
 mod journal;
 mod phase;
 mod state;
@@ -21,6 +20,5 @@ mod watchers;
 
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::failure::run_task;
-pub(crate) use self::journal::Journal;
 pub(crate) use self::phase::Phase;
 pub(crate) use self::waiter_state::WaiterState;

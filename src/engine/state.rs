@@ -1,10 +1,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::callbacks::Callbacks;
 use super::core::Engine;
 use super::failure::Caller;
-use super::few::Few;
 use super::journal::Journal;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
@@ -55,13 +56,14 @@ pub(super) struct Entry {
 /// must not make us keep them; an honest one has a handful.
 pub(super) const MAX_UNSOLICITED: usize = 256;
 
-/// What is done once the state is unlocked.
+/// What is done once the state is unlocked. As a rule a list has one element at most, which needs
+/// no allocation.
 #[derive(Default)]
 pub(super) struct Deferred {
-    pub(super) sends: Few<(Arc<str>, Op)>,
+    pub(super) sends: SmallVec<[(Arc<str>, Op); 1]>,
     pub(super) callbacks: Callbacks,
     /// Whose policies are to name a pause.
-    pub(super) policies: Few<(Caller, WaiterId)>,
+    pub(super) policies: SmallVec<[(Caller, WaiterId); 1]>,
     /// Somebody arrived: the session's tasks are to run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,

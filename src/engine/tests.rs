@@ -170,7 +170,7 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     let lease = locks.obtain("k").lease().await.expect("it is free");
     let detached = lease.detach();
     store.set_latency(Duration::from_millis(100));
-    let mut events = locks.every_event();
+    let events = locks.every_event();
     let mut adopt = locks.adopt(detached);
     assert!(futures::poll!(&mut adopt).is_pending());
     // It waits, and is seen to, as everybody does who is told of.
@@ -183,10 +183,7 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     assert!(adopt.await.expect_err("its turn is lost").is_lost());
     assert_eq!((waits(&locks), locks.in_use()), (0, 0));
     locks.shutdown().await;
-    let mut told = Vec::new();
-    while let Some(event) = events.next().await {
-        told.push(event);
-    }
+    let told: Vec<_> = events.iter().collect();
     assert!(
         matches!(
             told[..],

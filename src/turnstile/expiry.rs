@@ -6,6 +6,7 @@ use super::pending::{Ending, PendingOp};
 use super::tenure::LeasePhase;
 use super::time::Point;
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
+use super::wait_queue::Adopter;
 use crate::StoreError;
 use crate::store::contract::Op;
 
@@ -33,9 +34,9 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         self.end_waits(now);
-        while let Some(adopter) = self
-            .adopters
-            .remove_first(|one| Point::from(one.waiter.until) <= now)
+        let is_over = |one: &Adopter<C>| Point::from(one.waiter.until) <= now;
+        while let Some(at) = self.adopters.iter().position(is_over)
+            && let Some(adopter) = self.adopters.remove(at)
         {
             let trouble = self.trouble();
             self.refuse(adopter.waiter.who, Refusal::Failed(trouble));

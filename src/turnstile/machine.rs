@@ -3,7 +3,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquisition::{Acquisition, Footprint};
-use super::few::Few;
 use super::ids::EventCx;
 use super::pending::{Ending, PendingOp, PendingOps};
 use super::rules::{Limits, Rules};
@@ -44,7 +43,7 @@ pub(crate) struct Turnstile<C> {
     pub(super) rules: Limits,
     pub(super) waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the line, one at a time.
-    pub(super) adopters: Few<Adopter<C>>,
+    pub(super) adopters: VecDeque<Adopter<C>>,
     pub(super) state: KeyState<C>,
     pub(super) in_flight: Option<Box<InFlight<C>>>,
     pub(super) pending: PendingOps<C>,
@@ -124,7 +123,7 @@ impl<C: Clone> Turnstile<C> {
         Self {
             rules: rules.into(),
             waiters: WaitQueue::new(),
-            adopters: Few::new(),
+            adopters: VecDeque::new(),
             state: KeyState::Idle,
             in_flight: None,
             pending: PendingOps::new(),
@@ -320,7 +319,8 @@ impl<C: Clone> Turnstile<C> {
     /// A waiter gave up, or was dropped: in line, adopting, or granted and not taken.
     pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
         self.advance_time(cx);
-        if self.adopters.remove_first(|one| one.id == id).is_none()
+        let adopter = self.adopters.iter().position(|one| one.id == id);
+        if adopter.and_then(|at| self.adopters.remove(at)).is_none()
             && self.waiters.remove(id).is_none()
             && let KeyState::Held(tenure) = &mut self.state
             && tenure.lease.as_ref().is_some_and(|lease| lease.id == id)

@@ -17,7 +17,6 @@
 
 mod acquisition;
 mod expiry;
-mod few;
 mod grants;
 mod ids;
 mod machine;

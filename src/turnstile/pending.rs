@@ -1,4 +1,5 @@
-use super::few::Few;
+use std::collections::VecDeque;
+
 use super::time::Point;
 use crate::store::contract::{Op, Owner};
 
@@ -50,11 +51,11 @@ impl<C> PendingOp<C> {
 
 /// Pending operations, in order (O2).
 #[derive(Debug)]
-pub(super) struct PendingOps<C>(Few<PendingOp<C>>);
+pub(super) struct PendingOps<C>(VecDeque<PendingOp<C>>);
 
 impl<C> PendingOps<C> {
     pub(super) fn new() -> Self {
-        Self(Few::new())
+        Self(VecDeque::new())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -62,7 +63,7 @@ impl<C> PendingOps<C> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.iter().count()
+        self.0.len()
     }
 
     pub(super) fn push_back(&mut self, pending: PendingOp<C>) {

@@ -1,6 +1,7 @@
 //! Every registry of every case is watched: what it tells must be in order, and complete.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::world::{BOUND, ms};
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     began: Instant,
-    events: Arc<Mutex<Vec<Events>>>,
+    events: Arc<Mutex<Vec<Receiver<LockEvent>>>>,
 }
 
 /// A registry to be, which will be watched.
@@ -44,8 +45,8 @@ impl Watch {
     pub(crate) async fn all(&self) -> Vec<Vec<LockEvent>> {
         let watched = std::mem::take(&mut *self.events.lock().unwrap());
         let mut all = Vec::new();
-        for mut events in watched {
-            let (told, ended) = all_of(&mut events, BOUND).await;
+        for events in watched {
+            let (told, ended) = all_of(&events, BOUND).await;
             assert!(ended, "it does not end: {told:#?}");
             assert_in_order_and_complete(&told, self.began.elapsed());
             all.push(told);
@@ -57,8 +58,8 @@ impl Watch {
     /// nothing more is told of it, and only the order can be looked at.
     pub(crate) async fn all_without_runtime(&self) {
         let watched = std::mem::take(&mut *self.events.lock().unwrap());
-        for mut events in watched {
-            let (told, ended) = all_of(&mut events, ms(200)).await;
+        for events in watched {
+            let (told, ended) = all_of(&events, ms(200)).await;
             if ended {
                 assert_in_order_and_complete(&told, self.began.elapsed());
             } else {
@@ -123,15 +124,20 @@ fn assert_in_order(told: &[LockEvent], most: Duration) -> Grammar {
 }
 
 /// What is told until the end, if that comes in time.
-async fn all_of(events: &mut Events, within: Duration) -> (Vec<LockEvent>, bool) {
+async fn all_of(events: &Receiver<LockEvent>, within: Duration) -> (Vec<LockEvent>, bool) {
     let mut told = Vec::new();
-    while let Ok(next) = tokio::time::timeout(within, events.next()).await {
-        match next {
-            Some(event) => told.push(event),
-            None => return (told, true),
+    let mut until = Instant::now() + within;
+    loop {
+        match events.try_recv() {
+            Ok(event) => {
+                told.push(event);
+                until = Instant::now() + within;
+            }
+            Err(TryRecvError::Disconnected) => return (told, true),
+            Err(TryRecvError::Empty) if Instant::now() >= until => return (told, false),
+            Err(TryRecvError::Empty) => tokio::time::sleep(ms(1)).await,
         }
     }
-    (told, false)
 }
 
 #[derive(Default)]

@@ -302,7 +302,7 @@ async fn an_outage_amid_a_queue_leaves_nothing_in_use() {
 }
 
 /// Runs what might hang on a thread of its own.
-fn does_not_hang(what: impl FnOnce() + Send + 'static) {
+pub(crate) fn does_not_hang(what: impl FnOnce() + Send + 'static) {
     let (done, is_done) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         what();
@@ -316,7 +316,7 @@ fn does_not_hang(what: impl FnOnce() + Send + 'static) {
 }
 
 /// A runtime whose time is its own.
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
