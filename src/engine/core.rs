@@ -9,8 +9,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::event_bus::EventBus;
 use super::failure::{self, Caller};
-use super::journal::Journal;
 use super::phase::EndMode;
 use super::state::{Deferred, Now, State};
 use super::timer::{Due, Timer};
@@ -45,7 +45,7 @@ pub(crate) struct Engine {
     overhead: Duration,
     state: Mutex<State>,
     /// What happens, told under the state's lock.
-    pub(super) journal: Arc<Journal>,
+    pub(super) events: Arc<EventBus>,
     pub(super) timer: Timer,
     /// Told when nothing is in use any more.
     idle: Notify,
@@ -91,7 +91,7 @@ impl Engine {
             let clock = Arc::new(clock);
             Self {
                 instance,
-                journal: Journal::new(&settings, clock.clone()),
+                events: EventBus::new(&settings, clock.clone()),
                 overhead: store.overhead(),
                 settings,
                 view_context: Arc::new(ViewContext {
@@ -159,14 +159,14 @@ impl Engine {
     /// What happens from here on.
     pub(crate) fn events(&self) -> Events {
         let _state = self.lock();
-        self.journal.subscribe()
+        self.events.subscribe()
     }
 
     /// The same for a reader that misses nothing, and is not woken.
     #[cfg(feature = "test-util")]
     pub(crate) fn every_event(&self) -> std::sync::mpsc::Receiver<LockEvent> {
         let _state = self.lock();
-        self.journal.subscribe_unbounded()
+        self.events.subscribe_unbounded()
     }
 
     /// What is held and waited for now.
@@ -177,11 +177,11 @@ impl Engine {
             held: entry
                 .turnstile
                 .holder()
-                .and_then(|holder| holder.lease(&self.journal)),
+                .and_then(|holder| holder.lease(&self.events)),
             waiting: entry
                 .turnstile
                 .waiters()
-                .map(|waiter| waiter.wait(&self.journal))
+                .map(|waiter| waiter.wait(&self.events))
                 .collect(),
         });
         let mut keys: Vec<_> = keys
@@ -241,11 +241,11 @@ impl Engine {
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
             };
-            let (key, journal) = (caller.hashed_key(), at.journal);
+            let (key, events) = (caller.hashed_key(), at.events);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
                 // Before its verdict, which is told when this returns.
-                caller.arrived(id, runtime, cx.now, journal);
+                caller.arrived(id, runtime, cx.now, events);
             });
         });
     }
@@ -255,7 +255,7 @@ impl Engine {
         if let Some(id) = caller.id() {
             // Also if its key is not in use any more: it may have lost its turn there.
             self.at_once(|state, at| {
-                caller.leaves(at.now, at.journal);
+                caller.leaves(at.now, at.events);
                 state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
                     turnstile.leave(cx, id);
                 });
@@ -272,7 +272,7 @@ impl Engine {
         let taken = self.feed(caller.hashed_key(), |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
-                caller.takes(runtime, cx.now, &self.journal)
+                caller.takes(runtime, cx.now, &self.events)
             } else {
                 None
             }
@@ -323,9 +323,9 @@ impl Engine {
     /// The last handle of a held lock is dropped; what becomes of the lease follows.
     pub(crate) fn dropped_while_held(&self, caller: &WaiterState) {
         let state = self.lock();
-        caller.is_dropped(&self.journal);
+        caller.is_dropped(&self.events);
         drop(state);
-        self.journal.flush();
+        self.events.flush();
     }
 
     /// Nobody comes in any more, and those who wait are told.
@@ -354,9 +354,9 @@ impl Engine {
         let entries = mem::take(&mut state.entries);
         state.timeouts.clear();
         let (session, kept) = (state.session.take(), state.keep_alive.take());
-        self.journal.end();
+        self.events.end();
         drop(state);
-        self.journal.flush();
+        self.events.flush();
         // Whoever else waits for the end of a shutdown.
         self.tell_idle();
         drop((entries, session, kept));
@@ -470,7 +470,7 @@ impl Engine {
     fn at<'a>(&'a self, now: Moment, deferred: &'a mut Deferred) -> Now<'a> {
         Now {
             now,
-            journal: &self.journal,
+            events: &self.events,
             deferred,
         }
     }
@@ -493,7 +493,7 @@ impl Engine {
             deferred.kept = state.keep_alive.take();
             if state.closed {
                 // Also where nobody saw the shutdown to its end.
-                self.journal.end();
+                self.events.end();
             }
         } else if state.keep_alive.is_none() {
             state.keep_alive = self.view_context.engine.upgrade();
@@ -549,7 +549,7 @@ impl Engine {
         if deferred.idle {
             self.tell_idle();
         }
-        self.journal.flush();
+        self.events.flush();
         drop(deferred.kept.take());
         user_code::discard((deferred.broken.take(), mem::take(&mut deferred.dropped)));
     }
@@ -598,8 +598,8 @@ impl Due for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.journal.end();
-        self.journal.flush();
+        self.events.end();
+        self.events.flush();
         let repeat = mem::take(&mut self.settings.repeat);
         user_code::discard(repeat);
     }

@@ -82,9 +82,9 @@ impl Engine {
         let now = state.latest;
         let held = entries.values().flat_map(|entry| entry.turnstile.callers());
         for caller in held.map(|caller| &caller.0).chain(&dropped) {
-            caller.close_broken(now, &self.journal, &mut deferred.callbacks);
+            caller.close_broken(now, &self.events, &mut deferred.callbacks);
         }
-        self.journal.end();
+        self.events.end();
         deferred.sends = Default::default();
         deferred.policies = Default::default();
         deferred.session = None;

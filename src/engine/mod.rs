@@ -7,8 +7,8 @@
 
 mod callbacks;
 mod core;
+mod event_bus;
 mod failure;
-mod journal;
 mod phase;
 mod state;
 mod store_events;

@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 
 use super::callbacks::Callbacks;
 use super::core::Engine;
+use super::event_bus::EventBus;
 use super::failure::Caller;
-use super::journal::Journal;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::key::{Key, KeyMap};
@@ -88,7 +88,7 @@ type Broken = (
 /// One moment under the lock: everything that is fed then happens at once.
 pub(super) struct Now<'a> {
     pub(super) now: Moment,
-    pub(super) journal: &'a Journal,
+    pub(super) events: &'a EventBus,
     pub(super) deferred: &'a mut Deferred,
 }
 
@@ -137,7 +137,7 @@ impl State {
             match effect {
                 Effect::Send(op) => at.deferred.sends.push((key.name().clone(), op)),
                 Effect::Wake(caller, verdict) => {
-                    caller.tell(verdict, now, at.journal, &mut at.deferred.callbacks);
+                    caller.tell(verdict, now, at.events, &mut at.deferred.callbacks);
                 }
                 Effect::AskPolicy(caller, id) => at.deferred.policies.push((caller, id)),
             }

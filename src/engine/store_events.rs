@@ -48,7 +48,7 @@ impl StoreEvents for Engine {
                         let before = state.up.replace(true);
                         was_down = before == Some(false);
                         if before != Some(true) {
-                            self.journal.tell(|| LockEvent::StoreUp {});
+                            self.events.send(|| LockEvent::StoreUp {});
                         }
                     }
                 };
@@ -70,7 +70,7 @@ impl StoreEvents for Engine {
                     // Once an outage, however often it is tried again.
                     is_new = state.up.replace(false) != Some(false);
                     if is_new {
-                        self.journal.tell(|| LockEvent::StoreDown {
+                        self.events.send(|| LockEvent::StoreDown {
                             error: error.clone(),
                         });
                     }

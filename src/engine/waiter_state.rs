@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Id;
 
 use super::callbacks::Callbacks;
-use super::journal::Journal;
+use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
 use super::watchers::Watchers;
 use crate::Token;
@@ -241,7 +241,7 @@ impl WaiterState {
         id: WaiterId,
         runtime: Option<Id>,
         now: Moment,
-        journal: &Journal,
+        events: &EventBus,
     ) {
         self.id.store(id.0, Ordering::Relaxed);
         let mut state = self.lock();
@@ -251,7 +251,7 @@ impl WaiterState {
         if state.waiter == 0 {
             state.waiter = id.0;
             state.since = now;
-            journal.tell(|| LockEvent::Waiting {
+            events.send(|| LockEvent::Waiting {
                 key: self.key().clone(),
                 waiter: id.0,
             });
@@ -259,11 +259,11 @@ impl WaiterState {
     }
 
     /// Gives up, unless its wait is over already.
-    pub(super) fn leaves(&self, now: Moment, journal: &Journal) {
+    pub(super) fn leaves(&self, now: Moment, events: &EventBus) {
         let mut state = self.lock();
         if let Phase::Waiting | Phase::Granted { .. } | Phase::TurnLost = state.phase {
             state.phase = Phase::Left;
-            journal.tell(|| state.gave_up(self.key(), now));
+            events.send(|| state.gave_up(self.key(), now));
         }
     }
 
@@ -274,7 +274,7 @@ impl WaiterState {
         &self,
         runtime: Option<Id>,
         now: Moment,
-        journal: &Journal,
+        events: &EventBus,
     ) -> Option<(Token, Option<Waker>)> {
         let mut state = self.lock();
         let Phase::Granted { token } = state.phase else {
@@ -285,12 +285,12 @@ impl WaiterState {
         state.runtime = runtime;
         state.since = now;
         if token.is_passed() {
-            journal.tell(|| LockEvent::Passed {
+            events.send(|| LockEvent::Passed {
                 key: self.key().clone(),
                 token,
             });
         }
-        journal.tell(|| LockEvent::Acquired {
+        events.send(|| LockEvent::Acquired {
             key: self.key().clone(),
             waiter: state.waiter,
             token,
@@ -329,9 +329,9 @@ impl WaiterState {
     }
 
     /// The last handle of its lock is dropped while it holds.
-    pub(super) fn is_dropped(&self, journal: &Journal) {
+    pub(super) fn is_dropped(&self, events: &EventBus) {
         if let Phase::Held { token } = self.phase() {
-            journal.tell(|| LockEvent::DroppedWhileHeld {
+            events.send(|| LockEvent::DroppedWhileHeld {
                 key: self.key().clone(),
                 token,
             });
@@ -339,7 +339,7 @@ impl WaiterState {
     }
 
     /// The lease that it holds.
-    pub(super) fn lease(&self, journal: &Journal) -> Option<LeaseSnapshot> {
+    pub(super) fn lease(&self, events: &EventBus) -> Option<LeaseSnapshot> {
         let state = self.lock();
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return None;
@@ -347,17 +347,17 @@ impl WaiterState {
         Some(LeaseSnapshot {
             waiter: state.waiter,
             token,
-            since: journal.instant(state.since),
-            deadline: journal.instant(state.deadline),
+            since: events.instant(state.since),
+            deadline: events.instant(state.deadline),
         })
     }
 
     /// Its wait.
-    pub(super) fn wait(&self, journal: &Journal) -> WaiterSnapshot {
+    pub(super) fn wait(&self, events: &EventBus) -> WaiterSnapshot {
         let state = self.lock();
         WaiterSnapshot {
             waiter: state.waiter,
-            since: journal.instant(state.since),
+            since: events.instant(state.since),
         }
     }
 
@@ -366,7 +366,7 @@ impl WaiterState {
         &self,
         verdict: Verdict,
         now: Moment,
-        journal: &Journal,
+        events: &EventBus,
         callbacks: &mut Callbacks,
     ) {
         let mut state = self.lock();
@@ -376,12 +376,12 @@ impl WaiterState {
         }
         let phase = match verdict {
             Verdict::Waiter(verdict) => {
-                state.report_to_waiter(self.key(), &verdict, now, journal);
+                state.report_to_waiter(self.key(), &verdict, now, events);
                 callbacks.policies.extend(state.repeats.take());
                 state.after_wait(verdict)
             }
             Verdict::Lease(verdict) => {
-                state.report_to_holder(self.key(), &verdict, now, journal);
+                state.report_to_holder(self.key(), &verdict, now, events);
                 match state.after_holding(self.key(), verdict, now, callbacks) {
                     Some(phase) => phase,
                     None => return,
@@ -393,27 +393,27 @@ impl WaiterState {
     }
 
     /// The registry has failed, and its turnstile tells nothing any more.
-    pub(super) fn close_broken(&self, now: Moment, journal: &Journal, callbacks: &mut Callbacks) {
+    pub(super) fn close_broken(&self, now: Moment, events: &EventBus, callbacks: &mut Callbacks) {
         let mut state = self.lock();
         let (key, held) = (self.key().clone(), now.saturating_sub(state.since));
         state.phase = match state.phase {
             Phase::Waiting | Phase::Granted { .. } => {
-                journal.tell(|| state.gave_up(&key, now));
+                events.send(|| state.gave_up(&key, now));
                 Phase::Refused(Refusal::Closed)
             }
             Phase::Held { token } => {
-                journal.tell(|| LockEvent::Lost { key, token, held });
+                events.send(|| LockEvent::Lost { key, token, held });
                 let end = LeaseEnd::Lost;
                 Phase::Ended { token, end }
             }
             Phase::Closing { token } => {
-                journal.tell(|| LockEvent::Closed { key, token, held });
+                events.send(|| LockEvent::Closed { key, token, held });
                 let end = LeaseEnd::Closed;
                 Phase::Ended { token, end }
             }
             Phase::Finishing { token } => {
                 let held = state.since;
-                journal.tell(|| LockEvent::Closed { key, token, held });
+                events.send(|| LockEvent::Closed { key, token, held });
                 let end = LeaseEnd::Closed;
                 Phase::Finished { token, end }
             }
@@ -540,21 +540,21 @@ impl State {
         key: &Arc<str>,
         verdict: &WaiterVerdict,
         now: Moment,
-        journal: &Journal,
+        events: &EventBus,
     ) {
         match verdict {
             // It waits on: as one who may look now, or as one who may come again.
             WaiterVerdict::Granted { .. } | WaiterVerdict::TurnLost => {}
             WaiterVerdict::Refused(Refusal::QueueFull) => {
-                journal.tell(|| LockEvent::QueueFull {
+                events.send(|| LockEvent::QueueFull {
                     key: key.clone(),
                     waiter: self.waiter,
-                    limit: journal.max_waiters(),
+                    limit: events.max_waiters(),
                 });
             }
             WaiterVerdict::Refused(
                 Refusal::Busy | Refusal::NothingToAdopt | Refusal::Failed(_) | Refusal::Closed,
-            ) => journal.tell(|| self.gave_up(key, now)),
+            ) => events.send(|| self.gave_up(key, now)),
         }
     }
 
@@ -564,7 +564,7 @@ impl State {
         key: &Arc<str>,
         verdict: &LeaseVerdict,
         now: Moment,
-        journal: &Journal,
+        events: &EventBus,
     ) {
         let (token, held) = match self.phase {
             Phase::Held { token } | Phase::Closing { token } => {
@@ -577,32 +577,32 @@ impl State {
         let key = || key.clone();
         match verdict {
             LeaseVerdict::Prolonged { deadline, last } => {
-                let deadline = journal.instant(*deadline);
-                journal.tell(|| LockEvent::Renewed {
+                let deadline = events.instant(*deadline);
+                events.send(|| LockEvent::Renewed {
                     key: key(),
                     token,
                     deadline,
                 });
                 if *last {
-                    journal.tell(|| LockEvent::LastRenewal {
+                    events.send(|| LockEvent::LastRenewal {
                         key: key(),
                         token,
                         deadline,
                     });
                 }
             }
-            LeaseVerdict::Unrenewed(error) => journal.tell(|| LockEvent::RenewalUnknown {
+            LeaseVerdict::Unrenewed(error) => events.send(|| LockEvent::RenewalUnknown {
                 key: key(),
                 token,
                 error: error.clone(),
             }),
-            LeaseVerdict::RenewalLate => journal.tell(|| LockEvent::RenewalLate {
+            LeaseVerdict::RenewalLate => events.send(|| LockEvent::RenewalLate {
                 key: key(),
                 token,
-                deadline: journal.instant(self.deadline),
+                deadline: events.instant(self.deadline),
             }),
             LeaseVerdict::Closing => {}
-            LeaseVerdict::Ended(end) => journal.tell(|| self.end_event(end, key(), token, held)),
+            LeaseVerdict::Ended(end) => events.send(|| self.end_event(end, key(), token, held)),
         }
     }
 

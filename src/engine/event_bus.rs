@@ -18,7 +18,7 @@ const CAPACITY: usize = 1024;
 
 /// The events of one registry, in the order in which they happen: they are sent under the engine's
 /// lock. [`flush`](Self::flush) wakes the readers once that lock is released.
-pub(crate) struct Journal {
+pub(crate) struct EventBus {
     clock: Arc<Clock>,
     /// The limit that `QueueFull` names.
     max_waiters: usize,
@@ -46,7 +46,7 @@ struct State {
     ended: bool,
 }
 
-impl Journal {
+impl EventBus {
     pub(super) fn new(settings: &Settings, clock: Arc<Clock>) -> Arc<Self> {
         #[cfg(feature = "metrics")]
         user_code::run("a metrics recorder", crate::metrics::describe);
@@ -62,13 +62,13 @@ impl Journal {
 
     /// Whether anybody wants the events. Whoever begins to read has held the engine's lock, under
     /// which this is called: a relaxed load is enough.
-    pub(super) fn is_heard(&self) -> bool {
+    pub(super) fn is_read(&self) -> bool {
         cfg!(feature = "metrics") || self.is_read.load(Ordering::Relaxed)
     }
 
     /// Sends an event, under the engine's lock.
-    pub(super) fn tell(&self, event: impl FnOnce() -> LockEvent) {
-        if !self.is_heard() {
+    pub(super) fn send(&self, event: impl FnOnce() -> LockEvent) {
+        if !self.is_read() {
             return;
         }
         let event = event();
@@ -106,7 +106,7 @@ impl Journal {
 
     /// Wakes the readers and records metrics. Both are the user's code: no lock may be held.
     pub(super) fn flush(&self) {
-        if !self.is_heard() {
+        if !self.is_read() {
             return;
         }
         let mut state = self.lock();
@@ -185,16 +185,16 @@ mod tests {
 
     use super::*;
 
-    fn journal() -> Arc<Journal> {
-        Journal::new(&Settings::default(), Arc::new(Clock::system()))
+    fn bus() -> Arc<EventBus> {
+        EventBus::new(&Settings::default(), Arc::new(Clock::system()))
     }
 
-    fn tell(journal: &Journal, waiters: std::ops::Range<u64>) {
+    fn tell(bus: &EventBus, waiters: std::ops::Range<u64>) {
         for waiter in waiters {
             let key: Arc<str> = "k".into();
-            journal.tell(|| LockEvent::Waiting { key, waiter });
+            bus.send(|| LockEvent::Waiting { key, waiter });
         }
-        journal.flush();
+        bus.flush();
     }
 
     /// Reads up to so many events: the waiters, or how many were missed as a negative number.
@@ -209,62 +209,62 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_where_nobody_reads() {
-        let journal = journal();
-        let has_channel = || journal.lock().channel.is_some();
-        tell(&journal, 0..10);
+        let bus = bus();
+        let has_channel = || bus.lock().channel.is_some();
+        tell(&bus, 0..10);
         assert!(!has_channel());
-        let mut events = [journal.subscribe(), journal.subscribe()];
-        assert!(journal.is_heard() && has_channel());
-        tell(&journal, 10..20);
+        let mut events = [bus.subscribe(), bus.subscribe()];
+        assert!(bus.is_read() && has_channel());
+        tell(&bus, 10..20);
         let [one, two] = &mut events;
         assert_eq!(read(one, 2), [10, 11]);
         assert_eq!(read(two, usize::MAX).len(), 10);
         drop(events);
-        tell(&journal, 20..21);
-        assert!(!has_channel() && journal.lock().readers.is_empty());
-        assert_eq!(journal.is_heard(), cfg!(feature = "metrics"));
+        tell(&bus, 20..21);
+        assert!(!has_channel() && bus.lock().readers.is_empty());
+        assert_eq!(bus.is_read(), cfg!(feature = "metrics"));
         // Nor is anything built.
         #[cfg(not(feature = "metrics"))]
-        journal.tell(|| unreachable!("nobody reads it"));
+        bus.send(|| unreachable!("nobody reads it"));
         #[cfg(feature = "metrics")]
-        assert!(journal.lock().unrecorded.is_empty());
+        assert!(bus.lock().unrecorded.is_empty());
         // Whoever reads next begins anew.
-        let mut events = journal.subscribe();
-        tell(&journal, 30..31);
+        let mut events = bus.subscribe();
+        tell(&bus, 30..31);
         assert_eq!(read(&mut events, usize::MAX), [30]);
     }
 
     /// Each by itself: the slow one is told of its loss once, also if another keeps everything.
     #[test]
     fn a_reader_misses_what_it_falls_behind_and_no_more() {
-        let journal = journal();
-        let mut slow = journal.subscribe();
+        let bus = bus();
+        let mut slow = bus.subscribe();
         #[cfg(feature = "test-util")]
-        let unbounded = journal.subscribe_unbounded();
-        tell(&journal, 0..1024);
+        let unbounded = bus.subscribe_unbounded();
+        tell(&bus, 0..1024);
         assert_eq!(read(&mut slow, 2), [0, 1], "nothing is missed yet");
-        tell(&journal, 1024..2000);
-        let mut late = journal.subscribe();
+        tell(&bus, 1024..2000);
+        let mut late = bus.subscribe();
         assert_eq!(read(&mut slow, 3), [-974, 976, 977]);
-        tell(&journal, 2000..2001);
+        tell(&bus, 2000..2001);
         let rest = read(&mut slow, usize::MAX);
         assert_eq!((rest[0], rest.len()), (978, 1023));
         #[cfg(feature = "test-util")]
         assert_eq!(unbounded.try_iter().count(), 2001);
         assert_eq!(read(&mut late, usize::MAX), [2000]);
-        tell(&journal, 0..5000);
+        tell(&bus, 0..5000);
         assert_eq!(read(&mut slow, 1), [-3976]);
     }
 
     #[test]
     fn the_end_comes_after_what_was_told_and_once() {
-        let journal = journal();
-        let mut events = journal.subscribe();
-        tell(&journal, 0..2);
-        journal.end();
-        tell(&journal, 2..4);
+        let bus = bus();
+        let mut events = bus.subscribe();
+        tell(&bus, 0..2);
+        bus.end();
+        tell(&bus, 2..4);
         assert_eq!(read(&mut events, usize::MAX), [0, 1]);
-        let mut late = journal.subscribe();
+        let mut late = bus.subscribe();
         for events in [&mut events, &mut late] {
             for _ in 0..2 {
                 assert!(matches!(events.next().now_or_never(), Some(None)));
