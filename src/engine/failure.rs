@@ -59,9 +59,7 @@ impl Drop for Caller {
 }
 
 /// Runs `code` and returns the callers that were dropped while it panicked, or while an outer panic unwinds.
-pub(super) fn catch<R>(
-    code: impl FnOnce() -> R,
-) -> (Result<R, Box<dyn Any + Send>>, Vec<Arc<WaiterState>>) {
+pub(super) fn catch<R>(code: impl FnOnce() -> R) -> (thread::Result<R>, Vec<Arc<WaiterState>>) {
     DROPPED.set(Some(Vec::new()));
     let result = catch_unwind(AssertUnwindSafe(code));
     (result, DROPPED.take().unwrap_or_default())

@@ -1,10 +1,12 @@
+use std::time::Duration;
+
 use super::tenure::Contention;
-use super::time::{Point, Span, drift};
+use super::time::{Point, drift};
 use super::wait_queue::WaiterId;
 use crate::store::contract::{Grant, Op, Owner, ServerTime};
 
 /// K3: the store keeps a queue this much longer than its lock.
-pub(super) const QUEUE_MARGIN: Span = Span::secs(60);
+pub(super) const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 
 /// What the store may hold under one of our owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,7 +25,7 @@ pub(super) enum Footprint {
 pub(super) struct Acquisition {
     pub(super) owner: Owner,
     /// The ttl on its ticket, fixed when it is first sent (K1, W3).
-    pub(super) ttl: Span,
+    pub(super) ttl: Duration,
     pub(super) score: Option<u64>,
     pub(super) footprint: Footprint,
     /// Whether the store's last answer was that others hold the key.
@@ -91,7 +93,7 @@ pub(super) enum Belief {
 }
 
 impl Acquisition {
-    pub(super) fn new(owner: Owner, ttl: Span) -> Self {
+    pub(super) fn new(owner: Owner, ttl: Duration) -> Self {
         Self {
             owner,
             ttl,
@@ -109,7 +111,7 @@ impl Acquisition {
     }
 
     /// For a caller that adopts a lease. It never has a ticket.
-    pub(super) fn adopting(owner: Owner, ttl: Span, adopter: WaiterId) -> Self {
+    pub(super) fn adopting(owner: Owner, ttl: Duration, adopter: WaiterId) -> Self {
         Self {
             adopter: Some(adopter),
             ..Self::new(owner, ttl)
@@ -143,13 +145,13 @@ impl Acquisition {
             Footprint::Subscription => Some(Op::Unlisten { owner: self.owner }),
             Footprint::Ticket => Some(Op::Withdraw {
                 owner: self.owner,
-                ttl: self.ttl.duration(),
+                ttl: self.ttl,
             }),
         }
     }
 
     /// How long the store may keep anything of this owner if it is never told.
-    pub(super) fn outlasted_by(&self) -> Span {
+    pub(super) fn outlasted_by(&self) -> Duration {
         let lock = self.ttl + drift(self.ttl);
         match self.footprint {
             Footprint::Subscription | Footprint::Ticket => lock + QUEUE_MARGIN,
@@ -162,7 +164,7 @@ impl Acquisition {
         let start = match self.proof {
             Some(proof) if proof.at > grant.at => return Belief::Over,
             Some(proof) => {
-                let since = Span::micros(grant.at - proof.at);
+                let since = Duration::from_micros(grant.at - proof.at);
                 proof.sent + since - since / 1000
             }
             None => match self.first_sent {

@@ -1,11 +1,13 @@
 //! How a tenure begins, and how a grant is handled.
 
+use std::time::Duration;
+
 use super::acquisition::{Belief, Footprint};
 use super::ids::EventCx;
 use super::machine::{KeyState, Received, Turnstile};
 use super::pending::PendingOp;
 use super::tenure::{Contention, Tenure};
-use super::time::{Point, Span, deadline, drift};
+use super::time::{Point, deadline, drift};
 use crate::store::contract::{Grant, Op};
 
 /// With this many pending operations a key ignores grants that nobody waits for.
@@ -18,7 +20,7 @@ impl<C: Clone> Turnstile<C> {
         cx: &mut EventCx<'_>,
         epoch: u64,
         start: Point,
-        ttl: Span,
+        ttl: Duration,
         contention: Contention,
     ) {
         let now = cx.at();
@@ -68,7 +70,7 @@ impl<C: Clone> Turnstile<C> {
                     (_, Some(doubt)) => self.on_unconfirmed(cx, doubt),
                     (Belief::From(start), None) => {
                         // K1: the ttl on its ticket, which the store rounds up.
-                        let ttl = Span::from(grant.ttl).min(acquisition.ttl);
+                        let ttl = grant.ttl.min(acquisition.ttl);
                         self.enter_tenure(cx, grant.epoch, start, ttl, Contention::Perhaps);
                     }
                     (Belief::Stepped, None) => {
@@ -94,7 +96,7 @@ impl<C: Clone> Turnstile<C> {
         let buffer = self.pending.len() < MOST_OWED;
         if buffer && !settled_in_flight && !self.pending.settles(grant.owner) {
             let op = Op::Release { owner: grant.owner };
-            let ttl = grant.ttl.into();
+            let ttl = grant.ttl;
             let until = now + ttl + drift(ttl);
             self.pending.push_back(PendingOp::new(op, None, until));
         }

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use super::time::{Moment, Point, Span};
+use super::time::{Moment, Point};
 use super::wait_queue::WaiterId;
 use crate::store::contract::Owner;
 
@@ -64,14 +65,14 @@ impl Ids {
     }
 
     /// A duration of `low` to `high` milliseconds (splitmix64, Steele, Lea and Flood 2014).
-    pub(super) fn jitter(&mut self, low: u64, high: u64) -> Span {
+    pub(super) fn jitter(&mut self, low: u64, high: u64) -> Duration {
         self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.chance;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
         let micros = low * 1000 + z % ((high - low) * 1000 + 1);
-        Span::micros(micros)
+        Duration::from_micros(micros)
     }
 }
 
@@ -97,7 +98,7 @@ mod tests {
     fn of_very_many_kept_owners_the_latest_are_remembered() {
         let mut ids = Ids::new(1);
         let now = Point::START;
-        let until = now + Span::secs(86_400);
+        let until = now + Duration::from_secs(86_400);
         let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| ids.owner()).collect();
         for owner in &owners {
             ids.remember(*owner, now, until);

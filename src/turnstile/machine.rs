@@ -7,7 +7,7 @@ use super::ids::EventCx;
 use super::pending::{Ending, PendingOp, PendingOps};
 use super::rules::{Limits, Rules};
 use super::tenure::{LocalLease, Tenure};
-use super::time::{Moment, Point, Span, deadline};
+use super::time::{Moment, Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
@@ -15,7 +15,7 @@ use crate::store::contract::{Grant, Op, Owner};
 use crate::token::is_epoch;
 
 /// For how long a renewal may be under way.
-const UNDER_WAY: Span = Span::secs(60);
+const UNDER_WAY: Duration = Duration::from_secs(60);
 
 /// What the shell is to do.
 #[derive(Clone, Debug)]
@@ -361,7 +361,6 @@ impl<C: Clone> Turnstile<C> {
         ttl: Duration,
     ) -> Option<Moment> {
         self.advance_time(cx);
-        let ttl = Span::from(ttl);
         let until = deadline(cx.at(), ttl);
         let mut held = false;
         if let KeyState::Held(tenure) = &mut self.state
@@ -485,7 +484,7 @@ impl<C: Clone> Turnstile<C> {
             {
                 self.refuse(waiter.who, Refusal::Busy);
             }
-            if let Some(pause) = pause.map(Span::from).or_else(|| self.next_repeat()) {
+            if let Some(pause) = pause.or_else(|| self.next_repeat()) {
                 self.pause_until(cx.at() + pause);
             }
         }
@@ -588,8 +587,7 @@ impl<C: Clone> Turnstile<C> {
             tenure.renew_again = false;
             tenure.asked(now, ttl);
             let owner = tenure.owner;
-            let ttl = ttl.duration();
-            let within = tenure.deadline.since(now).duration();
+            let within = tenure.deadline.since(now);
             let op = Op::Renew { owner, ttl, within };
             self.effect(Effect::Send(op));
         }

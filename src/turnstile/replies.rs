@@ -1,11 +1,13 @@
 //! How the store's answers change the state.
 
+use std::time::Duration;
+
 use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
 use super::machine::{Effect, InFlight, KeyState, Received, Sent, Turnstile, epoch_fault};
 use super::pending::{Ending, PendingOp};
 use super::tenure::{Contention, Tenure};
-use super::time::{Point, Span, deadline};
+use super::time::{Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
 use super::wait_queue::{Adopter, WaiterId};
 use crate::StoreError;
@@ -33,7 +35,7 @@ impl<C: Clone> Turnstile<C> {
         });
         if let Op::Renew { owner, ttl, .. } = *op {
             if matches!(&self.state, KeyState::Held(tenure) if tenure.owner == owner) {
-                self.on_renewal(cx, ttl.into(), result);
+                self.on_renewal(cx, ttl, result);
             }
         } else if let Some(in_flight) = self.in_flight.take() {
             // A successful release does not show that the store can grant a key.
@@ -115,7 +117,7 @@ impl<C: Clone> Turnstile<C> {
                     } else if acquisition.footprint <= footprint {
                         acquisition.footprint = Footprint::Nothing;
                     }
-                    self.on_busy(cx, entered, left.map(Span::from), upto);
+                    self.on_busy(cx, entered, left, upto);
                 }
                 Outcome::NotOld
                 | Outcome::Gone { .. }
@@ -156,7 +158,7 @@ impl<C: Clone> Turnstile<C> {
         let ask_at = cx.at() + self.pause(cx);
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ttl) = self.waiters.first().map(|head| head.ttl.into()) {
+        if let Some(ttl) = self.waiters.first().map(|head| head.ttl) {
             let acquisition = Acquisition::new(cx.ids.owner(), ttl);
             self.state = KeyState::Acquiring {
                 acquisition,
@@ -207,7 +209,13 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Another owner has the key. Plans the next question.
-    fn on_busy(&mut self, cx: &mut EventCx<'_>, stands: bool, left: Option<Span>, upto: WaiterId) {
+    fn on_busy(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        stands: bool,
+        left: Option<Duration>,
+        upto: WaiterId,
+    ) {
         self.refuse_once(upto);
         self.waiters.mark_busy();
         self.end_waits(cx.at());
@@ -216,12 +224,12 @@ impl<C: Clone> Turnstile<C> {
             // connection may be dead without an error.
             let jitter = cx.ids.jitter(1, 50);
             let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
-            left.map_or(recheck, |left| (left + jitter).min(recheck))
+            left.map_or(recheck, |left| left.saturating_add(jitter).min(recheck))
         } else {
             match self.rest_of_pause(cx.at()) {
                 Some(rest) => rest,
                 // Not before the policy has answered.
-                None => self.next_repeat().unwrap_or(Span::MAX),
+                None => self.next_repeat().unwrap_or(Duration::MAX),
             }
         };
         let mut heard = false;
@@ -259,7 +267,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The rest of a pause that a notice has interrupted.
-    fn rest_of_pause(&mut self, now: Point) -> Option<Span> {
+    fn rest_of_pause(&mut self, now: Point) -> Option<Duration> {
         let KeyState::Acquiring { acquisition, .. } = &mut self.state else {
             return None;
         };
@@ -274,12 +282,12 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// W5: where no grants come, the policy of the first waiter sets the pause. `None`: the policy is being asked.
-    pub(super) fn next_repeat(&mut self) -> Option<Span> {
+    pub(super) fn next_repeat(&mut self) -> Option<Duration> {
         let head = self.waiters.first();
         let head = head.filter(|head| head.is_patient() && !self.queue);
         let (Some(head), Some(id)) = (head, self.waiters.first_id()) else {
             // A waiter that asks once arrived after the attempt was sent. It gets an attempt of its own.
-            return Some(Span::ZERO);
+            return Some(Duration::ZERO);
         };
         let who = head.who.clone();
         if let KeyState::Acquiring { acquisition, .. } = &mut self.state
@@ -308,8 +316,8 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The pause after a refusal: 50 ms, doubled with each, up to 1.6 s.
-    fn pause(&self, cx: &mut EventCx<'_>) -> Span {
-        Span::millis(50 << self.failures.min(5)) + cx.ids.jitter(1, 50)
+    fn pause(&self, cx: &mut EventCx<'_>) -> Duration {
+        Duration::from_millis(50 << self.failures.min(5)) + cx.ids.jitter(1, 50)
     }
 
     fn on_pending(
@@ -356,7 +364,7 @@ impl<C: Clone> Turnstile<C> {
                 acquisition.answered(sent, at);
                 acquisition.score = score;
                 acquisition.footprint = Footprint::Ticket;
-                self.on_busy(cx, true, left.map(Span::from), upto);
+                self.on_busy(cx, true, left, upto);
             }
             // Entering the new owner recovers it, wherever it is (S3). After an earlier sending it may
             // have a ticket or the lock.
@@ -437,9 +445,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    fn on_renewal(&mut self, cx: &mut EventCx<'_>, ttl: Span, result: Result<Answer, OpError>) {
+    fn on_renewal(&mut self, cx: &mut EventCx<'_>, ttl: Duration, result: Result<Answer, OpError>) {
         let now = cx.at();
-        let again = now + Span::millis(50).min(ttl / 9) + cx.ids.jitter(0, 5);
+        let again = now + Duration::from_millis(50).min(ttl / 9) + cx.ids.jitter(0, 5);
         let KeyState::Held(tenure) = &mut self.state else {
             unreachable!("the caller looked")
         };

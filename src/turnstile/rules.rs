@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use super::time::Span;
 use crate::token::MOST_PASSES;
 
 /// The settings of a registry that hold for all its keys.
@@ -18,7 +17,7 @@ pub(super) struct Limits {
     /// For a tenure before which no other registry wanted the key for a while.
     pub(super) passes_alone: u8,
     pub(super) waiters: u32,
-    pub(super) span: Span,
+    pub(super) span: Duration,
 }
 
 impl From<Rules> for Limits {
@@ -31,7 +30,7 @@ impl From<Rules> for Limits {
             passes: passes(1),
             passes_alone: passes(4),
             waiters: u32::try_from(rules.max_waiters).unwrap_or(u32::MAX),
-            span: rules.local_span.into(),
+            span: rules.local_span,
         }
     }
 }

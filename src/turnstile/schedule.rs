@@ -4,7 +4,7 @@ use super::acquisition::{Acquisition, Footprint, QUEUE_MARGIN};
 use super::ids::EventCx;
 use super::machine::{InFlight, KeyState, Sent, Turnstile};
 use super::pending::{Ending, PendingOp};
-use super::time::{Point, Span};
+use super::time::Point;
 use super::verdict::{LeaseEnd, Refusal, WaiterVerdict};
 use super::wait_queue::WaiterId;
 use crate::store::contract::Op;
@@ -83,13 +83,12 @@ impl<C: Clone> Turnstile<C> {
         }
         let old = tenure.owner;
         let until = tenure.runs_out(now);
-        let head_ttl = self.waiters.first().map(|head| Span::from(head.ttl));
+        let head_ttl = self.waiters.first().map(|head| head.ttl);
         match head_ttl {
             Some(ttl) if self.queue && self.waiters.has_patient() => {
                 let mut acquisition = Acquisition::new(cx.ids.owner(), ttl);
                 acquisition.contention = tenure.contention.without_others();
                 let new = acquisition.owner;
-                let ttl = ttl.duration();
                 let op = Op::Yield { old, new, ttl };
                 self.state = KeyState::Acquiring {
                     acquisition,
@@ -152,7 +151,7 @@ impl<C: Clone> Turnstile<C> {
             }
             KeyState::Idle => {
                 if let Some(first) = adopter {
-                    let ttl = first.waiter.ttl.into();
+                    let ttl = first.waiter.ttl;
                     let acquisition = Acquisition::adopting(cx.ids.owner(), ttl, first.id);
                     self.state = KeyState::Acquiring {
                         acquisition,
@@ -160,7 +159,7 @@ impl<C: Clone> Turnstile<C> {
                     };
                     return true;
                 }
-                let Some(ttl) = self.waiters.first().map(|head| head.ttl.into()) else {
+                let Some(ttl) = self.waiters.first().map(|head| head.ttl) else {
                     return false;
                 };
                 let acquisition = Acquisition::new(cx.ids.owner(), ttl);
@@ -178,7 +177,7 @@ impl<C: Clone> Turnstile<C> {
                     if *ask_at > now {
                         return false;
                     }
-                    let (owner, ttl) = (acquisition.owner, acquisition.ttl.duration());
+                    let (owner, ttl) = (acquisition.owner, acquisition.ttl);
                     let from = first.from.clone();
                     let op = Op::Adopt { owner, from, ttl };
                     acquisition.sent(now);
@@ -209,7 +208,7 @@ impl<C: Clone> Turnstile<C> {
                 if *ask_at > now {
                     return false;
                 }
-                let (owner, ttl) = (acquisition.owner, acquisition.ttl.duration());
+                let (owner, ttl) = (acquisition.owner, acquisition.ttl);
                 let (op, footprint) = if stands {
                     let score = acquisition.score;
                     (Op::Enter { owner, ttl, score }, Footprint::Ticket)

@@ -1,12 +1,14 @@
+use std::time::Duration;
+
 use super::rules::Limits;
-use super::time::{Point, Span, deadline, drift};
+use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
 use super::wait_queue::{Waiter, WaiterId};
 use crate::Token;
 use crate::store::contract::Owner;
 
 /// The part of its ttl that a fixed lease must have left when it is passed.
-fn most_of(ttl: Span) -> Span {
+fn most_of(ttl: Duration) -> Duration {
     ttl / 100 * 95
 }
 
@@ -14,7 +16,7 @@ fn most_of(ttl: Span) -> Span {
 #[derive(Debug)]
 pub(super) struct Tenure<C> {
     pub(super) owner: Owner,
-    pub(super) ttl: Span,
+    pub(super) ttl: Duration,
     pub(super) deadline: Point,
     pub(super) lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
@@ -22,9 +24,9 @@ pub(super) struct Tenure<C> {
     /// Another renewal was requested meanwhile.
     pub(super) renew_again: bool,
     /// The longest ttl that the store was asked for.
-    longest: Span,
+    longest: Duration,
     /// The longest ttl that a holder has extended its lease by.
-    extended: Span,
+    extended: Duration,
     epoch: u64,
     /// When the registry learned of it.
     began: Point,
@@ -67,7 +69,7 @@ pub(super) struct LocalLease<C> {
     pub(super) end_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) lets_expire: bool,
-    ttl: Span,
+    ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     own_end: Option<Point>,
     passed: bool,
@@ -88,7 +90,7 @@ pub(super) struct LocalLease<C> {
 /// A lease is to last longer.
 #[derive(Debug)]
 struct Extension {
-    ttl: Span,
+    ttl: Duration,
     /// The deadline that fulfils it.
     until: Point,
     /// When the store is asked (again).
@@ -125,7 +127,7 @@ impl<C> LocalLease<C> {
 impl<C: Clone> Tenure<C> {
     pub(super) fn new(
         owner: Owner,
-        ttl: Span,
+        ttl: Duration,
         epoch: u64,
         start: Point,
         now: Point,
@@ -139,7 +141,7 @@ impl<C: Clone> Tenure<C> {
             renewing: None,
             renew_again: false,
             longest: ttl,
-            extended: Span::ZERO,
+            extended: Duration::ZERO,
             epoch,
             began: now,
             turns: 0,
@@ -161,7 +163,7 @@ impl<C: Clone> Tenure<C> {
             // The key is to stay for the whole of its ttl, and a pass brings less.
             return false;
         }
-        let ttl = Span::from(next.ttl);
+        let ttl = next.ttl;
         if self.extended > ttl.max(self.ttl) {
             // If the next holder crashed, the store would keep the key for the last holder's extension.
             return false;
@@ -188,7 +190,7 @@ impl<C: Clone> Tenure<C> {
         let token = Token::of(self.epoch, self.turns);
         let passed = self.turns > 0;
         self.turns += 1;
-        let ttl = Span::from(waiter.ttl);
+        let ttl = waiter.ttl;
         let meant = deadline(now, ttl);
         let own_end = (!waiter.is_renewed()).then(|| {
             // W3: only a lease that is longer than the ticket's ttl is worth a renewal. Others end with
@@ -222,7 +224,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The ttl of the next renewal: as long as the lease is meant to last from now on.
-    pub(super) fn wanted(&self, now: Point) -> Option<Span> {
+    pub(super) fn wanted(&self, now: Point) -> Option<Duration> {
         let lease = self.lease.as_ref()?;
         let meant = match lease.own_end {
             Some(end) => (end + drift(lease.ttl)).since(now),
@@ -254,7 +256,7 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn extend(
         &mut self,
         now: Point,
-        ttl: Span,
+        ttl: Duration,
         until: Point,
     ) -> Option<(C, LeaseVerdict)> {
         let lease = self.lease.as_mut()?;
@@ -419,7 +421,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// A renewal is sent; it may be done even if nobody ever hears of it.
-    pub(super) fn asked(&mut self, now: Point, ttl: Span) {
+    pub(super) fn asked(&mut self, now: Point, ttl: Duration) {
         self.renewing = Some(now);
         self.longest = self.longest.max(ttl);
     }

@@ -48,10 +48,10 @@ pub(super) struct Open {
 
 #[derive(Debug)]
 pub(super) enum Tally {
-    AcquireTally(AcquireTally),
+    Acquire(AcquireTally),
     /// A renewal, or the raising of a fence: then the age of the youngest that counts.
-    RenewTally(RenewTally, Option<Option<Duration>>),
-    ReleaseTally(ReleaseTally),
+    Renew(RenewTally, Option<Option<Duration>>),
+    Release(ReleaseTally),
 }
 
 impl Entry {
@@ -138,8 +138,8 @@ impl Entry {
     pub(super) fn quarantine(&self, tally: u64) -> Option<Duration> {
         let open = self.open.iter().find(|open| open.id == tally)?;
         match &open.tally {
-            Tally::AcquireTally(election) => election.quarantine(),
-            Tally::RenewTally(..) | Tally::ReleaseTally(_) => None,
+            Tally::Acquire(election) => election.quarantine(),
+            Tally::Renew(..) | Tally::Release(_) => None,
         }
     }
 
@@ -149,7 +149,7 @@ impl Entry {
             return;
         };
         match (&mut open.tally, vote) {
-            (Tally::AcquireTally(election), Vote::Said(outcome)) => match outcome {
+            (Tally::Acquire(election), Vote::Said(outcome)) => match outcome {
                 Outcome::Won { epoch } => election.won(node, epoch),
                 Outcome::Busy { left, .. } => election.against(node, left),
                 Outcome::NotOld => election.against(node, None),
@@ -159,7 +159,7 @@ impl Entry {
                     election.absent(node);
                 }
             },
-            (Tally::RenewTally(roll, youngest), Vote::Said(outcome)) => match outcome {
+            (Tally::Renew(roll, youngest), Vote::Said(outcome)) => match outcome {
                 Outcome::Raised { age } => {
                     *youngest = Some(youngest.map_or(age, |youngest| youngest.min(age)));
                     roll.has(node);
@@ -167,23 +167,23 @@ impl Entry {
                 Outcome::Renewed => roll.has(node),
                 _ => roll.lacks(node),
             },
-            (Tally::ReleaseTally(back), Vote::Said(outcome)) => {
+            (Tally::Release(back), Vote::Said(outcome)) => {
                 back.gone(node, outcome == Outcome::Gone { held: true });
             }
             (tally, Vote::Later(error)) => {
                 open.troubles.push(error);
                 match tally {
-                    Tally::ReleaseTally(back) => back.later(node),
-                    Tally::AcquireTally(election) => election.absent(node),
-                    Tally::RenewTally(roll, _) => roll.absent(node),
+                    Tally::Release(back) => back.later(node),
+                    Tally::Acquire(election) => election.absent(node),
+                    Tally::Renew(roll, _) => roll.absent(node),
                 }
             }
             (tally, Vote::Never(error)) => {
                 open.troubles.push(error);
                 match tally {
-                    Tally::ReleaseTally(back) => back.never(node),
-                    Tally::AcquireTally(election) => election.absent(node),
-                    Tally::RenewTally(roll, _) => roll.absent(node),
+                    Tally::Release(back) => back.never(node),
+                    Tally::Acquire(election) => election.absent(node),
+                    Tally::Renew(roll, _) => roll.absent(node),
                 }
             }
         }
@@ -219,7 +219,7 @@ impl Entry {
             else {
                 continue;
             };
-            if let Tally::AcquireTally(election) = &mut open.tally
+            if let Tally::Acquire(election) = &mut open.tally
                 && let Some((epoch, nodes)) = election.raises()
             {
                 raised = true;
@@ -314,7 +314,7 @@ impl Open {
     /// The verdict as the registry is to hear it; `Err` if too few nodes could be asked.
     fn outcome(&self) -> Option<Result<Outcome, ()>> {
         match &self.tally {
-            Tally::AcquireTally(election) => election.verdict().map(|verdict| match verdict {
+            Tally::Acquire(election) => election.verdict().map(|verdict| match verdict {
                 AcquireVerdict::Won { epoch } => Ok(Outcome::Won { epoch }),
                 AcquireVerdict::Refused { .. } if matches!(self.op, Op::Adopt { .. }) => {
                     Ok(Outcome::NotOld)
@@ -322,14 +322,14 @@ impl Open {
                 AcquireVerdict::Refused { left } => Ok(Outcome::Busy { left, score: None }),
                 AcquireVerdict::Failed => Err(()),
             }),
-            Tally::RenewTally(roll, youngest) => roll.verdict().map(|verdict| match verdict {
+            Tally::Renew(roll, youngest) => roll.verdict().map(|verdict| match verdict {
                 RenewVerdict::Has => {
                     Ok(youngest.map_or(Outcome::Renewed, |age| Outcome::Raised { age }))
                 }
                 RenewVerdict::Lacks => Ok(Outcome::Lost),
                 RenewVerdict::Unknown => Err(()),
             }),
-            Tally::ReleaseTally(back) => back.verdict().map(|verdict| match verdict {
+            Tally::Release(back) => back.verdict().map(|verdict| match verdict {
                 ReleaseVerdict::Gone { held } => Ok(Outcome::Gone { held }),
                 ReleaseVerdict::Failed => Err(()),
             }),

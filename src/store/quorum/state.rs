@@ -95,18 +95,18 @@ impl State {
                     Op::Listen { .. } => op.clone(),
                     _ => Op::Attempt { owner, ttl },
                 };
-                (Tally::AcquireTally(election), asked)
+                (Tally::Acquire(election), asked)
             }
             // Who has it already has a vote that no restart has taken away.
             Op::Adopt { .. } => {
                 let election = AcquireTally::new(quorum, None, true);
-                (Tally::AcquireTally(election), op.clone())
+                (Tally::Acquire(election), op.clone())
             }
             Op::Renew { .. } | Op::Raise { .. } => {
-                (Tally::RenewTally(RenewTally::new(quorum), None), op.clone())
+                (Tally::Renew(RenewTally::new(quorum), None), op.clone())
             }
             Op::Release { owner } | Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
-                let tally = Tally::ReleaseTally(ReleaseTally::new(quorum));
+                let tally = Tally::Release(ReleaseTally::new(quorum));
                 (tally, Op::Release { owner })
             }
             Op::Yield { .. } => unreachable!("answered above"),
@@ -336,7 +336,7 @@ impl State {
         let error = too_few(self.quorum, &away);
         for key in &self.busy {
             let entry = self.keys.get_mut(key).expect("it is in use");
-            let returns = |open: &mut Open| matches!(open.tally, Tally::ReleaseTally(_));
+            let returns = |open: &mut Open| matches!(open.tally, Tally::Release(_));
             for Open { op, .. } in entry.open.extract_if(.., returns) {
                 let (key, result) = (key.clone(), Err(OpError::Unknown(error.clone())));
                 deferred

@@ -14,7 +14,7 @@ use crate::turnstile::{FOREVER, Moment, Patience, Turnstile, Waiter, WaiterId};
 #[test]
 fn a_turnstile_is_small() {
     let size = size_of::<Turnstile<Arc<()>>>();
-    assert!(size <= 280, "{size} bytes");
+    assert!(size <= 320, "{size} bytes");
 }
 
 /// The engine lends one turnstile after another the same room. It comes back empty, and is not kept for good when a long
