@@ -160,8 +160,8 @@ impl LockRegistry {
     /// A stream of [`LockEvent`](crate::LockEvent), in the order in which things came about; each
     /// reader has its own. The last 1,024 events are kept for a reader that does not come: a slower
     /// one is told by [`LockEvent::Missed`](crate::LockEvent::Missed) how many it did not get, and
-    /// goes on with the oldest that is left. Where nobody reads, nothing is kept, and next to
-    /// nothing is spent.
+    /// goes on with the oldest that is left. All readers share these, in less than 100 KiB. Where nobody
+    /// reads, nothing is kept, and next to nothing is spent.
     ///
     /// It keeps no registry at work, and ends after the last event of one that was shut down, or is
     /// gone. What happens in other registries is not told, be they on the same store.
