@@ -2,7 +2,7 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::event_bus::EventBus;
-use super::failure::{self, Caller};
+use super::failure::Caller;
 use super::phase::EndMode;
-use super::state::{Deferred, Now, State};
+use super::state::{Deferred, State};
 use super::timer::{Due, Timer};
 use super::waiter_state::WaiterState;
 use crate::Token;
@@ -29,26 +29,22 @@ use crate::store::contract::{Owner, Scope, Session, SessionConfig};
 use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
-/// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
-/// at all needs less.
-const GRACE: Duration = Duration::from_millis(100);
-
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
 /// One registry at work.
 pub(crate) struct Engine {
-    view_context: Arc<ViewContext>,
+    pub(super) view_context: Arc<ViewContext>,
     /// The registry's id, with which its owners begin: its name, if it has one, and random bits.
     instance: Arc<str>,
     pub(super) settings: Settings,
     /// What every ttl has to be longer than.
     overhead: Duration,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// What happens, told under the state's lock.
     pub(super) events: Arc<EventBus>,
     pub(super) timer: Timer,
     /// Told when nothing is in use any more.
-    idle: Notify,
+    pub(super) idle: Notify,
 }
 
 /// What a lease's views need of its registry, which they do not keep at work.
@@ -136,7 +132,7 @@ impl Engine {
         &self.view_context
     }
 
-    fn me(&self) -> Weak<Engine> {
+    pub(super) fn me(&self) -> Weak<Engine> {
         self.view_context.engine.clone()
     }
 
@@ -333,51 +329,6 @@ impl Engine {
         self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
     }
 
-    /// Shuts down: everybody is told, everything is given back. Returns until when work may end, and until
-    /// when it is worth waiting for the store's answers (O6). Done again, it sees the first of them pass.
-    pub(crate) fn close(&self) -> (Instant, Instant) {
-        let (clock, timeout) = (self.clock(), self.settings.response_timeout);
-        let now = clock.now();
-        let until = Clock::after(now, GRACE.min(timeout));
-        let close = |turnstile: &mut Turnstile<Caller>, cx: &mut EventCx<'_>| {
-            turnstile.close(cx, |holder| holder.is_watched().then_some(until));
-        };
-        self.feed_all(|state| state.closed = true, &[&close]);
-        let answered = Clock::after(now, timeout.saturating_mul(3));
-        (clock.instant(until), clock.instant(answered))
-    }
-
-    /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
-    pub(crate) fn disconnect(&self) {
-        self.feed_all(|_| (), &[&Turnstile::disconnect]);
-        let mut state = self.lock();
-        let entries = mem::take(&mut state.entries);
-        state.timeouts.clear();
-        let (session, kept) = (state.session.take(), state.keep_alive.take());
-        self.events.end();
-        drop(state);
-        self.events.flush();
-        // Whoever else waits for the end of a shutdown.
-        self.tell_idle();
-        drop((entries, session, kept));
-    }
-
-    /// Resolves when nothing is in use.
-    pub(crate) async fn idle(&self) {
-        loop {
-            // Made before the look: whoever is told after it is heard.
-            let idle = self.idle.notified();
-            if self.lock().entries.is_empty() {
-                return;
-            }
-            idle.await;
-        }
-    }
-
-    fn tell_idle(&self) {
-        user_code::run("a waker", || self.idle.notify_waiters());
-    }
-
     /// Whether any key in `scope` is in use.
     pub(super) fn is_used(&self, scope: &Scope) -> bool {
         let state = self.lock();
@@ -425,138 +376,6 @@ impl Engine {
                 }
             }
         });
-    }
-
-    /// Does something with the state locked, and then what must follow it. `None`: it panicked, and the registry has
-    /// closed.
-    pub(super) fn at_once<R>(
-        &self,
-        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
-    ) -> Option<R> {
-        let mut deferred = Deferred::default();
-        let result = self.locked(&mut deferred, change);
-        self.deliver(deferred);
-        result
-    }
-
-    pub(super) fn locked<R>(
-        &self,
-        deferred: &mut Deferred,
-        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
-    ) -> Option<R> {
-        let mut locked: Option<MutexGuard<'_, State>> = None;
-        let (result, dropped) = failure::catch(|| {
-            // Read before the lock, which others wait for: what happens then is no earlier.
-            let now = self.clock().now();
-            let state = &mut **locked.insert(self.lock());
-            let now = state.no_earlier(now);
-            let result = change(state, &mut self.at(now, deferred));
-            self.seal(state, deferred);
-            result
-        });
-        match result {
-            Ok(result) => {
-                deferred.dropped = dropped;
-                Some(result)
-            }
-            Err(panicked) => {
-                let state = locked.get_or_insert_with(|| self.lock());
-                self.close_broken(state, deferred, dropped, &*panicked);
-                None
-            }
-        }
-    }
-
-    fn at<'a>(&'a self, now: Moment, deferred: &'a mut Deferred) -> Now<'a> {
-        Now {
-            now,
-            events: &self.events,
-            deferred,
-        }
-    }
-
-    /// The last thing done under the lock: what must happen after it.
-    fn seal(&self, state: &mut State, deferred: &mut Deferred) {
-        if deferred.arrived || !deferred.sends.is_empty() {
-            deferred.session.clone_from(&state.session);
-        }
-        let first = state.timeouts.first().map(|(moment, _)| *moment);
-        deferred.waits = first.is_some();
-        if let Some(first) = first
-            && state.armed.is_none_or(|armed| first < armed)
-        {
-            state.armed = Some(first);
-            deferred.earlier = true;
-        }
-        if state.entries.is_empty() {
-            deferred.idle = true;
-            deferred.kept = state.keep_alive.take();
-            if state.closed {
-                // Also where nobody saw the shutdown to its end.
-                self.events.end();
-            }
-        } else if state.keep_alive.is_none() {
-            state.keep_alive = self.view_context.engine.upgrade();
-        }
-    }
-
-    /// Does what follows a change, with nothing locked: also what the policies say that it asks.
-    fn deliver(&self, deferred: Deferred) {
-        self.guarded(|| self.deliver_all(deferred));
-    }
-
-    fn deliver_all(&self, mut deferred: Deferred) {
-        self.deliver_once(&mut deferred);
-        while !deferred.policies.is_empty() {
-            let mut pauses = Vec::new();
-            for (caller, id) in deferred.policies.drain(..) {
-                if let Some(pause) = caller.next_pause(id) {
-                    pauses.push((caller, id, pause));
-                }
-            }
-            deferred = Deferred::default();
-            self.locked(&mut deferred, |state, at| {
-                for (caller, id, pause) in &pauses {
-                    state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
-                        turnstile.on_pause(cx, *id, *pause);
-                    });
-                }
-            });
-            self.deliver_once(&mut deferred);
-        }
-    }
-
-    pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
-        if deferred.waits {
-            self.timer.ensure(|| self.me());
-        }
-        if deferred.earlier {
-            self.timer.ring();
-        }
-        if let Some(session) = deferred.session.take() {
-            if deferred.arrived {
-                session.start();
-            }
-            for (key, op) in deferred.sends.drain(..) {
-                session.submit(key, op);
-            }
-        }
-        if let Some(failure) = deferred.failure.take() {
-            failure::tell(&failure);
-        }
-        // Last: it is the user's code, and what it does must not hold up a release.
-        deferred.callbacks.run();
-        if deferred.idle {
-            self.tell_idle();
-        }
-        self.events.flush();
-        drop(deferred.kept.take());
-        user_code::discard((deferred.broken.take(), mem::take(&mut deferred.dropped)));
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // A change that panics is caught before it unlocks, and closes the registry: see `locked`.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,16 +1,33 @@
-//! When something happens: the one place with tasks and timers.
+//! The only place with tasks and timers above the stores.
 //!
-//! Nobody acts for a key but those who bring an event: a caller's poll, a reply, a push, the
-//! timer. Each locks the registry's state, feeds the key's turnstile, settles what was decided,
-//! unlocks, and then sends ops and wakes callers. Verdicts are settled under the lock, so that
-//! they come about in the order in which the turnstile gave them.
+//! Whoever brings an event (a caller's poll, a reply, a push, the timer) locks the registry's state,
+//! feeds the key's turnstile, and applies its verdicts to the callers. Then it unlocks the state,
+//! sends operations and wakes callers. Verdicts are applied under the lock, in the order in which the
+//! turnstile gives them.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `core.rs` | [`Engine`]: what callers and leases ask of their registry |
+//! | `step.rs` | one change under the lock, and what follows it |
+//! | `state.rs` | the state under the lock: one entry for each key in use |
+//! | `store_events.rs` | what the store reports |
+//! | `timer.rs` | the one timer task of a registry |
+//! | `waiter_state.rs` | one caller, shared between its future and the engine |
+//! | `phase.rs` | how far a caller has come |
+//! | `watchers.rs` | who is told that a lease ends |
+//! | `callbacks.rs` | the user's code that runs after a change |
+//! | `event_bus.rs` | the events that [`LockRegistry::events`](crate::LockRegistry::events) yields |
+//! | `shutdown.rs` | the end of a registry |
+//! | `failure.rs` | a panic of our own closes the registry |
 
 mod callbacks;
 mod core;
 mod event_bus;
 mod failure;
 mod phase;
+mod shutdown;
 mod state;
+mod step;
 mod store_events;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,8 @@
 //! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
 use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile, no_answer};
+use super::key_state::KeyState;
+use super::machine::{Turnstile, no_answer};
 use super::pending::{Ending, PendingOp};
 use super::tenure::LeasePhase;
 use super::time::Point;

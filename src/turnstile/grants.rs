@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::acquisition::{Belief, Footprint};
 use super::ids::EventCx;
-use super::machine::{KeyState, Received, Turnstile};
+use super::key_state::{KeyState, Received};
+use super::machine::Turnstile;
 use super::pending::PendingOp;
 use super::tenure::{Contention, Tenure};
 use super::time::{Point, deadline, drift};

@@ -2,17 +2,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
+use super::key_state::{InFlight, KeyState, Sent};
 use super::pending::{Ending, PendingOp, PendingOps};
 use super::rules::{Limits, Rules};
-use super::tenure::{LocalLease, Tenure};
+use super::tenure::LocalLease;
 use super::time::{Moment, Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
-use crate::store::contract::{Grant, Op, Owner};
-use crate::token::is_epoch;
+use crate::store::contract::{Op, Owner};
 
 /// For how long a renewal may be under way.
 const UNDER_WAY: Duration = Duration::from_secs(60);
@@ -58,63 +57,6 @@ pub(crate) struct Turnstile<C> {
     /// Nobody comes in any more.
     pub(super) closed: bool,
     effects: EffectBuffer<C>,
-}
-
-/// How this registry stands to the key in the store.
-#[derive(Debug)]
-pub(super) enum KeyState<C> {
-    Idle,
-    /// An owner of ours is on its way to a tenure; the store is asked again at `ask_at`.
-    Acquiring {
-        acquisition: Acquisition,
-        ask_at: Point,
-    },
-    Held(Tenure<C>),
-}
-
-/// The op in flight (O2).
-#[derive(Debug)]
-pub(super) struct InFlight<C> {
-    /// Itself, until the shell has taken it.
-    pub(super) unsent: Option<Op>,
-    pub(super) sent: Point,
-    /// The newest arrival that its answer speaks to.
-    pub(super) upto: WaiterId,
-    pub(super) what: Sent<C>,
-    /// A grant that came before the reply that may have caused it (O3).
-    pub(super) grant: Option<Received>,
-}
-
-/// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
-pub(super) fn epoch_fault(epoch: u64) -> Option<StoreError> {
-    let fault = || format!("epoch {epoch} out of range: its fencing tokens would not fit an i64");
-    (!is_epoch(epoch)).then(|| StoreError::lasting(fault()))
-}
-
-/// A grant that came.
-#[derive(Debug)]
-pub(super) struct Received {
-    pub(super) at: Point,
-    pub(super) grant: Grant,
-    /// Why it does not count, if it does not.
-    pub(super) doubt: Option<StoreError>,
-}
-
-#[derive(Debug)]
-pub(super) enum Sent<C> {
-    /// An attempt or enter for the acquisition that we seek with.
-    Ask {
-        /// What the store may have of ours if its answer never comes.
-        footprint: Footprint,
-    },
-    Pending(PendingOp<C>),
-}
-
-impl<C> Sent<C> {
-    /// Whether it asks for nothing.
-    pub(super) fn gives_back(&self) -> bool {
-        matches!(self, Self::Pending(pending) if !matches!(pending.op, Op::Yield { .. }))
-    }
 }
 
 impl<C: Clone> Turnstile<C> {
@@ -431,103 +373,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
-    pub(crate) fn grant_received(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        grant: Grant,
-        doubt: Option<StoreError>,
-    ) {
-        self.advance_time(cx);
-        let at = cx.at();
-        let doubt = doubt.or_else(|| epoch_fault(grant.epoch));
-        self.on_grant(cx, Received { at, grant, doubt });
-        self.schedule(cx);
-    }
-
-    /// A key was freed that we listened for, or so it is said: where no grants come, the store is
-    /// asked before the policy would (W7).
-    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
-        self.advance_time(cx);
-        let asked = matches!(
-            self.in_flight.as_deref(),
-            Some(InFlight {
-                what: Sent::Ask { .. },
-                ..
-            })
-        );
-        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
-            && acquisition.adopter.is_none()
-            && !self.queue
-        {
-            if asked {
-                acquisition.notices.heard = true;
-            } else {
-                self.ask_early(cx);
-            }
-        }
-        self.schedule(cx);
-    }
-
-    /// The policy of a waiter has named its next pause. `None`: it has ended, and so the wait.
-    pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
-        self.advance_time(cx);
-        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
-            && acquisition
-                .asked_policy
-                .take_if(|asked| *asked == id)
-                .is_some()
-        {
-            if pause.is_none()
-                && self.waiters.first_id() == Some(id)
-                && let Some((_, waiter)) = self.waiters.pop_first()
-            {
-                self.refuse(waiter.who, Refusal::Busy);
-            }
-            if let Some(pause) = pause.or_else(|| self.next_repeat()) {
-                self.pause_until(cx.at() + pause);
-            }
-        }
-        self.schedule(cx);
-    }
-
     /// Time went by.
     pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
-        self.schedule(cx);
-    }
-
-    /// The connection is gone, or could not be made.
-    pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
-        self.advance_time(cx);
-        self.on_down(error);
-        self.schedule(cx);
-    }
-
-    /// A new connection stands. First of two steps (O4): what is held is renewed at once, so that
-    /// its holder learns the truth.
-    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
-        self.advance_time(cx);
-        self.renew(cx.at());
-        self.schedule(cx);
-    }
-
-    /// Second step: what is owed, or else the ticket again.
-    pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
-        self.advance_time(cx);
-        self.down = false;
-        self.trouble = None;
-        self.failures = 0;
-        self.queue = queue;
-        if let KeyState::Acquiring {
-            acquisition,
-            ask_at,
-        } = &mut self.state
-        {
-            acquisition.forget_proof();
-            acquisition.asked_policy = None;
-            *ask_at = cx.at();
-        }
         self.schedule(cx);
     }
 
@@ -574,23 +422,6 @@ impl<C: Clone> Turnstile<C> {
 
     pub(super) fn effect(&mut self, effect: Effect<C>) {
         self.effects.get_or_insert_default().push_back(effect);
-    }
-
-    pub(super) fn renew(&mut self, now: Point) {
-        let KeyState::Held(tenure) = &mut self.state else {
-            return;
-        };
-        if tenure.renewing.is_some() {
-            // It may have asked for less, for the lease before this one.
-            tenure.renew_again = true;
-        } else if let Some(ttl) = tenure.wanted(now) {
-            tenure.renew_again = false;
-            tenure.asked(now, ttl);
-            let owner = tenure.owner;
-            let within = tenure.deadline.since(now);
-            let op = Op::Renew { owner, ttl, within };
-            self.effect(Effect::Send(op));
-        }
     }
 }
 

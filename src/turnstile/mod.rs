@@ -14,19 +14,42 @@
 //! - **I7** nothing is sent for an owner whose key was left in the store, and nothing gives it back.
 //!
 //! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `machine.rs` | [`Turnstile`]: its state, and the events that callers bring |
+//! | `store_events.rs` | the events that the store brings |
+//! | `replies.rs` | the store's answers |
+//! | `renewals.rs` | renewals and their answers |
+//! | `grants.rs` | how a tenure begins |
+//! | `schedule.rs` | what to do next: grant, pass, yield, release, ask |
+//! | `expiry.rs` | what expires |
+//! | `shutdown.rs` | the end of a registry |
+//! | `key_state.rs` | what is known of the key in the store, and the op in flight |
+//! | `acquisition.rs` | one owner that asks the store for the key |
+//! | `tenure.rs` | the span in which this registry holds the key, and its lease |
+//! | `pending.rs` | operations that must still reach the store |
+//! | `wait_queue.rs` | the local waiters |
+//! | `verdict.rs` | what callers are told |
+//! | `ids.rs` | ids, random numbers and the context of an event |
+//! | `rules.rs` | the settings |
+//! | `time.rs` | points in time |
 
 mod acquisition;
 mod expiry;
 mod grants;
 mod ids;
+mod key_state;
 mod machine;
 mod pending;
+mod renewals;
 mod replies;
 mod rules;
 mod schedule;
 mod shutdown;
 #[cfg(test)]
 mod sim;
+mod store_events;
 mod tenure;
 #[cfg(test)]
 mod tests;

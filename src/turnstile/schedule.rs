@@ -2,7 +2,8 @@
 
 use super::acquisition::{Acquisition, Footprint, QUEUE_MARGIN};
 use super::ids::EventCx;
-use super::machine::{InFlight, KeyState, Sent, Turnstile};
+use super::key_state::{InFlight, KeyState, Sent};
+use super::machine::Turnstile;
 use super::pending::{Ending, PendingOp};
 use super::time::Point;
 use super::verdict::{LeaseEnd, Refusal, WaiterVerdict};

@@ -1,7 +1,8 @@
 //! The end of a registry.
 
 use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile};
+use super::key_state::KeyState;
+use super::machine::Turnstile;
 use super::tenure::LeasePhase;
 use super::time::Moment;
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};

@@ -1,0 +1,63 @@
+//! The end of a registry.
+
+use std::mem;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::core::Engine;
+use super::failure::Caller;
+use crate::clock::Clock;
+use crate::turnstile::{EventCx, Turnstile};
+use crate::user_code;
+
+/// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
+/// at all needs less.
+const GRACE: Duration = Duration::from_millis(100);
+
+impl Engine {
+    /// Shuts down: everybody is told, everything is given back. Returns until when work may end, and until
+    /// when it is worth waiting for the store's answers (O6). Done again, it sees the first of them pass.
+    pub(crate) fn close(&self) -> (Instant, Instant) {
+        let (clock, timeout) = (self.clock(), self.settings.response_timeout);
+        let now = clock.now();
+        let until = Clock::after(now, GRACE.min(timeout));
+        let close = |turnstile: &mut Turnstile<Caller>, cx: &mut EventCx<'_>| {
+            turnstile.close(cx, |holder| holder.is_watched().then_some(until));
+        };
+        self.feed_all(|state| state.closed = true, &[&close]);
+        let answered = Clock::after(now, timeout.saturating_mul(3));
+        (clock.instant(until), clock.instant(answered))
+    }
+
+    /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
+    pub(crate) fn disconnect(&self) {
+        self.feed_all(|_| (), &[&Turnstile::disconnect]);
+        let mut state = self.lock();
+        let entries = mem::take(&mut state.entries);
+        state.timeouts.clear();
+        let (session, kept) = (state.session.take(), state.keep_alive.take());
+        self.events.end();
+        drop(state);
+        self.events.flush();
+        // Whoever else waits for the end of a shutdown.
+        self.tell_idle();
+        drop((entries, session, kept));
+    }
+
+    /// Resolves when nothing is in use.
+    pub(crate) async fn idle(&self) {
+        loop {
+            // Made before the look: whoever is told after it is heard.
+            let idle = self.idle.notified();
+            if self.lock().entries.is_empty() {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    pub(super) fn tell_idle(&self) {
+        user_code::run("a waker", || self.idle.notify_waiters());
+    }
+}

@@ -1,0 +1,145 @@
+//! One change of a registry: the state is locked and changed, and then unlocked. What follows from the change comes
+//! after that.
+
+use std::mem;
+use std::sync::{MutexGuard, PoisonError};
+
+use super::core::Engine;
+use super::failure;
+use super::state::{Deferred, Now, State};
+use crate::turnstile::Moment;
+use crate::user_code;
+
+impl Engine {
+    /// Does something with the state locked, and then what must follow it. `None`: it panicked, and the registry has
+    /// closed.
+    pub(super) fn at_once<R>(
+        &self,
+        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
+    ) -> Option<R> {
+        let mut deferred = Deferred::default();
+        let result = self.locked(&mut deferred, change);
+        self.deliver(deferred);
+        result
+    }
+
+    pub(super) fn locked<R>(
+        &self,
+        deferred: &mut Deferred,
+        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
+    ) -> Option<R> {
+        let mut locked: Option<MutexGuard<'_, State>> = None;
+        let (result, dropped) = failure::catch(|| {
+            // Read before the lock, which others wait for: what happens then is no earlier.
+            let now = self.clock().now();
+            let state = &mut **locked.insert(self.lock());
+            let now = state.no_earlier(now);
+            let result = change(state, &mut self.at(now, deferred));
+            self.seal(state, deferred);
+            result
+        });
+        match result {
+            Ok(result) => {
+                deferred.dropped = dropped;
+                Some(result)
+            }
+            Err(panicked) => {
+                let state = locked.get_or_insert_with(|| self.lock());
+                self.close_broken(state, deferred, dropped, &*panicked);
+                None
+            }
+        }
+    }
+
+    fn at<'a>(&'a self, now: Moment, deferred: &'a mut Deferred) -> Now<'a> {
+        Now {
+            now,
+            events: &self.events,
+            deferred,
+        }
+    }
+
+    /// The last thing done under the lock: what must happen after it.
+    fn seal(&self, state: &mut State, deferred: &mut Deferred) {
+        if deferred.arrived || !deferred.sends.is_empty() {
+            deferred.session.clone_from(&state.session);
+        }
+        let first = state.timeouts.first().map(|(moment, _)| *moment);
+        deferred.waits = first.is_some();
+        if let Some(first) = first
+            && state.armed.is_none_or(|armed| first < armed)
+        {
+            state.armed = Some(first);
+            deferred.earlier = true;
+        }
+        if state.entries.is_empty() {
+            deferred.idle = true;
+            deferred.kept = state.keep_alive.take();
+            if state.closed {
+                // Also where nobody saw the shutdown to its end.
+                self.events.end();
+            }
+        } else if state.keep_alive.is_none() {
+            state.keep_alive = self.view_context.engine.upgrade();
+        }
+    }
+
+    /// Does what follows a change, with nothing locked: also what the policies say that it asks.
+    pub(super) fn deliver(&self, deferred: Deferred) {
+        self.guarded(|| self.deliver_all(deferred));
+    }
+
+    fn deliver_all(&self, mut deferred: Deferred) {
+        self.deliver_once(&mut deferred);
+        while !deferred.policies.is_empty() {
+            let mut pauses = Vec::new();
+            for (caller, id) in deferred.policies.drain(..) {
+                if let Some(pause) = caller.next_pause(id) {
+                    pauses.push((caller, id, pause));
+                }
+            }
+            deferred = Deferred::default();
+            self.locked(&mut deferred, |state, at| {
+                for (caller, id, pause) in &pauses {
+                    state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
+                        turnstile.on_pause(cx, *id, *pause);
+                    });
+                }
+            });
+            self.deliver_once(&mut deferred);
+        }
+    }
+
+    pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
+        if deferred.waits {
+            self.timer.ensure(|| self.me());
+        }
+        if deferred.earlier {
+            self.timer.ring();
+        }
+        if let Some(session) = deferred.session.take() {
+            if deferred.arrived {
+                session.start();
+            }
+            for (key, op) in deferred.sends.drain(..) {
+                session.submit(key, op);
+            }
+        }
+        if let Some(failure) = deferred.failure.take() {
+            failure::tell(&failure);
+        }
+        // Last: it is the user's code, and what it does must not hold up a release.
+        deferred.callbacks.run();
+        if deferred.idle {
+            self.tell_idle();
+        }
+        self.events.flush();
+        drop(deferred.kept.take());
+        user_code::discard((deferred.broken.take(), mem::take(&mut deferred.dropped)));
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A change that panics is caught before it unlocks, and closes the registry: see `locked`.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
