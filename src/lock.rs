@@ -366,7 +366,172 @@ impl Lock {
     /// That of [`acquire_once`](Self::acquire_once).
     #[track_caller]
     pub fn lease_once(&self) -> TryLease {
+<<<<<<< ours
         TryLease(self.acquiring(Some(Duration::ZERO)))
+=======
+        TryLease::new(Acquiring::once(self.plan.asked_here()))
+    }
+
+    /// Runs work under the lock that wants to see its lease: the fencing token, the loss.
+    ///
+    /// `work` is called once the lock is held, with a view that cannot release it. See
+    /// [`with_lock`](crate::FutureLockExt::with_lock) for what happens when.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("row:7");
+    /// let token = lock.with_lease(async |lease| lease.token()).await?;
+    /// assert!(token.get() > 0);
+    /// // hot work: spawn it inside, so that it starts when the lock is held
+    /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
+    /// # assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        future::WithLease::new(self.plan.asked_here(), work)
+    }
+
+    /// [`with_lease`](Self::with_lease) for work that yields a `Result`: lock errors become the
+    /// work's own by `From<LockError>`.
+    #[track_caller]
+    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
+    where
+        F: FnOnce(LeaseView) -> Fut,
+        Fut: TryFuture + Future,
+        Fut::Error: From<LockError>,
+    {
+        future::TryWithLease::new(self.with_lease(work))
+    }
+
+    /// Runs a stream under the lock that wants to see its lease; see
+    /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
+    #[track_caller]
+    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: Stream,
+    {
+        stream::WithLease::new(self.plan.asked_here(), work)
+    }
+
+    /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: lock errors
+    /// become the stream's own by `From<LockError>`.
+    #[track_caller]
+    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
+    where
+        F: FnOnce(LeaseView) -> S,
+        S: TryStream + Stream,
+        S::Error: From<LockError>,
+    {
+        stream::TryWithLease::new(self.with_lease_stream(work))
+    }
+
+    /// Campaigns for the lead: a stream of [`Leadership`](crate::Leadership) that tells when this
+    /// candidate leads and when it does not, for ever.
+    ///
+    /// To lead is to hold this lock, so there is one leader at a time, with a fencing token greater
+    /// than any before. The first item is `Leader` if the lead is to be had at once, else
+    /// `Follower`, and from then on the two alternate: a loss yields `Follower`, and the campaign
+    /// begins anew. [`wait`](Self::wait), [`on_lost`](Self::on_lost) and
+    /// [`on_finish`](Self::on_finish) do not matter here. The lease is renewed for as long as it leads, also if [`ttl`](Self::ttl) was set, unless
+    /// [`renewal`](Self::renewal) says otherwise: the ttl is how long everybody waits for the next
+    /// leader when the one there is has crashed.
+    ///
+    /// While the store cannot be reached a leader leads until the end of its lease; then, and for a
+    /// candidate from the start, the answer is `Follower`. Whatever may mend, and be it much later, is tried
+    /// again for ever, after pauses that grow to 5 s where waiting in line will not do, each with a
+    /// warning in the log: a store that refuses (a wrong password, a missing right), a queue that
+    /// is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. What cannot mend
+    /// yields [`Ended`](crate::Leadership::Ended), and then the stream is over:
+    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), what is wrong with the
+    /// key, the ttl or the settings.
+    ///
+    /// A leader that does not poll the stream goes on leading; it learns of the loss by
+    /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
+    /// is granted the lead but does not look for a third of the ttl is passed over, and stands in
+    /// line anew when it is polled. For work that is to run only while leading, there is
+    /// [`lead`](Self::lead).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the stream resigns: what is held is released in the background, and the place in
+    /// line given up. [`resign`](crate::stream::Campaign::resign) waits for that. `next()` may be
+    /// dropped and called again in a `select!` loop; it loses nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{Leadership, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut campaign = locks.obtain("scheduler").leadership();
+    /// # let mut terms = 0;
+    /// while let Some(leadership) = campaign.next().await {
+    ///     match leadership {
+    ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
+    ///         Leadership::Follower => println!("following"),
+    ///         Leadership::Ended(why) => println!("no more of that: {why}"),
+    ///         _ => {}
+    ///     }
+    /// #   terms += 1;
+    /// #   if terms == 1 { locks.shutdown().await; }
+    /// }
+    /// # assert_eq!(terms, 2);
+    /// # }
+    /// ```
+    pub fn leadership(&self) -> stream::Campaign {
+        stream::Campaign::new(self.plan.clone())
+    }
+
+    /// Runs work only while leading: `work` is called with each term's lease, what it makes is
+    /// dropped at once when the lead is lost, and it is called anew when the lead comes back.
+    ///
+    /// When the work completes under the lead, the lock is released and its value yielded. A loss
+    /// that shows at the work's last poll or at the release counts as well: the value is dropped,
+    /// and the work begins anew. So work may run several times, half or whole, and what it writes
+    /// wants the token beside it. Campaigns are those of [`leadership`](Self::leadership).
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`], [`LockError::NoRegistry`], and what is wrong with the key, the ttl or
+    /// the settings. Trouble with the store is waited out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it drops the work and then resigns: what is held is released in the background,
+    /// and the place in line given up.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("scheduler");
+    /// let jobs = vec!["nightly", "weekly"];
+    /// let done = lock
+    ///     .lead(|lease| {
+    ///         // each term has work of its own
+    ///         let jobs = jobs.clone();
+    ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
+    ///     })
+    ///     .await?;
+    /// assert!(done.starts_with("2 jobs"));
+    /// # Ok(()) }
+    /// ```
+    pub fn lead<F, Fut>(&self, work: F) -> future::Lead<F, Fut>
+    where
+        F: FnMut(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        future::Lead::new(self.plan.clone(), work)
+>>>>>>> theirs
     }
 }
 
