@@ -91,6 +91,7 @@ pub mod __bench;
 #[path = "macros.rs"]
 pub mod __macros;
 mod acquire;
+mod builder;
 mod clock;
 mod detached;
 mod engine;
@@ -121,6 +122,7 @@ mod user_code;
 pub mod verify;
 mod with_lock;
 
+pub use self::builder::LockRegistryBuilder;
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{BuildError, LockError, StoreError};
 pub use self::events::LockEvent;
@@ -129,7 +131,7 @@ pub use self::into_lock::IntoLock;
 pub use self::leadership::Leadership;
 pub use self::lease::{Lease, LeaseView};
 pub use self::lock::Lock;
-pub use self::registry::{AlreadyInstalled, LockRegistry, LockRegistryBuilder};
+pub use self::registry::{AlreadyInstalled, LockRegistry};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
 pub use self::settings::{OnFinish, OnLost};

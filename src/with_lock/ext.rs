@@ -181,7 +181,7 @@ impl Lock {
     /// # let locks = lockstream::LockRegistry::in_memory();
     /// let lock = locks.obtain("row:7");
     /// let token = lock.with_lease(async |lease| lease.token()).await?;
-    /// assert!(token > 0);
+    /// assert!(token.get() > 0);
     /// // spawned inside, the task starts when the lock is held
     /// let sum = lock.with_lease(|_| tokio::spawn(async { 1 + 1 })).await?.unwrap();
     /// # assert_eq!(sum, 2);
