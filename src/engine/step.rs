@@ -125,11 +125,11 @@ impl Engine {
                 session.submit(key, op);
             }
         }
+        // Last: it is the user's code, and what it does must not hold up a release.
+        deferred.callbacks.run();
         if let Some(failure) = deferred.failure.take() {
             failure::tell(&failure);
         }
-        // Last: it is the user's code, and what it does must not hold up a release.
-        deferred.callbacks.run();
         if deferred.idle {
             self.tell_idle();
         }

@@ -35,6 +35,7 @@ impl<C: Clone> Turnstile<C> {
         if deadline(start, ttl) <= now && !self.waiters.is_empty() {
             // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3).
             *ask_at = now;
+            self.waiters.mark_answered();
             return;
         }
         let tenure = Tenure::new(acquisition.owner, ttl, epoch, start, now, contention);
