@@ -79,7 +79,8 @@
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
-//! The README has what happens when, fairness, and when not to use a lock at all.
+//! [`docs`] has the guides: what each fault does, operations, fairness, coming from other libraries, the protocol and how
+//! the crate is built. The README says when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "test-util")]
@@ -94,6 +95,7 @@ mod acquire;
 mod builder;
 mod clock;
 mod detached;
+pub mod docs;
 mod engine;
 mod error;
 mod events;
@@ -151,8 +153,3 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "macros", feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
-
-/// So do those of the page for those who come from other libraries.
-#[cfg(all(doctest, feature = "macros", feature = "redis", feature = "test-util"))]
-#[doc = include_str!("../docs/from-other-libraries.md")]
-pub struct FromOtherLibraries;

@@ -181,3 +181,118 @@ fn errors_are_quoted_as_they_are() {
     }
     assert!(quoted >= 15, "{quoted}");
 }
+
+/// The rules that a text cites: a letter and a digit, as a word or at the beginning of a test's name.
+fn cited(text: &str) -> impl Iterator<Item = String> {
+    let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.filter_map(|word| {
+        let rule = match word.split_once('_') {
+            Some((rule, rest)) if !rest.is_empty() && rule.starts_with(char::is_lowercase) => rule,
+            Some(_) => return None,
+            None if word.starts_with(char::is_uppercase) => word,
+            None => return None,
+        };
+        let mut chars = rule.chars();
+        let (Some(letter), Some('1'..='9'), None) = (chars.next(), chars.next(), chars.next())
+        else {
+            return None;
+        };
+        "OSDWFKGI"
+            .contains(letter.to_ascii_uppercase())
+            .then(|| rule.to_uppercase())
+    })
+}
+
+/// The rules of the protocol, and what is written of each.
+fn rules(page: &str) -> Vec<(&str, &str)> {
+    let sections = page.split("\n### ").skip(1);
+    sections
+        .map(|section| section.split_once('\n').expect("a rule has a text"))
+        .collect()
+}
+
+#[test]
+fn a_citation_is_found_as_it_is_written() {
+    let text = "O2, (W7): `S3` in fn d4_a_win; not X1, O10, OS, a2b, w1, D0, FO4O or 3D";
+    assert!(cited(text).eq(["O2", "W7", "S3", "D4"]));
+    let page = "# Title\n\n### K1\n\nText. `lib::a`\n\n### K2\n\nMore.";
+    assert_eq!(
+        rules(page),
+        [("K1", "\nText. `lib::a`\n"), ("K2", "\nMore.")]
+    );
+}
+
+/// What code, tests and pages cite is defined, and each rule has a test.
+#[test]
+fn every_rule_that_is_cited_is_defined_and_tested() {
+    const PAGE: &str = include_str!("../docs/protocol.md");
+    let rules = rules(PAGE);
+    for (rule, text) in &rules {
+        let own = text.split("\n## ").next().unwrap_or_default();
+        assert!(named_tests(own) > 0, "{rule} names no test");
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut texts: Vec<_> = ["src", "tests", "examples", "bench"]
+        .map(|folder| sources(&root.join(folder)))
+        .into();
+    for page in fs::read_dir(root.join("docs")).unwrap() {
+        let page = page.unwrap().path();
+        if page.extension().is_some_and(|it| it == "md") {
+            texts.push(fs::read_to_string(page).unwrap());
+        }
+    }
+    texts.push(fs::read_to_string(root.join("src/store/redis/script.lua")).unwrap());
+    // This file cites some that are none.
+    let here = include_str!("pages.rs");
+    let texts = texts.iter().map(|text| text.replace(here, ""));
+    let mut count = 0;
+    for rule in texts.flat_map(|text| cited(&text).collect::<Vec<_>>()) {
+        assert!(
+            rules.iter().any(|(defined, _)| *defined == rule),
+            "{rule} is cited and not defined"
+        );
+        count += 1;
+    }
+    assert!(count > 300, "{count}");
+}
+
+/// The files that the page names are there.
+#[test]
+fn every_path_of_the_architecture_exists() {
+    const PAGE: &str = include_str!("../docs/architecture.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let quoted = PAGE.split('`').skip(1).step_by(2);
+    let mut count = 0;
+    for path in quoted.filter(|quoted| quoted.starts_with("src/") || quoted.starts_with("tests/")) {
+        assert!(root.join(path).exists(), "there is no {path}");
+        count += 1;
+    }
+    assert!(count > 30, "{count}");
+}
+
+/// The table of files in the `mod.rs` of each folder names all of them.
+#[test]
+fn every_file_is_on_the_map_of_its_folder() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for folder in [
+        "engine",
+        "turnstile",
+        "with_lock",
+        "store/memory",
+        "store/quorum",
+        "store/redis",
+        "verify",
+    ] {
+        let map = fs::read_to_string(root.join(folder).join("mod.rs")).unwrap();
+        for file in fs::read_dir(root.join(folder)).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let is_mapped = !name.contains('.') || ["mod.rs", "tests.rs"].contains(&&*name);
+            let stem = name.strip_suffix(".rs").unwrap_or(&name);
+            let is_mapped = is_mapped
+                || [&*name, stem]
+                    .iter()
+                    .any(|it| map.contains(&format!("`{it}`")));
+            assert!(is_mapped, "{folder}/mod.rs does not name `{name}`");
+        }
+    }
+}

@@ -63,6 +63,16 @@
 //!   came:     the item 3
 //! ```
 
+// | file | contents |
+// |---|---|
+// | `step_verifier.rs` | the builder of a script |
+// | `last_step.rs` | a script that is complete |
+// | `script.rs`, `step.rs` | the script and its steps |
+// | `source.rs` | what can be verified |
+// | `runner.rs` | runs a script against its source |
+// | `clock.rs` | virtual time |
+// | `error.rs` | which step failed, and why |
+
 mod clock;
 mod error;
 mod last_step;

@@ -1,4 +1,12 @@
 //! Leases in this process.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `store.rs` | the public store |
+//! | `shared.rs` | what all registries on one store share |
+//! | `session.rs` | one registry's session |
+//! | `keyspace.rs` | all keys, and the operations on them |
+//! | `slot.rs` | one key: its holder, its queue, its subscriptions |
 
 mod keyspace;
 mod session;

@@ -1,15 +1,16 @@
 //! Leases on a majority of independent stores.
 //!
-//! | file | question it answers |
+//! | file | contents |
 //! |---|---|
-//! | `store.rs` | what does a user make, and what does it promise? |
-//! | `session.rs` | how do the nodes and the registry reach the state, and in which order is it told? |
-//! | `state.rs` | which nodes are there, and which keys are in use? |
-//! | `entry.rs` | which node is asked what about one key, and what follows from its answer? |
-//! | `lane.rs` | what is one node asked about one key, in which order, and what may it still have of ours? |
-//! | `node.rs` | what is known of a node, and what is sent to it? |
-//! | `quarantine.rs` | for how long has a node that was started again no vote? |
-//! | `ballot.rs` | how are votes counted? (No node, no time.) |
+//! | `store.rs` | the public store |
+//! | `session.rs` | one registry's session: connects the nodes and the registry to the state |
+//! | `state.rs` | the nodes, and the keys in use |
+//! | `entry.rs` | one key: its open operations, and what follows from the nodes' answers |
+//! | `node_queue.rs` | what one node is asked about one key, in order, and what it may still hold of ours |
+//! | `node.rs` | what is known of a node |
+//! | `quarantine.rs` | for how long a node that was started again has no vote |
+//! | `tally.rs` | how votes are counted, without nodes and time |
+//! | `fault.rs` | what can go wrong |
 //!
 //! All but `session.rs` is data in, data out.
 

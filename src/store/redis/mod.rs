@@ -9,7 +9,7 @@
 //! | `node`, `handshake`, `pipe`, `backoff`, `clock` | the task that has the connection to one primary |
 //! | `subscriber`, `subscriptions` | on a cluster, the task that hears a primary's grants |
 //! | `replicas` | acquisitions that count only when replicas have them |
-//! | `call`, `reply`, `grant`, `keys`, `script`, `*.lua` | what requests, answers and grants look like on the wire |
+//! | `call`, `reply`, `grant`, `keys`, `script`, `script.lua`, `confirm.lua` | what requests, answers and grants look like on the wire |
 //! | `../send_window` | which requests share a call, and how many calls are in flight |
 //! | `fault` | what can go wrong |
 

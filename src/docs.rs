@@ -1,0 +1,33 @@
+//! Guides and reference pages. The repository has the same pages in its folder `docs`.
+//!
+//! Within this crate the links of a page lead to modules, so each one that has links begins with their targets: the
+//! first definition of a link counts.
+
+#[doc = "[protocol.md]: crate::docs::protocol"]
+#[doc = ""]
+#[doc = include_str!("../docs/architecture.md")]
+pub mod architecture {}
+
+#[doc = include_str!("../docs/fairness.md")]
+pub mod fairness {}
+
+// Its snippets need these features.
+#[cfg(any(
+    not(doctest),
+    all(feature = "macros", feature = "redis", feature = "test-util")
+))]
+#[doc = include_str!("../docs/from-other-libraries.md")]
+pub mod from_other_libraries {}
+
+#[doc = "[operations.md]: crate::docs::operations"]
+#[doc = ""]
+#[doc = include_str!("../docs/guarantees.md")]
+pub mod guarantees {}
+
+#[doc = include_str!("../docs/operations.md")]
+pub mod operations {}
+
+#[doc = "[guarantees.md]: crate::docs::guarantees"]
+#[doc = ""]
+#[doc = include_str!("../docs/protocol.md")]
+pub mod protocol {}
