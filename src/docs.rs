@@ -24,6 +24,21 @@ pub mod from_other_libraries {}
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
 
+// Its snippets need these features.
+#[cfg(any(
+    not(doctest),
+    all(feature = "macros", feature = "redis", feature = "test-util")
+))]
+#[doc = "[fairness.md]: crate::docs::fairness"]
+#[doc = "[from-other-libraries.md]: crate::docs::from_other_libraries"]
+#[doc = "[guarantees.md]: crate::docs::guarantees"]
+#[doc = "[operations.md]: crate::docs::operations"]
+#[doc = "[operations.md#access-rights]: crate::docs::operations#access-rights"]
+#[doc = "[operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
+
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
 

@@ -537,7 +537,7 @@ fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
 }
 
 #[test]
-fn timeline_epochs_a_holder_killed_in_one_process() {
+fn timeline_draws_a_holder_killed_in_one_process() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("timeline.svg");
     let output = example("timeline").arg(&file).output().unwrap();
@@ -546,7 +546,7 @@ fn timeline_epochs_a_holder_killed_in_one_process() {
 }
 
 #[test]
-fn timeline_epochs_a_holder_killed_among_processes() {
+fn timeline_draws_a_holder_killed_among_processes() {
     let server = RedisServer::start();
     let folder = TempDir::new().unwrap();
     let mut command = example("timeline");
@@ -587,9 +587,13 @@ fn in_repository(path: &str) -> String {
 }
 
 #[test]
-fn the_readme_shows_the_code_as_it_is() {
-    let readme = in_repository("README.md");
-    for path in ["examples/lock_it.rs", "tests/readme.rs"] {
+fn the_pages_show_the_code_as_it_is() {
+    let pages = [
+        ("README.md", "examples/lock_it.rs"),
+        ("docs/guide.md", "tests/readme.rs"),
+    ];
+    for (name, path) in pages {
+        let page = in_repository(name);
         let source = in_repository(path);
         let code: String = source
             .lines()
@@ -597,8 +601,8 @@ fn the_readme_shows_the_code_as_it_is() {
             .flat_map(|line| [line, "\n"])
             .collect();
         assert!(
-            readme.contains(&format!("```rust\n{code}```\n")),
-            "README.md has another text of {path} than\n{code}"
+            page.contains(&format!("```rust\n{code}```\n")),
+            "{name} has another text of {path} than\n{code}"
         );
     }
 }

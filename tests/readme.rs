@@ -1,4 +1,4 @@
-//! The test that the README shows, as it is.
+//! The test that docs/guide.md shows, as it is.
 
 use std::time::Duration;
 
