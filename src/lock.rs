@@ -75,8 +75,10 @@ impl Lock {
 
     /// How long to wait for the lock while others hold it. Default: the registry's, 30 s.
     ///
-    /// [`Duration::ZERO`] asks once and does not queue; [`Duration::MAX`] waits for ever. Any other
-    /// wait that is shorter than a round trip to the store is over before the answer.
+    /// [`Duration::ZERO`] asks once and does not queue; [`Duration::MAX`] waits for ever. The store's
+    /// first answer is awaited for one response time-out even if the wait is shorter, and counts if it
+    /// comes after the wait. A store that does not answer is [`LockError::Store`](crate::LockError::Store),
+    /// not busy.
     /// [`acquire_within`](Self::acquire_within) and [`lease_within`](Self::lease_within) have a wait
     /// of their own.
     pub fn wait(self, wait: Duration) -> Self {
