@@ -22,7 +22,7 @@ use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Owner, Scope, Session, SessionConfig};
+use crate::store::contract::{LostOps, Owner, Scope, Session, SessionConfig, SubmittedOp};
 use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
@@ -46,6 +46,8 @@ pub(crate) struct Engine {
     /// What happens, told under the state's lock.
     pub(super) journal: Arc<Journal>,
     pub(super) timer: Timer,
+    /// What the session has lost, which the timer's task sees to.
+    lost: Arc<LostOps>,
     /// Told when nothing is in use any more.
     idle: Notify,
 }
@@ -84,6 +86,7 @@ impl Engine {
                 listener: me.clone(),
             });
             let clock = Arc::new(clock);
+            let timer = Timer::default();
             Self {
                 instance,
                 journal: Journal::new(&settings, clock.clone()),
@@ -109,7 +112,8 @@ impl Engine {
                     session: Some(session),
                     keep_alive: None,
                 }),
-                timer: Timer::default(),
+                lost: Arc::new(LostOps::new(timer.bell())),
+                timer,
                 idle: Notify::new(),
             }
         })
@@ -472,7 +476,8 @@ impl Engine {
             deferred.session.clone_from(&state.session);
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
-        deferred.waits = first.is_some();
+        // Also for an op alone: should the session lose it, the timer's task sees to that.
+        deferred.waits = first.is_some() || !deferred.sends.is_empty();
         if let Some(first) = first
             && state.armed.is_none_or(|armed| first < armed)
         {
@@ -528,7 +533,9 @@ impl Engine {
             if deferred.arrived {
                 session.start();
             }
-            deferred.sends.drain(|(key, op)| session.submit(key, op));
+            deferred.sends.drain(|(key, op)| {
+                session.submit(SubmittedOp::new(key, op, &self.lost));
+            });
         }
         if let Some(failure) = deferred.failure.take() {
             failure::tell(&failure);
@@ -561,6 +568,11 @@ impl Due for Engine {
                 for entry in state.entries.values_mut() {
                     entry.turnstile.stop_renewing(|who| who.is_of(&gone));
                 }
+            }
+            for (key, op) in self.lost.take() {
+                state.feed(at, &key.into(), None, |turnstile, cx| {
+                    turnstile.op_lost(cx, &op);
+                });
             }
             state.feed_due(at);
             let first = state.timeouts.first().map(|(moment, _)| *moment);

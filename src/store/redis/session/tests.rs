@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::cluster::{Seeds, SlotMap};
 use super::super::slots::{SLOTS, Slot};
 use super::*;
-use crate::store::contract::{Owner, StoreEvent, StoreEvents};
+use crate::store::contract::{LostOps, Op, Owner, StoreEvent, StoreEvents, SubmittedOp};
 
 struct Nobody;
 
@@ -102,7 +102,10 @@ fn a_node_for_which_something_is_pending_is_not_forgotten() {
     let session = session();
     install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
     let owner = Owner(1);
-    let mut request = Request::new("k", Wish::Op(Op::Release { owner }));
+    let mut request = Request::new(Wish::Op(SubmittedOp::unattended(
+        "k",
+        Op::Release { owner },
+    )));
     request.asking = Some(1);
     session.shared.change(|change| change.route(request));
     assert_eq!(
