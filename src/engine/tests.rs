@@ -20,6 +20,8 @@ use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError}
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
 
+mod lost_ops;
+
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]
 struct Machine(Arc<AtomicU64>);

@@ -55,6 +55,8 @@ struct State {
     lasting: bool,
     /// Whether too few know of what is won.
     lonely: bool,
+    /// How many ops its sessions drop.
+    drops: u64,
     /// Whether notices are lost.
     mute: bool,
     /// How many were sent.
@@ -113,6 +115,7 @@ impl Node {
                 keeps: 0,
                 lasting: false,
                 lonely: false,
+                drops: 0,
                 mute: false,
                 told: 0,
                 parted: HashSet::new(),
@@ -147,6 +150,11 @@ impl Node {
     /// The next release, or one more.
     pub(super) fn refuse_release(&self) {
         self.0.lock().keeps += 1;
+    }
+
+    /// So many ops more are dropped by its sessions, without an answer.
+    pub(super) fn set_drops(&self, drops: u64) {
+        self.0.lock().drops = drops;
     }
 
     /// The registries that have come to it.
@@ -438,6 +446,12 @@ impl Session for NodeSession {
             return line.tell(StoreEvent::Replied { submitted, result });
         }
         let mut state = line.node.lock();
+        if state.drops > 0 {
+            state.drops -= 1;
+            // Under the node's lock: nothing is called that would take it.
+            drop(submitted);
+            return;
+        }
         let same = |in_flight: &&Flight| {
             Arc::ptr_eq(&in_flight.line, &line) && in_flight.submitted.key == submitted.key
         };
