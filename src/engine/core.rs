@@ -25,7 +25,7 @@ use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{Owner, Scope, Session, SessionConfig};
+use crate::store::contract::{LostOps, Owner, Scope, Session, SessionConfig};
 use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
@@ -43,6 +43,8 @@ pub(crate) struct Engine {
     /// What happens, told under the state's lock.
     pub(super) events: Arc<EventBus>,
     pub(super) timer: Timer,
+    /// What the session has lost, which the timer's task sees to.
+    pub(super) lost: Arc<LostOps>,
     /// Told when nothing is in use any more.
     pub(super) idle: Notify,
 }
@@ -85,6 +87,7 @@ impl Engine {
                 listener: me.clone(),
             });
             let clock = Arc::new(clock);
+            let timer = Timer::default();
             Self {
                 instance,
                 events: EventBus::new(&settings, clock.clone()),
@@ -109,7 +112,8 @@ impl Engine {
                     session: Some(session),
                     keep_alive: None,
                 }),
-                timer: Timer::default(),
+                lost: Arc::new(LostOps::new(timer.bell())),
+                timer,
                 idle: Notify::new(),
             }
         })
@@ -391,6 +395,11 @@ impl Due for Engine {
                 for entry in state.entries.values_mut() {
                     entry.turnstile.stop_renewing(|who| who.is_of(&gone));
                 }
+            }
+            for (key, op) in self.lost.take() {
+                state.feed(at, &key.into(), None, |turnstile, cx| {
+                    turnstile.op_lost(cx, &op);
+                });
             }
             state.feed_due(at);
             let first = state.timeouts.first().map(|(moment, _)| *moment);

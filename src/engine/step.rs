@@ -7,6 +7,7 @@ use std::sync::{MutexGuard, PoisonError};
 use super::core::Engine;
 use super::failure;
 use super::state::{Deferred, Now, State};
+use crate::store::contract::SubmittedOp;
 use crate::turnstile::Moment;
 use crate::user_code;
 
@@ -65,7 +66,8 @@ impl Engine {
             deferred.session.clone_from(&state.session);
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
-        deferred.waits = first.is_some();
+        // Also for an op alone: should the session lose it, the timer's task sees to that.
+        deferred.waits = first.is_some() || !deferred.sends.is_empty();
         if let Some(first) = first
             && state.armed.is_none_or(|armed| first < armed)
         {
@@ -122,7 +124,7 @@ impl Engine {
                 session.start();
             }
             for (key, op) in deferred.sends.drain(..) {
-                session.submit(key, op);
+                session.submit(SubmittedOp::new(key, op, &self.lost));
             }
         }
         // Last: it is the user's code, and what it does must not hold up a release.

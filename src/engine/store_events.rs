@@ -105,9 +105,13 @@ impl Engine {
     /// Tells the turnstile of a key what the store said of it.
     fn feed_store_event(&self, state: &mut State, at: &mut Now<'_>, event: StoreEvent) {
         match event {
-            StoreEvent::Replied { key, op, result } => {
-                state.feed(at, &key.into(), None, |turnstile, cx| {
-                    turnstile.replied(cx, &op, result);
+            StoreEvent::Replied {
+                mut submitted,
+                result,
+            } => {
+                submitted.answered();
+                state.feed(at, &submitted.key.clone().into(), None, |turnstile, cx| {
+                    turnstile.replied(cx, &submitted.op, result);
                 });
             }
             StoreEvent::Granted { key, grant } => {

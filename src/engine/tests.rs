@@ -14,11 +14,13 @@ use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
 use crate::store::MemoryStore;
 use crate::store::contract::{
     Answer, Grant, KeyStatus, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig,
-    StoreEvent, StoreEvents,
+    StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
+
+mod lost_ops;
 
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]
@@ -299,19 +301,17 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
 }
 
-type Asked = (Arc<str>, Op);
-
 /// A store that answers when it is told to, to all at once.
 #[derive(Clone, Debug, Default)]
 pub(in crate::engine) struct Silent {
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<SubmittedOp>>>,
 }
 
 impl Session for Silent {
     fn start(&self) {}
 
-    fn submit(&self, key: Arc<str>, op: Op) {
-        self.asked.lock().unwrap().push((key, op));
+    fn submit(&self, submitted: SubmittedOp) {
+        self.asked.lock().unwrap().push(submitted);
     }
 
     fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
@@ -329,24 +329,24 @@ impl crate::store::LockStore for Silent {
 
 impl Silent {
     /// What was asked.
-    pub(in crate::engine) fn asked(&self) -> Vec<Asked> {
+    pub(in crate::engine) fn asked(&self) -> Vec<SubmittedOp> {
         std::mem::take(&mut *self.asked.lock().unwrap())
     }
 
     /// Answers whatever was asked.
     pub(in crate::engine) fn answers(&self) -> Vec<StoreEvent> {
-        let answer = |(key, op): Asked| {
-            let outcome = match op {
+        let answer = |submitted: SubmittedOp| {
+            let outcome = match submitted.op {
                 Op::Release { .. } | Op::Withdraw { .. } => Outcome::Gone { held: true },
                 Op::Renew { .. } => Outcome::Renewed,
-                _ if key.ends_with("busy") => Outcome::Busy {
+                _ if submitted.key.ends_with("busy") => Outcome::Busy {
                     left: None,
                     score: Some(1),
                 },
                 _ => Outcome::Won { epoch: 1 },
             };
             let result = Ok(Answer { at: 1, outcome });
-            StoreEvent::Replied { key, op, result }
+            StoreEvent::Replied { submitted, result }
         };
         self.asked().into_iter().map(answer).collect()
     }
@@ -361,7 +361,7 @@ impl Silent {
         let asked = self.asked.lock().unwrap();
         let mut words: Vec<_> = asked
             .iter()
-            .map(|(key, op)| (key.to_string(), word(op)))
+            .map(|asked| (asked.key.to_string(), word(&asked.op)))
             .collect();
         words.sort_unstable();
         words
@@ -482,7 +482,7 @@ async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
     assert!(futures::poll!(&mut waiter).is_pending());
     engine.on_events(store.answers());
     drop(waiter);
-    assert_eq!(store.asked(), [], "not at once");
+    assert!(store.asked().is_empty(), "not at once");
     assert!(locks.snapshot().keys.is_empty(), "nobody waits");
     assert_eq!(uses(), [false, true]);
     tokio::time::sleep(Duration::from_millis(501)).await;
@@ -659,6 +659,6 @@ async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next()
     // And its pause counts.
     assert!(store.asked().is_empty());
     tokio::time::sleep(2 * pause).await;
-    let keys = store.asked().into_iter().map(|(key, _)| key.to_string());
+    let keys = store.asked().into_iter().map(|asked| asked.key.to_string());
     assert_eq!(keys.collect::<Vec<_>>(), ["1 busy", "2 busy"]);
 }

@@ -66,6 +66,11 @@ impl Timer {
         self.runtimes.change(Known::take_gone)
     }
 
+    /// Told, it makes the task look at once.
+    pub(super) fn bell(&self) -> Arc<Notify> {
+        self.bell.clone()
+    }
+
     pub(super) fn ring(&self) {
         self.bell.notify_one();
     }

@@ -1,8 +1,9 @@
 //! What a registry and a store say to each other.
 //!
 //! A store is asked by [`Session::submit`], one op a key at a time (rule O2; renewals excepted),
-//! and answers each op exactly once by [`StoreEvents::on_event`]. It decides nothing: who waits, when to
-//! ask again and what an answer is worth is the turnstile's business.
+//! and answers each op exactly once by [`StoreEvents::on_event`]. An op that it drops without an answer is
+//! noted in the registry's [`LostOps`]. It decides nothing: who waits, when to ask again and what an
+//! answer is worth is the turnstile's business.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
+pub(crate) use super::submitted::{LostOps, SubmittedOp, lost_error};
 use crate::StoreError;
 
 /// The store's own time, in microseconds since the Unix epoch.
@@ -147,8 +149,7 @@ pub struct Grant {
 pub enum StoreEvent {
     /// The one answer to an op that was submitted.
     Replied {
-        key: Arc<str>,
-        op: Op,
+        submitted: SubmittedOp,
         result: Result<Answer, OpError>,
     },
     /// One of our tickets got the lock.
@@ -295,7 +296,7 @@ pub trait Session: Debug + Send + Sync {
 
     /// Takes an op. Its answer comes as [`StoreEvent::Replied`], also when the connection breaks; it may
     /// come before this returns. Ops of one key are done in the order in which they were taken.
-    fn submit(&self, key: Arc<str>, op: Op);
+    fn submit(&self, submitted: SubmittedOp);
 
     /// Which server the connection that stands leads to, or the last that did: two sessions that say
     /// the same are at the same server, by whatever name it is called. Known before [`StoreEvent::Up`] is

@@ -14,6 +14,7 @@ mod quorum;
 mod redis;
 #[cfg(any(feature = "redis", test))]
 pub(crate) mod send_window;
+mod submitted;
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -46,14 +46,16 @@ impl<C: Clone> Turnstile<C> {
     /// Handles a grant that came now, or one that waited for a reply (O3).
     pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: Received) {
         let grant = &received.grant;
+        let yields = |pending: &PendingOp<C>| matches!(pending.op, Op::Yield { new, .. } if new == grant.owner);
+        let is_yielded_to = self.pending.any(yields);
         match &mut self.state {
             KeyState::Acquiring {
                 acquisition,
                 ask_at,
             } if acquisition.owner == grant.owner => {
-                if self.down {
-                    // O3: its connection is not up yet, or no longer. Pending operations go first, perhaps
-                    // a yield to this very owner. Entering the owner again recovers the grant.
+                if self.down || is_yielded_to {
+                    // O3: its connection is not up yet, or no longer, or the session has lost the yield to
+                    // this owner. Pending operations go first. Entering the owner again recovers the grant.
                     return;
                 }
                 if let Some(in_flight) = &mut self.in_flight {

@@ -12,7 +12,7 @@ use super::time::{Point, deadline};
 use super::verdict::{LeaseEnd, Refusal, WaiterVerdict};
 use super::wait_queue::{Adopter, WaiterId};
 use crate::StoreError;
-use crate::store::contract::{Answer, Op, OpError, Outcome};
+use crate::store::contract::{Answer, Op, OpError, Outcome, lost_error};
 
 /// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter of a fifth
 /// separates registries that began to wait at the same time.
@@ -56,6 +56,26 @@ impl<C: Clone> Turnstile<C> {
                 Sent::Pending(pending) => self.on_pending(cx, pending, sent, upto, result),
             }
             self.on_held_grant(cx, grant);
+        }
+        self.schedule(cx);
+    }
+
+    /// The session has lost the op, which may have been done or not. Its connection is none the worse for that, and no
+    /// other may come: the store is asked again after a pause.
+    pub(crate) fn op_lost(&mut self, cx: &mut EventCx<'_>, op: &Op) {
+        if let Op::Renew { .. } = op {
+            return self.replied(cx, op, Err(OpError::Refused(lost_error())));
+        }
+        let (down, pause) = (self.down, self.pause(cx));
+        self.replied(cx, op, Err(OpError::Unknown(lost_error())));
+        self.down = down;
+        self.failures += 1;
+        let again = cx.at() + pause;
+        if let KeyState::Acquiring { ask_at, .. } = &mut self.state {
+            *ask_at = again;
+        }
+        if let Some(pending) = self.pending.iter_mut().next() {
+            pending.not_before = again;
         }
         self.schedule(cx);
     }

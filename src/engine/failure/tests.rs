@@ -11,7 +11,7 @@ use crate::clock::{Clock, Suspension};
 use crate::engine::tests::Silent;
 use crate::events::LockEvent;
 use crate::store::MemoryStore;
-use crate::store::contract::{Answer, Op, Outcome, StoreEvent, StoreEvents};
+use crate::store::contract::{Answer, Outcome, StoreEvent, StoreEvents, SubmittedOp};
 use crate::{LockError, LockRegistry, Renewal};
 
 /// Far above what anything here takes on the paused clock.
@@ -22,10 +22,9 @@ fn is_closed<T>(result: Result<T, LockError>) -> bool {
 }
 
 /// An answer that no store gives to an attempt.
-fn impossible(key: &str, op: Op) -> StoreEvent {
+fn impossible(submitted: SubmittedOp) -> StoreEvent {
     StoreEvent::Replied {
-        key: key.into(),
-        op,
+        submitted,
         result: Ok(Answer {
             at: 1,
             outcome: Outcome::Renewed,
@@ -55,11 +54,11 @@ async fn a_broken_invariant_closes_the_registry_and_no_other() {
     let detached = detached.parse().expect("the format");
     let mut adopting = Box::pin(locks.adopt(detached));
     assert!(futures::poll!(&mut adopting).is_pending());
-    store.asked();
+    let _unanswered = store.asked();
     let mut broken = Box::pin(locks.obtain("broken").lease());
     assert!(futures::poll!(&mut broken).is_pending());
-    let (key, op) = store.asked().pop().expect("it was asked for");
-    engine.on_event(impossible(&key, op));
+    let submitted = store.asked().pop().expect("it was asked for");
+    engine.on_event(impossible(submitted));
 
     assert!(
         timeout(BOUND, held.lost())

@@ -10,7 +10,9 @@ use super::keyspace::Asking;
 use super::shared::Shared;
 use crate::StoreError;
 use crate::engine::run_task;
-use crate::store::contract::{Answer, KeyStatus, Op, OpError, Session, SessionConfig, StoreEvent};
+use crate::store::contract::{
+    Answer, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp,
+};
 
 /// One registry's line to a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]
@@ -44,9 +46,9 @@ impl Line {
         }
     }
 
-    fn reply(&self, key: Arc<str>, op: Op, result: Result<Answer, OpError>) {
+    fn reply(&self, submitted: SubmittedOp, result: Result<Answer, OpError>) {
         let failed = result.is_err();
-        self.tell(StoreEvent::Replied { key, op, result });
+        self.tell(StoreEvent::Replied { submitted, result });
         // The store may have come back, and said so, between the op's failure and the telling of
         // it: said once more, or the registry would take it for gone for ever.
         if failed && !self.is_offline() {
@@ -55,7 +57,7 @@ impl Line {
     }
 
     /// Does the op; the reply is the caller's to deliver, a grant is delivered here.
-    fn apply(&self, key: &Arc<str>, op: &Op) -> Result<Answer, OpError> {
+    fn apply(&self, SubmittedOp { key, op, .. }: &SubmittedOp) -> Result<Answer, OpError> {
         let (answer, delivery) = {
             let mut state = self.shared.lock();
             if state.offline {
@@ -100,54 +102,27 @@ impl Line {
     }
 }
 
-/// An op on its way: answered when it is dropped, so also when its runtime ends before it is done.
-struct Call {
-    line: Arc<Line>,
-    key: Arc<str>,
-    op: Op,
-    result: Option<Result<Answer, OpError>>,
-}
-
-impl Call {
-    fn run(&mut self) {
-        let (line, key, op) = (&self.line, &self.key, &self.op);
-        self.result.get_or_insert_with(|| line.apply(key, op));
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        self.run();
-        let mut result = self.result.take().expect("it has run");
-        if result.is_ok() && self.line.is_offline() {
-            result = Err(OpError::Unknown(offline()));
-        }
-        self.line.reply(self.key.clone(), self.op.clone(), result);
-    }
-}
-
 impl Session for MemorySession {
     fn start(&self) {}
 
-    fn submit(&self, key: Arc<str>, op: Op) {
+    fn submit(&self, submitted: SubmittedOp) {
         let latency = self.line.latency();
         let runtime = (!latency.is_zero()).then(Handle::try_current);
         let Some(Ok(runtime)) = runtime else {
-            let result = self.line.apply(&key, &op);
-            return self.line.reply(key, op, result);
+            let result = self.line.apply(&submitted);
+            return self.line.reply(submitted, result);
         };
-        let mut call = Call {
-            line: self.line.clone(),
-            key,
-            op,
-            result: None,
-        };
+        let line = self.line.clone();
         // A task of its own: whoever wished for the op may be dropped, the op goes on.
         let listener = self.line.config.listener.clone();
         runtime.spawn(run_task(listener, async move {
             tokio::time::sleep(latency / 2).await;
-            call.run();
+            let mut result = line.apply(&submitted);
             tokio::time::sleep(latency - latency / 2).await;
+            if result.is_ok() && line.is_offline() {
+                result = Err(OpError::Unknown(offline()));
+            }
+            line.reply(submitted, result);
         }));
     }
 

@@ -13,7 +13,9 @@ use super::tally::{
     AcquireTally, AcquireVerdict, Quorum, ReleaseTally, ReleaseVerdict, RenewTally, RenewVerdict,
 };
 use crate::StoreError;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Owner, ServerTime, StoreEvent};
+use crate::store::contract::{
+    Answer, Op, OpError, Outcome, Owner, ServerTime, StoreEvent, SubmittedOp,
+};
 
 /// One key in use.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ const TOGETHER: Duration = Duration::from_millis(3);
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) id: u64,
-    pub(super) op: Op,
+    pub(super) submitted: SubmittedOp,
     /// The latest time that a node named.
     pub(super) at: ServerTime,
     pub(super) tally: Tally,
@@ -118,7 +120,7 @@ impl Entry {
     /// A lease is over: a renewal of it that is under way must not give it to a node again.
     pub(super) fn end(&mut self, owner: Owner) {
         for open in &mut self.open {
-            open.ended |= matches!(open.op, Op::Renew { owner: of, .. } if of == owner);
+            open.ended |= matches!(open.op(), Op::Renew { owner: of, .. } if *of == owner);
         }
     }
 
@@ -215,7 +217,7 @@ impl Entry {
             let (Op::Attempt { owner, .. }
             | Op::Listen { owner, .. }
             | Op::Enter { owner, .. }
-            | Op::Adopt { owner, .. }) = open.op
+            | Op::Adopt { owner, .. }) = *open.op()
             else {
                 continue;
             };
@@ -233,20 +235,14 @@ impl Entry {
     }
 
     /// Answers ops whose ballots have a verdict; true if any has.
-    pub(super) fn conclude(
-        &mut self,
-        quorum: Quorum,
-        down: bool,
-        key: &Arc<str>,
-        deferred: &mut Deferred,
-    ) -> bool {
+    pub(super) fn conclude(&mut self, quorum: Quorum, down: bool, deferred: &mut Deferred) -> bool {
         let decided = |open: &mut Open| open.outcome().is_some();
         let answered: Vec<_> = self.open.extract_if(.., decided).collect();
         let any = !answered.is_empty();
         for open in answered {
             let mut outcome = open.outcome().expect("it was just decided").ok();
             if let (Op::Listen { owner, .. }, Some(Outcome::Busy { score, .. })) =
-                (&open.op, &mut outcome)
+                (open.op(), &mut outcome)
             {
                 // It has a place on each of them, and none among all.
                 *score = self.queues.iter().any(|it| it.listens(*owner)).then_some(0);
@@ -265,17 +261,17 @@ impl Entry {
                 }
                 None => Err(failed(too_few(quorum, &open.troubles))),
             };
-            let (key, op) = (key.clone(), open.op);
+            let submitted = open.submitted;
             deferred
                 .events
-                .push(StoreEvent::Replied { key, op, result });
+                .push(StoreEvent::Replied { submitted, result });
         }
         any
     }
 
     /// What a verdict brings about on the nodes.
     fn follow(&mut self, open: &Open, outcome: Option<&Outcome>) {
-        match (&open.op, outcome) {
+        match (open.op(), outcome) {
             (_, Some(Outcome::Won { .. })) => {}
             // It is told as if nothing had been done, so that nobody will withdraw a subscription that one of
             // the nodes has, or gets by an answer that comes late.
@@ -311,12 +307,16 @@ impl Entry {
 }
 
 impl Open {
+    fn op(&self) -> &Op {
+        &self.submitted.op
+    }
+
     /// The verdict as the registry is to hear it; `Err` if too few nodes could be asked.
     fn outcome(&self) -> Option<Result<Outcome, ()>> {
         match &self.tally {
             Tally::Acquire(election) => election.verdict().map(|verdict| match verdict {
                 AcquireVerdict::Won { epoch } => Ok(Outcome::Won { epoch }),
-                AcquireVerdict::Refused { .. } if matches!(self.op, Op::Adopt { .. }) => {
+                AcquireVerdict::Refused { .. } if matches!(self.op(), Op::Adopt { .. }) => {
                     Ok(Outcome::NotOld)
                 }
                 AcquireVerdict::Refused { left } => Ok(Outcome::Busy { left, score: None }),

@@ -23,7 +23,7 @@ use crate::StoreError;
 use crate::engine::run_task;
 use crate::store::LockStore;
 use crate::store::contract::{
-    KeyStatus, Op, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
+    KeyStatus, LostOps, Scope, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
@@ -40,6 +40,8 @@ struct Core {
     quorum: Quorum,
     config: SessionConfig,
     nodes: Vec<Arc<dyn Session>>,
+    /// What each node's session has lost: seen at every start and alarm.
+    lost: Vec<Arc<LostOps>>,
     /// What the nodes tell; they know them weakly.
     _ears: Vec<Arc<dyn StoreEvents>>,
     shared: Mutex<Shared>,
@@ -100,6 +102,7 @@ impl QuorumSession {
                 me: me.clone(),
                 quorum: Quorum { size },
                 nodes: stores.iter().zip(&subscriptions).map(open).collect(),
+                lost: (0..size).map(|_| Arc::default()).collect(),
                 _ears: subscriptions,
                 notifier: OrderedNotifier::new(config.listener.clone()),
                 config,
@@ -153,12 +156,24 @@ impl Core {
         }
         // At most one op a node and key is under way, so whoever sends, the order is right.
         for (node, key, op) in deferred.sends {
-            self.nodes[node].submit(key, op);
+            self.nodes[node].submit(SubmittedOp::new(key, op, &self.lost[node]));
         }
         if let Some(alarm) = alarm {
             self.ring_at(alarm);
         }
         self.notifier.tell();
+    }
+
+    /// Does what is due, also about ops that were lost.
+    fn tick(&self) {
+        self.act(|state, now, deferred| {
+            for (node, lost) in self.lost.iter().enumerate() {
+                for (key, op) in lost.take() {
+                    state.op_lost(now, node, &key, &op, deferred);
+                }
+            }
+            state.tick(now, deferred);
+        });
     }
 
     fn ring_at(&self, alarm: Instant) {
@@ -167,7 +182,7 @@ impl Core {
             runtime.spawn(run_task(self.config.listener.clone(), async move {
                 sleep_until(alarm).await;
                 if let Some(core) = core.upgrade() {
-                    core.act(State::tick);
+                    core.tick();
                 }
             }));
         }
@@ -194,8 +209,12 @@ impl StoreEvents for EventSink {
         core.act(|state, now, deferred| {
             for event in events {
                 match event {
-                    StoreEvent::Replied { key, result, .. } => {
-                        state.replied(now, node, &key, result, deferred);
+                    StoreEvent::Replied {
+                        mut submitted,
+                        result,
+                    } => {
+                        submitted.answered();
+                        state.replied(now, node, &submitted.key, result, deferred);
                     }
                     StoreEvent::Up { .. } => {
                         let identity = core.nodes[node].identity();
@@ -230,14 +249,14 @@ impl Session for QuorumSession {
     fn start(&self) {
         self.core.nodes.iter().for_each(|node| node.start());
         let is_overdue = self.core.lock().is_overdue(Instant::now());
-        if is_overdue {
-            self.core.act(State::tick);
+        if is_overdue || self.core.lost.iter().any(|lost| !lost.is_empty()) {
+            self.core.tick();
         }
     }
 
-    fn submit(&self, key: Arc<str>, op: Op) {
+    fn submit(&self, submitted: SubmittedOp) {
         self.core
-            .act(|state, now, deferred| state.submit(now, key, op, deferred));
+            .act(|state, now, deferred| state.submit(now, submitted, deferred));
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {

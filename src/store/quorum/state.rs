@@ -13,7 +13,7 @@ use super::node_queue::{Cast, Vote};
 use super::quarantine::Quarantine;
 use super::tally::{AcquireTally, Quorum, ReleaseTally, RenewTally};
 use crate::StoreError;
-use crate::store::contract::{Answer, Op, OpError, Outcome, StoreEvent};
+use crate::store::contract::{Answer, Op, OpError, Outcome, StoreEvent, SubmittedOp, lost_error};
 
 /// One registry's view of all nodes and of the keys that it uses.
 #[derive(Debug)]
@@ -74,19 +74,20 @@ impl State {
     }
 
     /// The registry wishes for something.
-    pub(super) fn submit(&mut self, now: Instant, key: Arc<str>, op: Op, deferred: &mut Deferred) {
+    pub(super) fn submit(&mut self, now: Instant, submitted: SubmittedOp, deferred: &mut Deferred) {
+        let (key, op) = (submitted.key.clone(), &submitted.op);
         if let Op::Yield { .. } = op {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
             return deferred
                 .events
-                .push(StoreEvent::Replied { key, op, result });
+                .push(StoreEvent::Replied { submitted, result });
         }
         self.last_ballot += 1;
         let id = self.last_ballot;
         let (quorum, quarantine) = (self.quorum, self.quarantine);
         let entry = self.entry(&key);
-        let (tally, asked) = match op {
+        let (tally, asked) = match *op {
             Op::Attempt { owner, ttl }
             | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. } => {
@@ -116,7 +117,7 @@ impl State {
         }
         entry.open.push(Open {
             id,
-            op,
+            submitted,
             at: 0,
             tally,
             ended: false,
@@ -148,6 +149,36 @@ impl State {
             self.nodes[node].up.get_or_insert(true);
         }
         self.tell_up(deferred);
+        self.answered(now, node, key, result, deferred);
+        self.tell_down(deferred);
+    }
+
+    /// A node's session has lost an op. The node is not taken to be away for that: nobody would tell that it is back.
+    pub(super) fn op_lost(
+        &mut self,
+        now: Instant,
+        node: usize,
+        key: &Arc<str>,
+        op: &Op,
+        deferred: &mut Deferred,
+    ) {
+        let error = match op {
+            // It is sent again after a pause, not when the node is back.
+            Op::Release { .. } | Op::Unlisten { .. } => OpError::Refused,
+            _ => OpError::Unknown,
+        };
+        self.answered(now, node, key, Err(error(lost_error())), deferred);
+    }
+
+    /// Counts what a node's answer says.
+    fn answered(
+        &mut self,
+        now: Instant,
+        node: usize,
+        key: &Arc<str>,
+        result: Result<Answer, OpError>,
+        deferred: &mut Deferred,
+    ) {
         let at = result.as_ref().map_or(0, |answer| answer.at);
         if let Some(entry) = self.keys.get_mut(key) {
             if let Some(mut cast) = entry.queues[node].answered(now, result) {
@@ -163,7 +194,6 @@ impl State {
             }
             self.settle(now, key, deferred);
         }
-        self.tell_down(deferred);
     }
 
     /// A node says that a key is free there: the registry, if it listens, is told when a majority says
@@ -283,7 +313,7 @@ impl State {
         loop {
             entry.step(now, &self.nodes, key, deferred);
             let raised = entry.raise();
-            let answered = entry.conclude(self.quorum, down, key, deferred);
+            let answered = entry.conclude(self.quorum, down, deferred);
             if !raised && !answered {
                 break;
             }
@@ -337,11 +367,11 @@ impl State {
         for key in &self.busy {
             let entry = self.keys.get_mut(key).expect("it is in use");
             let returns = |open: &mut Open| matches!(open.tally, Tally::Release(_));
-            for Open { op, .. } in entry.open.extract_if(.., returns) {
-                let (key, result) = (key.clone(), Err(OpError::Unknown(error.clone())));
+            for Open { submitted, .. } in entry.open.extract_if(.., returns) {
+                let result = Err(OpError::Unknown(error.clone()));
                 deferred
                     .events
-                    .push(StoreEvent::Replied { key, op, result });
+                    .push(StoreEvent::Replied { submitted, result });
             }
         }
         deferred.events.push(StoreEvent::down(error));

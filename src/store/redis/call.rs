@@ -8,7 +8,8 @@ use redis::{Cmd, RedisWrite};
 use super::keys::Names;
 use super::request::{Request, Wish};
 use super::script::Script;
-use crate::store::contract::{Op, Owner, ServerTime};
+use crate::store::contract::{Op, Owner, ServerTime, SubmittedOp};
+use crate::store::send_window::Sendable;
 
 /// The call for these requests, which are all renewals, all bare releases, all looks, or all others.
 /// `of_use`: the last server time at which whoever asks still waits for an answer (O5).
@@ -29,16 +30,16 @@ pub(super) fn command(
     let keys = sets.min(3) * ops.len() + sets / 4;
     let mut command = script.command(keys, 3 + 3 * ops.len());
     for request in requests {
-        add(&mut command, &names.lock(&request.key));
+        add(&mut command, &names.lock(request.key()));
     }
     for request in requests.iter().filter(|_| sets > 1) {
-        add(&mut command, &names.queue(&request.key));
+        add(&mut command, &names.queue(request.key()));
     }
     for request in requests.iter().filter(|_| sets > 2) {
-        add(&mut command, &names.listeners(&request.key));
+        add(&mut command, &names.listeners(request.key()));
     }
     for request in requests.iter().take(sets / 4) {
-        add(&mut command, &names.fence(&request.key));
+        add(&mut command, &names.fence(request.key()));
     }
     let letters: Vec<_> = ops.iter().map(|(letter, _)| *letter).collect();
     let is_of_use_for_a_time = letters.iter().any(|letter| b"AELD".contains(letter));
@@ -84,7 +85,7 @@ pub(super) enum Word<'a> {
 /// What `script.lua` calls it, and its arguments.
 pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
     use Word::{None, Number, Text};
-    let Wish::Op(op) = &request.wish else {
+    let Wish::Op(SubmittedOp { op, .. }) = &request.wish else {
         return (b'I', [None; 3]);
     };
     let owned = |owner: &Owner| Word::Owner(*owner);
@@ -127,7 +128,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(30);
 
     fn request(op: Op) -> Request {
-        Request::new("k", Wish::Op(op))
+        Request::new(Wish::Op(SubmittedOp::unattended("k", op)))
     }
 
     /// The words after the script's hash.
@@ -227,7 +228,7 @@ mod tests {
         let mut release = request(Op::Release { owner });
         release.is_bare = true;
         assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
-        let look = Request::new("k", Wish::Look(oneshot::channel().0));
+        let look = Request::new(Wish::Look("k".into(), oneshot::channel().0));
         assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue1|5|I|");
     }
 

@@ -20,7 +20,7 @@ use super::slots::{Slot, SlotSet};
 use super::subscriber;
 use super::subscriptions::Subscriptions;
 use crate::StoreError;
-use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent};
+use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent, SubmittedOp};
 
 /// What a session knows. Nothing is called while it is locked that is not ours.
 #[derive(Default)]
@@ -249,28 +249,29 @@ impl Change<'_> {
             self.effects.events.extend(failed);
             return;
         }
-        if let (Some(_), Wish::Op(op), Ok(answer)) =
-            (self.shared.min_replicas, &request.wish, &result)
-            && let (Outcome::Won { .. }, Some(owner)) = (&answer.outcome, Request::winner(op))
+        if let (Some(_), Wish::Op(submitted), Ok(answer)) =
+            (self.shared.min_replicas, &mut request.wish, &result)
+            && let Outcome::Won { .. } = &answer.outcome
+            && let Some(owner) = Request::winner(&submitted.op)
         {
             // It is told when replicas have it.
-            let (key, op) = (request.key.clone(), op.clone());
-            request.hold(owner, StoreEvent::Replied { key, op, result });
+            let asked = SubmittedOp::unattended(submitted.key.clone(), submitted.op.clone());
+            let submitted = std::mem::replace(submitted, asked);
+            request.hold(owner, StoreEvent::Replied { submitted, result });
             self.route(request);
             return;
         }
         match (request.wish, result) {
-            (Wish::Op(op), result) => {
-                let key = request.key;
+            (Wish::Op(submitted), result) => {
                 self.effects
                     .events
-                    .push(StoreEvent::Replied { key, op, result });
+                    .push(StoreEvent::Replied { submitted, result });
             }
-            (Wish::Look(answer), Err(error)) => {
+            (Wish::Look(_, answer), Err(error)) => {
                 let error = error.store_error().clone();
                 self.effects.looks.push((answer, Err(error)));
             }
-            (Wish::Look(_), Ok(_)) => {}
+            (Wish::Look(..), Ok(_)) => {}
         }
     }
 

@@ -40,6 +40,7 @@ use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
 use crate::store::contract::{OpError, Owner, StoreEvent};
+use crate::store::send_window::Sendable;
 use crate::user_code::log;
 
 /// So many locks share a call at most: a longer script would hold up everybody else's.
@@ -87,9 +88,9 @@ impl Held {
             other => other,
         };
         match (self.event, error) {
-            (StoreEvent::Replied { key, op, .. }, error) => {
+            (StoreEvent::Replied { submitted, .. }, error) => {
                 let result = Err(error);
-                Some(StoreEvent::Replied { key, op, result })
+                Some(StoreEvent::Replied { submitted, result })
             }
             (StoreEvent::Granted { key, grant }, OpError::Unconfirmed(error)) => {
                 Some(StoreEvent::Unconfirmed { key, grant, error })
@@ -251,7 +252,7 @@ impl Confirmer {
 fn call(names: &Names, requests: &[Request]) -> Cmd {
     let mut call = SCRIPT.command(requests.len(), requests.len());
     for request in requests {
-        call.arg(names.lock(&request.key).concat());
+        call.arg(names.lock(request.key()).concat());
     }
     for held in requests.iter().filter_map(|it| it.held.as_ref()) {
         call.arg(format!("{}:{}", names.instance(), held.owner.0));

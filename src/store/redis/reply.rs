@@ -135,7 +135,7 @@ fn read_table(wish: &Wish, fields: &[Value]) -> Option<Verdict> {
     if let Some(refusal) = read_error(fields) {
         return Some(Verdict::Refused(refusal));
     }
-    let (Wish::Look(_), [tag, owner, Value::Int(left), Value::Int(tickets)]) = (wish, fields)
+    let (Wish::Look(..), [tag, owner, Value::Int(left), Value::Int(tickets)]) = (wish, fields)
     else {
         return None;
     };

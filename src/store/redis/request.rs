@@ -9,13 +9,12 @@ use super::replicas::Held;
 use super::session::NodeId;
 use super::slots::Slot;
 use crate::StoreError;
-use crate::store::contract::{Grant, KeyStatus, Op, Owner, StoreEvent};
+use crate::store::contract::{Grant, KeyStatus, Op, Owner, StoreEvent, SubmittedOp};
 use crate::store::send_window::{Priority, Sendable};
 
 /// One wish about one lock.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) key: Arc<str>,
     pub(super) wish: Wish,
     /// Where its key lies on a cluster; 0 elsewhere.
     pub(super) slot: Slot,
@@ -43,14 +42,13 @@ pub(super) struct Request {
 
 #[derive(Debug)]
 pub(super) enum Wish {
-    Op(Op),
-    Look(oneshot::Sender<Result<KeyStatus, StoreError>>),
+    Op(SubmittedOp),
+    Look(Arc<str>, oneshot::Sender<Result<KeyStatus, StoreError>>),
 }
 
 impl Request {
-    pub(super) fn new(key: impl Into<Arc<str>>, wish: Wish) -> Self {
+    pub(super) fn new(wish: Wish) -> Self {
         Self {
-            key: key.into(),
             wish,
             slot: 0,
             since: Instant::now(),
@@ -73,7 +71,7 @@ impl Request {
             ttl: grant.ttl,
             score: None,
         };
-        let mut request = Self::new(key.clone(), Wish::Op(op));
+        let mut request = Self::new(Wish::Op(SubmittedOp::unattended(key.clone(), op)));
         request.slot = slot;
         request.hold(grant.owner, StoreEvent::Granted { key, grant });
         request
@@ -91,10 +89,10 @@ impl Request {
 
     /// Who cannot be told is not to be.
     pub(super) fn listen_to_nothing(&mut self) {
-        if let Wish::Op(op) = &mut self.wish
-            && let Op::Listen { owner, ttl } = *op
+        if let Wish::Op(submitted) = &mut self.wish
+            && let Op::Listen { owner, ttl } = submitted.op
         {
-            *op = Op::Attempt { owner, ttl };
+            submitted.op = Op::Attempt { owner, ttl };
         }
     }
 
@@ -116,8 +114,8 @@ impl Request {
 
     fn op(&self) -> Option<&Op> {
         match &self.wish {
-            Wish::Op(op) => Some(op),
-            Wish::Look(_) => None,
+            Wish::Op(submitted) => Some(&submitted.op),
+            Wish::Look(..) => None,
         }
     }
 
@@ -157,7 +155,10 @@ impl Sendable for Request {
     type Key = Arc<str>;
 
     fn key(&self) -> &Arc<str> {
-        &self.key
+        match &self.wish {
+            Wish::Op(submitted) => &submitted.key,
+            Wish::Look(key, _) => key,
+        }
     }
 
     fn priority(&self) -> Priority {
@@ -179,6 +180,6 @@ impl Sendable for Request {
 
     /// The names of lock and queue, and the rest.
     fn size(&self) -> usize {
-        2 * self.key.len() + 150
+        2 * self.key().len() + 150
     }
 }

@@ -18,6 +18,7 @@ use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
 use crate::store::contract::{Answer, OpError, Outcome, Scope, ServerTime, StoreEvent};
+use crate::store::send_window::Sendable;
 
 /// A request is redirected so often at once; then it is delayed, so that two nodes that name each
 /// other are not kept busy.
@@ -45,7 +46,7 @@ impl Change<'_> {
                 self.route(request);
             }
             Verdict::Done(outcome) => {
-                let (key, heard) = (request.key.clone(), request.heard);
+                let (key, heard) = (request.key().clone(), request.heard);
                 let is_busy = matches!(outcome, Outcome::Busy { .. });
                 self.answer(request, Ok(Answer { at, outcome }));
                 let subscriptions = &self.state.subscriptions;
@@ -59,7 +60,7 @@ impl Change<'_> {
                 }
             }
             Verdict::Seen(key_status) => {
-                if let Wish::Look(answer) = request.wish {
+                if let Wish::Look(_, answer) = request.wish {
                     self.effects.looks.push((answer, Ok(key_status)));
                 }
             }

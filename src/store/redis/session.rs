@@ -24,9 +24,9 @@ use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
 use crate::engine::run_task;
-use crate::store::contract::{KeyStatus, Op, Scope, Session, SessionConfig};
+use crate::store::contract::{KeyStatus, Scope, Session, SessionConfig, SubmittedOp};
 use crate::store::notifier::OrderedNotifier;
-use crate::store::send_window::SendWindow;
+use crate::store::send_window::{SendWindow, Sendable};
 use crate::user_code::log;
 
 /// A node's place in the list of all that a session knows.
@@ -107,8 +107,8 @@ impl Session for RedisSession {
         }
     }
 
-    fn submit(&self, key: Arc<str>, op: Op) {
-        self.shared.submit(Request::new(key, Wish::Op(op)));
+    fn submit(&self, submitted: SubmittedOp) {
+        self.shared.submit(Request::new(Wish::Op(submitted)));
     }
 
     fn identity(&self) -> Option<Arc<str>> {
@@ -119,7 +119,7 @@ impl Session for RedisSession {
         let shared = self.shared.clone();
         async move {
             let (answer, answered) = oneshot::channel();
-            shared.submit(Request::new(key, Wish::Look(answer)));
+            shared.submit(Request::new(Wish::Look(key, answer)));
             answered
                 .await
                 .unwrap_or_else(|_| Err(shared.abandoned_error()))
@@ -212,13 +212,13 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, mut request: Request) {
-        request.slot = self.names.slot(&request.key);
+        request.slot = self.names.slot(request.key());
         self.change(|change| {
             if self.is_cluster() {
                 // Notices that a lock is free need a subscription each: who listens asks by its
                 // policy instead (W7).
                 request.listen_to_nothing();
-                let is_heard = change.state.subscriptions.contains(&request.key);
+                let is_heard = change.state.subscriptions.contains(request.key());
                 request.attempts_first = request.is_enter() && !is_heard;
             }
             change.route(request);

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::request::Request;
 use super::session::NodeId;
+use crate::store::send_window::Sendable;
 
 /// The subscriptions of one registry.
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ impl Subscriptions {
 
     /// Gives a request back if the grants of its key are heard at `node`; else it waits for that.
     pub(super) fn enter(&mut self, node: NodeId, mut request: Request) -> Option<Request> {
-        let key = &request.key;
+        let key = request.key();
         if self.keys.get(key).is_none_or(|it| it.node != node) {
             let elsewhere = self.keys.remove(key);
             for node in elsewhere.iter().map(|it| it.node).chain([node]) {
@@ -179,7 +180,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::store::contract::{Op, Owner};
+    use crate::store::contract::{Op, Owner, SubmittedOp};
     use crate::store::redis::request::Wish;
 
     fn request(key: &str) -> Request {
@@ -188,7 +189,7 @@ mod tests {
             ttl: Duration::from_secs(30),
             score: None,
         };
-        Request::new(key, Wish::Op(op))
+        Request::new(Wish::Op(SubmittedOp::unattended(key, op)))
     }
 
     /// As if nobody waited for the key for two rounds of the clean-up.

@@ -218,6 +218,11 @@ impl World {
                 if !matches!(op, Op::Renew { .. }) {
                     self.processes[id].flying.remove(&key);
                 }
+                if !self.calm && self.rng.chance(self.profile.losses) {
+                    self.note(|_| format!("r{id} k{key}: its session loses {op:?}"));
+                    self.feed(id, key, |turnstile, cx| turnstile.op_lost(cx, &op));
+                    return;
+                }
                 let renewed = matches!(op, Op::Renew { .. }) && result.is_ok();
                 self.feed(id, key, |turnstile, cx| turnstile.replied(cx, &op, result));
                 if renewed {

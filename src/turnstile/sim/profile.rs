@@ -73,6 +73,8 @@ pub(super) struct Profile {
     pub(super) failed_connects: u64,
     pub(super) sleepers: u64,
     pub(super) droppers: u64,
+    /// How often, per mille, the session loses an op that the server has answered.
+    pub(super) losses: u64,
     /// How often, per mille, a renewal falls behind what is sent after it: renewals have a lane of
     /// their own (O2).
     pub(super) stragglers: u64,
@@ -163,6 +165,7 @@ impl Profile {
             failed_connects: 0,
             sleepers: rng.pick(&[0, 0, 50, 300]),
             droppers: rng.pick(&[0, 100, 400]),
+            losses: 0,
             stragglers: rng.pick(&[0, 300]),
             keepers: rng.pick(&[0, 0, 50, 300]),
             extensions: rng.pick(&[0, 100]),
@@ -198,6 +201,7 @@ impl Profile {
         }
         if theme == Theme::Unhelped || all {
             self.refusals = rng.pick(&[0, 50, 200]);
+            self.losses = rng.pick(&[0, 0, 10, 100]);
             self.unconfirmed = rng.pick(&[0, 0, 100, 500]);
             self.pushless = rng.pick(&[0, 300, 1000]);
             self.plan(rng, Fault::ScriptFlush, 2);

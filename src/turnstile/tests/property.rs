@@ -392,6 +392,10 @@ impl Bench {
             return;
         }
         let (sent, op) = self.flying.remove(which % self.flying.len());
+        if how % 16 == 15 {
+            self.feed(|turnstile, cx| turnstile.op_lost(cx, &op));
+            return;
+        }
         let outcome = self.outcome(sent, &op, how, left);
         let at = self.server_time(ago as i64);
         let result = outcome.map(|outcome| Answer { at, outcome });

@@ -5,7 +5,7 @@ use tokio::time::{Duration, advance};
 use super::desk::{Desk, attempt, listen, release, store};
 use super::nodes::{Node, ms};
 use super::subscriptions::counted;
-use crate::store::contract::{Op, Owner, Session};
+use crate::store::contract::{Op, Owner, Session, SubmittedOp};
 use crate::store::quorum::node_queue::LOOKS;
 
 fn looks(work: impl FnOnce()) -> u64 {
@@ -25,15 +25,22 @@ async fn an_event_of_one_key_looks_at_no_other() {
         let (desk, session) = counted(&nodes, "a");
         for number in 0..others {
             let (owner, ttl) = (Owner(1000 + number), Duration::from_secs(3600));
-            let key = format!("other {number}").into();
-            desk.session.submit(key, Op::Attempt { owner, ttl });
+            let key = format!("other {number}");
+            desk.session
+                .submit(SubmittedOp::unattended(key, Op::Attempt { owner, ttl }));
         }
         advance(ms(10)).await;
         assert_eq!(session.keys() as u64, others);
         costs.push([
-            looks(|| desk.session.submit("mine".into(), attempt(1))),
-            looks(|| desk.session.submit("mine".into(), release(1))),
-            looks(|| desk.session.submit("k".into(), listen(2))),
+            looks(|| {
+                desk.session
+                    .submit(SubmittedOp::unattended("mine", attempt(1)))
+            }),
+            looks(|| {
+                desk.session
+                    .submit(SubmittedOp::unattended("mine", release(1)))
+            }),
+            looks(|| desk.session.submit(SubmittedOp::unattended("k", listen(2)))),
             looks(|| nodes[0].lie("k")),
             looks(|| nodes[1].break_all()),
             looks(|| nodes[1].come_back()),
@@ -51,8 +58,9 @@ async fn a_start_with_nothing_due_looks_at_no_key() {
     let (desk, session) = counted(&nodes, "a");
     for number in 0..100 {
         let (owner, ttl) = (Owner(number), ms(60_000));
-        let key = format!("k{number}").into();
-        desk.session.submit(key, Op::Attempt { owner, ttl });
+        let key = format!("k{number}");
+        desk.session
+            .submit(SubmittedOp::unattended(key, Op::Attempt { owner, ttl }));
     }
     for _ in 0..20 {
         assert_eq!(looks(|| session.start()), 0);
@@ -76,7 +84,7 @@ fn a_start_does_what_no_timer_does_any_more() {
         owner: Owner(1),
         ttl,
     };
-    first.block_on(async { desk.session.submit("k".into(), op) });
+    first.block_on(async { desk.session.submit(SubmittedOp::unattended("k", op)) });
     drop(first);
     assert_eq!(session.keys(), 1);
     second.block_on(async {

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::nodes::{Node, ms};
 use crate::store::contract::{
     Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
+    SubmittedOp,
 };
 use crate::store::{LockStore, QuorumStore};
 
@@ -70,7 +71,7 @@ impl Desk {
 
     /// Asks, and waits for the answer, but not for what is behind it.
     pub(super) async fn ask(&self, op: Op) -> Result<Outcome, OpError> {
-        self.session.submit("k".into(), op);
+        self.session.submit(SubmittedOp::unattended("k", op));
         self.answer().await
     }
 

@@ -9,7 +9,7 @@ use super::desk::{
     Desk, GONE, Recorder, TTL, attempt, config, is_busy, keys, release, renew, store,
 };
 use super::nodes::{Node, ms};
-use crate::store::contract::{Op, OpError, Outcome, Owner, Session, StoreEvent};
+use crate::store::contract::{Op, OpError, Outcome, Owner, Session, StoreEvent, SubmittedOp};
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::{LockStore, MemoryStore, QuorumStore};
@@ -93,8 +93,10 @@ async fn that_there_is_no_queue_is_told_first() {
     }
     let one = Desk::new(&store(&nodes), "a");
     let (owner, ttl, score) = (Owner(1), TTL, None);
-    one.session
-        .submit("k".into(), Op::Enter { owner, ttl, score });
+    one.session.submit(SubmittedOp::unattended(
+        "k",
+        Op::Enter { owner, ttl, score },
+    ));
     let event = one.take();
     assert!(
         matches!(event[0], StoreEvent::Up { queue: false, .. }),
@@ -294,16 +296,19 @@ async fn nothing_is_kept_of_keys_that_are_not_in_use() {
     let session = QuorumSession::new(&stores, Quarantine::Fixed(None), config("a", &heard));
     for number in 0..100 {
         let key: Arc<str> = format!("k{number}").into();
-        session.submit(key.clone(), attempt(number + 1));
+        session.submit(SubmittedOp::unattended(key.clone(), attempt(number + 1)));
         assert_eq!(session.keys(), 1);
-        session.submit(key, release(number + 1));
+        session.submit(SubmittedOp::unattended(key, release(number + 1)));
         assert_eq!(session.keys(), 0);
     }
     // Left to run out, as `OnFinish::LetExpire` does: forgotten when that is over, without another op.
     let ttl = ms(10);
     for number in 0..300 {
         let owner = Owner(1000 + number);
-        session.submit(format!("k{number}").into(), Op::Attempt { owner, ttl });
+        session.submit(SubmittedOp::unattended(
+            format!("k{number}"),
+            Op::Attempt { owner, ttl },
+        ));
         advance(ms(1)).await;
     }
     assert!(session.keys() < 50, "{}", session.keys());

@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::desk::{Desk, GONE, TTL, adopt, attempt, keys, release, renew, store};
 use super::nodes::{Node, ms, owners};
-use crate::store::contract::{OpError, Outcome};
+use crate::store::contract::{OpError, Outcome, SubmittedOp};
 
 /// A majority that is won in part from a node whose clock is far behind, and then in part from
 /// others: without the raising of its fence the second would draw lower.
@@ -114,8 +114,8 @@ async fn a_renewal_that_a_release_overtakes_gives_nothing_to_anybody() {
     let one = Desk::new(&store(&nodes), "a");
     one.wins(1).await;
     nodes[1].set_delay(ms(100));
-    one.session.submit("k".into(), renew(1));
-    one.session.submit("k".into(), release(1));
+    one.session.submit(SubmittedOp::unattended("k", renew(1)));
+    one.session.submit(SubmittedOp::unattended("k", release(1)));
     assert_eq!(one.answer().await.unwrap(), Outcome::Renewed);
     assert_eq!(one.answer().await.unwrap(), GONE);
     sleep(ms(500)).await;

@@ -4,6 +4,7 @@ mod cost;
 mod desk;
 mod elections;
 mod leases;
+mod lost_ops;
 mod nodes;
 mod notices;
 mod returns;

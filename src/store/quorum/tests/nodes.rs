@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent,
+    Answer, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::{LockStore, sealed};
@@ -55,6 +55,8 @@ struct State {
     lasting: bool,
     /// Whether too few know of what is won.
     lonely: bool,
+    /// How many ops its sessions drop.
+    drops: u64,
     /// Whether notices are lost.
     mute: bool,
     /// How many were sent.
@@ -80,8 +82,7 @@ enum Mode {
 
 struct Flight {
     line: Arc<Line>,
-    key: Arc<str>,
-    op: Op,
+    submitted: SubmittedOp,
     answer: Option<Result<Answer, OpError>>,
 }
 
@@ -114,6 +115,7 @@ impl Node {
                 keeps: 0,
                 lasting: false,
                 lonely: false,
+                drops: 0,
                 mute: false,
                 told: 0,
                 parted: HashSet::new(),
@@ -148,6 +150,11 @@ impl Node {
     /// The next release, or one more.
     pub(super) fn refuse_release(&self) {
         self.0.lock().keeps += 1;
+    }
+
+    /// So many ops more are dropped by its sessions, without an answer.
+    pub(super) fn set_drops(&self, drops: u64) {
+        self.0.lock().drops = drops;
     }
 
     /// The registries that have come to it.
@@ -333,9 +340,9 @@ impl Inner {
         let Some(in_flight) = state.flights.get_mut(&id) else {
             return;
         };
-        let kept = state.keeps > 0 && matches!(in_flight.op, Op::Release { .. });
+        let kept = state.keeps > 0 && matches!(in_flight.submitted.op, Op::Release { .. });
         state.keeps -= u32::from(kept);
-        if state.lasting && matches!(in_flight.op, Op::Release { .. }) {
+        if state.lasting && matches!(in_flight.submitted.op, Op::Release { .. }) {
             let error = StoreError::lasting("no right to do that");
             in_flight.answer = Some(Err(OpError::Refused(error)));
             return;
@@ -349,12 +356,14 @@ impl Inner {
         let asking = Asking {
             prefix: &config.prefix,
             instance: &config.instance,
-            key: &in_flight.key,
+            key: &in_flight.submitted.key,
             now,
         };
-        let (answer, told) = state.keyspace.apply(asking, &in_flight.op, &|_| true);
-        let key = in_flight.key.clone();
-        let done = (key.clone(), in_flight.op.clone());
+        let (answer, told) = state
+            .keyspace
+            .apply(asking, &in_flight.submitted.op, &|_| true);
+        let key = in_flight.submitted.key.clone();
+        let done = (key.clone(), in_flight.submitted.op.clone());
         in_flight.answer = Some(match answer.outcome {
             Outcome::Won { .. } if state.lonely => {
                 Err(OpError::Unconfirmed(StoreError::new("too few know it")))
@@ -377,8 +386,8 @@ impl Line {
     }
 
     fn reply(&self, in_flight: Flight, result: Result<Answer, OpError>) {
-        let Flight { key, op, .. } = in_flight;
-        self.tell(StoreEvent::Replied { key, op, result });
+        let submitted = in_flight.submitted;
+        self.tell(StoreEvent::Replied { submitted, result });
     }
 
     /// Takes what is under way along: each op is done or not.
@@ -430,18 +439,28 @@ impl Session for NodeSession {
         Some(format!("{:p}", self.0.node).into())
     }
 
-    fn submit(&self, key: Arc<str>, op: Op) {
+    fn submit(&self, submitted: SubmittedOp) {
         let line = self.0.clone();
         if !*line.up.lock().unwrap() {
             let result = Err(OpError::Unsent(broken()));
-            return line.tell(StoreEvent::Replied { key, op, result });
+            return line.tell(StoreEvent::Replied { submitted, result });
         }
         let mut state = line.node.lock();
-        let same =
-            |in_flight: &&Flight| Arc::ptr_eq(&in_flight.line, &line) && in_flight.key == key;
+        if state.drops > 0 {
+            state.drops -= 1;
+            // Under the node's lock: nothing is called that would take it.
+            drop(submitted);
+            return;
+        }
+        let same = |in_flight: &&Flight| {
+            Arc::ptr_eq(&in_flight.line, &line) && in_flight.submitted.key == submitted.key
+        };
         let before = state.flights.values().find(same);
         if let Some(before) = before {
-            panic!("{op:?} while {:?} is under way to the same node", before.op);
+            panic!(
+                "{submitted:?} while {:?} is under way to the same node",
+                before.submitted
+            );
         }
         state.last += 1;
         let id = state.last;
@@ -449,8 +468,7 @@ impl Session for NodeSession {
         let lost = state.loses > state.random(1000);
         let in_flight = Flight {
             line: line.clone(),
-            key,
-            op,
+            submitted,
             answer: None,
         };
         state.flights.insert(id, in_flight);

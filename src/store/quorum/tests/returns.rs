@@ -4,7 +4,7 @@ use tokio::time::{Instant, sleep};
 
 use super::desk::{Desk, GONE, TTL, attempt, is_busy, keys, release, store};
 use super::nodes::{Node, ms};
-use crate::store::contract::StoreEvent;
+use crate::store::contract::{StoreEvent, SubmittedOp};
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_node_is_not_waited_for_and_its_late_vote_is_given_back() {
@@ -72,7 +72,7 @@ async fn a_release_that_is_owed_does_not_take_the_next_attempt_away() {
     }
     let one = Desk::new(&store(&nodes), "a");
     nodes[2].set_delay(ms(20));
-    one.session.submit("k".into(), attempt(1));
+    one.session.submit(SubmittedOp::unattended("k", attempt(1)));
     assert!(is_busy(&one.answer().await.unwrap()));
     while nodes[2].keys() == 0 {
         sleep(ms(1)).await;
@@ -118,7 +118,7 @@ async fn a_release_that_is_refused_is_sent_again() {
     for node in &nodes[..2] {
         node.set_faults(1, 0, 1000);
     }
-    one.session.submit("k".into(), release(1));
+    one.session.submit(SubmittedOp::unattended("k", release(1)));
     sleep(ms(600)).await;
     assert!(
         one.take()

@@ -10,7 +10,7 @@ use super::desk::{Desk, Recorder, TTL, attempt, config, listen, release, renew, 
 use super::nodes::{Node, ms, names, owners};
 use crate::StoreError;
 use crate::store::LockStore;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent};
+use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent, SubmittedOp};
 use crate::store::quorum::node::Deferred;
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
@@ -37,8 +37,11 @@ impl Bare {
 
     /// What is sent for an op, each with its node.
     pub(super) fn submit(&mut self, op: Op) -> Vec<(usize, Op)> {
-        self.state
-            .submit(self.now, "k".into(), op, &mut self.deferred);
+        self.state.submit(
+            self.now,
+            SubmittedOp::unattended("k", op),
+            &mut self.deferred,
+        );
         self.sent()
     }
 

@@ -4,12 +4,12 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::store::contract::{Op, Owner};
+use crate::store::contract::{Op, Owner, SubmittedOp};
 
 const TTL: Duration = Duration::from_secs(30);
 
 fn job(op: Op) -> Request {
-    Request::new("k", Wish::Op(op))
+    Request::new(Wish::Op(SubmittedOp::unattended("k", op)))
 }
 
 fn word(word: &str) -> Value {
@@ -371,7 +371,7 @@ proptest! {
 
     #[test]
     fn no_value_shows_a_lock_that_it_does_not_name(reply in value()) {
-        let look = Request::new("k", Wish::Look(oneshot::channel().0));
+        let look = Request::new(Wish::Look("k".into(), oneshot::channel().0));
         if let Some(reply) = read_reply(5, &[look], reply) {
             let [Verdict::Seen(_) | Verdict::Refused(_)] = &reply.verdicts[..] else {
                 panic!("{reply:?}")

@@ -5,7 +5,10 @@ use std::time::Duration;
 use super::super::cluster::{Seeds, SlotMap};
 use super::super::slots::{SLOTS, Slot};
 use super::*;
-use crate::store::contract::{Owner, StoreEvent, StoreEvents};
+use crate::store::contract::{
+    Answer, LostOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
+};
+use crate::store::send_window::Limits;
 
 struct Nobody;
 
@@ -102,7 +105,10 @@ fn a_node_for_which_something_is_pending_is_not_forgotten() {
     let session = session();
     install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
     let owner = Owner(1);
-    let mut request = Request::new("k", Wish::Op(Op::Release { owner }));
+    let mut request = Request::new(Wish::Op(SubmittedOp::unattended(
+        "k",
+        Op::Release { owner },
+    )));
     request.asking = Some(1);
     session.shared.change(|change| change.route(request));
     assert_eq!(
@@ -114,4 +120,65 @@ fn a_node_for_which_something_is_pending_is_not_forgotten() {
         install(&session, [("a:1", FIRST), ("c:1", SECOND)]),
         ["a:1", "", "c:1"]
     );
+}
+
+/// Each place in which a session keeps requests: none of them is lost there without a word.
+#[test]
+fn a_request_that_is_lost_inside_is_told_as_lost() {
+    let lost = Arc::<LostOps>::default();
+    let session = session();
+    let submit = |key: &str, op: &Op| {
+        session.submit(SubmittedOp::new(key.into(), op.clone(), &lost));
+        assert!(lost.is_empty(), "the session has it");
+    };
+    let (owner, ttl, score) = (Owner(1), Duration::from_secs(30), None);
+    let release = Op::Release { owner };
+    let enter = Op::Enter { owner, ttl, score };
+    let expect_lost = |key: &str, op: &Op| assert_eq!(lost.take(), [(key.into(), op.clone())]);
+
+    submit("unrouted", &release);
+    session.shared.lock().unrouted.clear();
+    expect_lost("unrouted", &release);
+
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    submit("inbox", &release);
+    session.shared.lock().nodes[0].inbox.clear();
+    expect_lost("inbox", &release);
+
+    let mut request = Request::new(Wish::Op(SubmittedOp::new("k".into(), enter.clone(), &lost)));
+    request.slot = session.shared.names.slot("k");
+    session.shared.change(|change| change.route(request));
+    assert!(lost.is_empty(), "it waits for its subscription");
+    session.shared.lock().subscriptions = Default::default();
+    expect_lost("k", &enter);
+
+    let mut window = SendWindow::new(Limits::USUAL);
+    submit("window", &release);
+    session.shared.take(0, &mut window, &mut Vec::new());
+    let (_, sent) = window.next_call().expect("it may go");
+    window.sent(sent);
+    drop(window);
+    expect_lost("window", &release);
+}
+
+/// Nobody hears of it but by the request that asks the replicas.
+#[test]
+fn an_acquisition_that_is_lost_on_its_way_to_the_replicas_is_told_as_lost() {
+    let lost = Arc::<LostOps>::default();
+    let mut session = session();
+    let shared = Arc::get_mut(&mut session.shared).expect("it has no tasks");
+    shared.min_replicas = MinReplicas::new(1, Duration::from_secs(1)).unwrap();
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    let (owner, ttl) = (Owner(1), Duration::from_secs(30));
+    let op = Op::Attempt { owner, ttl };
+    session.submit(SubmittedOp::new("k".into(), op.clone(), &lost));
+    session.shared.change(|change| {
+        let request = change.state.nodes[0].inbox.pop().expect("it is sent");
+        let outcome = Outcome::Won { epoch: 1 };
+        change.answer(request, Ok(Answer { at: 1, outcome }));
+    });
+    assert!(lost.is_empty(), "it is to be confirmed");
+    assert_eq!(session.shared.lock().nodes[0].inbox.len(), 1);
+    session.shared.lock().nodes[0].inbox.clear();
+    assert_eq!(lost.take(), [("k".into(), op)]);
 }

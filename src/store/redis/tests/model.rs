@@ -13,7 +13,7 @@ use redis::{Connection, ConnectionLike};
 
 use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn};
 use super::support::{Program, RedisServer};
-use crate::store::contract::{Op, Outcome, Owner};
+use crate::store::contract::{Op, Outcome, Owner, SubmittedOp};
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
@@ -240,7 +240,10 @@ impl Both {
                 self.last_owner += 1;
                 let verdicts = self.send(
                     0,
-                    &[Request::new("other", Wish::Op(attempt(self.last_owner)))],
+                    &[Request::new(Wish::Op(SubmittedOp::unattended(
+                        "other",
+                        attempt(self.last_owner),
+                    )))],
                 );
                 assert!(matches!(verdicts[0], Verdict::Refused(_)), "{verdicts:?}");
                 assert_eq!(self.ask::<String>(&["GET", &fence]), "no number");
@@ -304,7 +307,9 @@ impl Both {
     fn call_of(&mut self, who: usize, ops: &[(usize, Op)]) {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| Request::new(KEYS[*key], Wish::Op(op.clone())))
+            .map(|(key, op)| {
+                Request::new(Wish::Op(SubmittedOp::unattended(KEYS[*key], op.clone())))
+            })
             .collect();
         let before = self.drawn;
         let verdicts = self.send(who, &jobs);

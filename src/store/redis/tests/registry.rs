@@ -10,7 +10,7 @@ use super::support::RedisServer;
 use crate::StoreError;
 use crate::store::contract::{
     Answer, Grant, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent,
-    StoreEvents,
+    StoreEvents, SubmittedOp,
 };
 use crate::store::{LockStore, RedisStore};
 
@@ -142,7 +142,7 @@ impl Registry {
     }
 
     pub(super) fn submit(&self, key: &str, op: Op) {
-        self.session().submit(key.into(), op);
+        self.session().submit(SubmittedOp::unattended(key, op));
     }
 
     /// Submits an op and waits for its reply.
@@ -163,7 +163,9 @@ impl Registry {
 
     pub(super) async fn replied(&mut self, mut wanted: impl FnMut(&str, &Op) -> bool) -> Replied {
         self.hear(|event| match event {
-            StoreEvent::Replied { key, op, result } if wanted(&key, &op) => Ok((key, op, result)),
+            StoreEvent::Replied { submitted, result } if wanted(&submitted.key, &submitted.op) => {
+                Ok((submitted.key.clone(), submitted.op.clone(), result))
+            }
             other => Err(other),
         })
         .await

@@ -115,9 +115,9 @@ async fn o4_nothing_outlives_its_connection() {
     let mut told = Vec::new();
     while told.len() < 3 {
         told.push(match registry.next().await {
-            StoreEvent::Replied { key, result, .. } => {
+            StoreEvent::Replied { submitted, result } => {
                 unknown(result);
-                key.to_string()
+                submitted.key.to_string()
             }
             StoreEvent::Down { .. } => "down".to_owned(),
             other => panic!("{other:?}"),

@@ -10,7 +10,7 @@ use redis::ConnectionLike;
 
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
-use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent, SubmittedOp};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, Verdict};
@@ -56,7 +56,7 @@ impl Caller {
     fn call_until(&mut self, of_use: u64, ops: &[(&str, Op)]) -> Told {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| Request::new(*key, Wish::Op(op.clone())))
+            .map(|(key, op)| Request::new(Wish::Op(SubmittedOp::unattended(*key, op.clone()))))
             .collect();
         let script = &script::SERVER;
         let command = call::command(script, &self.names, NUMBER, of_use, &jobs);

@@ -1,0 +1,82 @@
+//! Ops on their way to a store and back.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::Notify;
+
+use super::contract::Op;
+use crate::StoreError;
+
+/// An op that waits for its one answer. Dropped before that, it is noted as lost: somebody waits, and no other op of the
+/// key is sent before the answer (O2).
+#[derive(Debug)]
+pub struct SubmittedOp {
+    pub key: Arc<str>,
+    pub op: Op,
+    lost: Weak<LostOps>,
+}
+
+impl SubmittedOp {
+    pub fn new(key: Arc<str>, op: Op, lost: &Arc<LostOps>) -> Self {
+        let lost = Arc::downgrade(lost);
+        Self { key, op, lost }
+    }
+
+    /// For whose answer nobody waits.
+    pub fn unattended(key: impl Into<Arc<str>>, op: Op) -> Self {
+        let (key, lost) = (key.into(), Weak::new());
+        Self { key, op, lost }
+    }
+
+    /// Whoever submitted it has the answer.
+    pub fn answered(&mut self) {
+        self.lost = Weak::new();
+    }
+}
+
+impl Drop for SubmittedOp {
+    fn drop(&mut self) {
+        if let Some(lost) = self.lost.upgrade() {
+            lost.lock().push((self.key.clone(), self.op.clone()));
+            lost.wake.notify_one();
+        }
+    }
+}
+
+/// The ops that a session has lost: whoever submitted them takes it that nobody knows whether they were done.
+///
+/// They may be dropped under any lock of the session, or by a panic. So they are only noted, and nothing is called that
+/// might lock.
+#[derive(Debug, Default)]
+pub struct LostOps {
+    ops: Mutex<Vec<(Arc<str>, Op)>>,
+    wake: Arc<Notify>,
+}
+
+impl LostOps {
+    /// `wake` is told of each.
+    pub(crate) fn new(wake: Arc<Notify>) -> Self {
+        let ops = Mutex::default();
+        Self { ops, wake }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// In the order in which they were lost.
+    pub(crate) fn take(&self) -> Vec<(Arc<str>, Op)> {
+        mem::take(&mut *self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<str>, Op)>> {
+        // Every change leaves it whole.
+        self.ops.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is said of a lost op.
+pub(crate) fn lost_error() -> StoreError {
+    StoreError::new("the store session dropped the operation")
+}
