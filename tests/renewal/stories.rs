@@ -241,8 +241,8 @@ async fn redisson_3194_a_lease_that_lives_through_a_reconnect_is_renewed_on() {
 async fn redisson_5698_long_work_stays_alone_though_connections_die() {
     const PROCESSES: usize = 3;
     let server = RedisServer::start();
-    // A third of it, and the second that lies between two tries to connect at most.
-    let ttl = ms(2400);
+    // A third of it, and the two seconds that lie between two tries to connect at most (G1).
+    let ttl = ms(3600);
     let working = Arc::new(AtomicUsize::new(0));
     let mut processes = Vec::new();
     for process in 0..PROCESSES {
