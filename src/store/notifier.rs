@@ -1,15 +1,15 @@
-//! What a session that is made of other sessions tells its registry.
+//! Delivers the events of a session to its registry.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use super::contract::{StoreEvent, StoreEvents};
 
-/// Tells news in the order in which it was put in, whoever brings it. More may be put in while it tells.
+/// Delivers events in the order in which they were put in, by whichever thread. More may be put in meanwhile.
 pub(super) struct OrderedNotifier {
     listener: Weak<dyn StoreEvents>,
-    event: Mutex<Vec<StoreEvent>>,
-    /// Held by whoever tells: others leave it to them, or the order would be lost. It is only ever
-    /// tried. (Unlike one of std, it is not poisoned if the listener panics.)
+    events: Mutex<Vec<StoreEvent>>,
+    /// Held while events are delivered. It is only ever tried: other threads leave their events to the
+    /// one that delivers, which keeps the order. (It is not poisoned if the listener panics.)
     telling: tokio::sync::Mutex<()>,
 }
 
@@ -17,31 +17,31 @@ impl OrderedNotifier {
     pub(super) fn new(listener: Weak<dyn StoreEvents>) -> Self {
         Self {
             listener,
-            event: Mutex::default(),
+            events: Mutex::default(),
             telling: tokio::sync::Mutex::default(),
         }
     }
 
-    fn on_event(&self) -> MutexGuard<'_, Vec<StoreEvent>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<StoreEvent>> {
         // Every change leaves it whole.
-        self.event.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts in what follows from a change, while the lock is held under which that was made: so it is told in the order
     /// of the changes.
-    pub(super) fn put(&self, event: impl IntoIterator<Item = StoreEvent>) {
-        self.on_event().extend(event);
+    pub(super) fn put(&self, events: impl IntoIterator<Item = StoreEvent>) {
+        self.lock().extend(events);
     }
 
     /// Tells the registry what is to be told, unless somebody does.
     pub(super) fn tell(&self) {
         // Looks again after each turn: what came meanwhile was left to us.
-        while !self.on_event().is_empty()
+        while !self.lock().is_empty()
             && let Ok(_telling) = self.telling.try_lock()
         {
-            let event = std::mem::take(&mut *self.on_event());
+            let events = std::mem::take(&mut *self.lock());
             if let Some(listener) = self.listener.upgrade() {
-                listener.on_events(event);
+                listener.on_events(events);
             }
         }
     }

@@ -221,10 +221,11 @@ impl Change<'_> {
 
     pub(super) fn refuse(&mut self, id: Option<NodeId>, request: Request, refusal: &Refusal) {
         let (shared, refusal) = (self.shared, refusal.clone());
-        let address = id.map_or(shared.topology.address(), |id| {
-            &self.state.nodes[id].address
-        });
-        let address = address.clone();
+        let address = id
+            .map_or(shared.topology.address(), |id| {
+                &self.state.nodes[id].address
+            })
+            .clone();
         let fault = match shared.is_cluster() {
             true => Fault::Refused {
                 address,
@@ -246,8 +247,7 @@ impl Change<'_> {
         }
         if let Some(held) = request.held {
             let failed = result.err().and_then(|error| held.failed(error));
-            self.effects.events.extend(failed);
-            return;
+            return self.effects.events.extend(failed);
         }
         if let (Some(_), Wish::Op(submitted), Ok(answer)) =
             (self.shared.min_replicas, &mut request.wish, &result)
@@ -263,9 +263,8 @@ impl Change<'_> {
         }
         match (request.wish, result) {
             (Wish::Op(submitted), result) => {
-                self.effects
-                    .events
-                    .push(StoreEvent::Replied { submitted, result });
+                let replied = StoreEvent::Replied { submitted, result };
+                self.effects.events.push(replied);
             }
             (Wish::Look(_, answer), Err(error)) => {
                 let error = error.store_error().clone();

@@ -82,8 +82,7 @@ impl Held {
     pub(super) fn failed(self, error: OpError) -> Option<StoreEvent> {
         let error = match error {
             OpError::Unsent(error) | OpError::Refused(error) => {
-                let fault = Fault::unconfirmed(&error, !error.is_retryable());
-                OpError::Unconfirmed(fault.into())
+                OpError::Unconfirmed(Fault::unconfirmed(&error, !error.is_retryable()).into())
             }
             other => other,
         };

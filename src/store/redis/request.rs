@@ -66,14 +66,12 @@ impl Request {
 
     /// Has replicas confirm a grant.
     pub(super) fn granted(key: Arc<str>, grant: Grant, slot: Slot) -> Self {
-        let op = Op::Enter {
-            owner: grant.owner,
-            ttl: grant.ttl,
-            score: None,
-        };
+        let Grant { owner, ttl, .. } = grant;
+        let score = None;
+        let op = Op::Enter { owner, ttl, score };
         let mut request = Self::new(Wish::Op(SubmittedOp::unattended(key.clone(), op)));
         request.slot = slot;
-        request.hold(grant.owner, StoreEvent::Granted { key, grant });
+        request.hold(owner, StoreEvent::Granted { key, grant });
         request
     }
 
