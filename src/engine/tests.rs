@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use futures::task::ArcWake;
 use tokio::time::Instant;
 
-use crate::clock::{Clock, SUSPENSION_TICK, Suspension};
+use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::store::MemoryStore;
 use crate::store::contract::{
     Answer, Grant, KeyStatus, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig,
@@ -31,11 +31,10 @@ impl Machine {
         let millis = u64::try_from(time.as_millis()).expect("a short test");
         self.0.fetch_add(millis, Ordering::Relaxed);
     }
-}
 
-impl Suspension for Machine {
-    fn so_far(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    fn clock(&self) -> Clock {
+        let millis = self.0.clone();
+        Clock::new(move || Duration::from_millis(millis.load(Ordering::Relaxed)))
     }
 }
 
@@ -46,7 +45,7 @@ fn suspendable(renewal: Renewal) -> (LockRegistry, Machine) {
     let machine = Machine::default();
     let locks = LockRegistry::builder(MemoryStore::new())
         .renewal(renewal)
-        .clock(Clock::new(machine.clone()))
+        .clock(machine.clock())
         .build()
         .unwrap();
     (locks, machine)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::{FutureExt, StreamExt};
 use tokio::time::timeout;
 
-use crate::clock::{Clock, Suspension};
+use crate::clock::Clock;
 use crate::engine::tests::Silent;
 use crate::events::LockEvent;
 use crate::store::MemoryStore;
@@ -138,10 +138,13 @@ async fn a_lease_that_is_dropped_by_a_users_panic_closes_nothing() {
 #[derive(Clone, Default)]
 struct Faulty(Arc<AtomicBool>);
 
-impl Suspension for Faulty {
-    fn so_far(&self) -> Duration {
-        assert!(!self.0.swap(false, Ordering::Relaxed), "the clock broke");
-        Duration::ZERO
+impl Faulty {
+    fn clock(&self) -> Clock {
+        let faulty = self.0.clone();
+        Clock::new(move || {
+            assert!(!faulty.swap(false, Ordering::Relaxed), "the clock broke");
+            Duration::ZERO
+        })
     }
 }
 
@@ -153,7 +156,7 @@ async fn a_panic_in_the_timer_is_told_at_once() {
     let locks = LockRegistry::builder(MemoryStore::new())
         .renewal(Renewal::watchdog())
         .ttl(Duration::from_secs(30))
-        .clock(Clock::new(faulty.clone()))
+        .clock(faulty.clock())
         .build()
         .unwrap();
     let lease = locks.obtain("k").lease().await.expect("it is free");
