@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::slot::{FullOwner, Slot, next_epoch};
+use super::slot::{FullOwner, OpCx, Slot, Ticket};
 #[cfg(test)]
 use super::slot::{Held, NEVER, micros};
 use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, ServerTime};
@@ -41,24 +41,28 @@ pub(crate) struct Delivery {
 }
 
 impl Keyspace {
-    /// Does one op. `live` tells whether a registry can be reached (S2).
+    /// Does one op. `is_live` tells whether a registry can be reached (S2).
     pub(crate) fn apply(
         &mut self,
         asking: Asking<'_>,
         op: &Op,
-        live: &dyn Fn(&Arc<str>) -> bool,
+        is_live: &dyn Fn(&Arc<str>) -> bool,
     ) -> (Answer, Option<Delivery>) {
         let now = asking.now;
         self.sweep_now_and_then(now);
         let name = (asking.prefix.clone(), asking.key.clone());
-        let fence = self.fences.entry(asking.prefix.clone()).or_default();
         let slot = self.slots.entry(name.clone()).or_default();
         slot.run_out(now);
+        let cx = &mut OpCx {
+            now,
+            fence: self.fences.entry(asking.prefix.clone()).or_default(),
+            is_live,
+            delivery: None,
+        };
         let ours = |owner: Owner| FullOwner {
             instance: asking.instance.clone(),
             owner,
         };
-        let mut granted = None;
         let outcome = match *op {
             Op::Adopt {
                 owner,
@@ -66,64 +70,52 @@ impl Keyspace {
                 ttl,
             } => {
                 if slot.is_held_by(&ours(owner)) || slot.is_called(from) {
-                    slot.hold(now, ours(owner), ttl);
-                    let epoch = next_epoch(fence, now);
-                    Outcome::Won { epoch }
+                    slot.win(cx, ours(owner), ttl)
                 } else {
                     Outcome::NotOld
                 }
             }
-            Op::Attempt { owner, ttl } => {
-                slot.claim(now, fence, live, &ours(owner), ttl, None, &mut granted)
-            }
-            Op::Listen { owner, ttl } => {
+            Op::Attempt { owner, ttl }
+            | Op::Listen { owner, ttl }
+            | Op::Enter { owner, ttl, .. } => {
                 let owner = ours(owner);
-                match slot.claim(now, fence, live, &owner, ttl, None, &mut granted) {
-                    Outcome::Busy { left, .. } => {
-                        let score = Some(slot.listen(now, owner));
-                        Outcome::Busy { left, score }
-                    }
-                    won => won,
+                if slot.claim(cx, &owner) {
+                    slot.win(cx, owner, ttl)
+                } else {
+                    let ends = slot.kept_until(now);
+                    let ticket = Ticket { owner, ttl };
+                    let score = match *op {
+                        Op::Enter { score, .. } => Some(slot.queue.add(now, ticket, score, ends)),
+                        Op::Listen { .. } => Some(slot.listeners.add(now, ticket, None, ends)),
+                        _ => None,
+                    };
+                    let left = slot.left(now);
+                    Outcome::Busy { left, score }
                 }
             }
-            Op::Enter { owner, ttl, score } => {
-                let place = Some(score);
-                slot.claim(now, fence, live, &ours(owner), ttl, place, &mut granted)
-            }
-            Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
+            Op::Withdraw { owner, .. } | Op::Unlisten { owner } | Op::Release { owner } => {
                 let owner = ours(owner);
-                if matches!(op, Op::Withdraw { .. }) {
-                    slot.take_out(&owner);
-                } else {
-                    slot.unlisten(&owner);
+                match op {
+                    Op::Withdraw { .. } => slot.queue.remove(&owner),
+                    Op::Unlisten { .. } => slot.listeners.remove(&owner),
+                    _ => {}
                 }
                 let held = slot.is_held_by(&owner);
                 if held || slot.lock.is_none() {
-                    granted = slot.let_go(now, fence, live);
-                }
-                Outcome::Gone { held }
-            }
-            Op::Release { owner } => {
-                let held = slot.is_held_by(&ours(owner));
-                if held || slot.lock.is_none() {
-                    granted = slot.let_go(now, fence, live);
+                    slot.let_go(cx);
                 }
                 Outcome::Gone { held }
             }
             Op::Yield { old, new, ttl } => {
                 if slot.is_held_by(&ours(old)) {
-                    granted = slot.hand_over(now, fence, live);
-                    if granted.is_none() {
-                        slot.hold(now, ours(new), ttl);
-                        let epoch = next_epoch(fence, now);
-                        Outcome::Won { epoch }
+                    slot.hand_over(cx);
+                    if slot.lock.is_none() {
+                        slot.win(cx, ours(new), ttl)
                     } else {
-                        let score = slot.enter(now, &ours(new), ttl, None);
-                        let left = slot.left(now);
-                        Outcome::Busy {
-                            left,
-                            score: Some(score),
-                        }
+                        let (owner, ends) = (ours(new), slot.kept_until(now));
+                        let score = slot.queue.add(now, Ticket { owner, ttl }, None, ends);
+                        let (left, score) = (slot.left(now), Some(score));
+                        Outcome::Busy { left, score }
                     }
                 } else {
                     Outcome::NotOld
@@ -139,7 +131,7 @@ impl Keyspace {
             }
             Op::Raise { owner, epoch, age } => {
                 if slot.is_held_by(&ours(owner)) {
-                    *fence = (*fence).max(epoch);
+                    *cx.fence = (*cx.fence).max(epoch);
                     let since = now.saturating_sub(self.born.unwrap_or(0));
                     let age = age.then_some(Duration::from_micros(since));
                     Outcome::Raised { age }
@@ -148,10 +140,11 @@ impl Keyspace {
                 }
             }
         };
+        let delivery = cx.delivery.take();
         if slot.is_empty() {
             self.slots.remove(&name);
         }
-        (Answer { at: now, outcome }, granted)
+        (Answer { at: now, outcome }, delivery)
     }
 
     pub(crate) fn inspect(
@@ -160,20 +153,15 @@ impl Keyspace {
         key: &Arc<str>,
         now: ServerTime,
     ) -> KeyStatus {
+        let mut free = Slot::default();
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
-        let Some(slot) = slot else {
-            return KeyStatus {
-                owner: None,
-                left: None,
-                tickets: 0,
-            };
-        };
+        let slot = slot.unwrap_or(&mut free);
         slot.run_out(now);
         let owner = slot.lock.as_ref().map(|held| &held.by);
         KeyStatus {
             owner: owner.map(FullOwner::to_string),
             left: slot.left(now),
-            tickets: slot.queue.len() as u64,
+            tickets: slot.queue.by_score.len() as u64,
         }
     }
 
@@ -255,7 +243,7 @@ impl Keyspace {
             return Vec::new();
         };
         slot.run_out(asking.now);
-        let tickets = slot.queue.values().map(|ticket| &ticket.owner);
+        let tickets = slot.queue.by_score.values().map(|ticket| &ticket.owner);
         tickets.map(|by| (by.instance.clone(), by.owner)).collect()
     }
 
@@ -266,8 +254,11 @@ impl Keyspace {
             return Vec::new();
         };
         slot.run_out(asking.now);
-        let ears = slot.ears.values();
-        ears.map(|by| (by.instance.clone(), by.owner)).collect()
+        let listeners = slot.listeners.by_score.values();
+        let listeners = listeners.map(|ticket| &ticket.owner);
+        listeners
+            .map(|by| (by.instance.clone(), by.owner))
+            .collect()
     }
 
     /// The fences are gone, as after an eviction.

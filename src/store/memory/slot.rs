@@ -27,17 +27,30 @@ impl fmt::Display for FullOwner {
     }
 }
 
+/// What an op needs beside its slot, and whom it tells.
+pub(super) struct OpCx<'a> {
+    pub(super) now: ServerTime,
+    pub(super) fence: &'a mut u64,
+    /// Whether a registry can be reached (S2).
+    pub(super) is_live: &'a dyn Fn(&Arc<str>) -> bool,
+    pub(super) delivery: Option<Delivery>,
+}
+
+impl OpCx<'_> {
+    /// F1: epochs grow through the loss of the fence and through a clock set back, each alone.
+    fn next_epoch(&mut self) -> u64 {
+        *self.fence = (*self.fence + 1).max(self.now);
+        *self.fence
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) lock: Option<Held>,
-    /// By score.
-    pub(super) queue: BTreeMap<u64, Ticket>,
-    /// When the queue runs out. It goes with the last ticket, and whoever enters the next one has
-    /// to set it anew (K3).
-    queue_ends: Option<ServerTime>,
-    /// Who is told when the lock is freed, by score: a set beside the queue, with the same expiry.
-    pub(super) ears: BTreeMap<u64, FullOwner>,
-    ears_end: Option<ServerTime>,
+    /// Who gets the lock next.
+    pub(super) queue: Tickets,
+    /// Who is told when the lock is freed: a set beside the queue, with the same expiry.
+    pub(super) listeners: Tickets,
 }
 
 #[derive(Debug)]
@@ -49,25 +62,82 @@ pub(super) struct Held {
 
 pub(super) const NEVER: ServerTime = ServerTime::MAX;
 
+/// A sorted set of the server.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    pub(super) by_score: BTreeMap<u64, Ticket>,
+    /// When the set runs out.
+    ends: ServerTime,
+}
+
 #[derive(Debug)]
 pub(super) struct Ticket {
     pub(super) owner: FullOwner,
-    ttl: Duration,
+    pub(super) ttl: Duration,
+}
+
+impl Tickets {
+    /// Adds a ticket if its owner has none (K1, K2), and keeps the set until `ends` at least (K3).
+    /// Returns the ticket's score.
+    pub(super) fn add(
+        &mut self,
+        now: ServerTime,
+        ticket: Ticket,
+        named: Option<u64>,
+        ends: ServerTime,
+    ) -> u64 {
+        if self.by_score.is_empty() {
+            // The server deletes a sorted set with its last member, and its expiry with it.
+            self.ends = 0;
+        }
+        self.ends = self.ends.max(ends);
+        let mut tickets = self.by_score.iter();
+        if let Some((score, _)) = tickets.find(|(_, other)| other.owner == ticket.owner) {
+            return *score;
+        }
+        let last = self.by_score.last_key_value();
+        let last = last.map_or(0, |(score, _)| *score);
+        let named = named.filter(|named| *named <= now);
+        let mut score = named.unwrap_or(now.max(last + 1));
+        while self.by_score.contains_key(&score) {
+            score += 1;
+        }
+        self.by_score.insert(score, ticket);
+        score
+    }
+
+    pub(super) fn remove(&mut self, owner: &FullOwner) {
+        self.by_score.retain(|_, ticket| ticket.owner != *owner);
+    }
+
+    /// Takes the tickets of registries that cannot be reached off the front (S2).
+    fn drop_dead(&mut self, cx: &OpCx<'_>) {
+        while let Some(first) = self.by_score.first_entry()
+            && !(cx.is_live)(&first.get().owner.instance)
+        {
+            first.remove();
+        }
+    }
+
+    fn pop_live(&mut self, cx: &OpCx<'_>) -> Option<Ticket> {
+        self.drop_dead(cx);
+        self.by_score.pop_first().map(|(_, ticket)| ticket)
+    }
+
+    fn run_out(&mut self, now: ServerTime) {
+        if self.ends <= now {
+            self.by_score.clear();
+        }
+    }
 }
 
 pub(super) fn micros(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// F1: draws grow through the loss of the fence and through a clock set back, each alone.
-pub(super) fn next_epoch(fence: &mut u64, now: ServerTime) -> u64 {
-    *fence = (*fence + 1).max(now);
-    *fence
-}
-
 impl Slot {
     pub(super) fn is_empty(&self) -> bool {
-        self.lock.is_none() && self.queue.is_empty() && self.ears.is_empty()
+        self.lock.is_none() && self.queue.by_score.is_empty() && self.listeners.by_score.is_empty()
     }
 
     pub(super) fn is_held_by(&self, owner: &FullOwner) -> bool {
@@ -85,16 +155,15 @@ impl Slot {
         Some(Duration::from_micros(held.until.saturating_sub(now)))
     }
 
+    /// K3: how long a queue is kept that is added to now.
+    pub(super) fn kept_until(&self, now: ServerTime) -> ServerTime {
+        now + self.left(now).map_or(0, micros) + QUEUE_MARGIN
+    }
+
     pub(super) fn run_out(&mut self, now: ServerTime) {
         self.lock.take_if(|held| held.until <= now);
-        if self.queue_ends.is_some_and(|end| end <= now) {
-            self.queue.clear();
-            self.queue_ends = None;
-        }
-        if self.ears_end.is_some_and(|end| end <= now) {
-            self.ears.clear();
-            self.ears_end = None;
-        }
+        self.queue.run_out(now);
+        self.listeners.run_out(now);
     }
 
     /// The lock is `by`'s for `ttl` from now, or longer if it had it for longer (S3).
@@ -106,167 +175,60 @@ impl Slot {
         self.lock = Some(Held { by, until });
     }
 
-    /// Attempt, or enter if a `place` in the queue is wanted.
-    #[expect(clippy::too_many_arguments, reason = "one script, its arguments")]
-    pub(super) fn claim(
-        &mut self,
-        now: ServerTime,
-        fence: &mut u64,
-        live: &dyn Fn(&Arc<str>) -> bool,
-        owner: &FullOwner,
-        ttl: Duration,
-        place: Option<Option<u64>>,
-        granted: &mut Option<Delivery>,
-    ) -> Outcome {
-        let mut won = self.is_held_by(owner);
+    pub(super) fn win(&mut self, cx: &mut OpCx<'_>, owner: FullOwner, ttl: Duration) -> Outcome {
+        self.hold(cx.now, owner, ttl);
+        let epoch = cx.next_epoch();
+        Outcome::Won { epoch }
+    }
+
+    /// Whether the owner may have the lock now. A lock that is free goes to the first in the queue.
+    pub(super) fn claim(&mut self, cx: &mut OpCx<'_>, owner: &FullOwner) -> bool {
         if self.lock.is_none() {
-            self.drop_dead(live);
-            let first = self.queue.first_key_value();
-            if first.is_none_or(|(_, ticket)| ticket.owner == *owner) {
-                won = true;
-            } else {
-                *granted = self.hand_over(now, fence, live);
+            self.queue.drop_dead(cx);
+            let first = self.queue.by_score.first_key_value();
+            if first.is_some_and(|(_, ticket)| ticket.owner != *owner) {
+                self.hand_over(cx);
             }
         }
-        if won {
-            self.take_out(owner);
-            self.unlisten(owner);
-            self.hold(now, owner.clone(), ttl);
-            let epoch = next_epoch(fence, now);
-            return Outcome::Won { epoch };
+        let is_won = self.lock.is_none() || self.is_held_by(owner);
+        if is_won {
+            self.queue.remove(owner);
+            self.listeners.remove(owner);
         }
-        let score = place.map(|score| self.enter(now, owner, ttl, score));
-        let left = self.left(now);
-        Outcome::Busy { left, score }
+        is_won
     }
 
-    /// Puts a ticket into the queue, if it is not there (K1, K2); returns its score.
-    pub(super) fn enter(
-        &mut self,
-        now: ServerTime,
-        owner: &FullOwner,
-        ttl: Duration,
-        named: Option<u64>,
-    ) -> u64 {
-        let standing = self.queue.iter().find(|(_, ticket)| ticket.owner == *owner);
-        let score = match standing {
-            Some((score, _)) => *score,
-            None => {
-                let last = self.queue.last_key_value().map_or(0, |(score, _)| *score);
-                let named = named.filter(|named| *named <= now);
-                let mut score = named.unwrap_or(now.max(last + 1));
-                while self.queue.contains_key(&score) {
-                    score += 1;
-                }
-                let owner = owner.clone();
-                self.queue.insert(score, Ticket { owner, ttl });
-                score
-            }
+    /// S2: the lock is the first live ticket's, or nobody's.
+    pub(super) fn hand_over(&mut self, cx: &mut OpCx<'_>) {
+        self.lock = None;
+        let Some(Ticket { owner, ttl }) = self.queue.pop_live(cx) else {
+            return;
         };
-        self.queue_ends = self.queue_ends.max(Some(self.kept_until(now)));
-        score
-    }
-
-    /// K3: set after every entry, never shorter; an emptied queue had none.
-    fn kept_until(&self, now: ServerTime) -> ServerTime {
-        now + self.left(now).map_or(0, micros) + QUEUE_MARGIN
-    }
-
-    /// W7: its owner is told when the lock is freed, in its turn; returns its place.
-    pub(super) fn listen(&mut self, now: ServerTime, owner: FullOwner) -> u64 {
-        let standing = self.ears.iter().find(|(_, ear)| **ear == owner);
-        let place = match standing {
-            Some((place, _)) => *place,
-            None => {
-                let last = self.ears.last_key_value().map_or(0, |(place, _)| *place);
-                let place = now.max(last + 1);
-                self.ears.insert(place, owner);
-                place
-            }
+        let grant = Grant {
+            owner: owner.owner,
+            ttl,
+            epoch: cx.next_epoch(),
+            at: cx.now,
         };
-        self.ears_end = self.ears_end.max(Some(self.kept_until(now)));
-        place
-    }
-
-    /// Takes dead tickets off the front of the queue (S2).
-    fn drop_dead(&mut self, live: &dyn Fn(&Arc<str>) -> bool) {
-        while let Some(first) = self.queue.first_entry()
-            && !live(&first.get().owner.instance)
-        {
-            first.remove();
-        }
-        self.forget_empty();
-    }
-
-    /// Takes the owner's ticket out of the queue.
-    pub(super) fn take_out(&mut self, owner: &FullOwner) {
-        self.queue.retain(|_, ticket| ticket.owner != *owner);
-        self.forget_empty();
-    }
-
-    /// The owner listens no more.
-    pub(super) fn unlisten(&mut self, owner: &FullOwner) {
-        self.ears.retain(|_, ear| ear != owner);
-        self.forget_empty();
-    }
-
-    /// As the server deletes a sorted set with its last member, and its expiry with it.
-    fn forget_empty(&mut self) {
-        if self.queue.is_empty() {
-            self.queue_ends = None;
-        }
-        if self.ears.is_empty() {
-            self.ears_end = None;
-        }
+        cx.delivery = Some(Delivery {
+            instance: owner.instance.clone(),
+            grant: Some(grant),
+        });
+        self.hold(cx.now, owner, ttl);
     }
 
     /// S2, or else the first that listens is told that the lock is free, and has it for as long as it
     /// may take to ask (W7).
-    pub(super) fn let_go(
-        &mut self,
-        now: ServerTime,
-        fence: &mut u64,
-        live: &dyn Fn(&Arc<str>) -> bool,
-    ) -> Option<Delivery> {
-        let granted = self.hand_over(now, fence, live);
-        if granted.is_some() {
-            return granted;
-        }
-        let mut told = None;
-        while told.is_none()
-            && let Some((_, ear)) = self.ears.pop_first()
+    pub(super) fn let_go(&mut self, cx: &mut OpCx<'_>) {
+        self.hand_over(cx);
+        if self.lock.is_none()
+            && let Some(listener) = self.listeners.pop_live(cx)
         {
-            if live(&ear.instance) {
-                let instance = ear.instance.clone();
-                let grant = None;
-                told = Some(Delivery { instance, grant });
-                self.hold(now, ear, RESERVED);
-            }
+            cx.delivery = Some(Delivery {
+                instance: listener.owner.instance.clone(),
+                grant: None,
+            });
+            self.hold(cx.now, listener.owner, RESERVED);
         }
-        self.forget_empty();
-        told
-    }
-
-    /// S2: the lock is the first live ticket's, or nobody's.
-    pub(super) fn hand_over(
-        &mut self,
-        now: ServerTime,
-        fence: &mut u64,
-        live: &dyn Fn(&Arc<str>) -> bool,
-    ) -> Option<Delivery> {
-        self.lock = None;
-        self.drop_dead(live);
-        let (_, ticket) = self.queue.pop_first()?;
-        self.forget_empty();
-        let instance = ticket.owner.instance.clone();
-        let grant = Grant {
-            owner: ticket.owner.owner,
-            ttl: ticket.ttl,
-            epoch: next_epoch(fence, now),
-            at: now,
-        };
-        self.hold(now, ticket.owner, ticket.ttl);
-        let grant = Some(grant);
-        Some(Delivery { instance, grant })
     }
 }
