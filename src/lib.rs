@@ -83,10 +83,6 @@
 //! the crate is built. The README says when not to use a lock at all.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "test-util")]
-#[doc(hidden)]
-#[path = "bench.rs"]
-pub mod __bench;
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 #[path = "macros.rs"]
@@ -109,6 +105,7 @@ mod lock;
 mod manual;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod operation;
 mod options;
 mod reentrancy;
 mod registry;

@@ -8,7 +8,6 @@ use std::future::Future;
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use lockstream::__bench::Turns;
 use lockstream::{Lock, LockRegistry, store::MemoryStore};
 use tokio::runtime::Runtime;
 
@@ -93,20 +92,6 @@ fn pass(bench: Bench) -> Bench {
     bench
 }
 
-// The pure machine alone, without engine, store and runtime: a step is one turn, which is three
-// events: finish, take, arrive.
-#[library_benchmark]
-#[bench::of_2(Turns::new(1, 63))]
-#[bench::of_16(Turns::new(15, 63))]
-#[bench::of_10k(Turns::new(9_999, 63))]
-#[bench::nopass(Turns::new(15, 0))]
-fn turnstile_step(mut turns: Turns) -> Turns {
-    for _ in 0..STEPS {
-        turns.turn();
-    }
-    turns
-}
-
-library_benchmark_group!(name = hot_path, benchmarks = [pair, pass, turnstile_step]);
+library_benchmark_group!(name = hot_path, benchmarks = [pair, pass]);
 
 main!(library_benchmark_groups = hot_path);
