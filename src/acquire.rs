@@ -9,12 +9,12 @@ use futures::future::FusedFuture;
 use crate::LockError;
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, WaiterState};
+use crate::future::OrSkip;
 use crate::lease::Lease;
 use crate::options::LockOptions;
 use crate::reentrancy;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
-use crate::with_lock::skip;
 
 /// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
@@ -68,7 +68,7 @@ impl Acquiring {
             if let Some(lease) = self.nested(engine) {
                 return Poll::Ready(Ok(lease));
             }
-            let caller = WaiterState::new(self.options.hashed_key().clone());
+            let caller = WaiterState::new(self.options.key().clone());
             self.stage = Stage::Queued(Arc::new(caller));
             self.arrive();
         }
@@ -212,8 +212,8 @@ pub struct AcquireLease(pub(crate) Acquiring);
 
 impl AcquireLease {
     /// Turns "busy for the whole wait" into `Ok(None)`; everything else stays an error.
-    pub fn or_skip(self) -> crate::future::OrSkip<Self> {
-        crate::future::OrSkip { inner: self }
+    pub fn or_skip(self) -> OrSkip<Self> {
+        OrSkip { inner: self }
     }
 }
 
@@ -232,20 +232,4 @@ impl FusedFuture for AcquireLease {
 }
 
 /// Future of [`Lock::lease_once`](crate::Lock::lease_once).
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct TryLease(pub(crate) Acquiring);
-
-impl Future for TryLease {
-    type Output = Result<Option<Lease>, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx).map(skip)
-    }
-}
-
-impl FusedFuture for TryLease {
-    fn is_terminated(&self) -> bool {
-        self.0.is_done()
-    }
-}
+pub type TryLease = OrSkip<AcquireLease>;

@@ -1,16 +1,11 @@
 use std::fmt;
-use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-use futures::future::FusedFuture;
-
-use crate::acquire::Acquiring;
+use crate::Token;
+use crate::acquire::AcquireLease;
 use crate::key;
-use crate::lease::Lease;
-use crate::{LockError, Token};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -210,23 +205,7 @@ mod parts {
 ///
 /// Dropped while it asks, what was taken for it is given back; dropped when it has the lease but
 /// has not looked, too.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct Adopt(pub(crate) Acquiring);
-
-impl Future for Adopt {
-    type Output = Result<Lease, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx)
-    }
-}
-
-impl FusedFuture for Adopt {
-    fn is_terminated(&self) -> bool {
-        self.0.is_done()
-    }
-}
+pub type Adopt = AcquireLease;
 
 #[cfg(test)]
 mod tests {

@@ -1,88 +1,10 @@
 //! What may name a lock, on every store alike.
 
-use std::cmp::Ordering;
-use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
-use std::sync::{Arc, LazyLock};
-
 /// The longest key, in bytes.
 pub(crate) const MAX_KEY: usize = 512;
 
 /// The longest prefix, in bytes.
 const MAX_PREFIX: usize = 128;
-
-/// A key and its hash, made once for a handle, however often that acquires: hashing at each event was nearly a
-/// tenth of the instructions of a pass.
-#[derive(Clone, Debug)]
-pub(crate) struct Key {
-    name: Arc<str>,
-    hash: u64,
-}
-
-/// What is kept for keys.
-pub(crate) type KeyMap<V> = HashMap<Key, V, BuildHasherDefault<Kept>>;
-
-/// Takes the hash that a [`Key`] has brought.
-#[derive(Debug, Default)]
-pub(crate) struct Kept(u64);
-
-impl Key {
-    pub(crate) fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-}
-
-impl From<Arc<str>> for Key {
-    fn from(name: Arc<str>) -> Self {
-        /// The standard hasher, with secrets of this process: keys may come from strangers, who must not be able to
-        /// choose such as meet in one place of a table.
-        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let hash = HASHER.hash_one(&*name);
-        Self { name, hash }
-    }
-}
-
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        // One handle's are the same text in the same place.
-        self.hash == other.hash && (Arc::ptr_eq(&self.name, &other.name) || self.name == other.name)
-    }
-}
-
-impl Eq for Key {}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
-    }
-}
-
-impl Ord for Key {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.name.cmp(&other.name)
-    }
-}
-
-impl PartialOrd for Key {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Hasher for Kept {
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("a key writes its hash alone")
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 /// Why `key` cannot name a lock under `prefix`; `None` if it can.
 ///
@@ -158,26 +80,6 @@ fn ends_like_a_set(key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_key_is_found_by_its_name_whoever_made_it() {
-        let key = |name: &str| Key::from(Arc::from(name));
-        let mut map = KeyMap::default();
-        for n in 0..100 {
-            map.insert(key(&n.to_string()), n);
-        }
-        for n in 0..100 {
-            assert_eq!(map.get(&key(&n.to_string())), Some(&n));
-        }
-        assert_eq!(map.get(&key("100")), None);
-        let (one, other) = (key("one"), key("other"));
-        let collides = Key {
-            hash: one.hash,
-            ..other.clone()
-        };
-        assert_ne!(one, collides, "a hash is no name");
-        assert!(one < other);
-    }
 
     #[test]
     fn keys_that_can_name_a_lock() {

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use pin_project::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use crate::lease::LeaseView;
+use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::{Repeat, Repeats};
@@ -262,10 +264,12 @@ impl Campaign {
     /// assert!(locks.obtain("scheduler").lease_once().await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn resign(mut self) -> Resign {
-        self.scope.release();
-        let scope = Some(self.scope);
-        Resign { scope }
+    #[must_use = "the lead is given up in the background; await this to know that it was"]
+    pub fn resign(self) -> Resign {
+        let mut scope = self.scope;
+        scope.release();
+        // A lead that was lost before need not be given up. Dropped early, the scope releases it as well.
+        Operation::new(async move { drop(poll_fn(|cx| scope.poll_release(cx)).await) })
     }
 
     /// Waits for the lead; while it leads, for its loss.
@@ -329,31 +333,7 @@ impl fmt::Debug for Campaign {
 }
 
 /// Future of [`Campaign::resign`](crate::stream::Campaign::resign).
-#[derive(Debug)]
-#[must_use = "the lead is given up in the background; await this to know that it was"]
-pub struct Resign {
-    /// Dropped with it: what is held is released then.
-    scope: Option<Scope>,
-}
-
-impl Future for Resign {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let scope = self.scope.as_mut();
-        let scope = scope.expect("`Resign` polled after it was done");
-        // A lead that was lost before need not be given up.
-        let _ = ready!(scope.poll_release(cx));
-        self.scope = None;
-        Poll::Ready(())
-    }
-}
-
-impl FusedFuture for Resign {
-    fn is_terminated(&self) -> bool {
-        self.scope.is_none()
-    }
-}
+pub type Resign = Operation<()>;
 
 /// Future of [`Lock::lead`](crate::Lock::lead).
 ///

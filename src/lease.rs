@@ -5,11 +5,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::FusedFuture;
+use futures::task::AtomicWaker;
 use tokio::time::Instant;
 
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
-use crate::extend::Extend;
+use crate::extend::{Extend, extend};
+use crate::operation::Operation;
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
 use crate::{LockError, Token};
@@ -147,8 +149,9 @@ impl Lease {
     /// assert_eq!(deadline, lease.deadline());
     /// # Ok(()) }
     /// ```
+    #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
     pub fn extend(&self, ttl: Duration) -> Extend {
-        Extend::new(self.engine.clone(), self.view(), ttl)
+        Operation::new(extend(self.engine.clone(), self.view(), ttl))
     }
 
     /// Lets go of the lease without giving it back, so that another process may
@@ -331,7 +334,7 @@ impl LeaseView {
 #[must_use = "futures do nothing unless polled"]
 pub struct Lost {
     view: LeaseView,
-    watch: Option<u64>,
+    watch: Option<Arc<AtomicWaker>>,
 }
 
 impl Future for Lost {
@@ -342,25 +345,19 @@ impl Future for Lost {
         if let Some(loss) = this.view.loss() {
             return Poll::Ready(loss);
         }
-        if this.watch.is_none()
-            && let Some(engine) = this.view.view_context.engine.upgrade()
-        {
-            engine.note_runtime();
-        }
+        let view = &this.view;
+        let watch = this.watch.get_or_insert_with(|| {
+            if let Some(engine) = view.view_context.engine.upgrade() {
+                engine.note_runtime();
+            }
+            view.caller.watch(false)
+        });
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.
-        this.view.caller.watch(&mut this.watch, false, cx.waker());
+        watch.register(cx.waker());
         match this.view.loss() {
             Some(loss) => Poll::Ready(loss),
             None => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for Lost {
-    fn drop(&mut self) {
-        if let Some(watch) = self.watch {
-            self.view.caller.unwatch(watch);
         }
     }
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
-use crate::inspect::Inspect;
+use crate::inspect::{Inspect, inspect};
 use crate::manual::{Acquire, Release, Slot};
+use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
@@ -226,7 +227,7 @@ impl Lock {
     /// [`LockError::Store`] if the store does not answer; [`LockError::Closed`]; an invalid key or
     /// setting.
     pub fn inspect(&self) -> Inspect {
-        Inspect::new(self.options.clone())
+        Operation::new(inspect(self.options.clone()))
     }
 
     /// Acquires the lock if it is free now: `true` if this handle holds it from now on, `false` if
@@ -317,7 +318,13 @@ impl Lock {
     /// Dropped before its first poll, it has done nothing; dropped later, the release goes on in the
     /// background.
     pub fn release(&self) -> Release {
-        Release::new(self.slot())
+        let slot = self.slot();
+        Operation::new(async move {
+            match slot.take() {
+                Some(lease) => lease.release().await.map(|()| true),
+                None => Ok(false),
+            }
+        })
     }
 
     /// Whether this handle's `acquire` holds the lock now. It becomes false at the lease's deadline,
@@ -368,7 +375,7 @@ impl Lock {
     /// That of [`acquire_once`](Self::acquire_once).
     #[track_caller]
     pub fn lease_once(&self) -> TryLease {
-        TryLease(self.acquiring(Some(Duration::ZERO)))
+        AcquireLease(self.acquiring(Some(Duration::ZERO))).or_skip()
     }
 }
 

@@ -7,7 +7,8 @@ use futures::future::FusedFuture;
 
 use crate::LockError;
 use crate::acquire::Acquiring;
-use crate::lease::{Lease, LeaseRelease};
+use crate::lease::Lease;
+use crate::operation::Operation;
 use crate::user_code::log;
 use crate::with_lock::skip;
 
@@ -24,7 +25,7 @@ impl Slot {
         drop(before);
     }
 
-    fn take(&self) -> Option<Lease> {
+    pub(crate) fn take(&self) -> Option<Lease> {
         self.lock().take()
     }
 
@@ -97,45 +98,4 @@ impl FusedFuture for Acquire {
 }
 
 /// Future of [`Lock::release`](crate::Lock::release).
-#[derive(Debug)]
-#[must_use = "a release that is not polled has done nothing"]
-pub struct Release {
-    slot: Option<Arc<Slot>>,
-    releasing: Option<LeaseRelease>,
-}
-
-impl Release {
-    pub(crate) fn new(slot: Arc<Slot>) -> Self {
-        Self {
-            slot: Some(slot),
-            releasing: None,
-        }
-    }
-}
-
-impl Future for Release {
-    type Output = Result<bool, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let Some(slot) = &this.slot else {
-            panic!("`Release` polled after it was done");
-        };
-        if this.releasing.is_none() {
-            this.releasing = slot.take().map(Lease::release);
-        }
-        let released = match &mut this.releasing {
-            None => Ok(false),
-            Some(releasing) => ready!(Pin::new(releasing).poll(cx)).map(|()| true),
-        };
-        this.releasing = None;
-        this.slot = None;
-        Poll::Ready(released)
-    }
-}
-
-impl FusedFuture for Release {
-    fn is_terminated(&self) -> bool {
-        self.slot.is_none()
-    }
-}
+pub type Release = Operation<Result<bool, LockError>>;

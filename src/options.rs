@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::LockError;
 use crate::engine::{Arrival, Engine};
-use crate::key::{self, Key};
+use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost, TTL};
@@ -14,7 +14,7 @@ use crate::turnstile::Patience;
 #[derive(Clone)]
 pub(crate) struct LockOptions {
     engine: Option<Arc<Engine>>,
-    key: Key,
+    key: Arc<str>,
     /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
     key_fault: Option<&'static str>,
     pub(crate) ttl: Option<Duration>,
@@ -36,7 +36,7 @@ impl LockOptions {
             .and_then(|engine| key::fault(&engine.settings().prefix, key));
         Self {
             engine,
-            key: Key::from(Arc::from(key)),
+            key: Arc::from(key),
             key_fault,
             ttl: None,
             wait: None,
@@ -94,13 +94,8 @@ impl LockOptions {
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
-        self.key.name()
-    }
-
-    pub(crate) fn hashed_key(&self) -> &Key {
         &self.key
     }
-
     pub(crate) fn wait(&self) -> Duration {
         self.wait.unwrap_or(self.registry().settings().wait)
     }

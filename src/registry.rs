@@ -1,18 +1,15 @@
 use std::fmt;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::acquire::Acquiring;
+use crate::acquire::{AcquireLease, Acquiring};
 use crate::builder::LockRegistryBuilder;
 use crate::detached::{Adopt, DetachedLease};
 use crate::engine::Engine;
 use crate::lock::Lock;
+use crate::operation::Operation;
 use crate::store::{LockStore, MemoryStore};
 
 /// The process's own registry, if one was installed.
@@ -70,8 +67,7 @@ impl LockRegistry {
     #[cfg(feature = "redis")]
     pub fn connect(url: impl Into<String>) -> Connect {
         let connecting = crate::store::RedisStore::connect(url);
-        let connected = async move { Ok(Self::with_defaults(connecting.await?)) };
-        Connect(Some(connected.boxed()))
+        Operation::new(async move { Ok(Self::with_defaults(connecting.await?)) })
     }
 
     fn with_defaults(store: impl LockStore) -> Self {
@@ -147,7 +143,7 @@ impl LockRegistry {
     /// # Ok(()) }
     /// ```
     pub fn adopt(&self, detached: DetachedLease) -> Adopt {
-        Adopt(Acquiring::adopting(self.engine.clone(), detached))
+        AcquireLease(Acquiring::adopting(self.engine.clone(), detached))
     }
 
     /// What happens in this registry from now on: who waits, who has a lock, how each lease ends,
@@ -250,7 +246,7 @@ impl LockRegistry {
     ///
     /// Once polled it goes on in the background when it is dropped.
     pub fn shutdown(&self) -> Shutdown {
-        Shutdown(Some(shut_down(self.engine.clone()).boxed()))
+        Operation::new(shut_down(self.engine.clone()))
     }
 
     /// Takes no new callers, lets what is held and the work that runs end by itself for `within`, and then
@@ -288,12 +284,11 @@ impl LockRegistry {
     /// ```
     pub fn drain(&self, within: Duration) -> Drain {
         let engine = self.engine.clone();
-        let drained = async move {
+        Operation::new(async move {
             engine.drain();
             let _ = timeout(within, engine.idle()).await;
             shut_down(engine).await;
-        };
-        Drain(Shutdown(Some(drained.boxed())))
+        })
     }
 
     #[cfg(test)]
@@ -343,67 +338,10 @@ pub struct AlreadyInstalled(());
 
 /// Future of [`LockRegistry::connect`].
 #[cfg(feature = "redis")]
-#[must_use = "futures do nothing unless polled"]
-pub struct Connect(Option<BoxFuture<'static, Result<LockRegistry, crate::StoreError>>>);
-
-#[cfg(feature = "redis")]
-impl Future for Connect {
-    type Output = Result<LockRegistry, crate::StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(connecting) = &mut self.0 else {
-            panic!("`Connect` polled after it was done");
-        };
-        let connected = std::task::ready!(connecting.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(connected)
-    }
-}
-
-#[cfg(feature = "redis")]
-impl fmt::Debug for Connect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connect").finish_non_exhaustive()
-    }
-}
+pub type Connect = Operation<Result<LockRegistry, crate::StoreError>>;
 
 /// Future of [`LockRegistry::shutdown`].
-#[must_use = "futures do nothing unless polled"]
-pub struct Shutdown(Option<BoxFuture<'static, ()>>);
-
-impl Future for Shutdown {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(down) = &mut self.0 else {
-            panic!("polled after it was done");
-        };
-        std::task::ready!(down.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(())
-    }
-}
-
-impl fmt::Debug for Shutdown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shutdown").finish_non_exhaustive()
-    }
-}
+pub type Shutdown = Operation<()>;
 
 /// Future of [`LockRegistry::drain`].
-#[must_use = "futures do nothing unless polled"]
-pub struct Drain(Shutdown);
-
-impl Future for Drain {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        Pin::new(&mut self.0).poll(cx)
-    }
-}
-
-impl fmt::Debug for Drain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Drain").finish_non_exhaustive()
-    }
-}
+pub type Drain = Operation<()>;

@@ -106,15 +106,15 @@ lasting! {
     future::AcquireLease: Send, Sync, Unpin, FusedFuture;
     future::OrSkip<future::AcquireLease>: Send, Sync, Unpin, FusedFuture;
     future::TryLease: Send, Sync, Unpin, FusedFuture;
-    future::Release: Send, Sync, Unpin, FusedFuture;
+    future::Release: Send, Unpin, FusedFuture;
     future::LeaseRelease: Send, Sync, Unpin, FusedFuture;
     future::Lost: Send, Sync, Unpin, Future;
-    future::Extend: Send, Sync, Unpin, FusedFuture;
+    future::Extend: Send, Unpin, FusedFuture;
     future::Adopt: Send, Sync, Unpin, FusedFuture;
-    future::Inspect: Send, Unpin, Future;
-    future::Shutdown: Send, Unpin, Future;
-    future::Drain: Send, Unpin, Future;
-    future::Resign: Send, Sync, Unpin, FusedFuture;
+    future::Inspect: Send, Unpin, FusedFuture;
+    future::Shutdown: Send, Unpin, FusedFuture;
+    future::Drain: Send, Unpin, FusedFuture;
+    future::Resign: Send, Unpin, FusedFuture;
     stream::Campaign: Send, Unpin, FusedStream;
 }
 
@@ -178,7 +178,7 @@ assert_not_impl_any!(future::WithLock<std::future::Pending<Rc<u8>>>: Send);
 lasting! {
     lockstream::store::RedisStore: Send, Sync, Unpin, Clone;
     lockstream::store::RedisStoreBuilder: Send, Sync, Unpin, Clone;
-    future::Connect: Send, Unpin, Future;
+    future::Connect: Send, Unpin, FusedFuture;
 }
 
 // What a lock error costs in a `Result`, and a handle in a struct.

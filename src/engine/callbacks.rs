@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use futures::task::AtomicWaker;
 use smallvec::SmallVec;
 
 use crate::Token;
@@ -12,6 +13,7 @@ use crate::user_code::{self, log};
 #[derive(Default)]
 pub(super) struct Callbacks {
     pub(super) wakers: SmallVec<[Waker; 1]>,
+    pub(super) watchers: SmallVec<[Arc<AtomicWaker>; 1]>,
     /// Policies of those who wait no more, to be dropped.
     pub(super) policies: SmallVec<[Repeats; 1]>,
     /// Keys and tokens of lost leases, and whether their time was over.
@@ -25,6 +27,9 @@ impl Callbacks {
         // First: work whose lease is lost stops before anybody reads of it.
         for waker in self.wakers.drain(..) {
             user_code::run("a waker", || waker.wake());
+        }
+        for watcher in self.watchers.drain(..) {
+            user_code::run("a waker", || watcher.wake());
         }
         self.policies.drain(..).for_each(user_code::discard);
         for (key, token, left) in self.late.drain(..) {

@@ -1,5 +1,5 @@
 use std::any::Any;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, Weak};
@@ -20,7 +20,6 @@ use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 #[cfg(feature = "test-util")]
 use crate::events::LockEvent;
-use crate::key::{Key, KeyMap};
 use crate::repeat::Repeats;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
@@ -98,7 +97,7 @@ impl Engine {
                     engine: me.clone(),
                 }),
                 state: Mutex::new(State {
-                    entries: KeyMap::default(),
+                    entries: HashMap::new(),
                     timeouts: BTreeSet::new(),
                     armed: None,
                     latest: Moment::ZERO,
@@ -108,7 +107,6 @@ impl Engine {
                     away: None,
                     up: None,
                     closed: false,
-                    unsolicited: 0,
                     session: Some(session),
                     keep_alive: None,
                 }),
@@ -173,7 +171,7 @@ impl Engine {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let state = self.lock();
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
-            key: key.name().clone(),
+            key: key.clone(),
             held: entry
                 .turnstile
                 .holder()
@@ -241,7 +239,7 @@ impl Engine {
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
             };
-            let (key, events) = (caller.hashed_key(), at.events);
+            let (key, events) = (caller.key(), at.events);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
                 // Before its verdict, which is told when this returns.
@@ -256,7 +254,7 @@ impl Engine {
             // Also if its key is not in use any more: it may have lost its turn there.
             self.at_once(|state, at| {
                 caller.leaves(at.now, at.events);
-                state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
+                state.feed(at, caller.key(), None, |turnstile, cx| {
                     turnstile.leave(cx, id);
                 });
             });
@@ -269,7 +267,7 @@ impl Engine {
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let taken = self.feed(caller.hashed_key(), |turnstile, cx| {
+        let taken = self.feed(caller.key(), |turnstile, cx| {
             // The verdict first: time may have passed, and taken the seat away.
             if turnstile.take(cx, id) {
                 caller.takes(runtime, cx.now, &self.events)
@@ -306,7 +304,7 @@ impl Engine {
     fn end(&self, caller: &WaiterState, end_mode: EndMode) -> Option<Option<Owner>> {
         let id = caller.id()?;
         let keep = end_mode != EndMode::Release;
-        self.feed(caller.hashed_key(), |turnstile, cx| {
+        self.feed(caller.key(), |turnstile, cx| {
             let finishes = caller.finishes(cx.now, end_mode);
             finishes.then(|| turnstile.finish(cx, id, keep))
         })?
@@ -315,9 +313,7 @@ impl Engine {
     /// A lease is to last `ttl` from now at least: until when, if it is still held.
     pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;
-        self.feed(caller.hashed_key(), |turnstile, cx| {
-            turnstile.extend(cx, id, ttl)
-        })?
+        self.feed(caller.key(), |turnstile, cx| turnstile.extend(cx, id, ttl))?
     }
 
     /// The last handle of a held lock is dropped; what becomes of the lease follows.
@@ -336,20 +332,20 @@ impl Engine {
     /// Whether any key in `scope` is in use.
     pub(super) fn is_used(&self, scope: &Scope) -> bool {
         let state = self.lock();
-        state.entries.keys().any(|key| scope.contains(key.name()))
+        state.entries.keys().any(|key| scope.contains(key))
     }
 
     /// Whether a ticket for the key may stand in its queue, or be entered soon.
     pub(super) fn is_waited_for(&self, key: &str) -> bool {
         let state = self.lock();
-        let entry = state.entries.get(&Arc::<str>::from(key).into());
+        let entry = state.entries.get(key);
         entry.is_some_and(|entry| entry.turnstile.may_have_ticket())
     }
 
     /// Feeds the turnstile of a key; `None` if there is none.
     fn feed<R>(
         &self,
-        key: &Key,
+        key: &Arc<str>,
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, None, event))?
@@ -370,10 +366,7 @@ impl Engine {
         self.at_once(|state, at| {
             change(state);
             let keys = state.entries.keys();
-            let keys: Vec<_> = keys
-                .filter(|key| scope.contains(key.name()))
-                .cloned()
-                .collect();
+            let keys: Vec<_> = keys.filter(|key| scope.contains(key)).cloned().collect();
             for event in events {
                 for key in &keys {
                     state.feed(at, key, None, event);
@@ -397,7 +390,7 @@ impl Due for Engine {
                 }
             }
             for (key, op) in self.lost.take() {
-                state.feed(at, &key.into(), None, |turnstile, cx| {
+                state.feed(at, &key, None, |turnstile, cx| {
                     turnstile.op_lost(cx, &op);
                 });
             }

@@ -14,7 +14,6 @@
 //! | `timer.rs` | the one timer task of a registry |
 //! | `waiter_state.rs` | one caller, shared between its future and the engine |
 //! | `phase.rs` | how far a caller has come |
-//! | `watchers.rs` | who is told that a lease ends |
 //! | `callbacks.rs` | the user's code that runs after a change |
 //! | `event_bus.rs` | the events that [`LockRegistry::events`](crate::LockRegistry::events) yields |
 //! | `shutdown.rs` | the end of a registry |
@@ -33,7 +32,6 @@ mod store_events;
 mod tests;
 mod timer;
 mod waiter_state;
-mod watchers;
 
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::failure::run_task;

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -9,8 +9,7 @@ use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
-use crate::key::{Key, KeyMap};
-use crate::store::contract::{Grant, Op, Scope, Session};
+use crate::store::contract::{Op, Scope, Session};
 use crate::turnstile::{Effect, EffectBuffer, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 /// What a registry knows, under its one lock.
@@ -18,9 +17,9 @@ pub(super) struct State {
     /// One entry a key in use; none when idle.
     ///
     /// Boxed: a table is up to twice as long as what is in it, and copied when it grows.
-    pub(super) entries: KeyMap<Box<Entry>>,
+    pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
     /// When to look after each entry, no later than what it waits for.
-    pub(super) timeouts: BTreeSet<(Moment, Key)>,
+    pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
     /// When the timer task will look next by itself.
     pub(super) armed: Option<Moment>,
     /// When anything was fed last.
@@ -36,8 +35,6 @@ pub(super) struct State {
     pub(super) up: Option<bool>,
     /// Nobody comes in any more: it is drained, or shut down.
     pub(super) closed: bool,
-    /// How many entries were brought by grants for keys that were not in use.
-    pub(super) unsolicited: usize,
     pub(super) session: Option<Arc<dyn Session>>,
     /// Keeps the registry at work while anything is in use: what its last handle left behind must
     /// still be released.
@@ -48,13 +45,7 @@ pub(super) struct Entry {
     pub(super) turnstile: Turnstile<Caller>,
     /// Where it stands in [`State::timeouts`].
     timeout: Option<Moment>,
-    /// Whether a grant brought it, for a key that was not in use.
-    is_unsolicited: bool,
 }
-
-/// How many keys are in use at most that grants alone have brought. A server that makes grants up
-/// must not make us keep them; an honest one has a handful.
-pub(super) const MAX_UNSOLICITED: usize = 256;
 
 /// What is done once the state is unlocked. As a rule a list has one element at most, which needs
 /// no allocation.
@@ -80,7 +71,7 @@ pub(super) struct Deferred {
 
 /// Dropped once the state is unlocked: destructors are the user's code.
 type Broken = (
-    KeyMap<Box<Entry>>,
+    HashMap<Arc<str>, Box<Entry>>,
     Vec<Arc<WaiterState>>,
     Option<Arc<dyn Session>>,
 );
@@ -105,7 +96,7 @@ impl State {
     pub(super) fn feed<R>(
         &mut self,
         at: &mut Now<'_>,
-        key: &Key,
+        key: &Arc<str>,
         rules: Option<Rules>,
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
@@ -116,7 +107,7 @@ impl State {
             None => {
                 let mut turnstile = Turnstile::new(rules?, self.queue);
                 if let Some((scope, error)) = &self.away
-                    && scope.contains(key.name())
+                    && scope.contains(key)
                 {
                     turnstile.suspect(error.clone());
                 }
@@ -126,7 +117,6 @@ impl State {
                 let entry = Box::new(Entry {
                     turnstile,
                     timeout: None,
-                    is_unsolicited: false,
                 });
                 self.entries.entry(key.clone()).or_insert(entry)
             }
@@ -135,7 +125,7 @@ impl State {
         let result = event(&mut entry.turnstile, &mut EventCx { now, ids });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
-                Effect::Send(op) => at.deferred.sends.push((key.name().clone(), op)),
+                Effect::Send(op) => at.deferred.sends.push((key.clone(), op)),
                 Effect::Wake(caller, verdict) => {
                     caller.tell(verdict, now, at.events, &mut at.deferred.callbacks);
                 }
@@ -148,7 +138,6 @@ impl State {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
-            self.unsolicited -= usize::from(entry.is_unsolicited);
             self.entries.remove(key);
         } else if let Some(next) = entry.turnstile.next_timeout()
             // One that moves to a later moment, as most do at most events, is found there when the
@@ -161,29 +150,6 @@ impl State {
             self.timeouts.insert((next, key.clone()));
         }
         Some(result)
-    }
-
-    /// Feeds a grant to the turnstile of its key. What was granted for a key that is not in use is
-    /// given back. `doubt`: why it does not count, if it does not.
-    pub(super) fn feed_grant(
-        &mut self,
-        at: &mut Now<'_>,
-        key: &Key,
-        rules: Rules,
-        grant: Grant,
-        doubt: Option<StoreError>,
-    ) {
-        let is_unsolicited = !self.entries.contains_key(key);
-        if is_unsolicited && self.unsolicited >= MAX_UNSOLICITED {
-            return;
-        }
-        self.feed(at, key, Some(rules), |turnstile, cx| {
-            turnstile.grant_received(cx, grant, doubt)
-        });
-        if is_unsolicited && let Some(entry) = self.entries.get_mut(key) {
-            entry.is_unsolicited = true;
-            self.unsolicited += 1;
-        }
     }
 
     /// Feeds every turnstile whose time has come, once: one that names a time in the past again must not keep the

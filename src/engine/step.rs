@@ -103,7 +103,7 @@ impl Engine {
             deferred = Deferred::default();
             self.locked(&mut deferred, |state, at| {
                 for (caller, id, pause) in &pauses {
-                    state.feed(at, caller.hashed_key(), None, |turnstile, cx| {
+                    state.feed(at, caller.key(), None, |turnstile, cx| {
                         turnstile.on_pause(cx, *id, *pause);
                     });
                 }

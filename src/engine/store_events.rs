@@ -1,15 +1,21 @@
 //! What the store says, told to those whom it is about.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use super::core::Engine;
 use super::state::{Now, State};
+use crate::StoreError;
 use crate::events::LockEvent;
-use crate::store::contract::{Scope, StoreEvent, StoreEvents};
+use crate::store::contract::{Grant, Scope, StoreEvent, StoreEvents};
 use crate::turnstile::Turnstile;
 use crate::user_code::log;
 
 impl StoreEvents for Engine {
+    fn on_event(&self, event: StoreEvent) {
+        self.on_events(vec![event]);
+    }
+
     fn on_events(&self, events: Vec<StoreEvent>) {
         let mut events = events.into_iter().peekable();
         while events.peek().is_some() {
@@ -20,19 +26,28 @@ impl StoreEvents for Engine {
                 }
             });
             if let Some(other) = events.next() {
-                self.on_event(other);
+                self.store_changed(other);
             }
         }
     }
 
-    fn on_event(&self, event: StoreEvent) {
+    fn failed(&self, panicked: &(dyn Any + Send)) {
+        self.fail(panicked);
+    }
+
+    fn uses(&self, scope: &Scope) -> bool {
+        self.is_used(scope)
+    }
+
+    fn waits(&self, key: &str) -> bool {
+        self.is_waited_for(key)
+    }
+}
+
+impl Engine {
+    /// The store, or a part of it, is there or away.
+    fn store_changed(&self, event: StoreEvent) {
         match event {
-            StoreEvent::Replied { .. }
-            | StoreEvent::Granted { .. }
-            | StoreEvent::Unconfirmed { .. }
-            | StoreEvent::Freed { .. } => {
-                self.at_once(|state, at| self.feed_store_event(state, at, event));
-            }
             StoreEvent::Up {
                 scope,
                 queue,
@@ -85,23 +100,13 @@ impl StoreEvents for Engine {
                 // It may have gone with its runtime: the timer's may be alive, and looks.
                 self.timer.ring();
             }
+            StoreEvent::Replied { .. }
+            | StoreEvent::Granted { .. }
+            | StoreEvent::Unconfirmed { .. }
+            | StoreEvent::Freed { .. } => unreachable!("those are for one key"),
         }
     }
 
-    fn failed(&self, panicked: &(dyn Any + Send)) {
-        self.fail(panicked);
-    }
-
-    fn uses(&self, scope: &Scope) -> bool {
-        self.is_used(scope)
-    }
-
-    fn waits(&self, key: &str) -> bool {
-        self.is_waited_for(key)
-    }
-}
-
-impl Engine {
     /// Tells the turnstile of a key what the store said of it.
     fn feed_store_event(&self, state: &mut State, at: &mut Now<'_>, event: StoreEvent) {
         match event {
@@ -110,23 +115,36 @@ impl Engine {
                 result,
             } => {
                 submitted.answered();
-                state.feed(at, &submitted.key.clone().into(), None, |turnstile, cx| {
+                state.feed(at, &submitted.key.clone(), None, |turnstile, cx| {
                     turnstile.replied(cx, &submitted.op, result);
                 });
             }
-            StoreEvent::Granted { key, grant } => {
-                state.feed_grant(at, &key.into(), self.settings.rules(), grant, None);
-            }
+            StoreEvent::Granted { key, grant } => self.feed_grant(state, at, &key, grant, None),
             StoreEvent::Unconfirmed { key, grant, error } => {
-                let rules = self.settings.rules();
-                state.feed_grant(at, &key.into(), rules, grant, Some(error));
+                self.feed_grant(state, at, &key, grant, Some(error));
             }
             StoreEvent::Freed { key } => {
-                state.feed(at, &key.into(), None, Turnstile::freed);
+                state.feed(at, &key, None, Turnstile::freed);
             }
             StoreEvent::Up { .. } | StoreEvent::Down { .. } => {
                 unreachable!("those are for all keys")
             }
         }
+    }
+
+    /// What was granted for a key that is not in use is given back. `doubt`: why the grant does not
+    /// count, if it does not.
+    fn feed_grant(
+        &self,
+        state: &mut State,
+        at: &mut Now<'_>,
+        key: &Arc<str>,
+        grant: Grant,
+        doubt: Option<StoreError>,
+    ) {
+        let rules = Some(self.settings.rules());
+        state.feed(at, key, rules, |turnstile, cx| {
+            turnstile.grant_received(cx, grant, doubt);
+        });
     }
 }

@@ -2,19 +2,18 @@ mod verdicts;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
+use futures::task::AtomicWaker;
 use tokio::runtime::Id;
 
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
-use super::watchers::Watchers;
 use crate::Token;
 use crate::events::LockEvent;
-use crate::key::Key;
 use crate::repeat::Repeats;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, Moment, Refusal, Verdict, WaiterId};
@@ -22,7 +21,7 @@ use crate::user_code;
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct WaiterState {
-    key: Key,
+    key: Arc<str>,
     /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
     id: AtomicU64,
     /// How many share its lease: whoever leaves last gives it back.
@@ -34,9 +33,8 @@ struct State {
     phase: Phase,
     /// Who waits for the next verdict: the caller, or later its release.
     waker: Option<Waker>,
-    /// Who watches for the end of a held lease before its holder releases it: as a rule nobody, and
-    /// there may be very many leases.
-    watchers: Option<Box<Watchers>>,
+    /// Who watches for the end of a held lease before its holder releases it. First come first.
+    watchers: Vec<Watcher>,
     /// The first of its ids: by this others know it.
     waiter: u64,
     /// When it was first in line; once it has a lease, when it took that; and when it has given
@@ -56,7 +54,7 @@ struct State {
 }
 
 impl WaiterState {
-    pub(crate) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: Arc<str>) -> Self {
         Self {
             key,
             id: AtomicU64::new(0),
@@ -64,7 +62,7 @@ impl WaiterState {
             state: Mutex::new(State {
                 phase: Phase::Waiting,
                 waker: None,
-                watchers: None,
+                watchers: Vec::new(),
                 waiter: 0,
                 since: Moment::ZERO,
                 end_mode: EndMode::Release,
@@ -78,10 +76,6 @@ impl WaiterState {
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
-        self.key.name()
-    }
-
-    pub(super) fn hashed_key(&self) -> &Key {
         &self.key
     }
 
@@ -158,32 +152,24 @@ impl WaiterState {
         self.shares.load(Ordering::Acquire) > 1
     }
 
-    /// The waker is told when the lease ends under its holder, or for good if it is `of_deadlines`,
-    /// which is also told of each new one; in place of the one that was given
-    /// for this `watch` before. Whoever watches looks again after this, or it may have ended
-    /// between the look and the watching; and [unwatches](Self::unwatch).
-    pub(crate) fn watch(&self, watch: &mut Option<u64>, of_deadlines: bool, waker: &Waker) {
-        let clone = waker.clone();
+    /// Returns a waker that is woken when the lease ends under its holder, and if it is
+    /// `of_deadlines` when it gets a new deadline or is released as well. Whoever waits registers
+    /// with it, and looks again after that.
+    pub(crate) fn watch(&self, of_deadlines: bool) -> Arc<AtomicWaker> {
+        let waker = Arc::default();
+        let watcher = Watcher {
+            waker: Arc::downgrade(&waker),
+            of_deadlines,
+        };
         let mut state = self.lock();
-        let watchers = state.watchers.get_or_insert_default();
-        let before = watchers.add(watch, of_deadlines, clone);
-        drop(state);
-        drop(before);
+        state.watchers.retain(Watcher::is_alive);
+        state.watchers.push(watcher);
+        waker
     }
 
     /// Whether anybody would hear that the lease ends.
     pub(super) fn is_watched(&self) -> bool {
-        let state = self.lock();
-        let watchers = state.watchers.as_ref();
-        watchers.is_some_and(|watchers| !watchers.is_empty())
-    }
-
-    pub(crate) fn unwatch(&self, watch: u64) {
-        let mut state = self.lock();
-        let watchers = state.watchers.as_mut();
-        let waker = watchers.and_then(|watchers| watchers.remove(watch));
-        drop(state);
-        drop(waker);
+        self.lock().watchers.iter().any(Watcher::is_alive)
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
@@ -324,7 +310,7 @@ impl WaiterState {
             end: LeaseEnd::Lost,
         };
         let mut callbacks = Callbacks::default();
-        state.take_watchers(&mut callbacks);
+        state.wake_watchers(true, &mut callbacks);
         callbacks.wakers.extend(state.waker.take());
         drop(state);
         callbacks.run();
@@ -426,7 +412,7 @@ impl WaiterState {
             | Phase::Finished { .. } => return,
         };
         callbacks.policies.extend(state.repeats.take());
-        state.take_watchers(callbacks);
+        state.wake_watchers(true, callbacks);
         callbacks.wakers.extend(state.waker.take());
     }
 
@@ -442,21 +428,28 @@ impl Drop for WaiterState {
         let state = state.unwrap_or_else(PoisonError::into_inner);
         user_code::discard(state.repeats.take());
         user_code::discard(state.waker.take());
-        user_code::discard(state.watchers.take());
     }
 }
 
 impl State {
-    /// All who watch are told, and watch no more.
-    fn take_watchers(&mut self, callbacks: &mut Callbacks) {
-        if let Some(watchers) = &mut self.watchers {
-            callbacks.wakers.extend(watchers.take());
-        }
+    /// Wakes those who watch: all of them, or those who watch for deadlines.
+    fn wake_watchers(&self, all: bool, callbacks: &mut Callbacks) {
+        let watchers = self.watchers.iter();
+        let watchers = watchers.filter(|watcher| all || watcher.of_deadlines);
+        let watchers = watchers.filter_map(|watcher| watcher.waker.upgrade());
+        callbacks.watchers.extend(watchers);
     }
+}
 
-    fn watchers_of_deadlines(&mut self) -> impl Iterator<Item = Waker> {
-        let watchers = self.watchers.iter_mut();
-        watchers.flat_map(|watchers| watchers.of_deadlines())
+struct Watcher {
+    /// Gone when nobody waits with it any more.
+    waker: Weak<AtomicWaker>,
+    of_deadlines: bool,
+}
+
+impl Watcher {
+    fn is_alive(&self) -> bool {
+        self.waker.strong_count() > 0
     }
 }
 

@@ -1,8 +1,7 @@
 use futures::{Stream, TryFuture, TryStream};
 
-use super::Scope;
+use super::guarded::Guarded;
 use super::outcome::Try;
-use super::scoped::Scoped;
 use super::{future, stream};
 use crate::into_lock::IntoLock;
 use crate::lease::LeaseView;
@@ -76,9 +75,7 @@ pub trait FutureLockExt: Future {
     where
         Self: Sized,
     {
-        let scope = Scope::new(lock.into_lock().into_options());
-        let scoped = Scoped::new(scope, Some(self));
-        future::WithLock { scoped }
+        Guarded::given(lock.into_lock().into_options(), self)
     }
 
     /// [`with_lock`](Self::with_lock) for a future of a `Result`: errors of the lock are converted
@@ -148,9 +145,7 @@ pub trait StreamLockExt: Stream {
     where
         Self: Sized,
     {
-        let scope = Scope::new(lock.into_lock().into_options());
-        let scoped = Scoped::new(scope, Some(self));
-        stream::WithLock { scoped }
+        Guarded::given(lock.into_lock().into_options(), self)
     }
 
     /// [`with_lock`](Self::with_lock) for a stream of `Result`s: errors of the lock are converted
@@ -193,10 +188,7 @@ impl Lock {
         F: FnOnce(LeaseView) -> Fut,
         Fut: Future,
     {
-        future::WithLease {
-            begin: Some(work),
-            scoped: Scoped::new(Scope::new(self.options_here()), None),
-        }
+        Guarded::begun_by(self.options_here(), work)
     }
 
     /// [`with_lease`](Self::with_lease) for a future of a `Result`: errors of the lock are converted
@@ -220,10 +212,7 @@ impl Lock {
         F: FnOnce(LeaseView) -> S,
         S: Stream,
     {
-        stream::WithLease {
-            begin: Some(work),
-            scoped: Scoped::new(Scope::new(self.options_here()), None),
-        }
+        Guarded::begun_by(self.options_here(), work)
     }
 
     /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: errors of the lock

@@ -3,19 +3,22 @@
 //! | file | contents |
 //! |---|---|
 //! | `ext.rs` | the methods that put work under a lock |
-//! | `future.rs`, `stream.rs` | the futures and streams that they return |
+//! | `future.rs`, `stream.rs` | the names of the futures and streams that they return |
+//! | `guarded.rs` | those futures and streams |
 //! | `outcome.rs` | how the `try_` forms and `or_skip` map an outcome |
 //! | `scoped.rs` | the poll loop under all of them |
 //! | `scope.rs` | the lock that the loop acquires, checks and releases |
 
 mod ext;
 pub mod future;
+mod guarded;
 mod outcome;
 mod scope;
 mod scoped;
 pub mod stream;
 
 pub use self::ext::{FutureLockExt, StreamLockExt};
+use self::guarded::Guarded;
 pub(crate) use self::outcome::skip;
 pub(crate) use self::scope::Scope;
 pub(crate) use self::scoped::Scoped;

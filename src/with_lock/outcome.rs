@@ -6,8 +6,9 @@ use futures::future::FusedFuture;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
-use super::{future, stream};
+use super::Guarded;
 use crate::LockError;
+use crate::acquire::AcquireLease;
 
 /// Future or stream of the `try_` forms: the errors of the work and those of the lock as one.
 ///
@@ -44,11 +45,8 @@ pub struct OrSkip<W> {
 /// Futures and streams whose errors are the lock's own. Not [`Try`]: its errors may be the work's.
 pub trait OnlyLockErrors {}
 
-impl<F: Future> OnlyLockErrors for future::WithLock<F> {}
-impl<F, Fut: Future> OnlyLockErrors for future::WithLease<F, Fut> {}
-impl OnlyLockErrors for future::AcquireLease {}
-impl<S> OnlyLockErrors for stream::WithLock<S> {}
-impl<F, S> OnlyLockErrors for stream::WithLease<F, S> {}
+impl<F, W, V> OnlyLockErrors for Guarded<F, W, V> {}
+impl OnlyLockErrors for AcquireLease {}
 
 fn flatten<T, E: From<LockError>>(outcome: Result<Result<T, E>, LockError>) -> Result<T, E> {
     outcome?

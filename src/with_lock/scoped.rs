@@ -25,9 +25,6 @@ pub(crate) struct Scoped<W, V> {
     scope: Scope,
 }
 
-/// Begins work that was given beforehand: never called.
-pub(crate) type Given<W> = fn(LeaseView) -> W;
-
 /// What a poll of some work yields: an item after which more may come, or the end.
 type Step<I, V> = ControlFlow<V, I>;
 

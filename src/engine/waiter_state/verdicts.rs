@@ -43,7 +43,7 @@ impl State {
         let end = match verdict {
             LeaseVerdict::Prolonged { deadline, .. } => {
                 self.deadline = deadline;
-                callbacks.wakers.extend(self.watchers_of_deadlines());
+                self.wake_watchers(false, callbacks);
                 return None;
             }
             LeaseVerdict::Unrenewed(_) => return None,
@@ -59,7 +59,7 @@ impl State {
                     unreachable!("a shutdown told to a holder that is {:?}", self.phase)
                 };
                 self.closing = true;
-                self.take_watchers(callbacks);
+                self.wake_watchers(true, callbacks);
                 return Some(Phase::Closing { token });
             }
             LeaseVerdict::Ended(end) => end,
@@ -93,11 +93,8 @@ impl State {
             let is_over = now >= self.deadline;
             callbacks.lost.push((key.clone(), token, is_over));
         }
-        if lost.is_some() || matches!(phase, Phase::Ended { .. }) {
-            self.take_watchers(callbacks);
-        } else {
-            callbacks.wakers.extend(self.watchers_of_deadlines());
-        }
+        let is_told = lost.is_some() || matches!(phase, Phase::Ended { .. });
+        self.wake_watchers(is_told, callbacks);
         Some(phase)
     }
 

@@ -1,13 +1,8 @@
 //! The store, as a user makes it.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-
-use futures::FutureExt;
-use futures::future::BoxFuture;
 
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
@@ -20,6 +15,7 @@ use super::session::RedisSession;
 use super::tls::Tls;
 use super::topology::Topology;
 use crate::StoreError;
+use crate::operation::Operation;
 use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
@@ -352,16 +348,14 @@ impl RedisStoreBuilder {
     /// that lets us wait is enough; else the error is of one that said why it does not, if any did.
     pub fn connect(self) -> ConnectStore {
         let store = self.connect_lazy();
-        let connecting = async move {
+        Operation::new(async move {
             let store = store?;
             store.topology.try_out(CONNECT_WITHIN).await?;
             if store.min_replicas.is_some() {
                 replicas::try_out(&store.topology, CONNECT_WITHIN).await?;
             }
             Ok(store)
-        };
-        let connecting = connecting.boxed();
-        ConnectStore { connecting }
+        })
     }
 
     /// The same without connecting, as [`RedisStore::connect_lazy`] does.
@@ -389,21 +383,4 @@ impl fmt::Debug for RedisStoreBuilder {
 }
 
 /// Connects to a server; made by [`RedisStore::connect`].
-#[must_use = "futures do nothing unless polled"]
-pub struct ConnectStore {
-    connecting: BoxFuture<'static, Result<RedisStore, StoreError>>,
-}
-
-impl Future for ConnectStore {
-    type Output = Result<RedisStore, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.connecting.poll_unpin(cx)
-    }
-}
-
-impl fmt::Debug for ConnectStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectStore").finish_non_exhaustive()
-    }
-}
+pub type ConnectStore = Operation<Result<RedisStore, StoreError>>;
