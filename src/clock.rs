@@ -1,7 +1,6 @@
 //! The registry's own clock: tokio's, so that it can be paused, plus the time in which the
 //! machine was suspended (D3).
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -66,12 +65,6 @@ impl Clock {
     /// `now` and `wait` later, or never.
     pub(crate) fn after(now: Moment, wait: Duration) -> Moment {
         now.checked_add(wait).unwrap_or(FOREVER)
-    }
-}
-
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Clock").field(&self.now()).finish()
     }
 }
 

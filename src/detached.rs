@@ -17,7 +17,7 @@ const MAX_OWNER: usize = 200;
 /// [`LockRegistry::adopt`](crate::LockRegistry::adopt) to take, in this process or another.
 ///
 /// It goes by [`Display`](fmt::Display) and [`FromStr`] as one line of text, which later versions
-/// of the crate read as well; with the feature `serde` it is `Serialize` and `Deserialize`. Nothing
+/// of the crate read as well; with the feature `serde` it is serialized as that line. Nothing
 /// happens when it is dropped: the key runs out by itself.
 ///
 /// Whoever knows the text can take the lease.
@@ -36,10 +36,7 @@ const MAX_OWNER: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a lease that is detached and not adopted keeps everybody out until its ttl is over"]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(try_from = "parts::Parts", into = "parts::Parts")
-)]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct DetachedLease {
     key: Arc<str>,
     owner: Arc<str>,
@@ -169,35 +166,18 @@ fn number(word: &str, fault: &'static str) -> Result<u64, ParseDetachedLeaseErro
 pub struct ParseDetachedLeaseError(&'static str);
 
 #[cfg(feature = "serde")]
-mod parts {
-    use super::{DetachedLease, ParseDetachedLeaseError};
-
-    /// What goes over the wire.
-    #[derive(serde::Serialize, serde::Deserialize)]
-    pub(super) struct Parts {
-        key: String,
-        owner: String,
-        token: u64,
-        deadline_ms: u64,
+impl From<DetachedLease> for String {
+    fn from(lease: DetachedLease) -> Self {
+        lease.to_string()
     }
+}
 
-    impl From<DetachedLease> for Parts {
-        fn from(lease: DetachedLease) -> Self {
-            Self {
-                key: lease.key.to_string(),
-                owner: lease.owner.to_string(),
-                token: lease.token.get(),
-                deadline_ms: lease.deadline,
-            }
-        }
-    }
+#[cfg(feature = "serde")]
+impl TryFrom<String> for DetachedLease {
+    type Error = ParseDetachedLeaseError;
 
-    impl TryFrom<Parts> for DetachedLease {
-        type Error = ParseDetachedLeaseError;
-
-        fn try_from(parts: Parts) -> Result<Self, Self::Error> {
-            Self::checked(&parts.key, &parts.owner, parts.token, parts.deadline_ms)
-        }
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
     }
 }
 
@@ -299,13 +279,14 @@ mod tests {
         let lease = lease();
         let json = serde_json::to_string(&lease).unwrap();
         assert_eq!(serde_json::from_str::<DetachedLease>(&json).unwrap(), lease);
-        let good = r#"{"key":"k","owner":"ab:1","token":64,"deadline_ms":1}"#;
+        let good = r#""lockstream-lease-1 ab:1 64 1 k""#;
         assert!(serde_json::from_str::<DetachedLease>(good).is_ok());
         for bad in [
-            r#"{"key":"k","owner":"ab 1","token":64,"deadline_ms":1}"#,
-            r#"{"key":"k\n","owner":"ab:1","token":64,"deadline_ms":1}"#,
-            r#"{"key":"k","owner":"ab:1","token":-1,"deadline_ms":1}"#,
-            r#"{"key":"k","owner":"ab:1","token":64}"#,
+            r#""lockstream-lease-1 ab 1 64 1 k""#,
+            r#""lockstream-lease-1 ab:1 64 1 k\n\n""#,
+            r#""lockstream-lease-1 ab:1 -1 1 k""#,
+            r#""lockstream-lease-1 ab:1 64 k""#,
+            "64",
         ] {
             assert!(serde_json::from_str::<DetachedLease>(bad).is_err(), "{bad}");
         }

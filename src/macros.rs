@@ -2,13 +2,9 @@
 //! macro, and this crate depends on the macro's exact version.
 
 use std::borrow::Borrow;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
-use futures::Stream;
-use futures::future::FusedFuture;
-use futures::stream::FusedStream;
-use pin_project::pin_project;
+use futures::future::{self, FutureExt};
+use futures::stream::{self, Stream, StreamExt};
 
 use crate::registry::obtain_installed;
 use crate::{Lock, LockError, LockRegistry};
@@ -56,65 +52,24 @@ pub fn refusal<R: Outcome>() -> fn(LockError) -> R {
     R::refused
 }
 
-/// A future or stream under a lock that yields errors of the lock as errors of the work.
-#[pin_project]
-#[derive(Debug)]
-#[must_use = "futures and streams do nothing unless polled"]
-pub struct Locked<W, R> {
-    #[pin]
+/// Yields errors of the lock as errors of the work.
+pub fn locked_future<W, R>(
     work: W,
     refused: fn(LockError) -> R,
-}
-
-/// Makes [`Locked`] of work under a lock.
-pub fn locked<W, R>(work: W, refused: fn(LockError) -> R) -> Locked<W, R> {
-    Locked { work, refused }
-}
-
-impl<W, R> Future for Locked<W, R>
+) -> future::Map<W, impl FnOnce(Result<R, LockError>) -> R>
 where
     W: Future<Output = Result<R, LockError>>,
 {
-    type Output = R;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<R> {
-        let this = self.project();
-        let outcome = ready!(this.work.poll(cx));
-        Poll::Ready(outcome.unwrap_or_else(this.refused))
-    }
+    work.map(move |outcome| outcome.unwrap_or_else(refused))
 }
 
-impl<W, R> FusedFuture for Locked<W, R>
-where
-    W: FusedFuture<Output = Result<R, LockError>>,
-{
-    fn is_terminated(&self) -> bool {
-        self.work.is_terminated()
-    }
-}
-
-impl<W, R> Stream for Locked<W, R>
+/// The same for a stream.
+pub fn locked_stream<W, R>(
+    work: W,
+    refused: fn(LockError) -> R,
+) -> stream::Map<W, impl FnMut(Result<R, LockError>) -> R>
 where
     W: Stream<Item = Result<R, LockError>>,
 {
-    type Item = R;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<R>> {
-        let this = self.project();
-        let item = ready!(this.work.poll_next(cx));
-        Poll::Ready(item.map(|item| item.unwrap_or_else(this.refused)))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.work.size_hint()
-    }
-}
-
-impl<W, R> FusedStream for Locked<W, R>
-where
-    W: FusedStream<Item = Result<R, LockError>>,
-{
-    fn is_terminated(&self) -> bool {
-        self.work.is_terminated()
-    }
+    work.map(move |item| item.unwrap_or_else(refused))
 }

@@ -26,49 +26,41 @@ const STORE_DOWN: &str = "lockstream_store_down_total";
 const WAIT: &str = "lockstream_wait_seconds";
 const HOLD: &str = "lockstream_hold_seconds";
 
+const GAUGES: [(&str, &str); 2] = [
+    (WAITING, "Callers that wait for a lock."),
+    (HELD, "Leases that are held or being released."),
+];
+
+#[rustfmt::skip]
+const COUNTERS: [(&str, &str); 9] = [
+    (ACQUIRED, "Leases acquired."),
+    (PASSED, "Leases acquired from another caller of the same registry, without asking the store."),
+    (RENEWED, "Renewals that the store confirmed."),
+    (RENEWAL_UNKNOWN, "Renewals that got no answer, or a refusal, or were not sent."),
+    (RENEWAL_LATE, "Renewals that were not confirmed although most of the time left was over."),
+    (LOST, "Leases that were over before their holders were done."),
+    (GIVEN_UP, "Waits that ended with nothing."),
+    (QUEUE_FULL, "Callers turned away since max_waiters waited already."),
+    (STORE_DOWN, "Outages of the store."),
+];
+
+#[rustfmt::skip]
+const HISTOGRAMS: [(&str, &str); 2] = [
+    (WAIT, "Time from the first poll until the lock was acquired."),
+    (HOLD, "Time from when a lease was taken until it was given back, or over."),
+];
+
 /// Tells the recorder what they are.
 pub(crate) fn describe() {
-    describe_gauge!(WAITING, Unit::Count, "Callers that wait for a lock.");
-    describe_gauge!(HELD, Unit::Count, "Leases that are held or being released.");
-    describe_counter!(ACQUIRED, Unit::Count, "Leases acquired.");
-    describe_counter!(
-        PASSED,
-        Unit::Count,
-        "Leases acquired from another caller of the same registry, without asking the store."
-    );
-    describe_counter!(RENEWED, Unit::Count, "Renewals that the store confirmed.");
-    describe_counter!(
-        RENEWAL_UNKNOWN,
-        Unit::Count,
-        "Renewals that got no answer, or a refusal, or were not sent."
-    );
-    describe_counter!(
-        RENEWAL_LATE,
-        Unit::Count,
-        "Renewals that were not confirmed although most of the time left was over."
-    );
-    describe_counter!(
-        LOST,
-        Unit::Count,
-        "Leases that were over before their holders were done."
-    );
-    describe_counter!(GIVEN_UP, Unit::Count, "Waits that ended with nothing.");
-    describe_counter!(
-        QUEUE_FULL,
-        Unit::Count,
-        "Callers turned away since max_waiters waited already."
-    );
-    describe_counter!(STORE_DOWN, Unit::Count, "Outages of the store.");
-    describe_histogram!(
-        WAIT,
-        Unit::Seconds,
-        "Time from the first poll until the lock was acquired."
-    );
-    describe_histogram!(
-        HOLD,
-        Unit::Seconds,
-        "Time from when a lease was taken until it was given back, or over."
-    );
+    for (name, what) in GAUGES {
+        describe_gauge!(name, Unit::Count, what);
+    }
+    for (name, what) in COUNTERS {
+        describe_counter!(name, Unit::Count, what);
+    }
+    for (name, what) in HISTOGRAMS {
+        describe_histogram!(name, Unit::Seconds, what);
+    }
 }
 
 /// Counts one event.

@@ -95,8 +95,8 @@ fn in_async(function: &Function, returned: &Type, locks: &[Options]) -> TokenStr
     };
     for (name, lock) in names.iter().zip(locks).rev() {
         let home = &lock.home;
-        run =
-            quote!(#home::__macros::locked(#home::FutureLockExt::with_lock(#run, #name), #refused));
+        run = quote!(#home::FutureLockExt::with_lock(#run, #name));
+        run = quote!(#home::__macros::locked_future(#run, #refused));
     }
     quote!(#made let #refused = #refusal; #run.await)
 }
@@ -107,9 +107,17 @@ fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options])
     let (refused, outcome) = (local("__refused"), lazy.outcome.as_ref().map(inferred));
     let refusal = refusal(home, outcome.as_ref());
     let (taken, work) = (take(function), &function.body);
-    let (begin, ext) = match lazy.work {
-        Work::Future => (quote!(with_lease), quote!(FutureLockExt)),
-        Work::Stream => (quote!(with_lease_stream), quote!(StreamLockExt)),
+    let (begin, ext, locked) = match lazy.work {
+        Work::Future => (
+            quote!(with_lease),
+            quote!(FutureLockExt),
+            quote!(locked_future),
+        ),
+        Work::Stream => (
+            quote!(with_lease_stream),
+            quote!(StreamLockExt),
+            quote!(locked_stream),
+        ),
     };
     // A boxed one is coerced where it is returned: its type must be known there.
     let begun = match lazy.wrap {
@@ -127,7 +135,7 @@ fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options])
         } else {
             quote!(#home::#ext::with_lock(#run, #name))
         };
-        run = quote!(#home::__macros::locked(#run, #refused));
+        run = quote!(#home::__macros::#locked(#run, #refused));
     }
     let run = match lazy.wrap {
         Wrap::Bare => run,

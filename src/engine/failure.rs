@@ -82,6 +82,8 @@ impl Engine {
         for caller in held.map(|caller| &caller.0).chain(&dropped) {
             caller.close_broken(now, &self.events, &mut deferred.callbacks);
         }
+        // The log says of the registry why they are lost.
+        deferred.callbacks.lost.clear();
         self.events.end();
         deferred.sends = Default::default();
         deferred.policies = Default::default();

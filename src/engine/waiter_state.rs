@@ -16,7 +16,7 @@ use crate::Token;
 use crate::events::LockEvent;
 use crate::repeat::Repeats;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
-use crate::turnstile::{LeaseEnd, Moment, Refusal, Verdict, WaiterId};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
 use crate::user_code;
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
@@ -364,56 +364,35 @@ impl WaiterState {
         }
         let phase = match verdict {
             Verdict::Waiter(verdict) => {
-                state.report_to_waiter(self.key(), &verdict, now, events);
                 callbacks.policies.extend(state.repeats.take());
-                state.after_wait(verdict)
+                Some(state.after_wait(self.key(), verdict, now, events))
             }
             Verdict::Lease(verdict) => {
-                state.report_to_holder(self.key(), &verdict, now, events);
-                match state.after_holding(self.key(), verdict, now, callbacks) {
-                    Some(phase) => phase,
-                    None => return,
-                }
+                state.after_holding(self.key(), verdict, now, events, callbacks)
             }
         };
-        state.phase = phase;
-        callbacks.wakers.extend(state.waker.take());
+        if let Some(phase) = phase {
+            state.phase = phase;
+            callbacks.wakers.extend(state.waker.take());
+        }
     }
 
     /// The registry has failed, and its turnstile tells nothing any more.
     pub(super) fn close_broken(&self, now: Moment, events: &EventBus, callbacks: &mut Callbacks) {
-        let mut state = self.lock();
-        let (key, held) = (self.key().clone(), now.saturating_sub(state.since));
-        state.phase = match state.phase {
+        let ended = |end| Verdict::Lease(LeaseVerdict::Ended(end));
+        let verdict = match self.phase() {
             Phase::Waiting | Phase::Granted { .. } => {
-                events.send(|| state.gave_up(&key, now));
-                Phase::Refused(Refusal::Closed)
+                Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed))
             }
-            Phase::Held { token } => {
-                events.send(|| LockEvent::Lost { key, token, held });
-                let end = LeaseEnd::Lost;
-                Phase::Ended { token, end }
-            }
-            Phase::Closing { token } => {
-                events.send(|| LockEvent::Closed { key, token, held });
-                let end = LeaseEnd::Closed;
-                Phase::Ended { token, end }
-            }
-            Phase::Finishing { token } => {
-                let held = state.since;
-                events.send(|| LockEvent::Closed { key, token, held });
-                let end = LeaseEnd::Closed;
-                Phase::Finished { token, end }
-            }
+            Phase::Held { .. } => ended(LeaseEnd::Lost),
+            Phase::Closing { .. } | Phase::Finishing { .. } => ended(LeaseEnd::Closed),
             Phase::TurnLost
             | Phase::Left
             | Phase::Refused(_)
             | Phase::Ended { .. }
             | Phase::Finished { .. } => return,
         };
-        callbacks.policies.extend(state.repeats.take());
-        state.wake_watchers(true, callbacks);
-        callbacks.wakers.extend(state.waker.take());
+        self.tell(verdict, now, events, callbacks);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -6,7 +6,7 @@
 //! answer is worth is the turnstile's business.
 
 use std::any::Any;
-use std::fmt::{self, Debug};
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -287,7 +287,7 @@ pub struct KeyStatus {
 }
 
 /// One registry's line to a store. Dropping it ends its connection and its tasks.
-pub trait Session: Debug + Send + Sync {
+pub trait Session: Send + Sync {
     /// Starts the session's tasks on the caller's runtime if they are needed and do not run, perhaps
     /// because the runtime that they ran on has gone. Called at every arrival, and now and then while
     /// anything is waited for, so it must cost next to nothing. Does nothing on a thread without a

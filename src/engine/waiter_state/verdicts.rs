@@ -13,7 +13,13 @@ use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, WaiterVerdict};
 
 impl State {
     /// The phase that follows a wait.
-    pub(super) fn after_wait(&mut self, verdict: WaiterVerdict) -> Phase {
+    pub(super) fn after_wait(
+        &mut self,
+        key: &Arc<str>,
+        verdict: WaiterVerdict,
+        now: Moment,
+        events: &EventBus,
+    ) -> Phase {
         let (Phase::Waiting | Phase::Granted { .. }) = self.phase else {
             unreachable!("{verdict:?} to a waiter that is {:?}", self.phase)
         };
@@ -28,7 +34,20 @@ impl State {
                 Phase::Granted { token }
             }
             WaiterVerdict::TurnLost => Phase::TurnLost,
-            WaiterVerdict::Refused(refusal) => Phase::Refused(refusal),
+            WaiterVerdict::Refused(refusal) => {
+                events.send(|| match refusal {
+                    Refusal::QueueFull => LockEvent::QueueFull {
+                        key: key.clone(),
+                        waiter: self.waiter,
+                        limit: events.max_waiters(),
+                    },
+                    Refusal::Busy
+                    | Refusal::NothingToAdopt
+                    | Refusal::Failed(_)
+                    | Refusal::Closed => self.gave_up(key, now),
+                });
+                Phase::Refused(refusal)
+            }
         }
     }
 
@@ -38,21 +57,54 @@ impl State {
         key: &Arc<str>,
         verdict: LeaseVerdict,
         now: Moment,
+        events: &EventBus,
         callbacks: &mut Callbacks,
     ) -> Option<Phase> {
-        let end = match verdict {
-            LeaseVerdict::Prolonged { deadline, .. } => {
+        // A lease that was not taken yet is prolonged, too, but no event tells of it.
+        let token = self.held(now).map(|(token, _)| token);
+        let key = || key.clone();
+        match verdict {
+            LeaseVerdict::Prolonged { deadline, last } => {
                 self.deadline = deadline;
                 self.wake_watchers(false, callbacks);
-                return None;
-            }
-            LeaseVerdict::Unrenewed(_) => return None,
-            LeaseVerdict::RenewalLate => {
-                if let Phase::Held { token } | Phase::Closing { token } = self.phase {
-                    let left = self.deadline.saturating_sub(now);
-                    callbacks.late.push((key.clone(), token, left));
+                if let Some(token) = token {
+                    let deadline = events.instant(deadline);
+                    events.send(|| LockEvent::Renewed {
+                        key: key(),
+                        token,
+                        deadline,
+                    });
+                    if last {
+                        events.send(|| LockEvent::LastRenewal {
+                            key: key(),
+                            token,
+                            deadline,
+                        });
+                    }
                 }
-                return None;
+                None
+            }
+            LeaseVerdict::Unrenewed(error) => {
+                if let Some(token) = token {
+                    events.send(|| LockEvent::RenewalUnknown {
+                        key: key(),
+                        token,
+                        error,
+                    });
+                }
+                None
+            }
+            LeaseVerdict::RenewalLate => {
+                if let Some(token) = token {
+                    let left = self.deadline.saturating_sub(now);
+                    callbacks.late.push((key(), token, left));
+                    events.send(|| LockEvent::RenewalLate {
+                        key: key(),
+                        token,
+                        deadline: events.instant(self.deadline),
+                    });
+                }
+                None
             }
             LeaseVerdict::Closing => {
                 let Phase::Held { token } = self.phase else {
@@ -60,126 +112,79 @@ impl State {
                 };
                 self.closing = true;
                 self.wake_watchers(true, callbacks);
-                return Some(Phase::Closing { token });
+                Some(Phase::Closing { token })
             }
-            LeaseVerdict::Ended(end) => end,
-        };
-        let phase = match self.phase {
-            Phase::Held { token } => Phase::Ended { token, end },
-            // It was told to end, and work that runs on when its lease is lost is to end all the same.
-            Phase::Closing { token } => Phase::Ended {
-                token,
-                end: LeaseEnd::Closed,
-            },
-            Phase::Finishing { token } => Phase::Finished {
-                token,
-                end: self.own_end(end),
-            },
-            ref other => unreachable!("{end:?} to a holder that is {other:?}"),
-        };
-        // What the release finds is a loss like any other. Where work may run on, nobody else is told of it.
-        let lost = match phase {
-            Phase::Ended {
-                token,
-                end: LeaseEnd::Lost,
-            }
-            | Phase::Finished {
-                token,
-                end: LeaseEnd::Lost,
-            } => Some(token),
-            _ => None,
-        };
-        if let Some(token) = lost {
-            let is_over = now >= self.deadline;
-            callbacks.lost.push((key.clone(), token, is_over));
-        }
-        let is_told = lost.is_some() || matches!(phase, Phase::Ended { .. });
-        self.wake_watchers(is_told, callbacks);
-        Some(phase)
-    }
-
-    /// Tells those who read events what became of a wait.
-    pub(super) fn report_to_waiter(
-        &self,
-        key: &Arc<str>,
-        verdict: &WaiterVerdict,
-        now: Moment,
-        events: &EventBus,
-    ) {
-        match verdict {
-            // It waits on: as one who may look now, or as one who may come again.
-            WaiterVerdict::Granted { .. } | WaiterVerdict::TurnLost => {}
-            WaiterVerdict::Refused(Refusal::QueueFull) => {
-                events.send(|| LockEvent::QueueFull {
-                    key: key.clone(),
-                    waiter: self.waiter,
-                    limit: events.max_waiters(),
-                });
-            }
-            WaiterVerdict::Refused(
-                Refusal::Busy | Refusal::NothingToAdopt | Refusal::Failed(_) | Refusal::Closed,
-            ) => events.send(|| self.gave_up(key, now)),
-        }
-    }
-
-    /// Tells those who read events what became of a lease.
-    pub(super) fn report_to_holder(
-        &self,
-        key: &Arc<str>,
-        verdict: &LeaseVerdict,
-        now: Moment,
-        events: &EventBus,
-    ) {
-        let (token, held) = match self.phase {
-            Phase::Held { token } | Phase::Closing { token } => {
-                (token, now.saturating_sub(self.since))
-            }
-            Phase::Finishing { token } => (token, self.since),
-            // A lease that was not taken is not told of.
-            _ => return,
-        };
-        let key = || key.clone();
-        match verdict {
-            LeaseVerdict::Prolonged { deadline, last } => {
-                let deadline = events.instant(*deadline);
-                events.send(|| LockEvent::Renewed {
-                    key: key(),
-                    token,
-                    deadline,
-                });
-                if *last {
-                    events.send(|| LockEvent::LastRenewal {
-                        key: key(),
-                        token,
-                        deadline,
-                    });
+            LeaseVerdict::Ended(end) => {
+                let Some((token, held)) = self.held(now) else {
+                    unreachable!("{end:?} to a holder that is {:?}", self.phase)
+                };
+                let phase = self.after_end(token, end.clone());
+                events.send(|| self.end_event(&phase, end, key(), token, held));
+                // What the release finds is a loss like any other. Where work may run on, nobody else is told of it.
+                let is_lost = matches!(
+                    phase,
+                    Phase::Ended {
+                        end: LeaseEnd::Lost,
+                        ..
+                    } | Phase::Finished {
+                        end: LeaseEnd::Lost,
+                        ..
+                    }
+                );
+                if is_lost {
+                    let is_over = now >= self.deadline;
+                    callbacks.lost.push((key(), token, is_over));
                 }
+                let is_early = matches!(phase, Phase::Ended { .. });
+                self.wake_watchers(is_lost || is_early, callbacks);
+                Some(phase)
             }
-            LeaseVerdict::Unrenewed(error) => events.send(|| LockEvent::RenewalUnknown {
-                key: key(),
-                token,
-                error: error.clone(),
-            }),
-            LeaseVerdict::RenewalLate => events.send(|| LockEvent::RenewalLate {
-                key: key(),
-                token,
-                deadline: events.instant(self.deadline),
-            }),
-            LeaseVerdict::Closing => {}
-            LeaseVerdict::Ended(end) => events.send(|| self.end_event(end, key(), token, held)),
         }
     }
 
-    pub(super) fn end_event(
+    /// The token of a lease that was taken and has not ended, and for how long it was held.
+    fn held(&self, now: Moment) -> Option<(Token, Duration)> {
+        match self.phase {
+            Phase::Held { token } | Phase::Closing { token } => {
+                Some((token, now.saturating_sub(self.since)))
+            }
+            Phase::Finishing { token } => Some((token, self.since)),
+            _ => None,
+        }
+    }
+
+    fn after_end(&self, token: Token, end: LeaseEnd) -> Phase {
+        match self.phase {
+            Phase::Finishing { .. } => {
+                let end = match end {
+                    LeaseEnd::Released if self.closing && self.end_mode == EndMode::Release => {
+                        LeaseEnd::Closed
+                    }
+                    end => end,
+                };
+                Phase::Finished { token, end }
+            }
+            // It was told to end, and work that runs on when its lease is lost is to end all the same.
+            Phase::Closing { .. } => {
+                let end = LeaseEnd::Closed;
+                Phase::Ended { token, end }
+            }
+            _ => Phase::Ended { token, end },
+        }
+    }
+
+    /// `end`: how the lease has ended in the store, whatever its holder is told.
+    fn end_event(
         &self,
-        end: &LeaseEnd,
+        phase: &Phase,
+        end: LeaseEnd,
         key: Arc<str>,
         token: Token,
         held: Duration,
     ) -> LockEvent {
-        let end = match self.phase {
-            Phase::Finishing { .. } => self.own_end(end.clone()),
-            _ => end.clone(),
+        let end = match phase {
+            Phase::Finished { end, .. } => end.clone(),
+            _ => end,
         };
         match (end, self.end_mode) {
             (LeaseEnd::Released, EndMode::Release) => LockEvent::Released { key, token, held },
@@ -196,16 +201,6 @@ impl State {
             key: key.clone(),
             waiter: self.waiter,
             waited: now.saturating_sub(self.since),
-        }
-    }
-
-    /// How a lease has ended that its holder gave back.
-    pub(super) fn own_end(&self, end: LeaseEnd) -> LeaseEnd {
-        match end {
-            LeaseEnd::Released if self.closing && self.end_mode == EndMode::Release => {
-                LeaseEnd::Closed
-            }
-            end => end,
         }
     }
 }

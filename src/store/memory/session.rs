@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -150,12 +149,4 @@ impl Session for MemorySession {
 
 fn offline() -> StoreError {
     StoreError::new("the memory store was set offline")
-}
-
-impl fmt::Debug for MemorySession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySession")
-            .field("instance", &self.line.config.instance)
-            .finish_non_exhaustive()
-    }
 }

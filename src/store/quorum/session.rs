@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -355,14 +354,5 @@ impl Drop for QuorumSession {
                 let _ = timeout(patience, idle).await;
             });
         }
-    }
-}
-
-impl fmt::Debug for QuorumSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuorumSession")
-            .field("instance", &self.core.config.instance)
-            .field("nodes", &self.core.nodes)
-            .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,6 @@
 //! A registry's session with a Redis store: the tasks of its nodes, and when their connections are
 //! needed.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -132,15 +131,6 @@ impl Drop for RedisSession {
     fn drop(&mut self) {
         self.shared.lock().is_closed = true;
         self.shared.closing.send_replace(true);
-    }
-}
-
-impl fmt::Debug for RedisSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisSession")
-            .field("topology", &self.shared.topology)
-            .field("instance", &self.shared.config.instance)
-            .finish_non_exhaustive()
     }
 }
 
