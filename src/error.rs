@@ -38,7 +38,7 @@ pub enum LockError {
     NotAcquired {
         /// The name of what is locked.
         key: Arc<str>,
-        /// How long the caller stood in line.
+        /// How long the caller waited in the queue.
         waited: Duration,
     },
     /// The lease was over before the work was done, or the detached one before it was

@@ -105,7 +105,7 @@ impl LockRegistry {
     ///
     /// The new lease has this registry's ttl, counted from now, its [`Renewal`](crate::Renewal), and a token of its
     /// own, greater than the detached one: what is still written under that one is refused where
-    /// tokens are checked. It does not stand in line: whoever waits for the key waits on, and a
+    /// tokens are checked. It does not enter the queue: whoever waits for the key waits on, and a
     /// process of which some wait may lose its place in the store's queue.
     ///
     /// A detached lease can be adopted once, by a registry with the same prefix on the same server.

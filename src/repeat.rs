@@ -22,7 +22,7 @@ use crate::user_code;
 /// | [`from_fn`](Self::from_fn), `backoff` | your own, or the `backoff` crate's |
 /// | [`until`](Self::until), on any of them | ended by a condition |
 ///
-/// Of several callers that wait for one key in one registry the first in line asks for all, and its
+/// Of several callers that wait for one key in one registry the first in the queue asks for all, and its
 /// policy says how long to pause. A pause of nothing asks again as soon as the server has answered:
 /// that is as many calls as the wire carries, for as long as the policy names it. Timers tick in
 /// milliseconds, and a pause that is longer than the rest of the `wait` is cut off by its end.

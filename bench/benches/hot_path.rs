@@ -81,7 +81,7 @@ fn pass(bench: Bench) -> Bench {
         let lock = bench.registry.obtain("hot");
         let held = lock.lease().await.expect("the lock is to be had");
         let tasks = [(); 2].map(|()| tokio::spawn(take_turns(lock.clone(), STEPS / 2)));
-        // Until both wait. From here on whoever releases stands in line again before the other
+        // Until both wait. From here on whoever releases enters the queue again before the other
         // runs, so that it takes turns with it: else each would have all of its own in a row.
         tokio::task::yield_now().await;
         held.release().await.expect("it is held");

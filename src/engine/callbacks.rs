@@ -9,22 +9,22 @@ use crate::Token;
 use crate::repeat::Repeats;
 use crate::user_code::{self, log};
 
-/// What is done about verdicts once no lock is held: all of it is the user's code.
+/// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked.
 #[derive(Default)]
 pub(super) struct Callbacks {
     pub(super) wakers: SmallVec<[Waker; 1]>,
     pub(super) watchers: SmallVec<[Arc<AtomicWaker>; 1]>,
-    /// Policies of those who wait no more, to be dropped.
+    /// Policies of waits that are over, to be dropped.
     pub(super) policies: SmallVec<[Repeats; 1]>,
-    /// Keys and tokens of lost leases, and whether their time was over.
+    /// Keys and tokens of lost leases, and whether they had expired.
     pub(super) lost: SmallVec<[(Arc<str>, Token, bool); 1]>,
-    /// Keys and tokens of leases whose renewal is late, and how long they last without it.
+    /// Keys and tokens of leases whose renewal is late, and the time that is left to them.
     pub(super) late: SmallVec<[(Arc<str>, Token, Duration); 1]>,
 }
 
 impl Callbacks {
     pub(super) fn run(&mut self) {
-        // First: work whose lease is lost stops before anybody reads of it.
+        // First: work whose lease is lost stops before it is logged.
         for waker in self.wakers.drain(..) {
             user_code::run("a waker", || waker.wake());
         }

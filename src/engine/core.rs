@@ -30,25 +30,25 @@ use crate::user_code;
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
-/// One registry at work.
+/// What one registry does: callers and leases call it, and it drives their turnstiles.
 pub(crate) struct Engine {
     pub(super) view_context: Arc<ViewContext>,
-    /// The registry's id, with which its owners begin: its name, if it has one, and random bits.
+    /// The registry's id, which begins its owners: its name, if it has one, and random bits.
     instance: Arc<str>,
     pub(super) settings: Settings,
     /// What every ttl has to be longer than.
     overhead: Duration,
     pub(super) state: Mutex<State>,
-    /// What happens, told under the state's lock.
+    /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
     pub(super) timer: Timer,
-    /// What the session has lost, which the timer's task sees to.
+    /// Operations that the session has dropped without an answer. The timer's task handles them.
     pub(super) lost: Arc<LostOps>,
-    /// Told when nothing is in use any more.
+    /// Notified when no key is in use.
     pub(super) idle: Notify,
 }
 
-/// What a lease's views need of its registry, which they do not keep at work.
+/// What the views of a lease need of their registry. They do not keep it alive.
 pub(crate) struct ViewContext {
     pub(crate) clock: Arc<Clock>,
     pub(crate) engine: Weak<Engine>,
@@ -61,13 +61,13 @@ pub(crate) struct Arrival {
     pub(crate) renewals: u32,
     pub(crate) on_finish: OnFinish,
     pub(crate) patience: Patience,
-    /// How long until the turnstile gives it up: for one who stands in line counted from when it
-    /// came first, else anew each time it asks.
+    /// How long the turnstile tries. For a caller that enters the queue this counts from its first
+    /// arrival, for others from each attempt.
     pub(crate) wait: Duration,
     pub(crate) repeats: Repeats,
 }
 
-/// One thing that happens to every turnstile.
+/// One event that all turnstiles are fed.
 type Event<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
 
 impl Engine {
@@ -138,7 +138,7 @@ impl Engine {
         self.view_context.engine.clone()
     }
 
-    /// The line to the store, with its tasks running; `None` once the registry is shut down.
+    /// The session with the store, with its tasks running; `None` once the registry is shut down.
     pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
         let session = self.lock().session.clone();
         if let Some(session) = &session {
@@ -147,20 +147,20 @@ impl Engine {
         session
     }
 
-    /// Somebody waits for the end of a lease on the caller's runtime, which need not be the one
-    /// that acquired it.
+    /// The caller's runtime may be needed by the timer: a lease is waited for on it, or watched. It need
+    /// not be the runtime that acquired the lease.
     pub(crate) fn note_runtime(&self) {
         self.timer.note_runtime(Handle::try_current().ok().as_ref());
         self.timer.ensure(|| self.me());
     }
 
-    /// What happens from here on.
+    /// The events that follow.
     pub(crate) fn events(&self) -> Events {
         let _state = self.lock();
         self.events.subscribe()
     }
 
-    /// The same for a reader that misses nothing, and is not woken.
+    /// The events that follow, without a limit; the reader is not woken.
     #[cfg(feature = "test-util")]
     pub(crate) fn every_event(&self) -> std::sync::mpsc::Receiver<LockEvent> {
         let _state = self.lock();
@@ -196,7 +196,7 @@ impl Engine {
         self.lock().entries.len()
     }
 
-    /// How many keys the timer looks after.
+    /// How many keys the timer serves.
     #[cfg(test)]
     pub(super) fn timeouts(&self) -> usize {
         self.lock().timeouts.len()
@@ -206,7 +206,7 @@ impl Engine {
         self.enqueue(caller, arrival, Turnstile::arrive);
     }
 
-    /// A caller wants the lease that `from` left in the store.
+    /// A caller wants to take over the lease that is stored under the owner `from`.
     pub(crate) fn adopt(&self, caller: &Arc<WaiterState>, from: Arc<str>, arrival: Arrival) {
         self.enqueue(caller, arrival, |turnstile, cx, waiter| {
             turnstile.adopt(cx, from, waiter)
@@ -242,7 +242,7 @@ impl Engine {
             let (key, events) = (caller.key(), at.events);
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
-                // Before its verdict, which is told when this returns.
+                // Before the verdict, which follows when this returns.
                 caller.arrived(id, runtime, cx.now, events);
             });
         });
@@ -251,7 +251,7 @@ impl Engine {
     /// A caller gave up before it held anything.
     pub(crate) fn leave(&self, caller: &WaiterState) {
         if let Some(id) = caller.id() {
-            // Also if its key is not in use any more: it may have lost its turn there.
+            // Also if its key is not in use any more: it may have lost its turn.
             self.at_once(|state, at| {
                 caller.leaves(at.now, at.events);
                 state.feed(at, caller.key(), None, |turnstile, cx| {
@@ -261,14 +261,14 @@ impl Engine {
         }
     }
 
-    /// A granted caller looks: its token, if the turn is still its.
+    /// A caller takes the lease that it was granted. Returns its token, unless the turn is over.
     pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
         let id = caller.id()?;
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
         let taken = self.feed(caller.key(), |turnstile, cx| {
-            // The verdict first: time may have passed, and taken the seat away.
+            // The turnstile first: the grant may have expired meanwhile.
             if turnstile.take(cx, id) {
                 caller.takes(runtime, cx.now, &self.events)
             } else {
@@ -278,7 +278,7 @@ impl Engine {
         taken.map(|(token, _waker)| token)
     }
 
-    /// A lease ends for its holder; false if it was not held any more.
+    /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
         let end_mode = match on_finish {
             OnFinish::Release => EndMode::Release,
@@ -287,8 +287,8 @@ impl Engine {
         self.end(caller, end_mode).is_some()
     }
 
-    /// A lease is left in the store: its owner, as the store has it. If it was not held any more,
-    /// one that never was.
+    /// The holder leaves its lease in the store. Returns the owner under which it is stored; if it was
+    /// not held any more, an owner that never existed.
     pub(crate) fn detach(&self, caller: &WaiterState) -> String {
         let shared = caller.is_shared();
         let owner = self.end(caller, EndMode::Detach).flatten();
@@ -300,7 +300,7 @@ impl Engine {
         format!("{}:{sequence}", self.instance)
     }
 
-    /// `None` if it was not held any more; else the owner that was left in the store, if one was.
+    /// Returns `None` if the lease was not held any more, else the owner that was left in the store, if any.
     fn end(&self, caller: &WaiterState, end_mode: EndMode) -> Option<Option<Owner>> {
         let id = caller.id()?;
         let keep = end_mode != EndMode::Release;
@@ -310,13 +310,13 @@ impl Engine {
         })?
     }
 
-    /// A lease is to last `ttl` from now at least: until when, if it is still held.
+    /// Extends a lease to `ttl` from now. Returns the deadline that was asked for, if it is still held.
     pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;
         self.feed(caller.key(), |turnstile, cx| turnstile.extend(cx, id, ttl))?
     }
 
-    /// The last handle of a held lock is dropped; what becomes of the lease follows.
+    /// The last handle of a held lock is dropped. The lease is released after this.
     pub(crate) fn dropped_while_held(&self, caller: &WaiterState) {
         let state = self.lock();
         caller.is_dropped(&self.events);
@@ -324,7 +324,7 @@ impl Engine {
         self.events.flush();
     }
 
-    /// Nobody comes in any more, and those who wait are told.
+    /// Takes no new callers, and refuses those that wait.
     pub(crate) fn drain(&self) {
         self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
     }
@@ -335,14 +335,14 @@ impl Engine {
         state.entries.keys().any(|key| scope.contains(key))
     }
 
-    /// Whether a ticket for the key may stand in its queue, or be entered soon.
+    /// Whether the queue of the key may have a ticket of ours, or will have one soon.
     pub(super) fn is_waited_for(&self, key: &str) -> bool {
         let state = self.lock();
         let entry = state.entries.get(key);
         entry.is_some_and(|entry| entry.turnstile.may_have_ticket())
     }
 
-    /// Feeds the turnstile of a key; `None` if there is none.
+    /// Feeds the turnstile of a key. Returns `None` if there is none.
     fn feed<R>(
         &self,
         key: &Arc<str>,
@@ -351,7 +351,7 @@ impl Engine {
         self.at_once(|state, at| state.feed(at, key, None, event))?
     }
 
-    /// Changes the state, then feeds all turnstiles: each event to all of them before the next.
+    /// Changes the state, then feeds all turnstiles. All of them get one event before the next.
     pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
         self.feed_scope(&Scope::All, change, events);
     }
@@ -377,14 +377,14 @@ impl Engine {
 }
 
 impl Due for Engine {
-    /// Feeds every turnstile whose time has come, and sees to the session's tasks; returns when to
-    /// come back.
+    /// Feeds every turnstile whose time has come. Returns when to come back, and keeps the session's
+    /// tasks running until then.
     fn run_due(&self) -> Option<Instant> {
         let mut deferred = Deferred::default();
         let gone = self.timer.gone();
         let due = self.locked(&mut deferred, |state, at| {
             if !gone.is_empty() {
-                // First: what is due below may be the renewal of a lease that nobody can have any more.
+                // First: what is due below may be the renewal of a lease whose runtime has gone.
                 for entry in state.entries.values_mut() {
                     entry.turnstile.stop_renewing(|who| who.is_of(&gone));
                 }
@@ -396,8 +396,8 @@ impl Due for Engine {
             }
             state.feed_due(at);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
-            // D3: who waits for a deadline looks up once a second for suspended time.
-            // One that is still due after it was fed is a fault, which is not to keep a processor busy.
+            // D3: looks for suspended time once a second.
+            // A turnstile that is still due after it was fed has a fault. It must not keep a processor busy.
             let next =
                 first.map(|first| first.clamp(at.now + LEAST_SLEEP, at.now + SUSPENSION_TICK));
             state.armed = next;

@@ -60,8 +60,8 @@ impl EventBus {
         })
     }
 
-    /// Whether anybody wants the events. Whoever begins to read has held the engine's lock, under
-    /// which this is called: a relaxed load is enough.
+    /// Whether anybody reads events. Readers subscribe under the engine's lock, under which this is
+    /// called, so a relaxed load is enough.
     pub(super) fn is_read(&self) -> bool {
         cfg!(feature = "metrics") || self.is_read.load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ impl EventBus {
             .unbounded
             .retain(|reader| reader.send(event.clone()).is_ok());
         if let Some(channel) = &state.channel {
-            // It fails where the last reader is gone, which the flush sees as well.
+            // It fails when the last reader is gone, which the flush notices, too.
             let _ = channel.send(event);
         }
     }
@@ -151,7 +151,7 @@ impl EventBus {
         Events::new(channel, waker)
     }
 
-    /// The same for a reader that misses nothing, and is not woken.
+    /// A reader without a limit, which is not woken.
     #[cfg(feature = "test-util")]
     pub(super) fn subscribe_unbounded(&self) -> std::sync::mpsc::Receiver<LockEvent> {
         let (sender, reader) = std::sync::mpsc::channel();

@@ -4,34 +4,34 @@ use crate::turnstile::{LeaseEnd, Refusal};
 /// How far a caller has come.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// In line.
+    /// Waits in the queue.
     Waiting,
-    /// The key is its, once it looks.
+    /// It has the key as soon as it polls.
     Granted { token: Token },
-    /// It did not look in time; it may arrive again.
+    /// It did not poll in time. It may arrive again.
     TurnLost,
-    /// It does not get the key: busy, queue full, failed, or closed.
+    /// It does not get the key.
     Refused(Refusal),
-    /// It gave up, whatever the turnstile still says.
+    /// It gave up. Verdicts are ignored from then on.
     Left,
     /// It holds a lease.
     Held { token: Token },
-    /// It holds a lease of a registry that is being shut down, and is to end its work.
+    /// It holds a lease, and is to end its work: the registry is being shut down.
     Closing { token: Token },
-    /// Its lease ended under it: lost, or closed.
+    /// Its lease ended before it released it: lost, or closed.
     Ended { token: Token, end: LeaseEnd },
-    /// It gave the lease back, and waits for the store's word.
+    /// It released the lease, and waits for the store's answer.
     Finishing { token: Token },
-    /// The store's word on that.
+    /// The store has answered.
     Finished { token: Token, end: LeaseEnd },
 }
 
-/// What its holder does with a lease.
+/// How a holder ends its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndMode {
     Release,
     /// The key stays until its ttl is over.
     Keep,
-    /// So that another may adopt it.
+    /// The key stays, for another registry to adopt.
     Detach,
 }

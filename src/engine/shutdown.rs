@@ -11,13 +11,14 @@ use crate::clock::Clock;
 use crate::turnstile::{EventCx, Turnstile};
 use crate::user_code;
 
-/// At a shutdown, work that hears of it has so long to end, lest another's begin before that. Whoever is polled
-/// at all needs less.
+/// How long work has to end at a shutdown before its lease is released, if it can hear of the shutdown. Work
+/// that is polled needs less.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl Engine {
-    /// Shuts down: everybody is told, everything is given back. Returns until when work may end, and until
-    /// when it is worth waiting for the store's answers (O6). Done again, it sees the first of them pass.
+    /// Tells everybody that the registry is shut down, and releases all leases. Returns until when work may
+    /// end, and until when to wait for the store's answers (O6). Called again after the first of these, it
+    /// releases what is still held.
     pub(crate) fn close(&self) -> (Instant, Instant) {
         let (clock, timeout) = (self.clock(), self.settings.response_timeout);
         let now = clock.now();
@@ -30,7 +31,7 @@ impl Engine {
         (clock.instant(until), clock.instant(answered))
     }
 
-    /// Hangs up, whatever is still owed: it runs out by itself, and who waits for it is told.
+    /// Ends the session. What is still pending expires on the server, and callers that wait for it are told.
     pub(crate) fn disconnect(&self) {
         self.feed_all(|_| (), &[&Turnstile::disconnect]);
         let mut state = self.lock();
@@ -40,7 +41,7 @@ impl Engine {
         self.events.end();
         drop(state);
         self.events.flush();
-        // Whoever else waits for the end of a shutdown.
+        // For others that wait for the end of a shutdown.
         self.tell_idle();
         drop((entries, session, kept));
     }
@@ -48,7 +49,7 @@ impl Engine {
     /// Resolves when nothing is in use.
     pub(crate) async fn idle(&self) {
         loop {
-            // Made before the look: whoever is told after it is heard.
+            // Made before the look, so that no notification is missed in between.
             let idle = self.idle.notified();
             if self.lock().entries.is_empty() {
                 return;

@@ -12,59 +12,59 @@ use crate::StoreError;
 use crate::store::contract::{Op, Scope, Session};
 use crate::turnstile::{Effect, EffectBuffer, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
-/// What a registry knows, under its one lock.
+/// The state of a registry, under its one lock.
 pub(super) struct State {
-    /// One entry a key in use; none when idle.
+    /// One entry for each key in use.
     ///
-    /// Boxed: a table is up to twice as long as what is in it, and copied when it grows.
+    /// Boxed, since a table has up to twice as many places as entries, and is copied when it grows.
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
-    /// When to look after each entry, no later than what it waits for.
+    /// When each entry is due; perhaps earlier, never later than its turnstile's next timeout.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
-    /// When the timer task will look next by itself.
+    /// When the timer task wakes next.
     pub(super) armed: Option<Moment>,
-    /// When anything was fed last.
+    /// When a turnstile was fed last.
     pub(super) latest: Moment,
     pub(super) ids: Ids,
-    /// Lent to each turnstile in turn.
+    /// Lent to whichever turnstile is fed.
     pub(super) buffer: EffectBuffer<Caller>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
-    /// What part of the store was away when it was last heard of, and why.
+    /// Which part of the store was unreachable last, and why.
     pub(super) away: Option<(Scope, StoreError)>,
-    /// Whether the store was up when it was last heard of.
+    /// Whether the store was up when it reported last.
     pub(super) up: Option<bool>,
-    /// Nobody comes in any more: it is drained, or shut down.
+    /// No new callers are taken: the registry is drained, or shut down.
     pub(super) closed: bool,
     pub(super) session: Option<Arc<dyn Session>>,
-    /// Keeps the registry at work while anything is in use: what its last handle left behind must
+    /// Keeps the registry alive while a key is in use: after its last handle is dropped, leases must
     /// still be released.
     pub(super) keep_alive: Option<Arc<Engine>>,
 }
 
 pub(super) struct Entry {
     pub(super) turnstile: Turnstile<Caller>,
-    /// Where it stands in [`State::timeouts`].
+    /// Its place in [`State::timeouts`].
     timeout: Option<Moment>,
 }
 
-/// What is done once the state is unlocked. As a rule a list has one element at most, which needs
-/// no allocation.
+/// What is done once the state is unlocked. Most lists have one element at most, which needs no
+/// allocation.
 #[derive(Default)]
 pub(super) struct Deferred {
     pub(super) sends: SmallVec<[(Arc<str>, Op); 1]>,
     pub(super) callbacks: Callbacks,
-    /// Whose policies are to name a pause.
+    /// Callers whose policies are to be asked for a pause.
     pub(super) policies: SmallVec<[(Caller, WaiterId); 1]>,
-    /// Somebody arrived: the session's tasks are to run.
+    /// A caller arrived: the session's tasks must run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
     pub(super) earlier: bool,
     pub(super) waits: bool,
     pub(super) idle: bool,
     pub(super) kept: Option<Arc<Engine>>,
-    /// Callers that were dropped by a panic of the user's code, which unwinds.
+    /// Callers that were dropped while a panic of the user's code unwinds.
     pub(super) dropped: Vec<Arc<WaiterState>>,
-    /// What a registry had that has failed, and why it did.
+    /// The remains of a registry that has failed, and why it has.
     pub(super) broken: Option<Broken>,
     pub(super) failure: Option<String>,
 }
@@ -76,7 +76,7 @@ type Broken = (
     Option<Arc<dyn Session>>,
 );
 
-/// One moment under the lock: everything that is fed then happens at once.
+/// One change under the lock. All that it feeds happens at the same moment.
 pub(super) struct Now<'a> {
     pub(super) now: Moment,
     pub(super) events: &'a EventBus,
@@ -84,15 +84,15 @@ pub(super) struct Now<'a> {
 }
 
 impl State {
-    /// The time that was read before the lock was had: those who had it first may have read it
-    /// later, and for a turnstile it does not go back.
+    /// The time was read before the lock was taken. Another thread may have read a later time and taken
+    /// the lock first. For a turnstile time does not go back.
     pub(super) fn no_earlier(&mut self, read: Moment) -> Moment {
         self.latest = self.latest.max(read);
         self.latest
     }
 
-    /// Feeds one turnstile, settles its verdicts, and forgets it if it is idle. Where there is none,
-    /// `rules` are those of the one to make, if any.
+    /// Feeds one turnstile, applies its verdicts, and removes it if it is idle. If there is none, one
+    /// with these `rules` is made, if any are given.
     pub(super) fn feed<R>(
         &mut self,
         at: &mut Now<'_>,
@@ -101,7 +101,7 @@ impl State {
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         let (now, ids) = (at.now, &mut self.ids);
-        // Nearly always there, and found without a clone of the key.
+        // It nearly always exists. This look-up clones no key.
         let entry = match self.entries.get_mut(key) {
             Some(entry) => entry,
             None => {
@@ -133,15 +133,15 @@ impl State {
             }
         }
         self.buffer = entry.turnstile.take_buffer();
-        // After hanging up nobody would answer what a key still owes.
+        // Without a session nobody would answer what is still pending.
         if entry.turnstile.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
             self.entries.remove(key);
         } else if let Some(next) = entry.turnstile.next_timeout()
-            // One that moves to a later moment, as most do at most events, is found there when the
-            // earlier one is over: that halves what the tree costs a lease.
+            // Most events move a timeout to a later moment. The earlier one is kept, and moved when it is
+            // due: that halves the cost of the tree (`bench held`).
             && entry.timeout.is_none_or(|timeout| next < timeout)
         {
             if let Some(timeout) = entry.timeout.replace(next) {
@@ -152,8 +152,8 @@ impl State {
         Some(result)
     }
 
-    /// Feeds every turnstile whose time has come, once: one that names a time in the past again must not keep the
-    /// registry locked for ever.
+    /// Feeds every turnstile whose time has come, each once: one that stays due must not keep the registry
+    /// locked for ever.
     pub(super) fn feed_due(&mut self, at: &mut Now<'_>) {
         let mut due = Vec::new();
         while self

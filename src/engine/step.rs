@@ -1,5 +1,4 @@
-//! One change of a registry: the state is locked and changed, and then unlocked. What follows from the change comes
-//! after that.
+//! One change of a registry: the state is locked, changed and unlocked. What follows from the change is done after that.
 
 use std::mem;
 use std::sync::{MutexGuard, PoisonError};
@@ -12,8 +11,8 @@ use crate::turnstile::Moment;
 use crate::user_code;
 
 impl Engine {
-    /// Does something with the state locked, and then what must follow it. `None`: it panicked, and the registry has
-    /// closed.
+    /// Makes a change with the state locked, and then does what follows from it. Returns `None` if it panicked, which
+    /// closes the registry.
     pub(super) fn at_once<R>(
         &self,
         change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
@@ -31,7 +30,7 @@ impl Engine {
     ) -> Option<R> {
         let mut locked: Option<MutexGuard<'_, State>> = None;
         let (result, dropped) = failure::catch(|| {
-            // Read before the lock, which others wait for: what happens then is no earlier.
+            // Read before the lock is taken, to hold it for a shorter time.
             let now = self.clock().now();
             let state = &mut **locked.insert(self.lock());
             let now = state.no_earlier(now);
@@ -60,13 +59,13 @@ impl Engine {
         }
     }
 
-    /// The last thing done under the lock: what must happen after it.
+    /// The end of a change, still under the lock: notes what must be done after it.
     fn seal(&self, state: &mut State, deferred: &mut Deferred) {
         if deferred.arrived || !deferred.sends.is_empty() {
             deferred.session.clone_from(&state.session);
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
-        // Also for an op alone: should the session lose it, the timer's task sees to that.
+        // Also for an op without a timeout: if the session loses it, the timer's task handles that.
         deferred.waits = first.is_some() || !deferred.sends.is_empty();
         if let Some(first) = first
             && state.armed.is_none_or(|armed| first < armed)
@@ -78,7 +77,7 @@ impl Engine {
             deferred.idle = true;
             deferred.kept = state.keep_alive.take();
             if state.closed {
-                // Also where nobody saw the shutdown to its end.
+                // Also if nobody awaited the shutdown to its end.
                 self.events.end();
             }
         } else if state.keep_alive.is_none() {
@@ -86,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// Does what follows a change, with nothing locked: also what the policies say that it asks.
+    /// Does what follows from a change, with nothing locked. Policies are asked here, and their answers fed.
     pub(super) fn deliver(&self, deferred: Deferred) {
         self.guarded(|| self.deliver_all(deferred));
     }
@@ -127,7 +126,7 @@ impl Engine {
                 session.submit(SubmittedOp::new(key, op, &self.lost));
             }
         }
-        // Last: it is the user's code, and what it does must not hold up a release.
+        // Last, since it is the user's code: it must not delay a release.
         deferred.callbacks.run();
         if let Some(failure) = deferred.failure.take() {
             failure::tell(&failure);

@@ -1,4 +1,4 @@
-//! What the store says, told to those whom it is about.
+//! Handles what the store reports.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl StoreEvents for Engine {
     fn on_events(&self, events: Vec<StoreEvent>) {
         let mut events = events.into_iter().peekable();
         while events.peek().is_some() {
-            // One lock for all of them: a call has up to some dozens of answers.
+            // One lock for all of them: a call may have dozens of answers.
             self.at_once(|state, at| {
                 while let Some(event) = events.next_if(StoreEvent::is_of_a_key) {
                     self.feed_store_event(state, at, event);
@@ -45,7 +45,7 @@ impl StoreEvents for Engine {
 }
 
 impl Engine {
-    /// The store, or a part of it, is there or away.
+    /// The store, or a part of it, is up or down.
     fn store_changed(&self, event: StoreEvent) {
         match event {
             StoreEvent::Up {
@@ -82,7 +82,7 @@ impl Engine {
                 let mut is_new = false;
                 let told = |state: &mut State| {
                     state.away = Some((scope.clone(), error.clone()));
-                    // Once an outage, however often it is tried again.
+                    // Once for each outage, however often the store tries to reconnect.
                     is_new = state.up.replace(false) != Some(false);
                     if is_new {
                         self.events.send(|| LockEvent::StoreDown {
@@ -91,13 +91,13 @@ impl Engine {
                     }
                 };
                 self.feed_scope(&scope, told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
-                // The losses that come of it are told by the log, so it tells of their cause as well.
+                // Losses that follow are logged, so their cause is logged as well.
                 if is_new {
                     log!(warn, %error, "store unreachable, leases are not renewed");
                 } else {
                     log!(debug, %error, "store still unreachable");
                 }
-                // It may have gone with its runtime: the timer's may be alive, and looks.
+                // The session's tasks may have ended with their runtime. The timer's task starts them again.
                 self.timer.ring();
             }
             StoreEvent::Replied { .. }
@@ -107,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Tells the turnstile of a key what the store said of it.
+    /// Feeds what the store says of one key.
     fn feed_store_event(&self, state: &mut State, at: &mut Now<'_>, event: StoreEvent) {
         match event {
             StoreEvent::Replied {
@@ -132,8 +132,8 @@ impl Engine {
         }
     }
 
-    /// What was granted for a key that is not in use is given back. `doubt`: why the grant does not
-    /// count, if it does not.
+    /// A grant for a key that is not in use is released. `doubt`: why the grant does not count, if it
+    /// does not.
     fn feed_grant(
         &self,
         state: &mut State,

@@ -21,8 +21,8 @@ pub(super) trait Due: Send + Sync {
     fn failed(&self, panicked: &(dyn Any + Send));
 }
 
-/// Starts the task, starts it again when the runtime that it ran on has gone, and rings when an
-/// earlier deadline came up.
+/// Starts the task, and starts it again when its runtime has gone. `ring` wakes it for an earlier
+/// deadline.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
     shared: Arc<Shared>,
@@ -36,17 +36,17 @@ struct Shared {
 }
 
 impl Timer {
-    /// Notes the caller's runtime, on which somebody waits: if the one that the task runs on goes
-    /// first, it runs on here.
+    /// Notes a runtime on which somebody waits. If the task's own runtime ends first, the task moves
+    /// there.
     pub(super) fn note_runtime(&self, current: Option<&Handle>) {
         if let Some(current) = current {
             self.shared.runtimes().note(current);
         }
     }
 
-    /// Sees to it that the task runs.
+    /// Starts the task if it does not run.
     pub(super) fn ensure(&self, due: impl FnOnce() -> Weak<dyn Due>) {
-        // Looked at first: whoever writes takes the cache line from every other thread.
+        // Read first: a write would take the cache line from every other thread.
         let running = &self.shared.running;
         if running.load(Ordering::Acquire) || running.swap(true, Ordering::AcqRel) {
             return;
@@ -60,7 +60,7 @@ impl Timer {
         self.shared.runtimes().take_gone()
     }
 
-    /// Told, it makes the task look at once.
+    /// Notified, it wakes the task.
     pub(super) fn bell(&self) -> Arc<Notify> {
         self.shared.bell.clone()
     }
@@ -83,8 +83,8 @@ impl Shared {
     }
 }
 
-/// The runtimes on which somebody has waited. Also for those who come without one: a drop on a
-/// plain thread.
+/// The runtimes on which somebody has waited. The task can be started there even by a caller without
+/// a runtime, such as a drop on a plain thread.
 #[derive(Debug, Default)]
 struct Runtimes {
     /// The latest last.
@@ -116,7 +116,7 @@ impl Drop for Runtime {
     }
 }
 
-/// More than that many runtimes at a time are not kept in mind.
+/// How many runtimes are remembered.
 const MOST_RUNTIMES: usize = 16;
 
 impl Runtimes {
@@ -143,7 +143,7 @@ impl Runtimes {
         self.gone.push(gone);
     }
 
-    /// The one and only runtime is not probed: who asks is a task of it.
+    /// A single runtime is not probed: the task that asks runs on it.
     fn take_gone(&mut self) -> Vec<Id> {
         if self.known.len() > 1 {
             let gone = self.known.extract_if(.., |known| !known.lives());
@@ -153,8 +153,8 @@ impl Runtimes {
     }
 }
 
-/// The task's own. When its runtime ends under it, it moves to another on which somebody has
-/// waited: those there may have nothing else that would wake them.
+/// The timer's task. When its runtime ends, it moves to another one on which somebody has waited, and
+/// who may have nothing else to wake them.
 struct Task {
     due: Weak<dyn Due>,
     shared: Arc<Shared>,
@@ -163,13 +163,13 @@ struct Task {
 }
 
 impl Task {
-    /// Runs it on the latest runtime; on one that has gone it is dropped at once, and comes here
+    /// Spawns it on the latest runtime. If that has gone, the task is dropped at once, which calls this
     /// again.
     fn start(due: Weak<dyn Due>, shared: Arc<Shared>) {
         let runtimes = shared.runtimes();
         let Some(latest) = runtimes.known.last() else {
-            // Still under the lock: whoever notes a runtime after this look finds that no task runs. Else
-            // it would leave its deadlines to this one, which ends.
+            // Still under the lock: whoever notes a runtime after this look sees that no task runs, and
+            // starts one.
             shared.running.store(false, Ordering::Release);
             return;
         };
@@ -189,7 +189,7 @@ impl Task {
         let served = served.catch_unwind().await;
         self.ended = true;
         self.shared.running.store(false, Ordering::Release);
-        // The runtime is alive. The registry closes rather than go on without its timer.
+        // The runtime is alive, so this is a fault of ours. The registry closes.
         if let Err(panicked) = served
             && let Some(due) = self.due.upgrade()
         {

@@ -24,32 +24,32 @@ pub(crate) struct WaiterState {
     key: Arc<str>,
     /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
     id: AtomicU64,
-    /// How many share its lease: whoever leaves last gives it back.
+    /// How many share its lease. The last one to leave releases it.
     shares: AtomicU32,
     state: Mutex<State>,
 }
 
 struct State {
     phase: Phase,
-    /// Who waits for the next verdict: the caller, or later its release.
+    /// Woken at the next verdict. It is the caller's, and later that of its release.
     waker: Option<Waker>,
-    /// Who watches for the end of a held lease before its holder releases it. First come first.
+    /// Watches for the end of a held lease before its holder releases it, in the order in which they came.
     watchers: Vec<Watcher>,
-    /// The first of its ids: by this others know it.
+    /// The first of its ids, which events and snapshots show.
     waiter: u64,
-    /// When it was first in line; once it has a lease, when it took that; and when it has given
-    /// that back, how long it had it.
+    /// When it first entered the queue. Once it holds a lease: when it took that. Once it has released
+    /// that: for how long it held it.
     since: Moment,
-    /// What becomes of the lease that it holds no more.
+    /// How it ended its lease.
     end_mode: EndMode,
     /// The pauses between its attempts, while it waits.
     repeats: Option<Repeats>,
-    /// Whether that was because of a shutdown.
+    /// Whether a shutdown told it to end its work.
     closing: bool,
-    /// Whether it is to look once more before it takes the key.
+    /// Whether it must be polled once more before it takes the key.
     leads: bool,
     deadline: Moment,
-    /// Where it arrived; once it has a lease, where it took that.
+    /// The runtime on which it arrived, or took its lease.
     runtime: Option<Id>,
 }
 
@@ -83,16 +83,15 @@ impl WaiterState {
         self.lock().phase.clone()
     }
 
-    /// How far it has come; while it waits, the waker is told of the next verdict.
+    /// How far it has come. While it waits, the waker is woken at the next verdict.
     ///
-    /// Whoever leads a tenure has to look twice. A tenure is a chain of tasks that wake each other, and
-    /// the third task of such a chain has tokio wake another of its threads, if one sleeps. Where no
-    /// processor is idle, Linux mostly runs that one in place of the thread that woke it: in the
-    /// middle of a release, so that this task was not in line again before the tenure was over, and
-    /// of two tasks one had 1.2 times the turns of the other. A task that asks to be polled again
-    /// has another thread woken just so, but nothing passes it by in that time: it has the key.
+    /// The first caller of a tenure is polled twice before it takes the key. This makes tokio wake a
+    /// second worker thread early, at a moment when no other task can take the turn. Otherwise it is
+    /// woken in the middle of a release, and the kernel may run it in place of the thread that
+    /// releases: one task then had 1.2 times as many turns as another. docs/fairness.md has the
+    /// measurement.
     pub(crate) fn phase_or_wake(&self, waker: &Waker) -> Phase {
-        // Wakers are the user's code: they are cloned and dropped where nothing is locked.
+        // Wakers are the user's code: they are cloned and dropped when nothing is locked.
         let clone = waker.clone();
         let mut state = self.lock();
         if matches!(state.phase, Phase::Granted { .. }) && std::mem::take(&mut state.leads) {
@@ -120,16 +119,16 @@ impl WaiterState {
         self.lock().deadline
     }
 
-    /// Whether it holds its lease, and the deadline is still to come.
+    /// Whether it holds its lease, and the deadline has not passed.
     pub(crate) fn is_held(&self, now: Moment) -> bool {
         let state = self.lock();
         matches!(state.phase, Phase::Held { .. }) && now < state.deadline
     }
 
-    /// One more shares the lease, if it is still held: its token. Only for who is inside of it: the
-    /// lease around, which has not left yet, keeps the count from having been down to nothing.
+    /// Another holder shares the lease, if it is still held. Returns its token. Only work that runs under
+    /// the lease calls this: the enclosing lease keeps the count above zero.
     pub(crate) fn join(&self, now: Moment) -> Option<Token> {
-        // Under the lock, or another that shares it could take it away after the look.
+        // Under the lock, or another holder could detach the lease after the look.
         let state = self.lock();
         let Phase::Held { token } = state.phase else {
             return None;
@@ -142,12 +141,12 @@ impl WaiterState {
         Some(token)
     }
 
-    /// One leaves the lease; true for the last, alone, who gives it back.
+    /// One holder leaves the lease. Returns true for the last one, who must release it.
     pub(crate) fn part(&self) -> bool {
         self.shares.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Whether the lease stays if one leaves now.
+    /// Whether the lease stays held if one holder leaves.
     pub(crate) fn is_shared(&self) -> bool {
         self.shares.load(Ordering::Acquire) > 1
     }
@@ -173,12 +172,12 @@ impl WaiterState {
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
-        // Whoever has arrived, or was told so, has it from there.
+        // Relaxed: it is read by the caller that has arrived, or under the engine's lock.
         let id = self.id.load(Ordering::Relaxed);
         (id != 0).then_some(WaiterId(id))
     }
 
-    /// Since when it waits, if it has arrived before.
+    /// When it arrived first, if it has.
     pub(super) fn since(&self) -> Option<Moment> {
         self.id().map(|_| self.lock().since)
     }
@@ -188,7 +187,7 @@ impl WaiterState {
         now.saturating_sub(self.lock().since)
     }
 
-    /// Whether it belongs to one of these runtimes.
+    /// Whether it arrived, or took its lease, on one of these runtimes.
     pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
         let runtime = self.lock().runtime;
         runtime.is_some_and(|runtime| runtimes.contains(&runtime))
@@ -205,14 +204,14 @@ impl WaiterState {
     pub(super) fn next_pause(&self, id: WaiterId) -> Option<Option<Duration>> {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Waiting) || self.id() != Some(id) {
-            // It does not wait any more. The turnstile is to ask the next in line.
+            // It does not wait any more. The turnstile is to ask the next in the queue.
             return Some(None);
         }
         let mut repeats = state.repeats.take()?;
         drop(state);
         let pause = repeats.next();
         let mut state = self.lock();
-        // It may have been served meanwhile, or wait anew.
+        // Meanwhile it may have been served, or have begun another wait.
         let is_over = !matches!(state.phase, Phase::Waiting) || state.repeats.is_some();
         let over = match is_over {
             true => Some(repeats),
@@ -223,7 +222,7 @@ impl WaiterState {
         Some(pause)
     }
 
-    /// Stands in line (again).
+    /// Enters the queue, perhaps again.
     pub(super) fn arrived(
         &self,
         id: WaiterId,
@@ -235,7 +234,7 @@ impl WaiterState {
         let mut state = self.lock();
         state.phase = Phase::Waiting;
         state.runtime = runtime;
-        // One that lost its turn is waiting still.
+        // One that lost its turn still waits.
         if state.waiter == 0 {
             state.waiter = id.0;
             state.since = now;
@@ -255,9 +254,8 @@ impl WaiterState {
         }
     }
 
-    /// The lease is seen, and held from here on. Its holder need not be the task that acquired
-    /// it, whose waker is given back: it may be the last that keeps that task alive, so it is to be
-    /// dropped where no lock is held.
+    /// The caller takes the lease. Another task may hold it from here on. So the waker is returned, to be
+    /// dropped when nothing is locked: it may be all that keeps the acquiring task alive.
     pub(super) fn takes(
         &self,
         runtime: Option<Id>,
@@ -287,7 +285,7 @@ impl WaiterState {
         Some((token, state.waker.take()))
     }
 
-    /// The lease is given back; false if it is not held any more.
+    /// The holder ends its lease. Returns false if it is not held any more.
     pub(super) fn finishes(&self, now: Moment, end_mode: EndMode) -> bool {
         let mut state = self.lock();
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
@@ -299,7 +297,7 @@ impl WaiterState {
         true
     }
 
-    /// One of those who shared the lease took it away: to the others it is lost.
+    /// One of several holders detached the lease. For the others it is lost.
     pub(super) fn forfeits(&self) {
         let mut state = self.lock();
         let (Phase::Finishing { token } | Phase::Finished { token, .. }) = state.phase else {
@@ -316,7 +314,7 @@ impl WaiterState {
         callbacks.run();
     }
 
-    /// The last handle of its lock is dropped while it holds.
+    /// The last handle of its lock is dropped while it holds the lease.
     pub(super) fn is_dropped(&self, events: &EventBus) {
         if let Phase::Held { token } = self.phase() {
             events.send(|| LockEvent::DroppedWhileHeld {
@@ -326,7 +324,7 @@ impl WaiterState {
         }
     }
 
-    /// The lease that it holds.
+    /// The lease that it holds, for a snapshot.
     pub(super) fn lease(&self, events: &EventBus) -> Option<LeaseSnapshot> {
         let state = self.lock();
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
@@ -340,7 +338,7 @@ impl WaiterState {
         })
     }
 
-    /// Its wait.
+    /// Its wait, for a snapshot.
     pub(super) fn wait(&self, events: &EventBus) -> WaiterSnapshot {
         let state = self.lock();
         WaiterSnapshot {
@@ -359,7 +357,7 @@ impl WaiterState {
     ) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Left) {
-            // It gave up in the very event that brought the verdict.
+            // It gave up in the event that brought the verdict.
             return;
         }
         let phase = match verdict {
@@ -377,7 +375,7 @@ impl WaiterState {
         }
     }
 
-    /// The registry has failed, and its turnstile tells nothing any more.
+    /// The registry has failed, and no verdict follows.
     pub(super) fn close_broken(&self, now: Moment, events: &EventBus, callbacks: &mut Callbacks) {
         let ended = |end| Verdict::Lease(LeaseVerdict::Ended(end));
         let verdict = match self.phase() {

@@ -1,4 +1,4 @@
-//! What a registry and a store say to each other.
+//! The interface between a registry and a store.
 //!
 //! A store is asked by [`Session::submit`], one op a key at a time (rule O2; renewals excepted),
 //! and answers each op exactly once by [`StoreEvents::on_event`]. An op that it drops without an answer is
@@ -23,13 +23,13 @@ pub(crate) type ServerTime = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
-/// One wish to the store. Each is idempotent for its owner, so that it may be sent again when a
-/// broken connection swallowed the answer.
+/// One operation of the store. Each is idempotent for its owner, so it may be sent again when its
+/// answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Take the lock if it is free and nobody stands before us.
+    /// Take the lock if it is free and nobody is before us in the queue.
     Attempt { owner: Owner, ttl: Duration },
-    /// The same, else stand in the queue; `score` is the place that a first answer named (K2).
+    /// The same, else enter the queue. `score` is the place that a first answer named (K2).
     Enter {
         owner: Owner,
         ttl: Duration,
@@ -46,7 +46,7 @@ pub enum Op {
     Unlisten { owner: Owner },
     /// Give the lock to the first live ticket, else free it.
     Release { owner: Owner },
-    /// Release, and stand at the end of the queue again under a new owner.
+    /// Release, and enter the end of the queue under a new owner.
     Yield {
         old: Owner,
         new: Owner,
@@ -67,7 +67,7 @@ pub enum Op {
         from: Arc<str>,
         ttl: Duration,
     },
-    /// Make the next epoch of this store greater than `draw`, which another store of a quorum made,
+    /// Make the next epoch of this store greater than `epoch`, which another store of a quorum made,
     /// if the lock is the owner's. `age`: whether the answer is to name the store's age.
     Raise { owner: Owner, epoch: u64, age: bool },
 }
@@ -144,7 +144,7 @@ pub struct Grant {
     pub at: ServerTime,
 }
 
-/// What a session tells the registry that opened it.
+/// What a session reports to the registry that opened it.
 #[derive(Debug)]
 pub enum StoreEvent {
     /// The one answer to an op that was submitted.
@@ -271,7 +271,7 @@ pub struct SessionConfig {
     pub ttl: Duration,
     /// How long the oldest unanswered op may take before the connection is given up.
     pub response_timeout: Duration,
-    /// Whom to tell; gone when the registry is.
+    /// The registry, which gets the events.
     pub listener: Weak<dyn StoreEvents>,
 }
 
@@ -282,11 +282,11 @@ pub struct KeyStatus {
     pub owner: Option<String>,
     /// How long it lasts; `None` if it is free or has no ttl.
     pub left: Option<Duration>,
-    /// How many tickets stand in the queue.
+    /// How many tickets are in the queue.
     pub tickets: u64,
 }
 
-/// One registry's line to a store. Dropping it ends its connection and its tasks.
+/// One registry's session with a store. Dropping it ends its connection and its tasks.
 pub trait Session: Send + Sync {
     /// Starts the session's tasks on the caller's runtime if they are needed and do not run, perhaps
     /// because the runtime that they ran on has gone. Called at every arrival, and now and then while

@@ -30,11 +30,11 @@ pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 /// Sealed: its ops are not part of the public face until they have stood still. What implements
 /// it: [`MemoryStore`], [`RedisStore`], [`QuorumStore`], and an [`Arc`] of any of them (also of `dyn LockStore`).
 pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
-    /// Opens one registry's line to the store; does no I/O before [`contract::Session::start`].
+    /// Opens one registry's session. Does no I/O before [`contract::Session::start`].
     #[doc(hidden)]
     fn open(&self, config: contract::SessionConfig) -> Arc<dyn contract::Session>;
 
-    /// How much of a lease may be over before the store tells of it: each must last longer.
+    /// How much of a lease may be over before the store confirms it: each must last longer.
     #[doc(hidden)]
     fn overhead(&self) -> Duration {
         Duration::ZERO

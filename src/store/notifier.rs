@@ -95,14 +95,14 @@ mod tests {
 
     impl EventSink {
         fn new() -> Arc<Self> {
-            let ear = Arc::new(Self::default());
-            let listener: Arc<dyn StoreEvents> = ear.clone();
+            let sink = Arc::new(Self::default());
+            let listener: Arc<dyn StoreEvents> = sink.clone();
             assert!(
-                ear.notifier
+                sink.notifier
                     .set(OrderedNotifier::new(Arc::downgrade(&listener)))
                     .is_ok()
             );
-            ear
+            sink
         }
 
         fn tells(&self, keys: &[&str]) {
@@ -121,17 +121,17 @@ mod tests {
 
     #[test]
     fn what_comes_while_it_tells_is_told_after_it() {
-        let ear = EventSink::new();
-        ear.tells(&["more", "a", "b"]);
-        assert_eq!(ear.heard(), ["more", "a", "b", "then"]);
+        let sink = EventSink::new();
+        sink.tells(&["more", "a", "b"]);
+        assert_eq!(sink.heard(), ["more", "a", "b", "then"]);
     }
 
     #[test]
     fn a_listener_that_panics_is_told_the_next_all_the_same() {
-        let ear = EventSink::new();
-        let told = catch_unwind(AssertUnwindSafe(|| ear.tells(&["a", "panic"])));
+        let sink = EventSink::new();
+        let told = catch_unwind(AssertUnwindSafe(|| sink.tells(&["a", "panic"])));
         assert!(told.is_err());
-        ear.tells(&["b"]);
-        assert_eq!(ear.heard(), ["a", "b"]);
+        sink.tells(&["b"]);
+        assert_eq!(sink.heard(), ["a", "b"]);
     }
 }

@@ -23,13 +23,13 @@ impl SubmittedOp {
         Self { key, op, lost }
     }
 
-    /// For whose answer nobody waits.
+    /// One whose answer nobody awaits.
     pub fn unattended(key: impl Into<Arc<str>>, op: Op) -> Self {
         let (key, lost) = (key.into(), Weak::new());
         Self { key, op, lost }
     }
 
-    /// Whoever submitted it has the answer.
+    /// The answer was delivered.
     pub fn answered(&mut self) {
         self.lost = Weak::new();
     }
@@ -44,7 +44,7 @@ impl Drop for SubmittedOp {
     }
 }
 
-/// The ops that a session has lost: whoever submitted them takes it that nobody knows whether they were done.
+/// The ops that a session has lost. Their outcome is unknown.
 ///
 /// They may be dropped under any lock of the session, or by a panic. So they are only noted, and nothing is called that
 /// might lock.
@@ -55,7 +55,7 @@ pub struct LostOps {
 }
 
 impl LostOps {
-    /// `wake` is told of each.
+    /// `wake` is notified of each.
     pub(crate) fn new(wake: Arc<Notify>) -> Self {
         let ops = Mutex::default();
         Self { ops, wake }
@@ -76,7 +76,7 @@ impl LostOps {
     }
 }
 
-/// What is said of a lost op.
+/// The error of a lost op.
 pub(crate) fn lost_error() -> StoreError {
     StoreError::new("the store session dropped the operation")
 }

@@ -63,7 +63,7 @@ pub(crate) async fn the_last_of_a_registry_gives_everything_back<W: World>(w: &W
     assert_took(begin, ms(0), W::LATE);
 }
 
-/// One who stands in line when its registry's last handle goes keeps its place.
+/// One who waits in the queue when its registry's last handle goes keeps its place.
 pub(crate) async fn a_future_keeps_its_registry_alive<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();

@@ -125,7 +125,10 @@ async fn a_contended_acquisition_costs_two_calls() {
     for (at, registry) in registries.iter().enumerate() {
         if at > 0 {
             queue.push(tokio::spawn(registry.obtain("k").lease()));
-            wait_until("it stands in line", BOUND, || waiting(&server) == at as u64).await;
+            wait_until("it waits in the queue", BOUND, || {
+                waiting(&server) == at as u64
+            })
+            .await;
         }
     }
     server.reset_stats();
@@ -140,7 +143,7 @@ async fn a_contended_acquisition_costs_two_calls() {
             .unwrap()
             .unwrap();
         queue.push(tokio::spawn(registries[at].obtain("k").lease()));
-        wait_until("it stands in line", BOUND, || waiting(&server) == 2).await;
+        wait_until("it waits in the queue", BOUND, || waiting(&server) == 2).await;
         at = (at + 1) % registries.len();
     }
     assert_eq!(calls(&server), 2 * TURNS as u64, "{:?}", server.all_calls());

@@ -71,7 +71,7 @@ async fn restarted_with_its_data() {
 }
 
 /// The lock is gone with the data. The holder is told at the reconnect, long before its deadline, and not by the next
-/// holder's mess; the waiter gets in line again and is served.
+/// holder's mess; the waiter enters the queue again and is served.
 #[tokio::test]
 async fn restarted_without_its_data() {
     let mut server = RedisServer::start();
@@ -309,7 +309,7 @@ async fn the_key_deleted_by_hand() {
     let token = scene.lease.token();
     server.del("lock:k");
     let third = builder(&server.url()).await.build().unwrap();
-    // Looks, finds it free, and serves the one who stands in line.
+    // Looks, finds it free, and serves the one who waits in the queue.
     assert!(!third.obtain("k").acquire_once().await.unwrap());
     let next = served(scene.waiter, BOUND).await;
     assert!(next.token() > token);

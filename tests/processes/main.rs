@@ -149,7 +149,7 @@ async fn a_stopped_waiter_costs_its_own_ttl() {
     let next = timeout(BOUND, next).await.unwrap().unwrap().unwrap();
     let took = released.elapsed();
     assert!(took >= ms(700) && took < ms(2_000 + 800 + 500), "{took:?}");
-    // It wakes to a grant that is over, does not believe it, and gets in line again.
+    // It wakes to a grant that is over, does not believe it, and enters the queue again.
     stopped.sigcont();
     wait_for_queue(&server, 1).await;
     assert!(next.is_valid() && stopped.said().is_empty());

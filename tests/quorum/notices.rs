@@ -147,7 +147,7 @@ async fn all_of_many_waiters_are_served() {
             at
         });
     }
-    // Those in the registry of the holder stand in its own line.
+    // Those in the registry of the holder wait in its own queue.
     wait_until("all wait", BOUND, || listening(&servers) == [3; 3]).await;
     let begin = Instant::now();
     held.release().await.unwrap();
@@ -240,7 +240,7 @@ async fn servers_that_cannot_tell() {
     }
 }
 
-/// The first in line was killed, and nobody waits for it.
+/// The first in the queue was killed, and nobody waits for it.
 #[tokio::test]
 async fn one_whose_connections_are_gone_is_passed_by() {
     let servers = Arc::new(servers(3));

@@ -262,7 +262,7 @@ async fn first_come_first_served() {
     for waiter in in_line.iter_mut().flatten() {
         assert!(poll_once(waiter).await.is_none());
     }
-    wait_until("they stand in line", BOUND, || locks.in_use() == 1).await;
+    wait_until("they wait in the queue", BOUND, || locks.in_use() == 1).await;
     queued(&server, 1).await;
     for n in [0, 17, 59] {
         in_line[n] = None;

@@ -17,7 +17,7 @@ const WAITERS: usize = 1_000;
 /// Until all have asked for the first time, and have begun to wait.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// A registry of lockstream asks every 10 s whether it still stands in line. A shorter look would
+/// A registry of lockstream asks every 10 s whether it still waits in the queue. A shorter look would
 /// see nothing, or five times too much.
 const OUR_PERIOD: Duration = Duration::from_secs(10);
 

@@ -51,7 +51,7 @@ impl State {
         }
     }
 
-    /// The phase that follows one of a lease, if that changes.
+    /// The phase that follows a verdict on a lease, if that changes it.
     pub(super) fn after_holding(
         &mut self,
         key: &Arc<str>,
@@ -60,7 +60,7 @@ impl State {
         events: &EventBus,
         callbacks: &mut Callbacks,
     ) -> Option<Phase> {
-        // A lease that was not taken yet is prolonged, too, but no event tells of it.
+        // A lease that was not taken yet may be renewed as well, but has no events.
         let token = self.held(now).map(|(token, _)| token);
         let key = || key.clone();
         match verdict {
@@ -120,7 +120,7 @@ impl State {
                 };
                 let phase = self.after_end(token, end.clone());
                 events.send(|| self.end_event(&phase, end, key(), token, held));
-                // What the release finds is a loss like any other. Where work may run on, nobody else is told of it.
+                // A loss that is found at the release counts as well: nobody else would hear of it.
                 let is_lost = matches!(
                     phase,
                     Phase::Ended {
@@ -164,7 +164,7 @@ impl State {
                 };
                 Phase::Finished { token, end }
             }
-            // It was told to end, and work that runs on when its lease is lost is to end all the same.
+            // It was told to end. Work that runs on after a loss has to end as well.
             Phase::Closing { .. } => {
                 let end = LeaseEnd::Closed;
                 Phase::Ended { token, end }
@@ -173,7 +173,7 @@ impl State {
         }
     }
 
-    /// `end`: how the lease has ended in the store, whatever its holder is told.
+    /// `end`: how the lease has ended in the store.
     fn end_event(
         &self,
         phase: &Phase,

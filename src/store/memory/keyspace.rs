@@ -7,7 +7,7 @@ use super::slot::{FullOwner, OpCx, Slot, Ticket};
 use super::slot::{Held, NEVER, micros};
 use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, ServerTime};
 
-/// After so many ops, what has run out untouched is swept up.
+/// How many ops pass between two sweeps, which remove what has expired.
 const SWEEP_EVERY: u32 = 1024;
 
 /// The store as data: lock keys, their queues and the fences, with ttls on a clock that comes in
@@ -18,7 +18,7 @@ pub(crate) struct Keyspace {
     slots: HashMap<(Arc<str>, Arc<str>), Slot>,
     /// By prefix: the last epoch.
     fences: HashMap<Arc<str>, u64>,
-    /// When everything was forgotten last.
+    /// When the store lost its data last.
     born: Option<ServerTime>,
     ops: u32,
 }
@@ -32,16 +32,16 @@ pub(crate) struct Asking<'a> {
     pub(crate) now: ServerTime,
 }
 
-/// What a registry is to be told.
+/// A message to a registry.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     pub(crate) instance: Arc<str>,
-    /// `None`: the lock was freed, and it listened.
+    /// `None`: the lock was freed, and the registry listened for that.
     pub(crate) grant: Option<Grant>,
 }
 
 impl Keyspace {
-    /// Does one op. `is_live` tells whether a registry can be reached (S2).
+    /// Does one op. `is_live` says whether a registry can be reached (S2).
     pub(crate) fn apply(
         &mut self,
         asking: Asking<'_>,

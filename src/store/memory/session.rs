@@ -13,7 +13,7 @@ use crate::store::contract::{
     Answer, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 
-/// One registry's line to a [`MemoryStore`](super::MemoryStore).
+/// One registry's session with a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]
 pub(super) struct MemorySession {
     line: Arc<Line>,
@@ -48,14 +48,14 @@ impl Line {
     fn reply(&self, submitted: SubmittedOp, result: Result<Answer, OpError>) {
         let failed = result.is_err();
         self.tell(StoreEvent::Replied { submitted, result });
-        // The store may have come back, and said so, between the op's failure and the telling of
-        // it: said once more, or the registry would take it for gone for ever.
+        // The store may have come back between the failure and this report. It says so once more, or
+        // the registry would believe that it is still away.
         if failed && !self.is_offline() {
             self.tell(StoreEvent::up(true));
         }
     }
 
-    /// Does the op; the reply is the caller's to deliver, a grant is delivered here.
+    /// Does the op. A grant is delivered here; the reply is left to the caller.
     fn apply(&self, SubmittedOp { key, op, .. }: &SubmittedOp) -> Result<Answer, OpError> {
         let (answer, delivery) = {
             let mut state = self.shared.lock();
@@ -112,7 +112,7 @@ impl Session for MemorySession {
             return self.line.reply(submitted, result);
         };
         let line = self.line.clone();
-        // A task of its own: whoever wished for the op may be dropped, the op goes on.
+        // A task of its own: the op goes on if its caller is dropped.
         let listener = self.line.config.listener.clone();
         runtime.spawn(run_task(listener, async move {
             tokio::time::sleep(latency / 2).await;

@@ -11,7 +11,7 @@ use crate::store::contract::{Grant, Outcome, Owner, ServerTime};
 /// How much longer than its lock a queue is kept, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;
 
-/// For so long a lock that was freed is kept for the first that listened (W7).
+/// How long a lock that was freed is kept for the first that listened (W7).
 const RESERVED: Duration = Duration::from_millis(100);
 
 /// `<instance>:<sequence>`.
@@ -27,7 +27,7 @@ impl fmt::Display for FullOwner {
     }
 }
 
-/// What an op needs beside its slot, and whom it tells.
+/// What an op needs beside its slot, and the message that it sends.
 pub(super) struct OpCx<'a> {
     pub(super) now: ServerTime,
     pub(super) fence: &'a mut u64,
@@ -49,7 +49,7 @@ pub(super) struct Slot {
     pub(super) lock: Option<Held>,
     /// Who gets the lock next.
     pub(super) queue: Tickets,
-    /// Who is told when the lock is freed: a set beside the queue, with the same expiry.
+    /// Who listens for the lock to be freed: a set beside the queue, with the same expiry.
     pub(super) listeners: Tickets,
 }
 
@@ -217,8 +217,8 @@ impl Slot {
         self.hold(cx.now, owner, ttl);
     }
 
-    /// S2, or else the first that listens is told that the lock is free, and has it for as long as it
-    /// may take to ask (W7).
+    /// S2. If nobody is in the queue, the first that listens is told that the lock is free. It is kept for
+    /// that one as long as asking may take (W7).
     pub(super) fn let_go(&mut self, cx: &mut OpCx<'_>) {
         self.hand_over(cx);
         if self.lock.is_none()

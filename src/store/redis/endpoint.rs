@@ -162,7 +162,7 @@ impl Endpoint {
         self.open(ProtocolVersion::RESP2, within, ignore).await
     }
 
-    /// Connects and hangs up: whether the server answers, and lets this user in.
+    /// Connects and disconnects: whether the server answers, and lets this user in.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
         let (mut link, _) = self.connect(within, ignore).await?;
         // With RESP2 connecting does not show whether a password is missing.

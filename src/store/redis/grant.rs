@@ -32,7 +32,7 @@ pub(super) enum Message<'a> {
 /// What a notice begins with; no number, so no format of a grant.
 const FREED: &str = "freed";
 
-/// Reads a message: `1 <owner> <ttl in ms> <draw> <server time> <key>`, `freed <key>`, or
+/// Reads a message: `1 <owner> <ttl in ms> <epoch> <server time> <key>`, `freed <key>`, or
 /// `probe <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
 pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> {
     let text = std::str::from_utf8(payload).ok()?;

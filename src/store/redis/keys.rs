@@ -58,7 +58,7 @@ impl Names {
         &self.instance
     }
 
-    /// Where every draw for the lock comes from.
+    /// Where every epoch of the lock comes from.
     pub(super) fn fence<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
         self.fence_in(self.slot(key))
     }

@@ -38,7 +38,7 @@ pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Opt
     if answers.len() != requests.len() {
         return None;
     }
-    // Plain wins draw one after the other, from the server's time on.
+    // The epochs of plain wins follow each other, from the server's time on.
     let mut epochs = at.into_iter().flat_map(|at| at..u64::MAX);
     let answers = requests.iter().zip(answers);
     let verdicts = answers.map(|(request, answer)| match answer {

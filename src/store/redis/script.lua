@@ -299,9 +299,9 @@ local function perform(op, letter, known)
   elseif not is_yield and held then
     -- S3: a win is proved by the very command that reports it.
     wait_no_more(op)
-    local drawn = next_epoch()
+    local taken = next_epoch()
     lengthen(op)
-    return drawn
+    return taken
   end
   local place, left = letter == 'E' and tonumber(op.more or ''), nil
   if value and not is_yield and letter ~= 'D' then
@@ -315,10 +315,10 @@ local function perform(op, letter, known)
     end
     -- K2: before the connection broke, ours may have stood in front of all that stand now.
     if not head or first == owner or place and place <= now and place < tonumber(head[2]) then
-      local drawn = next_epoch()
+      local taken = next_epoch()
       redis.call('SET', op.lock, winner, 'PX', op.ttl)
       wait_no_more(op)
-      return drawn
+      return taken
     end
     left, place = ttl, hand_over(op, head, first, ttl, channel, set, member, place)
   end

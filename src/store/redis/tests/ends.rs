@@ -72,7 +72,7 @@ async fn s1_an_adoption_that_errs_has_done_nothing() {
     refused(one.ask("k", op.clone()).await);
     assert_eq!(server.get("lock:k").as_deref(), Some("x:1"));
     assert!(server.pttl("lock:k") <= 9000);
-    // Nor does the lock last longer if it is ours already, and the fence cannot be drawn from.
+    // Nor does the lock last longer if it is ours already, and no epoch can be taken from the fence.
     server.cmd(&["SET", "lock:k", &one.text(4), "PX", "9000"]);
     refused(one.ask("k", op.clone()).await);
     assert!(server.pttl("lock:k") <= 9000);

@@ -103,7 +103,7 @@ async fn s1_a_wrong_type_in_the_fence_leaves_nothing_done() {
     }
 }
 
-/// A double counts no further than 2^53: the draws of all that follow would be the same.
+/// A double counts no further than 2^53: the epochs of all that follow would be the same.
 #[tokio::test]
 async fn f1_a_fence_from_which_nothing_grows_is_none() {
     let server = RedisServer::start();
@@ -162,7 +162,7 @@ fn raise(owner: u64, epoch: u64, age: bool) -> Op {
     Op::Raise { owner, epoch, age }
 }
 
-/// For a quorum: whoever has the lock next draws higher, and nobody but its owner raises.
+/// For a quorum: whoever has the lock next gets a greater epoch, and nobody but its owner raises.
 #[tokio::test]
 async fn f1_a_fence_is_raised_for_the_owner_alone_and_never_lowered() {
     let server = RedisServer::start();

@@ -85,7 +85,7 @@ async fn the_tickets_of_a_queue_are_as_other_versions_know_them() {
     assert_eq!(channels, names);
 }
 
-/// `1 <owner> <ttl in ms> <draw> <server time in µs> <key>`, and `freed <key>`.
+/// `1 <owner> <ttl in ms> <epoch> <server time in µs> <key>`, and `freed <key>`.
 #[tokio::test]
 async fn grants_and_notices_are_as_other_versions_know_them() {
     let server = RedisServer::start();
@@ -270,7 +270,7 @@ async fn an_owner_of_another_form_is_a_foreign_lock() {
     }
 }
 
-/// Whoever has drawn later than our clock says: we draw after that.
+/// An epoch that is later than our clock says: ours come after it.
 #[tokio::test]
 async fn a_fence_of_a_later_time_is_gone_on_from() {
     let server = RedisServer::start();

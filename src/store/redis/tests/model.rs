@@ -90,7 +90,7 @@ struct Both {
     listens: BTreeMap<u64, bool>,
     last_owner: u64,
     /// Draws grow from here on.
-    drawn: u64,
+    last_epoch: u64,
     /// The fence may not be lost as well (F1).
     is_ahead: bool,
     counts: BTreeMap<&'static str, u32>,
@@ -123,7 +123,7 @@ impl Both {
         self.ask::<()>(&["FLUSHALL"]);
         self.model = Keyspace::default();
         self.owners.clear();
-        self.drawn = 0;
+        self.last_epoch = 0;
         self.is_ahead = false;
     }
 
@@ -175,7 +175,7 @@ impl Both {
             }
             Want::Raise => Op::Raise {
                 owner: Owner(owner),
-                epoch: self.drawn + 17,
+                epoch: self.last_epoch + 17,
                 age: false,
             },
             Want::Retire => {
@@ -221,7 +221,7 @@ impl Both {
     }
 
     fn granted(&mut self, epoch: u64) {
-        self.drawn = self.drawn.max(epoch);
+        self.last_epoch = self.last_epoch.max(epoch);
     }
 
     fn take(&mut self, step: &Step) {
@@ -251,9 +251,9 @@ impl Both {
                 self.ask::<()>(&["DEL", &fence]);
             }
             Step::Ahead(micros) => {
-                let ahead = self.drawn.max(self.server_time()) + micros;
+                let ahead = self.last_epoch.max(self.server_time()) + micros;
                 self.ask::<()>(&["SET", &fence, &ahead.to_string()]);
-                self.drawn = ahead;
+                self.last_epoch = ahead;
                 self.is_ahead = true;
             }
             Step::NoFence | Step::BadFence => {}
@@ -311,7 +311,7 @@ impl Both {
                 Request::new(Wish::Op(SubmittedOp::unattended(KEYS[*key], op.clone())))
             })
             .collect();
-        let before = self.drawn;
+        let before = self.last_epoch;
         let verdicts = self.send(who, &jobs);
         let told = self.heard();
         let live = |instance: &Arc<str>| &**instance != "dead";
@@ -439,7 +439,7 @@ fn the_scripts_do_what_the_model_does() {
             owners: BTreeMap::new(),
             listens: BTreeMap::new(),
             last_owner: 0,
-            drawn: 0,
+            last_epoch: 0,
             is_ahead: false,
             counts: BTreeMap::new(),
         });

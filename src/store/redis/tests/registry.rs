@@ -296,7 +296,7 @@ pub(super) fn renew(owner: u64, ttl: Duration) -> Op {
 pub(super) const HELD: Outcome = Outcome::Gone { held: true };
 pub(super) const NOT_HELD: Outcome = Outcome::Gone { held: false };
 
-/// The draw of a win.
+/// The epoch of a win.
 #[track_caller]
 pub(super) fn won(outcome: &Outcome) -> u64 {
     match outcome {
