@@ -192,15 +192,9 @@ impl Drop for Acquiring {
 
 impl fmt::Debug for Acquiring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stage = match self.stage {
-            Stage::Unpolled => "not polled yet",
-            Stage::Queued(_) => "queued",
-            Stage::Done => "done",
-        };
         f.debug_struct("Acquiring")
             .field("key", self.options.key())
-            .field("stage", &stage)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

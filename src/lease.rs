@@ -37,10 +37,10 @@ use crate::{LockError, Token};
 /// ```
 #[must_use = "dropping a Lease releases the lock"]
 #[clippy::has_significant_drop]
+#[derive(Debug)]
 pub struct Lease {
     engine: Arc<Engine>,
-    caller: Arc<WaiterState>,
-    token: Token,
+    view: LeaseView,
     /// Whether it has left the lease already, which others may share.
     parted: bool,
     on_finish: OnFinish,
@@ -63,10 +63,14 @@ impl Lease {
         token: Token,
         on_finish: OnFinish,
     ) -> Self {
+        let view_context = engine.view_context().clone();
         Self {
             engine,
-            caller,
-            token,
+            view: LeaseView {
+                view_context,
+                caller,
+                token,
+            },
             on_finish,
             parted: false,
         }
@@ -84,38 +88,34 @@ impl Lease {
 
     /// The name of what is locked.
     pub fn key(&self) -> &str {
-        self.caller.key()
+        self.view.key()
     }
 
     /// The fencing token: strictly greater for every later lease of this key.
     pub fn token(&self) -> Token {
-        self.token
+        self.view.token
     }
 
     /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
     /// instant; suspended time counts, so that may move it to an earlier one.
     pub fn deadline(&self) -> Instant {
-        self.engine.clock().instant(self.caller.deadline())
+        self.view.deadline()
     }
 
     /// Whether the lease is held, and its deadline still to come. False once its registry is shut down.
     pub fn is_valid(&self) -> bool {
-        self.caller.is_held(self.engine.clock().now())
+        self.view.is_valid()
     }
 
     /// Resolves when the lease is lost; see [`LeaseView::lost`].
     pub fn lost(&self) -> Lost {
-        self.view().lost()
+        self.view.lost()
     }
 
     /// A view of this lease, to hand to the work.
     #[must_use]
     pub fn view(&self) -> LeaseView {
-        LeaseView {
-            view_context: self.engine.view_context().clone(),
-            caller: self.caller.clone(),
-            token: self.token,
-        }
+        self.view.clone()
     }
 
     /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
@@ -167,9 +167,9 @@ impl Lease {
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
     pub fn detach(self) -> DetachedLease {
         let clock = self.engine.clock();
-        let left = self.caller.deadline().saturating_sub(clock.now());
-        let owner = self.engine.detach(&self.caller);
-        DetachedLease::new(self.caller.key().clone(), owner, self.token(), left)
+        let left = self.view.caller.deadline().saturating_sub(clock.now());
+        let owner = self.engine.detach(&self.view.caller);
+        DetachedLease::new(self.view.caller.key().clone(), owner, self.token(), left)
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
@@ -203,11 +203,11 @@ impl Lease {
 
     /// The last handle of the lock that holds it is dropped.
     pub(crate) fn dropped_while_held(&self) {
-        self.engine.dropped_while_held(&self.caller);
+        self.engine.dropped_while_held(&self.view.caller);
     }
 
     pub(crate) fn caller(&self) -> &Arc<WaiterState> {
-        &self.caller
+        &self.view.caller
     }
 
     pub(crate) fn on_finish(&self) -> OnFinish {
@@ -216,7 +216,7 @@ impl Lease {
 
     /// Whether the lock stays held when this guard goes, because others share its lease.
     pub(crate) fn is_shared(&self) -> bool {
-        self.caller.is_shared()
+        self.view.caller.is_shared()
     }
 
     /// Whether its key stays in the store when it ends.
@@ -229,9 +229,9 @@ impl Lease {
         if std::mem::replace(&mut self.parted, true) {
             return false;
         }
-        let last = self.caller.part();
+        let last = self.view.caller.part();
         if last {
-            self.engine.finish(&self.caller, self.on_finish);
+            self.engine.finish(&self.view.caller, self.on_finish);
         }
         last
     }
@@ -308,21 +308,9 @@ impl LeaseView {
     }
 }
 
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.view().fmt_as("Lease", f)
-    }
-}
-
 impl fmt::Debug for LeaseView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.fmt_as("LeaseView", f)
-    }
-}
-
-impl LeaseView {
-    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(name)
+        f.debug_struct("LeaseView")
             .field("key", &self.key())
             .field("token", &self.token)
             .field("valid", &self.is_valid())
@@ -331,6 +319,7 @@ impl LeaseView {
 }
 
 /// Future of [`LeaseView::lost`] and [`Lease::lost`]; resolves to the error that tells the loss.
+#[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Lost {
     view: LeaseView,
@@ -362,12 +351,6 @@ impl Future for Lost {
     }
 }
 
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("lease", &self.view).finish()
-    }
-}
-
 /// Future of [`Lease::release`].
 #[derive(Debug)]
 #[must_use = "the lock is released in the background; await this to know that it was"]
@@ -388,13 +371,13 @@ impl Future for LeaseRelease {
         if !this.started {
             this.started = true;
             // Looked for before it leaves: after that the others may end the lease at any moment.
-            let loss = lease.is_shared().then(|| lease.view().loss()).flatten();
+            let loss = lease.is_shared().then(|| lease.view.loss()).flatten();
             if !lease.part() {
                 this.lease = None;
                 return Poll::Ready(loss.map_or(Ok(()), Err));
             }
         }
-        let caller = &lease.caller;
+        let caller = &lease.view.caller;
         let (token, end) = match caller.phase_or_wake(cx.waker()) {
             Phase::Finished { token, end } | Phase::Ended { token, end } => (token, end),
             _ => return Poll::Pending,

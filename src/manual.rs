@@ -1,4 +1,3 @@
-use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -13,7 +12,7 @@ use crate::user_code::log;
 use crate::with_lock::skip;
 
 /// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Slot {
     lease: Mutex<Option<Lease>>,
 }
@@ -53,12 +52,6 @@ impl Drop for Slot {
             );
             lease.dropped_while_held();
         }
-    }
-}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").finish_non_exhaustive()
     }
 }
 

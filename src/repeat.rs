@@ -72,12 +72,6 @@ impl Repeats {
     }
 }
 
-impl fmt::Debug for Repeats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Repeats")
-    }
-}
-
 /// What a pause of nothing grows from where a policy makes it grow: nothing would stay nothing.
 const LEAST: Duration = Duration::from_millis(1);
 

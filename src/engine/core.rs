@@ -55,7 +55,6 @@ pub(crate) struct ViewContext {
 }
 
 /// What a caller wants.
-#[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
     pub(crate) renewals: u32,
