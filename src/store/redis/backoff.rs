@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// The pauses, in seconds, after a lost connection and after the attempts that follow. The second ones begin after all
 /// of a fleet's first attempts.
-const PAUSES: [RangeInclusive<f64>; 3] = [0.0..=0.2, 0.2..=1.0, 0.4..=2.0];
+const PAUSES: [RangeInclusive<f64>; 3] = [0.0..=0.25, 0.25..=1.0, 0.4..=2.0];
 
 /// The pause once an outage has lasted for [`OUTAGE`].
 const PAUSE_IN_OUTAGE: RangeInclusive<f64> = 2.0..=10.0;
@@ -78,7 +78,7 @@ mod tests {
         let begin = Instant::now();
         let mut backoff = Backoff::default();
         assert_eq!(backoff.not_before(), None, "the first attempt has no pause");
-        for [least, most] in [[0.0, 0.2], [0.2, 1.0], [0.4, 2.0], [0.4, 2.0]] {
+        for [least, most] in [[0.0, 0.25], [0.25, 1.0], [0.4, 2.0], [0.4, 2.0]] {
             let [shortest, longest] = pauses(&mut backoff, begin, None);
             assert!(
                 (least..=least + 0.1 * most).contains(&shortest),
@@ -93,6 +93,6 @@ mod tests {
         let stood = Some(later - Duration::from_secs(9));
         assert!(pauses(&mut backoff, later, stood)[1] > 9.0);
         let stood = Some(later - STEADY);
-        assert!(pauses(&mut backoff, later, stood)[1] <= 0.2);
+        assert!(pauses(&mut backoff, later, stood)[1] <= 0.25);
     }
 }

@@ -32,7 +32,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// server or proxy that does not speak it still works, but then waiting costs a question every now and then.
 ///
 /// A connection that breaks is made again for as long as it is needed. Each attempt comes after a random pause: of up to
-/// 200 ms after a lost connection, then up to 1 s and 2 s, and up to 10 s once the outage has lasted a minute. A caller
+/// 250 ms after a lost connection, then up to 1 s and 2 s, and up to 10 s once the outage has lasted a minute. A caller
 /// who comes during a pause waits for its end. Then the leases on that server are renewed, and waiters enter their queues
 /// again at the place that they had.
 ///
