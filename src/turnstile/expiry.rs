@@ -1,12 +1,10 @@
 //! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
 use super::ids::EventCx;
-use super::key_state::KeyState;
-use super::machine::{Turnstile, no_answer};
-use super::pending::{Ending, PendingOp};
-use super::tenure::LeasePhase;
+use super::machine::{KeyState, Turnstile, no_answer};
+use super::pending::PendingOp;
 use super::time::Point;
-use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
+use super::verdict::Refusal;
 use super::wait_queue::Adopter;
 use crate::StoreError;
 use crate::store::contract::Op;
@@ -20,11 +18,9 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        let late = tenure.is_renewal_late(now);
+        let late = tenure.renewal_late(now);
         let renews = !self.down && tenure.is_renewal_due(now);
-        if let Some(who) = late {
-            self.tell_holder(who, LeaseVerdict::RenewalLate);
-        }
+        self.wake_holder(late);
         if renews {
             self.renew(now);
         }
@@ -42,21 +38,22 @@ impl<C: Clone> Turnstile<C> {
             let trouble = self.trouble();
             self.refuse(adopter.waiter.who, Refusal::Failed(trouble));
         }
-        if self.in_flight.is_some() || !self.pending.is_empty() {
-            self.end_endings(now);
-            self.pending.forget_past(now);
-        }
+        self.expire_pending(now);
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        if now >= tenure.deadline {
-            self.expire(now);
-        } else if let Some(lease) = tenure.lease.take_if(|lease| lease.is_over(now)) {
+        if tenure.is_over(now) {
+            // D5: the store may hold the key for a little longer.
+            let owner = tenure.owner();
+            let until = tenure.expires_by(now);
+            let lease = tenure.lease.take();
+            self.state = KeyState::Idle;
             self.lose(lease);
-        } else if let Some(lease) = &tenure.lease
-            && lease.phase == LeasePhase::Closing
-            && now >= lease.end_by
-        {
+            let release = PendingOp::new(Op::Release { owner }, None, until);
+            self.pending.push_back(release);
+        } else if let Some(lease) = tenure.take_expired_lease(now) {
+            self.lose(Some(lease));
+        } else if tenure.is_grace_over(now) {
             self.close_lease(cx);
         }
     }
@@ -71,41 +68,5 @@ impl<C: Clone> Turnstile<C> {
             };
             self.refuse(waiter.who, refusal);
         }
-    }
-
-    /// Fails releases that the store has not confirmed before the deadline of their lease.
-    fn end_endings(&mut self, now: Point) {
-        for ending in self.take_endings(|ending| now >= ending.deadline) {
-            let trouble = self.trouble();
-            self.end_lease(ending.who, LeaseEnd::Failed(trouble));
-        }
-    }
-
-    /// Removes the finished leases for which `over` holds and whose end the store has not confirmed.
-    pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
-        let mut ended = Vec::new();
-        if let Some(pending) = self.pending_in_flight() {
-            ended.extend(pending.ending.take_if(&over));
-        }
-        for pending in self.pending.iter_mut() {
-            ended.extend(pending.ending.take_if(&over));
-        }
-        ended
-    }
-
-    /// D5: the deadline of the tenure has passed by our clock.
-    fn expire(&mut self, now: Point) {
-        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
-            unreachable!("only a tenure expires")
-        };
-        if let Some(lease) = tenure.lease.take() {
-            self.lose(lease);
-        }
-        // The store may hold the key for a little longer.
-        let release = Op::Release {
-            owner: tenure.owner,
-        };
-        let until = tenure.runs_out(now);
-        self.pending.push_back(PendingOp::new(release, None, until));
     }
 }
