@@ -401,7 +401,7 @@ impl Due for Engine {
                     turnstile.op_lost(cx, &op);
                 });
             }
-            state.feed_due(at);
+            state.feed_due(at, Turnstile::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: who waits for a deadline looks up once a second for suspended time.
             // One that is still due after it was fed is a fault, which is not to keep a processor busy.

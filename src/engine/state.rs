@@ -186,9 +186,13 @@ impl State {
         }
     }
 
-    /// Feeds every turnstile whose time has come, once: one that names a time in the past again must not keep the
-    /// registry locked for ever.
-    pub(super) fn feed_due(&mut self, at: &mut Now<'_>) {
+    /// Feeds `event` to every turnstile whose time has come, once: one that names a time in the past again must not keep
+    /// the registry locked for ever.
+    pub(super) fn feed_due(
+        &mut self,
+        at: &mut Now<'_>,
+        mut event: impl FnMut(&mut Turnstile<Caller>, &mut EventCx<'_>),
+    ) {
         let mut due = Vec::new();
         while self
             .timeouts
@@ -201,7 +205,7 @@ impl State {
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.timeout = None;
             }
-            self.feed(at, &key, None, Turnstile::tick);
+            self.feed(at, &key, None, &mut event);
         }
     }
 }
