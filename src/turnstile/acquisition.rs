@@ -1,6 +1,5 @@
 //! One owner that asks the store for the key: what is asked, and what the answers and grants change.
 
-use std::mem;
 use std::time::Duration;
 
 use super::ids::EventCx;
@@ -12,10 +11,10 @@ use super::time::{Point, deadline, drift};
 use super::verdict::Refusal;
 use super::wait_queue::WaiterId;
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, ServerTime};
+use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
 
 /// K3: the store keeps a queue this much longer than its lock.
-pub(super) const QUEUE_MARGIN: Duration = Duration::from_secs(60);
+const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 
 /// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter of a fifth
 /// separates registries that began to wait at the same time.
@@ -208,124 +207,84 @@ impl<C: Clone> Turnstile<C> {
         };
         acquisition.sent(now);
         acquisition.alone = 0;
-        self.send_op(now, op, Some(footprint));
+        self.send_op(now, op, Some(footprint), false);
         true
     }
 
-    /// The store has answered what [`ask_store`](Self::ask_store) asked. `footprint`: what the op may have left.
+    /// The store has answered an op that asks for the key. `footprint`: what the op may have left.
     pub(super) fn on_asked(
         &mut self,
         cx: &mut EventCx<'_>,
         footprint: Footprint,
         in_flight: &InFlight,
-        result: Result<Answer, OpError>,
+        answer: &Answer,
     ) {
         let KeyState::Acquiring(acquisition) = &mut self.state else {
             unreachable!("an acquisition stays until its op is answered")
         };
-        match result {
-            Ok(answer) => self.on_answer(cx, footprint, in_flight, answer),
-            Err(OpError::Unknown(error)) => {
-                acquisition.raise_footprint(footprint);
-                self.on_down(&error);
-            }
-            Err(OpError::Unsent(error)) => self.on_down(&error),
-            Err(OpError::Unconfirmed(error)) if !acquisition.adopts() => {
-                self.on_unconfirmed(cx, Footprint::Lock, &error);
-            }
-            Err(
-                OpError::Refused(error) | OpError::TooLate(error) | OpError::Unconfirmed(error),
-            ) => {
-                if acquisition.adopts() {
-                    // Some nodes of a quorum may have given it the lock. Releasing it would lose the lease that is to
-                    // be adopted. The same owner asks again, which is a new proof (S3).
-                    acquisition.footprint = Footprint::Lock;
-                }
-                self.ask_after_refusal(cx, &error);
-            }
-        }
-    }
-
-    /// The store has answered an op that asks for the key: a question, or a yield.
-    pub(super) fn on_answer(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        footprint: Footprint,
-        in_flight: &InFlight,
-        answer: Answer,
-    ) {
-        let KeyState::Acquiring(acquisition) = &mut self.state else {
-            unreachable!("an acquisition stays until its op is answered")
-        };
-        let alone = mem::take(&mut acquisition.alone);
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;
                 let ttl = acquisition.ttl;
-                self.begin_tenure(cx, epoch, in_flight.sent, ttl, alone);
+                self.begin_tenure(cx, epoch, in_flight.sent, ttl);
             }
             Outcome::Busy { left, score } => {
                 acquisition.is_busy = true;
+                acquisition.alone = 0;
                 if footprint == Footprint::Ticket {
                     let (sent, at) = (in_flight.sent, answer.at);
                     acquisition.proof = Some(Proof { sent, at });
                     acquisition.score = score.or(acquisition.score);
                     acquisition.footprint = Footprint::Ticket;
+                    // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may
+                    // be dead without an error.
+                    let jitter = cx.ids.jitter(1, 50);
+                    let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
+                    let next =
+                        left.map_or(recheck, |left| recheck.min(left.saturating_add(jitter)));
+                    acquisition.ask_at = cx.at() + next;
                 } else if score.is_some() {
                     acquisition.footprint = Footprint::Subscription;
                 } else if acquisition.footprint <= footprint {
                     acquisition.footprint = Footprint::Nothing;
                 }
-                self.on_busy(cx, footprint, in_flight.upto, left);
+                self.refuse_once(in_flight.upto, &Refusal::Busy);
+                self.waiters.mark_busy();
+                self.end_waits(cx.at());
+                if footprint != Footprint::Ticket || !self.queue {
+                    self.plan_repeat(cx);
+                }
             }
             Outcome::NotOld if acquisition.adopts() => {
                 // The lock is neither the old owner's nor ours, even if the op was sent before.
                 acquisition.footprint = Footprint::Nothing;
-                let adopter = acquisition.adopter;
-                if self.adopters.front().map(|first| first.id) == adopter
+                if self.is_acquisition_wanted()
                     && let Some(adopter) = self.adopters.pop_front()
                 {
                     self.refuse(adopter.waiter.who, Refusal::NothingToAdopt);
                 }
             }
             // To a yield. Entering the new owner recovers it, wherever it is (S3).
-            Outcome::NotOld => acquisition.ask_at = cx.at(),
-            outcome @ (Outcome::Gone { .. }
-            | Outcome::Renewed
-            | Outcome::Raised { .. }
-            | Outcome::Lost) => unreachable!("{outcome:?} to an op that asks for the key"),
+            Outcome::NotOld => {
+                acquisition.alone = 0;
+                acquisition.ask_at = cx.at();
+            }
+            Outcome::Gone { .. } | Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
+                unreachable!("{answer:?} to an op that asks for the key")
+            }
         }
     }
 
-    /// Another owner has the key. Plans the next question.
-    fn on_busy(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        footprint: Footprint,
-        upto: WaiterId,
-        left: Option<Duration>,
-    ) {
-        let now = cx.at();
-        self.refuse_once(upto, &Refusal::Busy);
-        self.waiters.mark_busy();
-        self.end_waits(now);
-        if footprint != Footprint::Ticket || !self.queue {
-            return self.plan_repeat(cx);
-        }
-        // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may be
-        // dead without an error.
-        let jitter = cx.ids.jitter(1, 50);
-        let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
-        let next = left.map_or(recheck, |left| left.saturating_add(jitter).min(recheck));
-        if let KeyState::Acquiring(acquisition) = &mut self.state {
-            acquisition.ask_at = now + next;
-        }
-    }
-
-    fn ask_after_refusal(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
+    /// The store would not do what was asked. The same owner asks again after a pause.
+    pub(super) fn on_question_refused(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
         let pause = self.retry_pause(cx);
         if let KeyState::Acquiring(acquisition) = &mut self.state {
             acquisition.ask_at = cx.at() + pause;
+            if acquisition.adopts() {
+                // Some nodes of a quorum may have given it the lock. Releasing it would lose the lease that is to be
+                // adopted, and asking again is a new proof (S3).
+                acquisition.footprint = Footprint::Lock;
+            }
         }
         self.on_refused(error);
     }
@@ -399,19 +358,12 @@ impl<C: Clone> Turnstile<C> {
         } else {
             // K1: the ttl on its ticket, which the store rounds up.
             let ttl = grant.ttl.min(acquisition.ttl);
-            self.begin_tenure(cx, grant.epoch, start, ttl, 0);
+            self.begin_tenure(cx, grant.epoch, start, ttl);
         }
     }
 
     /// The key is ours for `ttl`, as is proved from `start` on.
-    fn begin_tenure(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        epoch: u64,
-        start: Point,
-        ttl: Duration,
-        alone: u8,
-    ) {
+    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ttl: Duration) {
         let now = cx.at();
         let is_wanted = self.is_acquisition_wanted();
         let KeyState::Acquiring(acquisition) = &mut self.state else {
@@ -431,7 +383,7 @@ impl<C: Clone> Turnstile<C> {
             }
             return;
         }
-        let owner = acquisition.owner;
+        let (owner, alone) = (acquisition.owner, acquisition.alone);
         self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, alone));
         if adopter.is_some()
             && let Some(adopter) = self.adopters.pop_front()
@@ -462,8 +414,8 @@ impl<C: Clone> Turnstile<C> {
         if let KeyState::Acquiring(acquisition) = &self.state
             && let Some((op, lasts)) = acquisition.settlement()
         {
-            self.pending
-                .push_back(PendingOp::new(op, None, now + lasts));
+            let pending = PendingOp::new(op, None, now + lasts);
+            self.pending.push_back(pending);
         }
         self.state = KeyState::Idle;
     }

@@ -1,7 +1,7 @@
 //! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
 use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile, no_answer};
+use super::machine::{Effect, KeyState, Turnstile, no_answer};
 use super::pending::PendingOp;
 use super::time::Point;
 use super::verdict::Refusal;
@@ -23,6 +23,15 @@ impl<C: Clone> Turnstile<C> {
         self.wake_holder(late);
         if renews {
             self.renew(now);
+        }
+    }
+
+    /// Asks the store to prolong the tenure, if there is a lease in it.
+    pub(super) fn renew(&mut self, now: Point) {
+        if let KeyState::Held(tenure) = &mut self.state
+            && let Some(op) = tenure.renew(now)
+        {
+            self.effect(Effect::Send(op));
         }
     }
 

@@ -51,20 +51,15 @@ pub(super) enum KeyState<C> {
 /// The op in flight (O2).
 #[derive(Debug)]
 pub(super) struct InFlight {
-    /// If it is one that the acquisition asks: what the store may have of ours if the answer never comes. `None`: it is
-    /// the first pending operation.
-    pub(super) question: Option<Footprint>,
+    /// If it asks for the key: what the store may have of the acquisition if the answer never comes.
+    pub(super) asks: Option<Footprint>,
+    /// Whether it is the first pending operation. A yield is pending, and asks for the key.
+    pub(super) is_pending: bool,
     pub(super) sent: Point,
     /// The newest arrival that its answer speaks to.
     pub(super) upto: WaiterId,
     /// A grant that came before the reply that may have caused it (O3).
     pub(super) grant: Option<Received>,
-}
-
-impl InFlight {
-    pub(super) fn is_question(&self) -> bool {
-        self.question.is_some()
-    }
 }
 
 /// A grant that came.
@@ -236,7 +231,9 @@ impl<C: Clone> Turnstile<C> {
             self.refuse(waiter.who, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);
-            if held || self.is_known_busy() {
+            // Whether the store has said that others hold the key, and is not being asked again.
+            let is_busy = matches!(&self.state, KeyState::Acquiring(it) if it.is_busy());
+            if held || is_busy && self.in_flight.is_none() && !self.down {
                 self.waiters.mark_busy();
             } else if self.trouble.is_some() {
                 self.waiters.mark_answered();
@@ -244,12 +241,6 @@ impl<C: Clone> Turnstile<C> {
         }
         self.schedule(cx);
         id
-    }
-
-    /// Whether the store has said that others hold the key, and is not being asked again.
-    fn is_known_busy(&self) -> bool {
-        let is_busy = matches!(&self.state, KeyState::Acquiring(it) if it.is_busy());
-        is_busy && self.in_flight.is_none() && !self.down
     }
 
     /// A caller wants the lease that the owner `from` left in the store, whoever waits for the key. Its verdicts come as

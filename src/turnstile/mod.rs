@@ -18,14 +18,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `machine.rs` | [`Turnstile`]: its state, and the events that callers bring |
-//! | `store_events.rs` | the events that the store brings |
+//! | `store_events.rs` | the events that the store brings: answers, grants, outages |
 //! | `schedule.rs` | what to do next: grant, pass, yield, release, ask |
 //! | `acquisition.rs` | one owner that asks the store for the key: questions, answers, grants |
 //! | `repeats.rs` | how often the store is asked where no grants come |
 //! | `tenure.rs` | the span in which this registry holds the key, and its lease |
-//! | `renewals.rs` | renewals and their answers |
 //! | `pending.rs` | operations that must still reach the store, and their answers |
-//! | `expiry.rs` | what expires |
+//! | `expiry.rs` | what time brings: waits, leases and tenures that end, renewals that are due |
 //! | `shutdown.rs` | the end of a registry |
 //! | `wait_queue.rs` | the local waiters |
 //! | `verdict.rs` | the verdicts that callers get |
@@ -37,7 +36,6 @@ mod expiry;
 mod ids;
 mod machine;
 mod pending;
-mod renewals;
 mod repeats;
 mod schedule;
 mod shutdown;

@@ -2,12 +2,13 @@
 
 use std::mem;
 
-use super::acquisition::{Footprint, QUEUE_MARGIN};
+use super::acquisition::Footprint;
 use super::ids::EventCx;
-use super::machine::{InFlight, KeyState, Turnstile};
+use super::machine::{KeyState, Turnstile};
 use super::time::Point;
 use super::verdict::LeaseEnd;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
+use crate::StoreError;
+use crate::store::contract::{Op, Owner};
 
 /// A finished lease whose end the store has not confirmed yet.
 #[derive(Debug)]
@@ -67,102 +68,64 @@ impl<C: Clone> Turnstile<C> {
         if first.retry_at.is_some_and(|at| at > now) {
             return false;
         }
-        if let Op::Yield { old, new, ttl } = first.op {
+        if let Op::Yield { old, .. } = first.op {
             if self.waiters.is_empty() || !self.queue {
-                // Nobody is left to yield for. Release the old owner, then withdraw the new one (O6).
+                // Nobody is left to yield for. The old owner is released. If the new one may have a ticket, that is
+                // withdrawn after it (O6).
                 first.op = Op::Release { owner: old };
-                self.state = KeyState::Idle;
-                if first.resent {
-                    let op = Op::Withdraw { owner: new, ttl };
-                    let withdraw = PendingOp::new(op, None, first.until + QUEUE_MARGIN);
-                    self.pending.insert(1, withdraw);
+                if !first.resent {
+                    self.state = KeyState::Idle;
                 }
             } else if let KeyState::Acquiring(acquisition) = &mut self.state {
                 acquisition.sent(now);
             }
         }
-        let op = self.pending[0].op.clone();
-        self.send_op(now, op, None);
+        let first = &self.pending[0];
+        let (op, asks) = (
+            first.op.clone(),
+            first.is_yield().then_some(Footprint::Ticket),
+        );
+        self.send_op(now, op, asks, true);
         true
     }
 
-    /// The store has answered the first pending operation.
-    pub(super) fn on_pending(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        in_flight: &InFlight,
-        result: Result<Answer, OpError>,
-    ) {
-        let mut first = self.pending.pop_front().expect("it is in flight");
-        match result {
-            Ok(answer) => {
-                let ours = match answer.outcome {
-                    Outcome::Gone { held } => held,
-                    Outcome::Won { .. } | Outcome::Busy { .. } => true,
-                    Outcome::NotOld => false,
-                    Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
-                        unreachable!("{:?} to {:?}", answer.outcome, first.op)
-                    }
-                };
-                let is_yield = first.is_yield();
-                self.confirm_end(first, ours);
-                if is_yield {
-                    self.on_answer(cx, Footprint::Ticket, in_flight, answer);
-                }
-            }
-            Err(OpError::Unconfirmed(error)) => {
-                // A yield: the old owner has released the key, and the new one has it unconfirmed.
-                let is_yield = first.is_yield();
-                self.confirm_end(first, true);
-                if is_yield {
-                    self.on_unconfirmed(cx, Footprint::Lock, &error);
-                }
-            }
-            Err(OpError::Unknown(error)) => {
-                first.resent = true;
-                if let KeyState::Acquiring(acquisition) = &mut self.state
-                    && first.is_yield()
-                {
-                    acquisition.raise_footprint(Footprint::Ticket);
-                }
-                self.pending.push_front(first);
-                self.on_down(&error);
-            }
-            Err(OpError::Unsent(error)) => {
-                self.pending.push_front(first);
-                self.on_down(&error);
-            }
-            Err(OpError::Refused(error) | OpError::TooLate(error)) => {
-                let retry_at = cx.at() + self.retry_pause(cx);
-                self.on_refused(&error);
-                if let Op::Yield { old, .. } = first.op {
-                    // Release instead. S1: the refused yield may have freed the lock, if it could not tell the next
-                    // owner. Then it is no loss that the release does not find the lock.
-                    first.op = Op::Release { owner: old };
-                    first.resent = true;
-                } else if error.is_retryable() {
-                    first.retry_at = Some(retry_at);
-                } else {
-                    if let Some(ending) = first.ending {
-                        self.end_lease(ending.who, LeaseEnd::Failed(error));
-                    }
-                    return;
-                }
-                self.pending.push_front(first);
-            }
+    /// The store may have done the first pending operation, or not.
+    pub(super) fn pending_unknown(&mut self) {
+        if let Some(first) = self.pending.front_mut() {
+            first.resent = true;
         }
     }
 
-    /// Ends a finished lease by whether the key was ours until its end. A release that was sent twice finds the key gone
-    /// if the first one was done.
-    fn confirm_end(&mut self, pending: PendingOp<C>, ours: bool) {
-        let end = if ours || pending.resent {
+    /// The store has done the first pending operation. `ours`: whether the key was ours until then. A release that was
+    /// sent twice finds the key gone if the first one was done.
+    pub(super) fn pending_done(&mut self, ours: bool) {
+        let first = self.pending.pop_front().expect("it was in flight");
+        let end = if ours || first.resent {
             LeaseEnd::Released
         } else {
             LeaseEnd::Lost
         };
-        if let Some(ending) = pending.ending {
+        if let Some(ending) = first.ending {
             self.end_lease(ending.who, end);
+        }
+    }
+
+    /// The store would not do the first pending operation.
+    pub(super) fn on_pending_refused(&mut self, cx: &mut EventCx<'_>, error: StoreError) {
+        let retry_at = cx.at() + self.retry_pause(cx);
+        self.on_refused(&error);
+        let first = self.pending.front_mut().expect("it was in flight");
+        if let Op::Yield { old, .. } = first.op {
+            // Release instead. S1: the refused yield may have freed the lock, if it could not tell the next owner. Then
+            // it is no loss that the release does not find the lock.
+            first.op = Op::Release { owner: old };
+            first.resent = true;
+        } else if error.is_retryable() {
+            first.retry_at = Some(retry_at);
+        } else if let Some(PendingOp { ending, .. }) = self.pending.pop_front()
+            && let Some(ending) = ending
+        {
+            self.end_lease(ending.who, LeaseEnd::Failed(error));
         }
     }
 
@@ -197,6 +160,6 @@ impl<C: Clone> Turnstile<C> {
 
     fn is_pending_in_flight(&self) -> bool {
         let in_flight = self.in_flight.as_ref();
-        in_flight.is_some_and(|in_flight| !in_flight.is_question())
+        in_flight.is_some_and(|in_flight| in_flight.is_pending)
     }
 }

@@ -27,19 +27,6 @@ impl Repeats {
     pub(super) fn forget_question(&mut self) {
         self.asked = None;
     }
-
-    /// The least and the longest pause after a notice, in milliseconds. The first notice is
-    /// followed at once. Later ones are followed after a random pause that doubles each time: it
-    /// separates registries that split the votes of a quorum, and bounds what a store can make us ask
-    /// by false notices.
-    fn pause_after_notice(&mut self) -> (u64, u64) {
-        let times = self.moved;
-        self.moved += 1;
-        match times {
-            0 => (0, 0),
-            _ => (5 << times.min(12), 15 << times.min(12)),
-        }
-    }
 }
 
 impl<C: Clone> Turnstile<C> {
@@ -51,7 +38,7 @@ impl<C: Clone> Turnstile<C> {
             && !acquisition.adopts()
             && !self.queue
         {
-            if self.in_flight.as_ref().is_some_and(|it| it.is_question()) {
+            if self.in_flight.as_ref().is_some_and(|it| it.asks.is_some()) {
                 acquisition.repeats.notified = true;
             } else {
                 self.ask_early(cx);
@@ -130,17 +117,23 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store is asked before the pause is over.
+    /// The store is asked before the pause is over. The first notice is followed at once. Later ones are followed after
+    /// a random pause that doubles each time: it separates registries that split the votes of a quorum, and bounds what
+    /// a store can make us ask by false notices.
     fn ask_early(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         if let KeyState::Acquiring(acquisition) = &mut self.state
             && acquisition.ask_at > now
             && acquisition.repeats.pause_end.is_none()
         {
-            let (least, most) = acquisition.repeats.pause_after_notice();
-            let early = now + cx.ids.jitter(least, most);
+            let repeats = &mut acquisition.repeats;
+            let early = match repeats.moved.min(12) {
+                0 => now,
+                times => now + cx.ids.jitter(5 << times, 15 << times),
+            };
+            repeats.moved += 1;
             if early < acquisition.ask_at {
-                acquisition.repeats.pause_end = Some(acquisition.ask_at);
+                repeats.pause_end = Some(acquisition.ask_at);
                 acquisition.ask_at = early;
             }
         }

@@ -86,11 +86,17 @@ impl<C: Clone> Turnstile<C> {
         self.waiters.mark_busy();
     }
 
-    /// `question`: what the store may have of the acquisition if the op's answer never comes. `None`: the op is the
-    /// first pending operation.
-    pub(super) fn send_op(&mut self, now: Point, op: Op, question: Option<Footprint>) {
+    /// `asks`, `is_pending`: see [`InFlight`].
+    pub(super) fn send_op(
+        &mut self,
+        now: Point,
+        op: Op,
+        asks: Option<Footprint>,
+        is_pending: bool,
+    ) {
         self.in_flight = Some(Box::new(InFlight {
-            question,
+            asks,
+            is_pending,
             sent: now,
             upto: self.waiters.last_id(),
             grant: None,

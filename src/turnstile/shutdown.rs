@@ -2,7 +2,6 @@
 
 use super::ids::EventCx;
 use super::machine::{KeyState, Turnstile};
-use super::tenure::LeasePhase;
 use super::time::Moment;
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
 
@@ -41,12 +40,11 @@ impl<C: Clone> Turnstile<C> {
             return false;
         };
         // A second shutdown grants no more time.
-        if lease.phase != LeasePhase::Closing {
+        if !lease.is_closing() {
             let Some(until) = grace(&lease.who) else {
                 return false;
             };
-            lease.phase = LeasePhase::Closing;
-            lease.end_by = until.into();
+            lease.close_by(until.into());
             let who = lease.who.clone();
             self.wake_holder(Some((who, LeaseVerdict::Closing)));
         }

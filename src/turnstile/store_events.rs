@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use super::acquisition::Footprint;
 use super::ids::EventCx;
-use super::machine::{KeyState, Received, Turnstile};
+use super::machine::{InFlight, KeyState, Received, Turnstile};
 use super::verdict::Refusal;
 use super::wait_queue::WaiterId;
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, lost_error};
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, lost_error};
 use crate::token::is_epoch;
 
 /// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
@@ -22,29 +23,21 @@ impl<C: Clone> Turnstile<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         op: &Op,
-        result: Result<Answer, OpError>,
+        mut result: Result<Answer, OpError>,
     ) {
         self.advance_time(cx);
-        let fault = match &result {
-            Ok(Answer {
-                outcome: Outcome::Won { epoch },
-                ..
-            }) => epoch_fault(*epoch),
-            _ => None,
-        };
-        let result = fault.map_or(result, |fault| Err(OpError::Unconfirmed(fault)));
+        if let Ok(Answer { outcome, .. }) = &result
+            && let Outcome::Won { epoch } = *outcome
+            && let Some(fault) = epoch_fault(epoch)
+        {
+            result = Err(OpError::Unconfirmed(fault));
+        }
         if let Op::Renew { owner, ttl, .. } = *op {
             self.on_renewal(cx, owner, ttl, result);
         } else if let Some(mut in_flight) = self.in_flight.take() {
-            // A successful release does not show that the store can grant a key.
-            let asks = in_flight.is_question() || matches!(op, Op::Yield { .. });
-            if result.is_ok() && asks {
-                self.trouble = None;
-                self.failures = 0;
-            }
-            match in_flight.question {
-                Some(footprint) => self.on_asked(cx, footprint, &in_flight, result),
-                None => self.on_pending(cx, &in_flight, result),
+            match result {
+                Ok(answer) => self.on_answer(cx, &in_flight, &answer),
+                Err(error) => self.on_failure(cx, &in_flight, error),
             }
             // O3: if the connection broke, the grant is dropped. Asking again recovers it.
             if let Some(received) = in_flight.grant.take() {
@@ -52,6 +45,99 @@ impl<C: Clone> Turnstile<C> {
             }
         }
         self.schedule(cx);
+    }
+
+    fn on_answer(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, answer: &Answer) {
+        if in_flight.is_pending {
+            self.pending_done(match answer.outcome {
+                Outcome::Gone { held } => held,
+                Outcome::Won { .. } | Outcome::Busy { .. } => true,
+                Outcome::NotOld => false,
+                Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
+                    unreachable!("{answer:?} to a pending operation")
+                }
+            });
+        }
+        if let Some(footprint) = in_flight.asks {
+            // A successful release does not show that the store can grant a key.
+            self.trouble = None;
+            self.failures = 0;
+            self.on_asked(cx, footprint, in_flight, answer);
+        }
+    }
+
+    fn on_failure(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, error: OpError) {
+        let adopts = matches!(&self.state, KeyState::Acquiring(it) if it.adopts());
+        match error {
+            OpError::Unknown(error) => {
+                if in_flight.is_pending {
+                    self.pending_unknown();
+                }
+                if let KeyState::Acquiring(acquisition) = &mut self.state
+                    && let Some(footprint) = in_flight.asks
+                {
+                    acquisition.raise_footprint(footprint);
+                }
+                self.on_down(&error);
+            }
+            OpError::Unsent(error) => self.on_down(&error),
+            OpError::Unconfirmed(error) if in_flight.asks.is_some() && !adopts => {
+                if in_flight.is_pending {
+                    // The old owner of a yield has released the key.
+                    self.pending_done(true);
+                }
+                self.on_unconfirmed(cx, Footprint::Lock, &error);
+            }
+            OpError::Refused(error) | OpError::TooLate(error) | OpError::Unconfirmed(error) => {
+                if in_flight.is_pending {
+                    self.on_pending_refused(cx, error);
+                } else {
+                    self.on_question_refused(cx, &error);
+                }
+            }
+        }
+    }
+
+    fn on_renewal(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        owner: Owner,
+        ttl: Duration,
+        result: Result<Answer, OpError>,
+    ) {
+        let now = cx.at();
+        let tenure = match &mut self.state {
+            KeyState::Held(tenure) if tenure.owner() == owner => tenure,
+            _ => return,
+        };
+        let error = match result.map(|answer| answer.outcome) {
+            Ok(Outcome::Renewed) => {
+                let verdict = tenure.prolong(ttl);
+                let renews = tenure.is_renewed_again();
+                self.wake_holder(verdict);
+                if renews {
+                    self.renew(now);
+                }
+                return;
+            }
+            Ok(Outcome::Lost) => {
+                // O6: the owner is retired. Nothing is sent for it.
+                let lease = tenure.lease.take();
+                self.state = KeyState::Idle;
+                return self.lose(lease);
+            }
+            Ok(
+                outcome @ (Outcome::Won { .. }
+                | Outcome::Busy { .. }
+                | Outcome::NotOld
+                | Outcome::Gone { .. }
+                | Outcome::Raised { .. }),
+            ) => unreachable!("{outcome:?} to a renewal"),
+            Err(error) => error,
+        };
+        let pause = Duration::from_millis(50).min(ttl / 9) + cx.ids.jitter(0, 5);
+        let verdict = tenure.renewal_failed(&error, now, pause);
+        self.wake_holder(verdict);
     }
 
     /// The session has lost the op, which may have been done or not. Its connection is none the worse for that, and no

@@ -54,9 +54,9 @@ pub(super) struct Tenure<C> {
 pub(super) struct LocalLease<C> {
     pub(super) id: WaiterId,
     pub(super) who: C,
-    pub(super) phase: LeasePhase,
+    phase: LeasePhase,
     /// W4: when it is taken from one who does not look. O6: from one who is to end its work, and has not.
-    pub(super) end_by: Point,
+    end_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) lets_expire: bool,
     ttl: Duration,
@@ -88,7 +88,7 @@ struct Extension {
 
 /// How far a waiter has come with its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LeasePhase {
+enum LeasePhase {
     /// It has not seen it.
     Offered,
     Taken,
@@ -99,6 +99,16 @@ pub(super) enum LeasePhase {
 impl<C> LocalLease<C> {
     pub(super) fn is_taken(&self) -> bool {
         self.phase != LeasePhase::Offered
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.phase == LeasePhase::Closing
+    }
+
+    /// The holder is to end its work by then.
+    pub(super) fn close_by(&mut self, end_by: Point) {
+        self.phase = LeasePhase::Closing;
+        self.end_by = end_by;
     }
 
     fn deadline(&self, tenure_ends: Point) -> Point {
@@ -266,7 +276,7 @@ impl<C: Clone> Tenure<C> {
     /// Whether its holder is to end its work, and has had its time for that.
     pub(super) fn is_grace_over(&self, now: Point) -> bool {
         let lease = self.lease.as_ref();
-        lease.is_some_and(|lease| lease.phase == LeasePhase::Closing && now >= lease.end_by)
+        lease.is_some_and(|lease| lease.is_closing() && now >= lease.end_by)
     }
 
     /// When the store has let go of it by itself, whatever becomes of what is sent now.
@@ -325,17 +335,6 @@ impl<C: Clone> Tenure<C> {
         })
     }
 
-    /// The renewal in flight is answered: when it was sent.
-    pub(super) fn renewal_answered(&mut self) -> Option<Point> {
-        self.renewing.take()
-    }
-
-    /// Whether another renewal follows the one that was just confirmed.
-    pub(super) fn is_renewed_again(&self) -> bool {
-        let lease = self.lease.as_ref();
-        self.renew_again || lease.is_some_and(|lease| lease.extension.is_some())
-    }
-
     /// Whether that waiter holds the lease, and need not end its work.
     pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
         let lease = self.lease.as_ref();
@@ -363,8 +362,9 @@ impl<C: Clone> Tenure<C> {
         self.proved(before, false)
     }
 
-    /// The store has prolonged the tenure by a renewal that was sent at `sent`.
-    pub(super) fn prolong(&mut self, sent: Point, ttl: Duration) -> HolderVerdict<C> {
+    /// The store has prolonged the tenure by `ttl`.
+    pub(super) fn prolong(&mut self, ttl: Duration) -> HolderVerdict<C> {
+        let sent = self.renewing.take()?;
         let before = self.deadline;
         self.deadline = before.max(deadline(sent, ttl));
         let lease = self.lease.as_mut()?;
@@ -378,6 +378,12 @@ impl<C: Clone> Tenure<C> {
         }
         let before = lease.deadline(before);
         self.proved(before, was_last)
+    }
+
+    /// Whether another renewal follows the one that was just confirmed.
+    pub(super) fn is_renewed_again(&self) -> bool {
+        let lease = self.lease.as_ref();
+        self.renew_again || lease.is_some_and(|lease| lease.extension.is_some())
     }
 
     /// The verdict if the deadline has moved since `before`, or if the watchdog's last renewal is confirmed.
@@ -403,6 +409,7 @@ impl<C: Clone> Tenure<C> {
         pause: Duration,
     ) -> HolderVerdict<C> {
         let tenure_ends = self.deadline;
+        self.renewing = None;
         let lease = self.lease.as_mut().filter(|lease| lease.is_taken())?;
         let pause = match error {
             // The store is overloaded: wait for half of the time that is left.

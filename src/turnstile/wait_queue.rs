@@ -99,7 +99,14 @@ impl<C> WaitQueue<C> {
     /// Adds the newest arrival.
     pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
-        let waiters = self.0.get_or_insert_with(|| Box::new(Waiters::new()));
+        let empty = || Waiters {
+            by_id: BTreeMap::new(),
+            by_end: BTreeSet::new(),
+            once: BTreeSet::new(),
+            answered: WaiterId(0),
+            busy: WaiterId(0),
+        };
+        let waiters = self.0.get_or_insert_with(|| Box::new(empty()));
         waiters.by_end.extend(waiters.end(id, &waiter));
         waiters.once.extend((!waiter.is_patient()).then_some(id));
         waiters.by_id.insert(id, waiter);
@@ -128,7 +135,7 @@ impl<C> WaitQueue<C> {
 
     pub(super) fn first_id(&self) -> Option<WaiterId> {
         let waiters = self.0.as_ref()?;
-        waiters.by_id.first_key_value().map(|(id, _)| *id)
+        waiters.by_id.keys().next().copied()
     }
 
     /// The newest arrival.
@@ -192,16 +199,6 @@ impl<C> WaitQueue<C> {
 }
 
 impl<C> Waiters<C> {
-    fn new() -> Self {
-        Self {
-            by_id: BTreeMap::new(),
-            by_end: BTreeSet::new(),
-            once: BTreeSet::new(),
-            answered: WaiterId(0),
-            busy: WaiterId(0),
-        }
-    }
-
     /// When the wait of one is over, if ever. The first answer is awaited for longer.
     fn end(&self, id: WaiterId, waiter: &Waiter<C>) -> Option<(Point, WaiterId)> {
         let end = match id <= self.answered {
