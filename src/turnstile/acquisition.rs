@@ -385,6 +385,8 @@ impl<C: Clone> Turnstile<C> {
         }
         let (owner, alone) = (acquisition.owner, acquisition.alone);
         self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, alone));
+        // One that is over, for nobody, says nothing of who holds the key now.
+        self.expire_due(cx);
         if adopter.is_some()
             && let Some(adopter) = self.adopters.pop_front()
         {

@@ -1,12 +1,11 @@
 //! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
 use super::ids::EventCx;
-use super::machine::{Effect, KeyState, Turnstile, no_answer};
+use super::machine::{Effect, KeyState, Turnstile};
 use super::pending::PendingOp;
 use super::time::Point;
 use super::verdict::Refusal;
 use super::wait_queue::Adopter;
-use crate::StoreError;
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
@@ -70,10 +69,10 @@ impl<C: Clone> Turnstile<C> {
     /// Refuses those whose wait is over: others hold the key, or the store is in trouble.
     pub(super) fn end_waits(&mut self, now: Point) {
         while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
-            let refusal = match &self.trouble {
-                Some(trouble) => Refusal::Failed(StoreError::clone(trouble)),
-                None if busy => Refusal::Busy,
-                None => Refusal::Failed(no_answer()),
+            let refusal = if busy && self.trouble.is_none() {
+                Refusal::Busy
+            } else {
+                Refusal::Failed(self.trouble())
             };
             self.refuse(waiter.who, refusal);
         }

@@ -369,8 +369,8 @@ impl<C: Clone> Turnstile<C> {
 
     /// What the store said last, where it is to blame.
     pub(super) fn trouble(&self) -> StoreError {
-        let trouble = self.trouble.as_deref();
-        trouble.cloned().unwrap_or_else(no_answer)
+        let trouble = self.trouble.as_deref().cloned();
+        trouble.unwrap_or_else(|| StoreError::new("no answer in time"))
     }
 
     pub(super) fn wake_waiter(&mut self, who: C, verdict: WaiterVerdict) {
@@ -381,8 +381,8 @@ impl<C: Clone> Turnstile<C> {
         self.wake_waiter(who, WaiterVerdict::Refused(refusal));
     }
 
-    pub(super) fn wake_holder(&mut self, told: Option<(C, LeaseVerdict)>) {
-        if let Some((who, verdict)) = told {
+    pub(super) fn wake_holder(&mut self, verdict: Option<(C, LeaseVerdict)>) {
+        if let Some((who, verdict)) = verdict {
             self.effect(Effect::Wake(who, Verdict::Lease(verdict)));
         }
     }
@@ -406,9 +406,4 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn effect(&mut self, effect: Effect<C>) {
         self.effects.get_or_insert_default().push_back(effect);
     }
-}
-
-/// Said where nothing else was said.
-pub(super) fn no_answer() -> StoreError {
-    StoreError::new("no answer in time")
 }

@@ -21,7 +21,7 @@ pub(super) struct Ending<C> {
 /// A release, a withdrawal or a yield. It is sent again until it is answered, or until what it would undo has expired.
 #[derive(Debug)]
 pub(super) struct PendingOp<C> {
-    pub(super) op: Op,
+    op: Op,
     /// The lease that it ends, if its holder waits for the answer.
     pub(super) ending: Option<Ending<C>>,
     /// Whether the store may have done it already.
@@ -29,7 +29,7 @@ pub(super) struct PendingOp<C> {
     /// It was refused or lost, and is sent again then.
     pub(super) retry_at: Option<Point>,
     /// When what it would undo has expired by itself.
-    pub(super) until: Point,
+    until: Point,
 }
 
 impl<C> PendingOp<C> {
@@ -80,11 +80,8 @@ impl<C: Clone> Turnstile<C> {
                 acquisition.sent(now);
             }
         }
-        let first = &self.pending[0];
-        let (op, asks) = (
-            first.op.clone(),
-            first.is_yield().then_some(Footprint::Ticket),
-        );
+        let asks = first.is_yield().then_some(Footprint::Ticket);
+        let op = first.op.clone();
         self.send_op(now, op, asks, true);
         true
     }
