@@ -393,7 +393,7 @@ impl Due for Engine {
                     turnstile.op_lost(cx, &op);
                 });
             }
-            state.feed_due(at);
+            state.feed_due(at, Turnstile::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: looks for suspended time once a second.
             // A turnstile that is still due after it was fed has a fault. It must not keep a processor busy.

@@ -152,9 +152,13 @@ impl State {
         Some(result)
     }
 
-    /// Feeds every turnstile whose time has come, each once: one that stays due must not keep the registry
-    /// locked for ever.
-    pub(super) fn feed_due(&mut self, at: &mut Now<'_>) {
+    /// Feeds `event` to every turnstile whose time has come, each once: one that stays due must not keep the
+    /// registry locked for ever.
+    pub(super) fn feed_due(
+        &mut self,
+        at: &mut Now<'_>,
+        mut event: impl FnMut(&mut Turnstile<Caller>, &mut EventCx<'_>),
+    ) {
         let mut due = Vec::new();
         while self
             .timeouts
@@ -167,7 +171,7 @@ impl State {
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.timeout = None;
             }
-            self.feed(at, &key, None, Turnstile::tick);
+            self.feed(at, &key, None, &mut event);
         }
     }
 }

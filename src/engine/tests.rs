@@ -10,12 +10,16 @@ use futures::future::BoxFuture;
 use futures::task::ArcWake;
 use tokio::time::Instant;
 
+use super::failure::Caller;
+use super::timer::Due;
+use super::waiter_state::WaiterState;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::store::MemoryStore;
 use crate::store::contract::{
     Answer, Grant, KeyStatus, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig,
     StoreEvent, StoreEvents, SubmittedOp,
 };
+use crate::turnstile::{Patience, Waiter};
 use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
@@ -298,6 +302,43 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     assert!(lease.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 500 - 7);
     assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
+}
+
+/// A key whose turnstile named a moment that was due, again each time, was fed for ever, with the registry locked.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_one_round() {
+    let (locks, machine) = suspendable(Renewal::off());
+    let engine = locks.engine().clone();
+    let _held = locks.obtain("k").lease().await.expect("it is free");
+    let mut waiting = Box::pin(locks.obtain("k").lease_within(Duration::from_secs(10)));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    machine.suspend(Duration::from_secs(20));
+    let rounds = engine.at_once(|state, at| {
+        let mut fed = 0;
+        state.feed_due(at, |turnstile, cx| {
+            fed += 1;
+            assert_eq!(fed, 1, "fed twice in one round");
+            // Its wait is over at once: the turnstile is due again after this.
+            let caller = WaiterState::new(Arc::<str>::from("k").into());
+            let waiter = Waiter {
+                who: Caller::new(Arc::new(caller)),
+                ttl: Duration::from_secs(30),
+                renewals: 0,
+                lets_expire: false,
+                patience: Patience::Queue,
+                until: cx.now,
+                answer_by: cx.now,
+            };
+            turnstile.arrive(cx, waiter);
+        });
+        let (first, _) = state.timeouts.first().expect("somebody waits");
+        assert!(*first <= at.now, "it is due again");
+        fed
+    });
+    assert_eq!(rounds, Some(1));
+    // The next round serves it.
+    engine.run_due();
+    assert_eq!(engine.snapshot().keys[0].waiting.len(), 0);
 }
 
 /// A store that answers when it is told to, to all at once.

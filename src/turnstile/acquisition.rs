@@ -1,12 +1,27 @@
+//! One owner that asks the store for the key: what is asked, and what the answers and grants change.
+
 use std::time::Duration;
 
-use super::tenure::Contention;
-use super::time::{Point, drift};
+use super::ids::EventCx;
+use super::machine::{InFlight, KeyState, Received, Turnstile};
+use super::pending::PendingOp;
+use super::repeats::Repeats;
+use super::tenure::Tenure;
+use super::time::{Point, deadline, drift};
+use super::verdict::Refusal;
 use super::wait_queue::WaiterId;
-use crate::store::contract::{Grant, Op, Owner, ServerTime};
+use crate::StoreError;
+use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
 
 /// K3: the store keeps a queue this much longer than its lock.
-pub(super) const QUEUE_MARGIN: Duration = Duration::from_secs(60);
+const QUEUE_MARGIN: Duration = Duration::from_secs(60);
+
+/// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter of a fifth
+/// separates registries that began to wait at the same time.
+const RECHECK: (u64, u64) = (8_000, 12_000);
+
+/// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
+const WITHDRAW_WITHIN: u64 = 500;
 
 /// What the store may hold under one of our owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,55 +38,24 @@ pub(super) enum Footprint {
 /// One owner that asks the store for the key, and what is known about it.
 #[derive(Debug)]
 pub(super) struct Acquisition {
-    pub(super) owner: Owner,
+    owner: Owner,
     /// The ttl on its ticket, fixed when it is first sent (K1, W3).
-    pub(super) ttl: Duration,
-    pub(super) score: Option<u64>,
-    pub(super) footprint: Footprint,
+    ttl: Duration,
+    /// When the store is asked (again).
+    pub(super) ask_at: Point,
+    score: Option<u64>,
+    footprint: Footprint,
     /// Whether the store's last answer was that others hold the key.
-    pub(super) is_busy: bool,
+    is_busy: bool,
     /// The caller that adopts a lease with it. `None`: it is for the wait queue.
-    pub(super) adopter: Option<WaiterId>,
-    pub(super) notices: Notices,
-    /// The waiter whose policy was asked for a pause and has not answered yet.
-    pub(super) asked_policy: Option<WaiterId>,
-    /// What its tenure will know of other registries if a yield gives it the key.
-    pub(super) contention: Contention,
+    adopter: Option<WaiterId>,
+    pub(super) repeats: Repeats,
+    /// If a yield gives it the key: how many tenures in a row no other registry will have wanted the key.
+    alone: u8,
     /// G3: when its ticket is withdrawn. Set while nobody here waits for the key.
-    pub(super) withdraw_at: Option<Point>,
+    withdraw_at: Option<Point>,
     first_sent: Option<Point>,
     proof: Option<Proof>,
-}
-
-/// W7: how notices of a release shorten the pauses of the policy.
-#[derive(Debug, Default)]
-pub(super) struct Notices {
-    /// A notice came while the store was being asked.
-    pub(super) heard: bool,
-    /// When the policy's pause ends, if a notice has moved the next question before that.
-    pub(super) due: Option<Point>,
-    /// How many questions were moved since the policy was last asked.
-    early: u32,
-}
-
-impl Notices {
-    /// The least and the longest pause after a notice, in milliseconds. The first notice is
-    /// followed at once. Later ones are followed after a random pause that doubles each time: it
-    /// separates registries that split the votes of a quorum, and bounds what a store can make us ask
-    /// by false notices.
-    pub(super) fn pause(&mut self) -> (u64, u64) {
-        let times = self.early;
-        self.early += 1;
-        match times {
-            0 => (0, 0),
-            _ => (5 << times.min(12), 15 << times.min(12)),
-        }
-    }
-
-    /// The policy is asked: the count starts over.
-    pub(super) fn begin_anew(&mut self) {
-        self.early = 0;
-    }
 }
 
 /// One answered command. It was sent at `sent` by our clock, and ran at `at` by the store's.
@@ -81,40 +65,22 @@ struct Proof {
     at: ServerTime,
 }
 
-/// Whether a grant can be used.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Belief {
-    /// Yes. Its ttl counts from this point on our clock.
-    From(Point),
-    /// No. An answer that is newer than the grant shows that it is over.
-    Over,
-    /// No. The store's clock has stepped, so nothing can be derived from it.
-    Stepped,
-}
-
 impl Acquisition {
-    pub(super) fn new(owner: Owner, ttl: Duration) -> Self {
+    /// Asks at `ask_at`. `alone`: see [`Tenure::alone`], where a yield asks.
+    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, alone: u8) -> Self {
         Self {
             owner,
             ttl,
+            ask_at,
             score: None,
             footprint: Footprint::Nothing,
             is_busy: false,
             adopter: None,
-            notices: Notices::default(),
-            asked_policy: None,
-            contention: Contention::default(),
+            repeats: Repeats::default(),
+            alone,
             withdraw_at: None,
             first_sent: None,
             proof: None,
-        }
-    }
-
-    /// For a caller that adopts a lease. It never has a ticket.
-    pub(super) fn adopting(owner: Owner, ttl: Duration, adopter: WaiterId) -> Self {
-        Self {
-            adopter: Some(adopter),
-            ..Self::new(owner, ttl)
         }
     }
 
@@ -122,8 +88,9 @@ impl Acquisition {
         self.first_sent.get_or_insert(now);
     }
 
-    pub(super) fn answered(&mut self, sent: Point, at: ServerTime) {
-        self.proof = Some(Proof { sent, at });
+    /// What was asked may have been done.
+    pub(super) fn raise_footprint(&mut self, footprint: Footprint) {
+        self.footprint = self.footprint.max(footprint);
     }
 
     /// A proof is valid for one connection: the next may lead to another server.
@@ -131,51 +98,327 @@ impl Acquisition {
         self.proof = None;
     }
 
-    /// Whether its ticket is in the store's queue, as this connection has confirmed. Unconfirmed, the
-    /// owner may hold the lock.
-    pub(super) fn is_queued(&self) -> bool {
-        self.footprint == Footprint::Ticket && self.proof.is_some()
+    /// The connection is up again.
+    pub(super) fn ask_anew(&mut self, now: Point) {
+        self.forget_proof();
+        self.repeats.forget_question();
+        self.ask_at = now;
     }
 
-    /// The op that removes everything of this acquisition from the store (O6).
-    pub(super) fn settlement(&self) -> Option<Op> {
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+
+    pub(super) fn adopts(&self) -> bool {
+        self.adopter.is_some()
+    }
+
+    /// When it has something to send.
+    pub(super) fn next_timeout(&self) -> Point {
+        self.withdraw_at.unwrap_or(self.ask_at)
+    }
+
+    /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
+    /// that if the op never arrives.
+    fn settlement(&self) -> Option<(Op, Duration)> {
+        let (owner, ttl) = (self.owner, self.ttl);
+        let lock = ttl + drift(ttl);
         match self.footprint {
             Footprint::Nothing => None,
-            Footprint::Lock => Some(Op::Release { owner: self.owner }),
-            Footprint::Subscription => Some(Op::Unlisten { owner: self.owner }),
-            Footprint::Ticket => Some(Op::Withdraw {
-                owner: self.owner,
-                ttl: self.ttl,
-            }),
+            Footprint::Lock => Some((Op::Release { owner }, lock)),
+            Footprint::Subscription => Some((Op::Unlisten { owner }, lock + QUEUE_MARGIN)),
+            Footprint::Ticket => Some((Op::Withdraw { owner, ttl }, lock + QUEUE_MARGIN)),
         }
     }
 
-    /// How long the store may keep anything of this owner if it is never told.
-    pub(super) fn outlasted_by(&self) -> Duration {
-        let lock = self.ttl + drift(self.ttl);
-        match self.footprint {
-            Footprint::Subscription | Footprint::Ticket => lock + QUEUE_MARGIN,
-            _ => lock,
-        }
-    }
-
-    /// D2: the point on our clock from which the ttl of a grant counts that came at `received`.
-    pub(super) fn believe(&self, grant: &Grant, received: Point) -> Belief {
-        let start = match self.proof {
-            Some(proof) if proof.at > grant.at => return Belief::Over,
-            Some(proof) => {
-                let since = Duration::from_micros(grant.at - proof.at);
-                proof.sent + since - since / 1000
-            }
-            None => match self.first_sent {
-                Some(first_sent) => first_sent,
-                None => return Belief::Over,
-            },
+    /// D2: the point on our clock from which the ttl of a grant counts. `None`: an answer that is newer than the grant
+    /// shows that it is over.
+    fn start_of(&self, grant: &Grant) -> Option<Point> {
+        let Some(proof) = self.proof else {
+            return self.first_sent;
         };
-        if start > received {
-            Belief::Stepped
-        } else {
-            Belief::From(start)
+        let since = Duration::from_micros(grant.at.checked_sub(proof.at)?);
+        Some(proof.sent + (since - since / 1000))
+    }
+}
+
+impl<C: Clone> Turnstile<C> {
+    /// Asks the store for the key if that is due. Returns false if there is nothing to do.
+    pub(super) fn ask_store(&mut self, cx: &mut EventCx<'_>) -> bool {
+        let now = cx.at();
+        let adopter = self.adopters.front();
+        let wants_ticket = self.queue && self.waiters.has_patient();
+        let acquisition = match &mut self.state {
+            KeyState::Held(_) => return false,
+            KeyState::Idle => {
+                let waiter = adopter.map(|first| &first.waiter);
+                let Some(ttl) = waiter.or(self.waiters.first()).map(|waiter| waiter.ttl) else {
+                    return false;
+                };
+                let mut acquisition = Acquisition::new(cx.ids.owner(), ttl, now, 0);
+                acquisition.adopter = adopter.map(|first| first.id);
+                self.state = KeyState::Acquiring(acquisition);
+                return true;
+            }
+            KeyState::Acquiring(acquisition) => acquisition,
+        };
+        if acquisition.adopter != adopter.map(|first| first.id) {
+            // A caller that adopts goes first, or it has left, or it has been answered.
+            self.abandon(now);
+            return true;
         }
+        if adopter.is_none() {
+            let misplaced = match acquisition.footprint {
+                Footprint::Ticket => !wants_ticket,
+                Footprint::Subscription => wants_ticket,
+                Footprint::Nothing | Footprint::Lock => false,
+            };
+            let is_unwanted = self.waiters.is_empty();
+            // Unconfirmed by this connection, the owner may hold the lock.
+            let is_queued =
+                acquisition.footprint == Footprint::Ticket && acquisition.proof.is_some();
+            if is_unwanted && is_queued && self.queue && !self.closed {
+                // G3: the waits of a thousand registries may end at the same moment. A waiter that
+                // arrives before the withdrawal takes over the ticket and its place in the queue.
+                let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
+                if *acquisition.withdraw_at.get_or_insert_with(jitter) > now {
+                    return false;
+                }
+            }
+            if is_unwanted || misplaced {
+                self.abandon(now);
+                return true;
+            }
+            acquisition.withdraw_at = None;
+        }
+        if acquisition.ask_at > now {
+            return false;
+        }
+        let (owner, ttl, score) = (acquisition.owner, acquisition.ttl, acquisition.score);
+        let (op, footprint) = if let Some(first) = adopter {
+            let from = first.from.clone();
+            (Op::Adopt { owner, from, ttl }, Footprint::Lock)
+        } else if wants_ticket {
+            (Op::Enter { owner, ttl, score }, Footprint::Ticket)
+        } else if self.waiters.has_patient() {
+            (Op::Listen { owner, ttl }, Footprint::Subscription)
+        } else {
+            (Op::Attempt { owner, ttl }, Footprint::Lock)
+        };
+        acquisition.sent(now);
+        acquisition.alone = 0;
+        self.send_op(now, op, Some(footprint), false);
+        true
+    }
+
+    /// The store has answered an op that asks for the key. `footprint`: what the op may have left.
+    pub(super) fn on_asked(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        footprint: Footprint,
+        in_flight: &InFlight,
+        answer: &Answer,
+    ) {
+        let KeyState::Acquiring(acquisition) = &mut self.state else {
+            unreachable!("an acquisition stays until its op is answered")
+        };
+        match answer.outcome {
+            Outcome::Won { epoch } => {
+                acquisition.footprint = Footprint::Lock;
+                let ttl = acquisition.ttl;
+                self.begin_tenure(cx, epoch, in_flight.sent, ttl);
+            }
+            Outcome::Busy { left, score } => {
+                acquisition.is_busy = true;
+                acquisition.alone = 0;
+                if footprint == Footprint::Ticket {
+                    let (sent, at) = (in_flight.sent, answer.at);
+                    acquisition.proof = Some(Proof { sent, at });
+                    acquisition.score = score.or(acquisition.score);
+                    acquisition.footprint = Footprint::Ticket;
+                    // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may
+                    // be dead without an error.
+                    let jitter = cx.ids.jitter(1, 50);
+                    let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
+                    let next =
+                        left.map_or(recheck, |left| recheck.min(left.saturating_add(jitter)));
+                    acquisition.ask_at = cx.at() + next;
+                } else if score.is_some() {
+                    acquisition.footprint = Footprint::Subscription;
+                } else if acquisition.footprint <= footprint {
+                    acquisition.footprint = Footprint::Nothing;
+                }
+                self.refuse_once(in_flight.upto, &Refusal::Busy);
+                self.waiters.mark_busy();
+                self.end_waits(cx.at());
+                if footprint != Footprint::Ticket || !self.queue {
+                    self.plan_repeat(cx);
+                }
+            }
+            Outcome::NotOld if acquisition.adopts() => {
+                // The lock is neither the old owner's nor ours, even if the op was sent before.
+                acquisition.footprint = Footprint::Nothing;
+                if self.is_acquisition_wanted()
+                    && let Some(adopter) = self.adopters.pop_front()
+                {
+                    self.refuse(adopter.waiter.who, Refusal::NothingToAdopt);
+                }
+            }
+            // To a yield. Entering the new owner recovers it, wherever it is (S3).
+            Outcome::NotOld => {
+                acquisition.alone = 0;
+                acquisition.ask_at = cx.at();
+            }
+            Outcome::Gone { .. } | Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
+                unreachable!("{answer:?} to an op that asks for the key")
+            }
+        }
+    }
+
+    /// The store would not do what was asked. The same owner asks again after a pause.
+    pub(super) fn on_question_refused(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
+        let pause = self.retry_pause(cx);
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.ask_at = cx.at() + pause;
+            if acquisition.adopts() {
+                // Some nodes of a quorum may have given it the lock. Releasing it would lose the lease that is to be
+                // adopted, and asking again is a new proof (S3).
+                acquisition.footprint = Footprint::Lock;
+            }
+        }
+        self.on_refused(error);
+    }
+
+    /// The store gave us the key, but too few replicas confirmed it. The key is released, and a new owner asks for it
+    /// after a pause, behind everybody in the store's queue. The old owner is retired (O1).
+    pub(super) fn on_unconfirmed(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        footprint: Footprint,
+        error: &StoreError,
+    ) {
+        let ask_at = cx.at() + self.retry_pause(cx);
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.footprint = footprint;
+        }
+        self.on_refused(error);
+        self.abandon(cx.at());
+        if let Some(ttl) = self.waiters.first().map(|head| head.ttl) {
+            let acquisition = Acquisition::new(cx.ids.owner(), ttl, ask_at, 0);
+            self.state = KeyState::Acquiring(acquisition);
+        }
+    }
+
+    /// Handles a grant that came now, or one that waited for a reply (O3).
+    pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: Received) {
+        let now = cx.at();
+        let grant = &received.grant;
+        let acquisition = match &mut self.state {
+            KeyState::Acquiring(acquisition) if acquisition.owner == grant.owner => acquisition,
+            KeyState::Held(tenure) if tenure.owner() == grant.owner => return,
+            // The grant of a tenure that has ended, whose key is meant to stay.
+            _ if cx.ids.is_remembered(grant.owner, now) => return,
+            _ => {
+                // O1: it is for an owner that is retired or unknown. It is released, if that is not pending.
+                if !self.pending.iter().any(|it| it.settles(grant.owner)) {
+                    let op = Op::Release { owner: grant.owner };
+                    let until = now + grant.ttl + drift(grant.ttl);
+                    self.pending.push_back(PendingOp::new(op, None, until));
+                }
+                return;
+            }
+        };
+        if self.down {
+            // O3: its connection is not up yet, or no longer. Entering the owner again recovers the grant.
+            return;
+        }
+        if let Some(in_flight) = &mut self.in_flight {
+            // O3: the reply in flight may be older or newer.
+            in_flight.grant = Some(received);
+            return;
+        }
+        if self.pending.iter().any(PendingOp::is_yield) {
+            // The session has lost the yield to this owner. Pending operations go first, and recover the grant.
+            return;
+        }
+        if acquisition.footprint != Footprint::Ticket {
+            // As far as is known it has no ticket. The answer to its next op shows whether it holds the lock.
+            acquisition.ask_at = now;
+            return;
+        }
+        let Some(start) = acquisition.start_of(grant) else {
+            return;
+        };
+        if let Some(doubt) = &received.doubt {
+            self.on_unconfirmed(cx, Footprint::Ticket, doubt);
+        } else if start > received.at {
+            // D2: the store's clock has stepped. Asking again proves the lock, or releases it if nobody waits.
+            acquisition.forget_proof();
+            acquisition.ask_at = now;
+        } else {
+            // K1: the ttl on its ticket, which the store rounds up.
+            let ttl = grant.ttl.min(acquisition.ttl);
+            self.begin_tenure(cx, grant.epoch, start, ttl);
+        }
+    }
+
+    /// The key is ours for `ttl`, as is proved from `start` on.
+    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ttl: Duration) {
+        let now = cx.at();
+        let is_wanted = self.is_acquisition_wanted();
+        let KeyState::Acquiring(acquisition) = &mut self.state else {
+            return;
+        };
+        let adopter = acquisition.adopter;
+        if adopter.is_some() && !is_wanted {
+            // Its caller has left. The local waiters may not have it: they would overtake the store's queue. The
+            // acquisition is abandoned next.
+            return;
+        }
+        if deadline(start, ttl) <= now && is_wanted {
+            // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3).
+            acquisition.ask_at = now;
+            if adopter.is_none() {
+                self.waiters.mark_answered();
+            }
+            return;
+        }
+        let (owner, alone) = (acquisition.owner, acquisition.alone);
+        self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, alone));
+        // One that is over, for nobody, says nothing of who holds the key now.
+        self.expire_due(cx);
+        if adopter.is_some()
+            && let Some(adopter) = self.adopters.pop_front()
+        {
+            self.grant_lease(now, adopter.id, adopter.waiter);
+        }
+    }
+
+    /// Abandons an acquisition that nobody needs while the store is away. One that belongs to a pending yield stays.
+    pub(super) fn abandon_unwanted(&mut self, now: Point) {
+        if !self.is_acquisition_wanted() && !self.pending.iter().any(PendingOp::is_yield) {
+            self.abandon(now);
+        }
+    }
+
+    fn is_acquisition_wanted(&self) -> bool {
+        let KeyState::Acquiring(acquisition) = &self.state else {
+            return true;
+        };
+        match acquisition.adopter {
+            None => !self.waiters.is_empty(),
+            adopter => adopter == self.adopters.front().map(|first| first.id),
+        }
+    }
+
+    /// Ends an acquisition that is not needed, and removes it from the store.
+    fn abandon(&mut self, now: Point) {
+        if let KeyState::Acquiring(acquisition) = &self.state
+            && let Some((op, lasts)) = acquisition.settlement()
+        {
+            let pending = PendingOp::new(op, None, now + lasts);
+            self.pending.push_back(pending);
+        }
+        self.state = KeyState::Idle;
     }
 }

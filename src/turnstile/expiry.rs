@@ -1,14 +1,11 @@
 //! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
 use super::ids::EventCx;
-use super::key_state::KeyState;
-use super::machine::{Turnstile, no_answer};
-use super::pending::{Ending, PendingOp};
-use super::tenure::LeasePhase;
+use super::machine::{Effect, KeyState, Turnstile};
+use super::pending::PendingOp;
 use super::time::Point;
-use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
+use super::verdict::Refusal;
 use super::wait_queue::Adopter;
-use crate::StoreError;
 use crate::store::contract::Op;
 
 impl<C: Clone> Turnstile<C> {
@@ -20,13 +17,20 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        let late = tenure.is_renewal_late(now);
+        let late = tenure.renewal_late(now);
         let renews = !self.down && tenure.is_renewal_due(now);
-        if let Some(who) = late {
-            self.tell_holder(who, LeaseVerdict::RenewalLate);
-        }
+        self.wake_holder(late);
         if renews {
             self.renew(now);
+        }
+    }
+
+    /// Asks the store to prolong the tenure, if there is a lease in it.
+    pub(super) fn renew(&mut self, now: Point) {
+        if let KeyState::Held(tenure) = &mut self.state
+            && let Some(op) = tenure.renew(now)
+        {
+            self.effect(Effect::Send(op));
         }
     }
 
@@ -42,21 +46,22 @@ impl<C: Clone> Turnstile<C> {
             let trouble = self.trouble();
             self.refuse(adopter.waiter.who, Refusal::Failed(trouble));
         }
-        if self.in_flight.is_some() || !self.pending.is_empty() {
-            self.end_endings(now);
-            self.pending.forget_past(now);
-        }
+        self.expire_pending(now);
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        if now >= tenure.deadline {
-            self.expire(now);
-        } else if let Some(lease) = tenure.lease.take_if(|lease| lease.is_over(now)) {
+        if tenure.is_over(now) {
+            // D5: the store may hold the key for a little longer.
+            let owner = tenure.owner();
+            let until = tenure.expires_by(now);
+            let lease = tenure.lease.take();
+            self.state = KeyState::Idle;
             self.lose(lease);
-        } else if let Some(lease) = &tenure.lease
-            && lease.phase == LeasePhase::Closing
-            && now >= lease.end_by
-        {
+            let release = PendingOp::new(Op::Release { owner }, None, until);
+            self.pending.push_back(release);
+        } else if let Some(lease) = tenure.take_expired_lease(now) {
+            self.lose(Some(lease));
+        } else if tenure.is_grace_over(now) {
             self.close_lease(cx);
         }
     }
@@ -64,48 +69,12 @@ impl<C: Clone> Turnstile<C> {
     /// Refuses those whose wait is over: others hold the key, or the store is in trouble.
     pub(super) fn end_waits(&mut self, now: Point) {
         while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
-            let refusal = match &self.trouble {
-                Some(trouble) => Refusal::Failed(StoreError::clone(trouble)),
-                None if busy => Refusal::Busy,
-                None => Refusal::Failed(no_answer()),
+            let refusal = if busy && self.trouble.is_none() {
+                Refusal::Busy
+            } else {
+                Refusal::Failed(self.trouble())
             };
             self.refuse(waiter.who, refusal);
         }
-    }
-
-    /// Fails releases that the store has not confirmed before the deadline of their lease.
-    fn end_endings(&mut self, now: Point) {
-        for ending in self.take_endings(|ending| now >= ending.deadline) {
-            let trouble = self.trouble();
-            self.end_lease(ending.who, LeaseEnd::Failed(trouble));
-        }
-    }
-
-    /// Removes the finished leases for which `over` holds and whose end the store has not confirmed.
-    pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
-        let mut ended = Vec::new();
-        if let Some(pending) = self.pending_in_flight() {
-            ended.extend(pending.ending.take_if(&over));
-        }
-        for pending in self.pending.iter_mut() {
-            ended.extend(pending.ending.take_if(&over));
-        }
-        ended
-    }
-
-    /// D5: the deadline of the tenure has passed by our clock.
-    fn expire(&mut self, now: Point) {
-        let KeyState::Held(mut tenure) = std::mem::replace(&mut self.state, KeyState::Idle) else {
-            unreachable!("only a tenure expires")
-        };
-        if let Some(lease) = tenure.lease.take() {
-            self.lose(lease);
-        }
-        // The store may hold the key for a little longer.
-        let release = Op::Release {
-            owner: tenure.owner,
-        };
-        let until = tenure.runs_out(now);
-        self.pending.push_back(PendingOp::new(release, None, until));
     }
 }

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::time::{Moment, Point};
@@ -8,44 +8,34 @@ use crate::store::contract::Owner;
 /// How many owners are remembered whose keys were left in the store.
 const MOST_KEPT: usize = 10_000;
 
-/// What all turnstiles of a registry draw from: numbers that are never used twice, and chance; and
-/// what they must know of each other's past.
+/// What the turnstiles of a registry share: numbers that are never used twice, random numbers, and the owners whose
+/// keys were left in the store.
 #[derive(Debug)]
 pub(crate) struct Ids {
     sequence: u64,
-    chance: u64,
-    /// Owners whose key was left in the store, and when that has let go of it by itself. The
-    /// turnstile that left it is forgotten by then.
+    random: u64,
+    /// Owners whose key was left in the store, and when it has expired there. The turnstile that left it
+    /// may be gone by then.
     kept: BTreeMap<Owner, Point>,
-    kept_until: BTreeSet<(Point, Owner)>,
 }
 
 impl Ids {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             sequence: 0,
-            chance: seed,
+            random: seed,
             kept: BTreeMap::new(),
-            kept_until: BTreeSet::new(),
         }
     }
 
     /// The key of a retired owner stays in the store, until then at the latest.
     pub(super) fn remember(&mut self, owner: Owner, now: Point, until: Point) {
-        while let Some((end, over)) = self.kept_until.first().copied()
-            && end <= now
-        {
-            self.kept_until.pop_first();
-            self.kept.remove(&over);
-        }
         self.kept.insert(owner, until);
-        self.kept_until.insert((until, owner));
+        let is_over = |(_, until): (&Owner, &Point)| *until <= now;
         // A grant that comes late does so by seconds, in which nobody leaves so many keys. The oldest are forgotten,
         // however long their keys stay.
-        if self.kept.len() > MOST_KEPT
-            && let Some((oldest, until)) = self.kept.pop_first()
-        {
-            self.kept_until.remove(&(until, oldest));
+        while self.kept.len() > MOST_KEPT || self.kept.first_key_value().is_some_and(is_over) {
+            self.kept.pop_first();
         }
     }
 
@@ -66,8 +56,8 @@ impl Ids {
 
     /// A duration of `low` to `high` milliseconds (splitmix64, Steele, Lea and Flood 2014).
     pub(super) fn jitter(&mut self, low: u64, high: u64) -> Duration {
-        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.chance;
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
@@ -76,7 +66,7 @@ impl Ids {
     }
 }
 
-/// What comes in with every event: the time, and the registry's supply.
+/// What comes in with every event: the time, and what the registry's turnstiles share.
 #[derive(Debug)]
 pub(crate) struct EventCx<'a> {
     pub(crate) now: Moment,
@@ -84,7 +74,7 @@ pub(crate) struct EventCx<'a> {
 }
 
 impl EventCx<'_> {
-    /// The time, as a turnstile keeps it.
+    /// The time, as a turnstile stores it.
     pub(super) fn at(&self) -> Point {
         self.now.into()
     }
@@ -97,16 +87,20 @@ mod tests {
     #[test]
     fn of_very_many_kept_owners_the_latest_are_remembered() {
         let mut ids = Ids::new(1);
-        let now = Point::START;
+        let now = Point::from(Duration::ZERO);
         let until = now + Duration::from_secs(86_400);
         let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| ids.owner()).collect();
         for owner in &owners {
             ids.remember(*owner, now, until);
         }
         assert_eq!(ids.kept.len(), MOST_KEPT);
-        assert_eq!(ids.kept_until.len(), MOST_KEPT);
         let is_remembered = |owner: &Owner| ids.is_remembered(*owner, now);
         assert!(!owners[..10].iter().any(is_remembered));
         assert!(owners[10..].iter().all(is_remembered));
+        // Those that are over are forgotten with the next.
+        let last = ids.owner();
+        ids.remember(last, until, until + Duration::from_secs(1));
+        assert_eq!(ids.kept.len(), 1);
+        assert!(ids.is_remembered(last, until));
     }
 }

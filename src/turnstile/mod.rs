@@ -18,33 +18,25 @@
 //! | file | contents |
 //! |---|---|
 //! | `machine.rs` | [`Turnstile`]: its state, and the events that callers bring |
-//! | `store_events.rs` | the events that the store brings |
-//! | `replies.rs` | the store's answers |
-//! | `renewals.rs` | renewals and their answers |
-//! | `grants.rs` | how a tenure begins |
+//! | `store_events.rs` | the events that the store brings: answers, grants, outages |
 //! | `schedule.rs` | what to do next: grant, pass, yield, release, ask |
-//! | `expiry.rs` | what expires |
-//! | `shutdown.rs` | the end of a registry |
-//! | `key_state.rs` | what is known of the key in the store, and the op in flight |
-//! | `acquisition.rs` | one owner that asks the store for the key |
+//! | `acquisition.rs` | one owner that asks the store for the key: questions, answers, grants |
+//! | `repeats.rs` | how often the store is asked where no grants come |
 //! | `tenure.rs` | the span in which this registry holds the key, and its lease |
-//! | `pending.rs` | operations that must still reach the store |
+//! | `pending.rs` | operations that must still reach the store, and their answers |
+//! | `expiry.rs` | what time brings: waits, leases and tenures that end, renewals that are due |
+//! | `shutdown.rs` | the end of a registry |
 //! | `wait_queue.rs` | the local waiters |
-//! | `verdict.rs` | what callers are told |
+//! | `verdict.rs` | the verdicts that callers get |
 //! | `ids.rs` | ids, random numbers and the context of an event |
-//! | `rules.rs` | the settings |
 //! | `time.rs` | points in time |
 
 mod acquisition;
 mod expiry;
-mod grants;
 mod ids;
-mod key_state;
 mod machine;
 mod pending;
-mod renewals;
-mod replies;
-mod rules;
+mod repeats;
 mod schedule;
 mod shutdown;
 #[cfg(test)]
@@ -58,8 +50,7 @@ mod verdict;
 mod wait_queue;
 
 pub(crate) use self::ids::{EventCx, Ids};
-pub(crate) use self::machine::{Effect, EffectBuffer, Turnstile};
-pub(crate) use self::rules::Rules;
+pub(crate) use self::machine::{Effect, EffectBuffer, Rules, Turnstile};
 pub(crate) use self::time::{FOREVER, Moment};
 pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

@@ -1,6 +1,13 @@
-use std::collections::VecDeque;
+//! Operations that must reach the store whether or not anybody waits, and the answers to them.
 
+use std::mem;
+
+use super::acquisition::Footprint;
+use super::ids::EventCx;
+use super::machine::{KeyState, Turnstile};
 use super::time::Point;
+use super::verdict::LeaseEnd;
+use crate::StoreError;
 use crate::store::contract::{Op, Owner};
 
 /// A finished lease whose end the store has not confirmed yet.
@@ -11,19 +18,18 @@ pub(super) struct Ending<C> {
     pub(super) deadline: Point,
 }
 
-/// An op that must reach the store whether or not anybody waits: a release, a withdrawal, a yield. It
-/// is sent again until it is answered, or until what it would undo has expired.
+/// A release, a withdrawal or a yield. It is sent again until it is answered, or until what it would undo has expired.
 #[derive(Debug)]
 pub(super) struct PendingOp<C> {
-    pub(super) op: Op,
+    op: Op,
     /// The lease that it ends, if its holder waits for the answer.
     pub(super) ending: Option<Ending<C>>,
     /// Whether the store may have done it already.
-    pub(super) resent: bool,
-    /// After a refusal it is not sent again before this point.
-    pub(super) not_before: Point,
+    resent: bool,
+    /// It was refused or lost, and is sent again then.
+    pub(super) retry_at: Option<Point>,
     /// When what it would undo has expired by itself.
-    pub(super) until: Point,
+    until: Point,
 }
 
 impl<C> PendingOp<C> {
@@ -32,7 +38,7 @@ impl<C> PendingOp<C> {
             op,
             ending,
             resent: false,
-            not_before: Point::START,
+            retry_at: None,
             until,
         }
     }
@@ -42,74 +48,115 @@ impl<C> PendingOp<C> {
         match self.op {
             Op::Release { owner: settled }
             | Op::Withdraw { owner: settled, .. }
-            | Op::Unlisten { owner: settled } => settled == owner,
-            Op::Yield { old, .. } => old == owner,
+            | Op::Unlisten { owner: settled }
+            | Op::Yield { old: settled, .. } => settled == owner,
             _ => false,
         }
     }
+
+    pub(super) fn is_yield(&self) -> bool {
+        matches!(self.op, Op::Yield { .. })
+    }
 }
 
-/// Pending operations, in order (O2).
-#[derive(Debug)]
-pub(super) struct PendingOps<C>(VecDeque<PendingOp<C>>);
-
-impl<C> PendingOps<C> {
-    pub(super) fn new() -> Self {
-        Self(VecDeque::new())
+impl<C: Clone> Turnstile<C> {
+    /// Sends the first pending operation if that is due. It stays the first until it is answered. Returns false if
+    /// it is not due.
+    pub(super) fn send_pending(&mut self, cx: &mut EventCx<'_>) -> bool {
+        let now = cx.at();
+        let first = self.pending.front_mut().expect("the caller looked");
+        if first.retry_at.is_some_and(|at| at > now) {
+            return false;
+        }
+        if let Op::Yield { old, .. } = first.op {
+            if self.waiters.is_empty() || !self.queue {
+                // Nobody is left to yield for. The old owner is released. If the new one may have a ticket, that is
+                // withdrawn after it (O6).
+                first.op = Op::Release { owner: old };
+                if !first.resent {
+                    self.state = KeyState::Idle;
+                }
+            } else if let KeyState::Acquiring(acquisition) = &mut self.state {
+                acquisition.sent(now);
+            }
+        }
+        let asks = first.is_yield().then_some(Footprint::Ticket);
+        let op = first.op.clone();
+        self.send_op(now, op, asks, true);
+        true
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// The store may have done the first pending operation, or not.
+    pub(super) fn pending_unknown(&mut self) {
+        if let Some(first) = self.pending.front_mut() {
+            first.resent = true;
+        }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    /// The store has done the first pending operation. `ours`: whether the key was ours until then. A release that was
+    /// sent twice finds the key gone if the first one was done.
+    pub(super) fn pending_done(&mut self, ours: bool) {
+        let first = self.pending.pop_front().expect("it was in flight");
+        let end = if ours || first.resent {
+            LeaseEnd::Released
+        } else {
+            LeaseEnd::Lost
+        };
+        if let Some(ending) = first.ending {
+            self.end_lease(ending.who, end);
+        }
     }
 
-    pub(super) fn push_back(&mut self, pending: PendingOp<C>) {
-        self.0.push_back(pending);
+    /// The store would not do the first pending operation.
+    pub(super) fn on_pending_refused(&mut self, cx: &mut EventCx<'_>, error: StoreError) {
+        let retry_at = cx.at() + self.retry_pause(cx);
+        self.on_refused(&error);
+        let first = self.pending.front_mut().expect("it was in flight");
+        if let Op::Yield { old, .. } = first.op {
+            // Release instead. S1: the refused yield may have freed the lock, if it could not tell the next owner. Then
+            // it is no loss that the release does not find the lock.
+            first.op = Op::Release { owner: old };
+            first.resent = true;
+        } else if error.is_retryable() {
+            first.retry_at = Some(retry_at);
+        } else if let Some(PendingOp { ending, .. }) = self.pending.pop_front()
+            && let Some(ending) = ending
+        {
+            self.end_lease(ending.who, LeaseEnd::Failed(error));
+        }
     }
 
-    pub(super) fn push_front(&mut self, pending: PendingOp<C>) {
-        self.0.push_front(pending);
+    /// Fails releases that the store has not confirmed before the deadline of their lease, and drops operations whose
+    /// effect has come about by expiry.
+    pub(super) fn expire_pending(&mut self, now: Point) {
+        for ending in self.take_endings(|ending| now >= ending.deadline) {
+            let trouble = self.trouble();
+            self.end_lease(ending.who, LeaseEnd::Failed(trouble));
+        }
+        let mut in_flight = self.is_pending_in_flight();
+        self.pending
+            .retain(|pending| mem::take(&mut in_flight) || now < pending.until);
     }
 
-    pub(super) fn front(&self) -> Option<&PendingOp<C>> {
-        self.0.front()
+    /// Removes the finished leases for which `over` holds and whose end the store has not confirmed.
+    pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
+        let pending = self.pending.iter_mut();
+        pending
+            .filter_map(|pending| pending.ending.take_if(&over))
+            .collect()
     }
 
-    pub(super) fn pop_front(&mut self) -> Option<PendingOp<C>> {
-        self.0.pop_front()
+    /// When [`expire_pending`](Self::expire_pending) has something to do next.
+    pub(super) fn pending_timeout(&self) -> Option<Point> {
+        let endings = self.pending.iter();
+        let endings = endings.filter_map(|pending| Some(pending.ending.as_ref()?.deadline));
+        let unsent = self.pending.iter();
+        let unsent = unsent.skip(usize::from(self.is_pending_in_flight()));
+        endings.chain(unsent.map(|pending| pending.until)).min()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &PendingOp<C>> {
-        self.0.iter()
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PendingOp<C>> {
-        self.0.iter_mut()
-    }
-
-    pub(super) fn any(&self, which: impl Fn(&PendingOp<C>) -> bool) -> bool {
-        self.0.iter().any(which)
-    }
-
-    pub(super) fn settles(&self, owner: Owner) -> bool {
-        self.any(|pending| pending.settles(owner))
-    }
-
-    /// Drops operations whose effect has come about by expiry.
-    pub(super) fn forget_past(&mut self, now: Point) {
-        self.0.retain(|pending| now < pending.until);
-    }
-
-    pub(super) fn next_timeout(&self) -> Option<Point> {
-        self.0
-            .iter()
-            .flat_map(|pending| {
-                let ending = pending.ending.as_ref().map(|ending| ending.deadline);
-                ending.into_iter().chain([pending.until])
-            })
-            .min()
+    fn is_pending_in_flight(&self) -> bool {
+        let in_flight = self.in_flight.as_ref();
+        in_flight.is_some_and(|in_flight| in_flight.is_pending)
     }
 }

@@ -1,9 +1,7 @@
 //! The end of a registry.
 
 use super::ids::EventCx;
-use super::key_state::KeyState;
-use super::machine::Turnstile;
-use super::tenure::LeasePhase;
+use super::machine::{KeyState, Turnstile};
 use super::time::Moment;
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
 
@@ -30,12 +28,7 @@ impl<C: Clone> Turnstile<C> {
     fn turn_away(&mut self, cx: &mut EventCx<'_>) {
         self.expire_due(cx);
         self.closed = true;
-        while let Some((_, waiter)) = self.waiters.pop_first() {
-            self.refuse(waiter.who, Refusal::Closed);
-        }
-        while let Some(adopter) = self.adopters.pop_front() {
-            self.refuse(adopter.waiter.who, Refusal::Closed);
-        }
+        self.refuse_all(&Refusal::Closed);
     }
 
     /// Whether there is a holder that has time to end its work.
@@ -47,14 +40,13 @@ impl<C: Clone> Turnstile<C> {
             return false;
         };
         // A second shutdown grants no more time.
-        if lease.phase != LeasePhase::Closing {
+        if !lease.is_closing() {
             let Some(until) = grace(&lease.who) else {
                 return false;
             };
-            lease.phase = LeasePhase::Closing;
-            lease.end_by = until.into();
+            lease.close_by(until.into());
             let who = lease.who.clone();
-            self.tell_holder(who, LeaseVerdict::Closing);
+            self.wake_holder(Some((who, LeaseVerdict::Closing)));
         }
         true
     }
@@ -68,8 +60,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         };
         if !lease.is_taken() {
-            self.refuse(lease.who, Refusal::Closed);
-            return;
+            return self.refuse(lease.who, Refusal::Closed);
         }
         self.end_lease(lease.who, LeaseEnd::Closed);
         if lease.lets_expire {
@@ -77,8 +68,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The registry closes its session. Nothing more is heard of pending operations, and those who wait
-    /// for them are told.
+    /// The registry closes its session. Pending operations get no answer, and who waits for one gets a verdict.
     pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
         self.closed = true;
         // If the process was stopped, the grace period may have passed unseen.

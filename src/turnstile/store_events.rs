@@ -1,16 +1,164 @@
-//! What the store reports, but for its answers, and what a policy answers.
+//! What the store reports: answers, grants, and the state of the connection.
 
 use std::time::Duration;
 
+use super::acquisition::Footprint;
 use super::ids::EventCx;
-use super::key_state::{InFlight, KeyState, Received, Sent, epoch_fault};
-use super::machine::Turnstile;
+use super::machine::{InFlight, KeyState, Received, Turnstile};
 use super::verdict::Refusal;
 use super::wait_queue::WaiterId;
 use crate::StoreError;
-use crate::store::contract::Grant;
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, lost_error};
+use crate::token::is_epoch;
+
+/// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
+fn epoch_fault(epoch: u64) -> Option<StoreError> {
+    let fault = || format!("epoch {epoch} out of range: its fencing tokens would not fit an i64");
+    (!is_epoch(epoch)).then(|| StoreError::lasting(fault()))
+}
 
 impl<C: Clone> Turnstile<C> {
+    /// Handles the one answer to an op.
+    pub(crate) fn replied(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        op: &Op,
+        mut result: Result<Answer, OpError>,
+    ) {
+        self.advance_time(cx);
+        if let Ok(Answer { outcome, .. }) = &result
+            && let Outcome::Won { epoch } = *outcome
+            && let Some(fault) = epoch_fault(epoch)
+        {
+            result = Err(OpError::Unconfirmed(fault));
+        }
+        if let Op::Renew { owner, ttl, .. } = *op {
+            self.on_renewal(cx, owner, ttl, result);
+        } else if let Some(mut in_flight) = self.in_flight.take() {
+            match result {
+                Ok(answer) => self.on_answer(cx, &in_flight, &answer),
+                Err(error) => self.on_failure(cx, &in_flight, error),
+            }
+            // O3: if the connection broke, the grant is dropped. Asking again recovers it.
+            if let Some(received) = in_flight.grant.take() {
+                self.on_grant(cx, received);
+            }
+        }
+        self.schedule(cx);
+    }
+
+    fn on_answer(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, answer: &Answer) {
+        if in_flight.is_pending {
+            self.pending_done(match answer.outcome {
+                Outcome::Gone { held } => held,
+                Outcome::Won { .. } | Outcome::Busy { .. } => true,
+                Outcome::NotOld => false,
+                Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
+                    unreachable!("{answer:?} to a pending operation")
+                }
+            });
+        }
+        if let Some(footprint) = in_flight.asks {
+            // A successful release does not show that the store can grant a key.
+            self.trouble = None;
+            self.failures = 0;
+            self.on_asked(cx, footprint, in_flight, answer);
+        }
+    }
+
+    fn on_failure(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, error: OpError) {
+        let adopts = matches!(&self.state, KeyState::Acquiring(it) if it.adopts());
+        match error {
+            OpError::Unknown(error) => {
+                if in_flight.is_pending {
+                    self.pending_unknown();
+                }
+                if let KeyState::Acquiring(acquisition) = &mut self.state
+                    && let Some(footprint) = in_flight.asks
+                {
+                    acquisition.raise_footprint(footprint);
+                }
+                self.on_down(&error);
+            }
+            OpError::Unsent(error) => self.on_down(&error),
+            OpError::Unconfirmed(error) if in_flight.asks.is_some() && !adopts => {
+                if in_flight.is_pending {
+                    // The old owner of a yield has released the key.
+                    self.pending_done(true);
+                }
+                self.on_unconfirmed(cx, Footprint::Lock, &error);
+            }
+            OpError::Refused(error) | OpError::TooLate(error) | OpError::Unconfirmed(error) => {
+                if in_flight.is_pending {
+                    self.on_pending_refused(cx, error);
+                } else {
+                    self.on_question_refused(cx, &error);
+                }
+            }
+        }
+    }
+
+    fn on_renewal(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        owner: Owner,
+        ttl: Duration,
+        result: Result<Answer, OpError>,
+    ) {
+        let now = cx.at();
+        let tenure = match &mut self.state {
+            KeyState::Held(tenure) if tenure.owner() == owner => tenure,
+            _ => return,
+        };
+        let error = match result.map(|answer| answer.outcome) {
+            Ok(Outcome::Renewed) => {
+                let verdict = tenure.prolong(ttl);
+                let renews = tenure.is_renewed_again();
+                self.wake_holder(verdict);
+                if renews {
+                    self.renew(now);
+                }
+                return;
+            }
+            Ok(Outcome::Lost) => {
+                // O6: the owner is retired. Nothing is sent for it.
+                let lease = tenure.lease.take();
+                self.state = KeyState::Idle;
+                return self.lose(lease);
+            }
+            Ok(
+                outcome @ (Outcome::Won { .. }
+                | Outcome::Busy { .. }
+                | Outcome::NotOld
+                | Outcome::Gone { .. }
+                | Outcome::Raised { .. }),
+            ) => unreachable!("{outcome:?} to a renewal"),
+            Err(error) => error,
+        };
+        let pause = Duration::from_millis(50).min(ttl / 9) + cx.ids.jitter(0, 5);
+        let verdict = tenure.renewal_failed(&error, now, pause);
+        self.wake_holder(verdict);
+    }
+
+    /// The session has lost the op, which may have been done or not. Its connection is none the worse for that, and no
+    /// other may come: the store is asked again after a pause.
+    pub(crate) fn op_lost(&mut self, cx: &mut EventCx<'_>, op: &Op) {
+        if let Op::Renew { .. } = op {
+            return self.replied(cx, op, Err(OpError::Refused(lost_error())));
+        }
+        let (down, again) = (self.down, cx.at() + self.retry_pause(cx));
+        self.replied(cx, op, Err(OpError::Unknown(lost_error())));
+        self.down = down;
+        self.failures += 1;
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.ask_at = again;
+        }
+        if let Some(pending) = self.pending.front_mut() {
+            pending.retry_at = Some(again);
+        }
+        self.schedule(cx);
+    }
+
     /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
     pub(crate) fn grant_received(
         &mut self,
@@ -25,52 +173,6 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// A key was freed that we listened for, or so it is said: where no grants come, the store is
-    /// asked before the policy would (W7).
-    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
-        self.advance_time(cx);
-        let asked = matches!(
-            self.in_flight.as_deref(),
-            Some(InFlight {
-                what: Sent::Ask { .. },
-                ..
-            })
-        );
-        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
-            && acquisition.adopter.is_none()
-            && !self.queue
-        {
-            if asked {
-                acquisition.notices.heard = true;
-            } else {
-                self.ask_early(cx);
-            }
-        }
-        self.schedule(cx);
-    }
-
-    /// The policy of a waiter has named its next pause. `None`: it has ended, and so the wait.
-    pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
-        self.advance_time(cx);
-        if let KeyState::Acquiring { acquisition, .. } = &mut self.state
-            && acquisition
-                .asked_policy
-                .take_if(|asked| *asked == id)
-                .is_some()
-        {
-            if pause.is_none()
-                && self.waiters.first_id() == Some(id)
-                && let Some((_, waiter)) = self.waiters.pop_first()
-            {
-                self.refuse(waiter.who, Refusal::Busy);
-            }
-            if let Some(pause) = pause.or_else(|| self.next_repeat()) {
-                self.pause_until(cx.at() + pause);
-            }
-        }
-        self.schedule(cx);
-    }
-
     /// The connection is gone, or could not be made.
     pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
         self.advance_time(cx);
@@ -78,7 +180,7 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// A new connection stands. First of two steps (O4): what is held is renewed at once, so that
+    /// The connection is up again. First of two steps (O4): what is held is renewed at once, so that
     /// its holder learns the truth.
     pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
@@ -86,22 +188,46 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// Second step: what is owed, or else the ticket again.
+    /// Second step: pending operations, or else the ticket again.
     pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
         self.advance_time(cx);
         self.down = false;
         self.trouble = None;
         self.failures = 0;
         self.queue = queue;
-        if let KeyState::Acquiring {
-            acquisition,
-            ask_at,
-        } = &mut self.state
-        {
-            acquisition.forget_proof();
-            acquisition.asked_policy = None;
-            *ask_at = cx.at();
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.ask_anew(cx.at());
         }
         self.schedule(cx);
+    }
+
+    pub(super) fn on_down(&mut self, error: &StoreError) {
+        self.down = true;
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.forget_proof();
+        }
+        self.fail_waiters(error);
+    }
+
+    pub(super) fn on_refused(&mut self, error: &StoreError) {
+        self.failures += 1;
+        self.fail_waiters(error);
+    }
+
+    /// Refuses those who ask once. If waiting cannot help, refuses everybody.
+    fn fail_waiters(&mut self, error: &StoreError) {
+        self.trouble = Some(Box::new(error.clone()));
+        let refusal = Refusal::Failed(error.clone());
+        if error.is_retryable() {
+            self.refuse_once(WaiterId::LAST, &refusal);
+            self.waiters.mark_answered();
+        } else {
+            self.refuse_all(&refusal);
+        }
+    }
+
+    /// The pause after a refusal: 50 ms, doubled with each, up to 1.6 s.
+    pub(super) fn retry_pause(&self, cx: &mut EventCx<'_>) -> Duration {
+        Duration::from_millis(50 << self.failures.min(5)) + cx.ids.jitter(1, 50)
     }
 }

@@ -1,28 +1,40 @@
+//! The span in which this registry holds the key in the store, and the lease in it.
+
+use std::mem;
 use std::time::Duration;
 
-use super::rules::Limits;
+use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
 use super::wait_queue::{Waiter, WaiterId};
 use crate::Token;
-use crate::store::contract::Owner;
+use crate::store::contract::{Op, OpError, Owner};
+use crate::token::MOST_PASSES;
 
 /// The part of its ttl that a fixed lease must have left when it is passed.
 fn most_of(ttl: Duration) -> Duration {
     ttl / 100 * 95
 }
 
-/// The span in which this registry holds the key in the store.
+/// When a renewal that is due at `due` is late: when a third is left of the time that the lease has
+/// left then. Of a watchdog's that is two ninths of the ttl.
+fn late_after(deadline: Point, due: Point) -> Point {
+    due + deadline.since(due) / 3 * 2
+}
+
+/// The verdict for a holder, if there is one.
+type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
+
 #[derive(Debug)]
 pub(super) struct Tenure<C> {
-    pub(super) owner: Owner,
-    pub(super) ttl: Duration,
-    pub(super) deadline: Point,
+    owner: Owner,
+    ttl: Duration,
+    deadline: Point,
     pub(super) lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
-    pub(super) renewing: Option<Point>,
+    renewing: Option<Point>,
     /// Another renewal was requested meanwhile.
-    pub(super) renew_again: bool,
+    renew_again: bool,
     /// The longest ttl that the store was asked for.
     longest: Duration,
     /// The longest ttl that a holder has extended its lease by.
@@ -32,47 +44,24 @@ pub(super) struct Tenure<C> {
     began: Point,
     /// How many leases it has had.
     turns: u32,
-    pub(super) contention: Contention,
+    /// How many tenures in a row no other registry has wanted the key, as far as is known. A yield that finds an empty
+    /// queue comes back, which shows that none did.
+    alone: u8,
 }
 
-/// Whether other registries wanted the key when a tenure began, as far as is known. A yield that finds
-/// an empty queue comes back, which shows that none did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Contention {
-    /// Some did, or it is not known.
-    #[default]
-    Perhaps,
-    /// None at its beginning.
-    NoneNow,
-    /// None at its beginning, and none at that of the tenure before.
-    NoneForLong,
-}
-
-impl Contention {
-    /// The contention after a yield that came back.
-    pub(super) fn without_others(self) -> Self {
-        match self {
-            Self::Perhaps => Self::NoneNow,
-            Self::NoneNow | Self::NoneForLong => Self::NoneForLong,
-        }
-    }
-}
-
-/// The one lease of a tenure.
+/// The one lease of a tenure. It ends with the tenure, or earlier.
 #[derive(Debug)]
 pub(super) struct LocalLease<C> {
     pub(super) id: WaiterId,
     pub(super) who: C,
-    pub(super) deadline: Point,
-    pub(super) phase: LeasePhase,
+    phase: LeasePhase,
     /// W4: when it is taken from one who does not look. O6: from one who is to end its work, and has not.
-    pub(super) end_by: Point,
+    end_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) lets_expire: bool,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     own_end: Option<Point>,
-    passed: bool,
     /// How often the watchdog may still prolong it.
     renewals: u32,
     /// Whether the renewal in flight is one of those.
@@ -81,7 +70,7 @@ pub(super) struct LocalLease<C> {
     meant: Point,
     /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Point>,
-    /// When the renewal that was due is late; `FOREVER` once that was told. None if all is confirmed.
+    /// When the renewal that was due is late; `FOREVER` once its holder knows. `None` if all is confirmed.
     late_at: Option<Point>,
     /// What its holder asked for, and the store has not confirmed.
     extension: Option<Box<Extension>>,
@@ -99,11 +88,11 @@ struct Extension {
 
 /// How far a waiter has come with its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LeasePhase {
+enum LeasePhase {
     /// It has not seen it.
     Offered,
     Taken,
-    /// The registry is being shut down, and it has been told to end its work.
+    /// The registry is being shut down, and the holder is to end its work.
     Closing,
 }
 
@@ -112,9 +101,18 @@ impl<C> LocalLease<C> {
         self.phase != LeasePhase::Offered
     }
 
-    /// Whether its time is over, or its waiter has not looked in time.
-    pub(super) fn is_over(&self, now: Point) -> bool {
-        now >= self.deadline || (self.phase == LeasePhase::Offered && now >= self.end_by)
+    pub(super) fn is_closing(&self) -> bool {
+        self.phase == LeasePhase::Closing
+    }
+
+    /// The holder is to end its work by then.
+    pub(super) fn close_by(&mut self, end_by: Point) {
+        self.phase = LeasePhase::Closing;
+        self.end_by = end_by;
+    }
+
+    fn deadline(&self, tenure_ends: Point) -> Point {
+        self.own_end.map_or(tenure_ends, |end| end.min(tenure_ends))
     }
 
     /// When the store is asked to prolong it, if it is.
@@ -122,16 +120,29 @@ impl<C> LocalLease<C> {
         let extension = self.extension.as_ref().map(|extension| extension.ask_at);
         self.renew_at.into_iter().chain(extension).min()
     }
+
+    /// When the renewal that is due is late, or else the next.
+    fn late_at(&self, tenure_ends: Point) -> Option<Point> {
+        let next = || Some(late_after(tenure_ends, self.due()?));
+        self.late_at.or_else(next)
+    }
+
+    /// The watchdog comes a third of the ttl from now, if it may.
+    fn count_from(&mut self, now: Point) {
+        self.meant = deadline(now, self.ttl);
+        self.renew_at = (self.renewals > 0).then(|| now + self.ttl / 3);
+    }
 }
 
 impl<C: Clone> Tenure<C> {
+    /// It is proved from `start` on.
     pub(super) fn new(
         owner: Owner,
         ttl: Duration,
         epoch: u64,
         start: Point,
         now: Point,
-        contention: Contention,
+        alone: u8,
     ) -> Self {
         Self {
             owner,
@@ -145,17 +156,21 @@ impl<C: Clone> Tenure<C> {
             epoch,
             began: now,
             turns: 0,
-            contention,
+            alone,
         }
     }
 
-    /// Whether nobody has had a turn in it.
-    pub(super) fn is_new(&self) -> bool {
-        self.turns == 0
+    pub(super) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// What [`alone`](Self::alone) is for the next tenure, if a yield comes back.
+    pub(super) fn alone_after_yield(&self) -> u8 {
+        self.alone.saturating_add(1)
     }
 
     /// Whether the next waiter may have the key without the store being asked.
-    pub(super) fn may_grant<W>(&self, rules: &Limits, next: &Waiter<W>, now: Point) -> bool {
+    pub(super) fn may_grant(&self, rules: &Rules, next: &Waiter<C>, now: Point) -> bool {
         if self.turns == 0 {
             return true;
         }
@@ -176,55 +191,118 @@ impl<C: Clone> Tenure<C> {
         // A yield takes as long as a dozen turns. If no other registry wanted the key for two tenures, the
         // yield comes four times less often. One tenure is not enough: a registry with a single waiter
         // enters the queue again only a moment after its turn.
-        let passes = match self.contention {
-            Contention::NoneForLong => rules.passes_alone,
-            Contention::NoneNow | Contention::Perhaps => rules.passes,
+        let passes = match self.alone {
+            0 | 1 => rules.local_passes,
+            _ => rules.local_passes.saturating_mul(4),
         };
-        self.turns <= u32::from(passes)
-            && now.since(self.began) < rules.span
+        self.turns <= passes.min(MOST_PASSES)
+            && now.since(self.began) < rules.local_span
             && self.deadline.since(now) >= needed
     }
 
     /// Grants the key to a waiter. Returns its token (F2) and its deadline.
     pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (Token, Point) {
         let token = Token::of(self.epoch, self.turns);
-        let passed = self.turns > 0;
         self.turns += 1;
         let ttl = waiter.ttl;
         let meant = deadline(now, ttl);
         let own_end = (!waiter.is_renewed()).then(|| {
             // W3: only a lease that is longer than the ticket's ttl is worth a renewal. Others end with
             // the tenure, which gives them nearly all of their ttl.
-            if passed || ttl <= self.ttl {
+            if token.is_passed() || ttl <= self.ttl {
                 meant.min(self.deadline)
             } else {
                 meant
             }
         });
-        let lease = LocalLease {
+        let lease = self.lease.insert(LocalLease {
             id,
             who: waiter.who,
-            deadline: own_end.unwrap_or(self.deadline).min(self.deadline),
             phase: LeasePhase::Offered,
             end_by: now + self.ttl / 3,
             lets_expire: waiter.lets_expire,
             ttl,
             own_end,
-            passed,
             renewals: waiter.renewals,
             counted: false,
             meant,
             renew_at: None,
             late_at: None,
             extension: None,
+        });
+        (token, lease.deadline(self.deadline))
+    }
+
+    /// The waiter has seen its lease, and holds it from here on. `None`: the lease is not its.
+    /// W3: true if it is to be renewed now, to outlast what its ticket brought, or the tenure that it was passed in.
+    /// What is enough for a fixed lease is enough for a renewed one, until the watchdog comes by itself.
+    pub(super) fn take(&mut self, id: WaiterId, now: Point) -> Option<bool> {
+        let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
+        lease.phase = LeasePhase::Taken;
+        lease.count_from(now);
+        let wants_more = match lease.own_end {
+            Some(end) => end > self.deadline,
+            None => {
+                let is_passed = self.turns > 1;
+                lease.ttl > self.ttl || is_passed && self.deadline.since(now) < most_of(lease.ttl)
+            }
         };
-        let until = lease.deadline;
-        self.lease = Some(lease);
-        (token, until)
+        if wants_more {
+            lease.late_at = Some(late_after(self.deadline, now));
+        }
+        Some(wants_more)
+    }
+
+    /// Removes the lease of one who has finished. Returns who held it, and its deadline.
+    pub(super) fn finish(&mut self, id: WaiterId) -> Option<(C, Point)> {
+        let lease = self.lease.take_if(|lease| lease.id == id)?;
+        let deadline = lease.deadline(self.deadline);
+        Some((lease.who, deadline))
+    }
+
+    /// D5: whether its deadline has passed by our clock.
+    pub(super) fn is_over(&self, now: Point) -> bool {
+        now >= self.deadline
+    }
+
+    /// Removes the lease if its own time is over, or if its waiter has not looked in time.
+    pub(super) fn take_expired_lease(&mut self, now: Point) -> Option<LocalLease<C>> {
+        self.lease.take_if(|lease| {
+            let is_over = lease.own_end.is_some_and(|end| now >= end);
+            is_over || !lease.is_taken() && now >= lease.end_by
+        })
+    }
+
+    /// Whether its holder is to end its work, and has had its time for that.
+    pub(super) fn is_grace_over(&self, now: Point) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.is_closing() && now >= lease.end_by)
+    }
+
+    /// When the store has let go of it by itself, whatever becomes of what is sent now.
+    pub(super) fn expires_by(&self, now: Point) -> Point {
+        now + self.longest + drift(self.longest)
+    }
+
+    /// Whether a renewal is in flight.
+    pub(super) fn is_renewing(&self) -> bool {
+        self.renewing.is_some()
+    }
+
+    /// `down`: the watchdog rests until the connection is back, which renews at once.
+    pub(super) fn next_timeout(&self, down: bool) -> Point {
+        let Some(lease) = &self.lease else {
+            return self.deadline;
+        };
+        let end_by = (lease.phase != LeasePhase::Taken).then_some(lease.end_by);
+        let due = lease.due().filter(|_| !self.is_renewing() && !down);
+        let late_at = lease.late_at(self.deadline);
+        let others = [end_by, due, late_at].into_iter().flatten();
+        others.fold(lease.deadline(self.deadline), Point::min)
     }
 
     /// The ttl of the next renewal: as long as the lease is meant to last from now on.
-    pub(super) fn wanted(&self, now: Point) -> Option<Duration> {
+    fn wanted(&self, now: Point) -> Option<Duration> {
         let lease = self.lease.as_ref()?;
         let meant = match lease.own_end {
             Some(end) => (end + drift(lease.ttl)).since(now),
@@ -235,169 +313,157 @@ impl<C: Clone> Tenure<C> {
             None if lease.meant > now => (lease.meant + drift(lease.ttl)).since(now),
             None => self.deadline.since(now),
         };
-        let wished = lease.extension.as_ref().map(|extension| extension.ttl);
-        Some(wished.map_or(meant, |ttl| ttl.max(meant)))
+        let extension = lease.extension.as_ref().map(|extension| extension.ttl);
+        Some(extension.map_or(meant, |ttl| ttl.max(meant)))
     }
 
-    /// Whether that waiter holds the lease.
-    pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
-        let lease = self.lease.as_ref();
-        lease.is_some_and(|lease| lease.id == id && lease.is_taken())
-    }
-
-    /// Whether its holder was told to end its work.
-    pub(super) fn is_closing(&self) -> bool {
-        let lease = self.lease.as_ref();
-        lease.is_some_and(|lease| lease.phase == LeasePhase::Closing)
-    }
-
-    /// The holder wants its lease to last until `until`, by a renewal with `ttl`. Returns what the holder is
-    /// told if the tenure lasts long enough already.
-    pub(super) fn extend(
-        &mut self,
-        now: Point,
-        ttl: Duration,
-        until: Point,
-    ) -> Option<(C, LeaseVerdict)> {
-        let lease = self.lease.as_mut()?;
-        lease.own_end = lease.own_end.map(|end| end.max(until));
-        if self.deadline >= until {
-            return self.proved();
+    /// The renewal to send, if there is a lease. If one is in flight, another follows it: that one may have asked for
+    /// less, or for the lease before this one.
+    pub(super) fn renew(&mut self, now: Point) -> Option<Op> {
+        self.renew_again = self.is_renewing();
+        if self.is_renewing() {
+            return None;
         }
-        self.extended = self.extended.max(ttl);
-        let before = lease.extension.take();
-        let (before_ttl, before_until) =
-            before.map_or((ttl, until), |extension| (extension.ttl, extension.until));
-        lease.extension = Some(Box::new(Extension {
-            ttl: ttl.max(before_ttl),
-            until: until.max(before_until),
-            ask_at: now,
-        }));
-        // The renewal in flight may ask for less.
-        self.renew_again |= self.renewing.is_some();
-        self.proved()
-    }
-
-    /// Whether its holder wants it to last longer than is proved.
-    pub(super) fn has_extension(&self) -> bool {
-        let lease = self.lease.as_ref();
-        lease.is_some_and(|lease| lease.extension.is_some())
-    }
-
-    /// The renewal failed: an open extension is tried again.
-    pub(super) fn retry_extension_at(&mut self, again: Point) {
-        let lease = self.lease.as_mut();
-        if let Some(extension) = lease.and_then(|lease| lease.extension.as_mut()) {
-            extension.ask_at = again;
-        }
-    }
-
-    /// The lease lasts as long as the tenure, but no longer than it is meant to: what it is to be
-    /// told, if its deadline moved.
-    fn proved(&mut self) -> Option<(C, LeaseVerdict)> {
-        let lease = self.lease.as_mut()?;
-        lease
-            .extension
-            .take_if(|extension| extension.until <= self.deadline);
-        let last = lease.own_end.is_none() && lease.renewals == 0;
-        let deadline = lease.own_end.unwrap_or(self.deadline).min(self.deadline);
-        let moved = deadline > lease.deadline;
-        lease.deadline = deadline;
-        moved.then(|| {
-            let deadline = deadline.moment();
-            (
-                lease.who.clone(),
-                LeaseVerdict::Prolonged { deadline, last },
-            )
+        let ttl = self.wanted(now)?;
+        self.renewing = Some(now);
+        // It may be done even if nobody ever hears of it.
+        self.longest = self.longest.max(ttl);
+        Some(Op::Renew {
+            owner: self.owner,
+            ttl,
+            within: self.deadline.since(now),
         })
     }
 
-    /// W3: whether the lease just taken should outlast what its ticket brought, or the tenure that
-    /// it was passed inside of. What a fixed lease has to do with is enough for a renewed one, too,
-    /// until the watchdog comes by itself: to renew at each pass was half of all calls of a busy
-    /// key, and a third of the server's time.
-    pub(super) fn wants_more(&self, now: Point) -> bool {
-        self.lease
-            .as_ref()
-            .is_some_and(|lease| match lease.own_end {
-                Some(end) => end > self.deadline,
-                None => {
-                    let used_up = || self.deadline.since(now) < most_of(lease.ttl);
-                    lease.ttl > self.ttl || (lease.passed && used_up())
-                }
-            })
+    /// Whether that waiter holds the lease, and need not end its work.
+    pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.id == id && lease.phase == LeasePhase::Taken)
     }
 
-    /// The waiter has seen its lease, and holds it from here on.
-    pub(super) fn take(&mut self, id: WaiterId, now: Point) -> bool {
-        let lease = self.lease.as_mut().filter(|lease| lease.id == id);
-        let Some(lease) = lease else {
-            return false;
+    /// The holder wants its lease to last until `until`, by a renewal with `ttl`. If the tenure lasts long enough
+    /// already, the lease is prolonged at once.
+    pub(super) fn extend(&mut self, now: Point, ttl: Duration, until: Point) -> HolderVerdict<C> {
+        let lease = self.lease.as_mut()?;
+        let before = lease.deadline(self.deadline);
+        lease.own_end = lease.own_end.map(|end| end.max(until));
+        if self.deadline < until {
+            self.extended = self.extended.max(ttl);
+            let other = lease.extension.take();
+            let (other_ttl, other_until) = other.map_or((ttl, until), |it| (it.ttl, it.until));
+            lease.extension = Some(Box::new(Extension {
+                ttl: ttl.max(other_ttl),
+                until: until.max(other_until),
+                ask_at: now,
+            }));
+            // The renewal in flight may ask for less.
+            self.renew_again |= self.renewing.is_some();
+        }
+        self.proved(before, false)
+    }
+
+    /// The store has prolonged the tenure by `ttl`.
+    pub(super) fn prolong(&mut self, ttl: Duration) -> HolderVerdict<C> {
+        let sent = self.renewing.take()?;
+        let before = self.deadline;
+        self.deadline = before.max(deadline(sent, ttl));
+        let lease = self.lease.as_mut()?;
+        lease.late_at = None;
+        let was_last = mem::take(&mut lease.counted) && lease.renewals == 0;
+        if lease.own_end.is_some() {
+            lease.renew_at = None;
+        } else if lease.renewals == u32::MAX {
+            // Also after an extension the watchdog comes a third of the ttl later.
+            lease.renew_at = lease.renew_at.map(|at| at.max(sent + lease.ttl / 3));
+        }
+        let before = lease.deadline(before);
+        self.proved(before, was_last)
+    }
+
+    /// Whether another renewal follows the one that was just confirmed.
+    pub(super) fn is_renewed_again(&self) -> bool {
+        let lease = self.lease.as_ref();
+        self.renew_again || lease.is_some_and(|lease| lease.extension.is_some())
+    }
+
+    /// The verdict if the deadline has moved since `before`, or if the watchdog's last renewal is confirmed.
+    fn proved(&mut self, before: Point, was_last: bool) -> HolderVerdict<C> {
+        let tenure_ends = self.deadline;
+        let lease = self.lease.as_mut()?;
+        lease
+            .extension
+            .take_if(|extension| extension.until <= tenure_ends);
+        let deadline = lease.deadline(tenure_ends);
+        let last = lease.own_end.is_none() && lease.renewals == 0;
+        let deadline = (deadline > before || was_last).then(|| deadline.moment())?;
+        let verdict = LeaseVerdict::Prolonged { deadline, last };
+        Some((lease.who.clone(), verdict))
+    }
+
+    /// The renewal has no effect, as far as is known. The outcome of one that was sent is unknown until the deadline:
+    /// a new connection repeats it at once (O4).
+    pub(super) fn renewal_failed(
+        &mut self,
+        error: &OpError,
+        now: Point,
+        pause: Duration,
+    ) -> HolderVerdict<C> {
+        let tenure_ends = self.deadline;
+        self.renewing = None;
+        let lease = self.lease.as_mut().filter(|lease| lease.is_taken())?;
+        let pause = match error {
+            // The store is overloaded: wait for half of the time that is left.
+            OpError::TooLate(_) => pause.max(tenure_ends.since(now) / 2),
+            _ => pause,
         };
-        lease.phase = LeasePhase::Taken;
-        lease.meant = deadline(now, lease.ttl);
-        lease.renew_at = (lease.renewals > 0).then(|| now + lease.ttl / 3);
-        true
+        if let Some(extension) = &mut lease.extension {
+            extension.ask_at = now + pause;
+        }
+        if let OpError::Refused(_) | OpError::TooLate(_) = error {
+            // The watchdog tries again, on the same count. So it does for a fixed lease that has less than it was
+            // promised (W3).
+            if mem::take(&mut lease.counted) {
+                lease.renewals = lease.renewals.saturating_add(1);
+            }
+            let is_short = lease.own_end.is_some_and(|end| end > tenure_ends);
+            lease.renew_at = (lease.renewals > 0 || is_short).then(|| now + pause);
+        }
+        let verdict = LeaseVerdict::Unrenewed(error.store_error().clone());
+        Some((lease.who.clone(), verdict))
     }
 
-    /// Whether the watchdog is due, or a wish is not met; the watchdog comes again after another
+    /// Whether the watchdog is due, or an extension is not confirmed. The watchdog comes again after another
     /// third of the ttl.
     pub(super) fn is_renewal_due(&mut self, now: Point) -> bool {
-        if self.renewing.is_some() {
-            return false;
-        }
-        let late_at = self.late_at();
-        let Some(lease) = &mut self.lease else {
+        let is_renewing = self.is_renewing();
+        let Some(lease) = self.lease.as_mut().filter(|_| !is_renewing) else {
             return false;
         };
         if lease.due().is_none_or(|due| now < due) {
             return false;
         }
-        lease.late_at = late_at;
-        if lease.renew_at.is_none_or(|at| now < at) {
-            return true;
+        lease.late_at = lease.late_at(self.deadline);
+        if lease.renew_at.is_some_and(|at| now >= at) {
+            // A fixed lease has none to count, and comes here to be given what it was promised (W3).
+            lease.counted = lease.renewals > 0;
+            if lease.renewals < u32::MAX {
+                lease.renewals = lease.renewals.saturating_sub(1);
+            }
+            lease.count_from(now);
         }
-        // A fixed lease has none to count, and comes here to be given what it was promised (W3).
-        lease.counted = lease.renewals > 0;
-        if lease.renewals < u32::MAX {
-            lease.renewals = lease.renewals.saturating_sub(1);
-        }
-        lease.meant = deadline(now, lease.ttl);
-        lease.renew_at = (lease.renewals > 0).then(|| now + lease.ttl / 3);
         true
     }
 
-    /// The lease just taken is to be renewed at once.
-    pub(super) fn is_to_be_renewed(&mut self, now: Point) {
-        let late_at = self.late_after(now);
-        if let Some(lease) = &mut self.lease {
-            lease.late_at = Some(late_at);
-        }
-    }
-
-    /// When a renewal is late that is due at `due`: when a third is left of the time that the lease has
-    /// left then. Of a watchdog's that is two ninths of the ttl.
-    fn late_after(&self, due: Point) -> Point {
-        due + self.deadline.since(due) / 3 * 2
-    }
-
-    /// When the renewal that is due is late, or else the next.
-    fn late_at(&self) -> Option<Point> {
-        let lease = self.lease.as_ref()?;
-        lease
-            .late_at
-            .or_else(|| Some(self.late_after(lease.due()?)))
-    }
-
-    /// Who is to be told, once, that a renewal is late, whatever keeps it from being confirmed: that
-    /// no connection stands, too.
-    pub(super) fn is_renewal_late(&mut self, now: Point) -> Option<C> {
-        let late = self.late_at()? <= now;
-        let lease = self.lease.as_mut().filter(|_| late)?;
+    /// The verdict, once, that a renewal is late, whatever keeps it from being confirmed: an outage, too.
+    pub(super) fn renewal_late(&mut self, now: Point) -> HolderVerdict<C> {
+        let tenure_ends = self.deadline;
+        let lease = self.lease.as_mut()?;
+        lease.late_at(tenure_ends).filter(|at| *at <= now)?;
         lease.late_at = Some(Point::FOREVER);
-        Some(lease.who.clone())
+        Some((lease.who.clone(), LeaseVerdict::RenewalLate))
     }
 
+    /// The lease is renewed no more if its holder has gone.
     pub(super) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
         if let Some(lease) = self.lease.as_mut().filter(|lease| has_gone(&lease.who)) {
             lease.renewals = 0;
@@ -405,68 +471,5 @@ impl<C: Clone> Tenure<C> {
             lease.renew_at = None;
             lease.late_at = None;
         }
-    }
-
-    /// The store refused a renewal, or it was not sent: the watchdog tries again, on the same count. So it does for a
-    /// fixed lease that has less than it was promised (W3).
-    pub(super) fn renew_after(&mut self, again: Point) {
-        let tenure_ends = self.deadline;
-        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.is_taken()) {
-            if std::mem::take(&mut lease.counted) {
-                lease.renewals = lease.renewals.saturating_add(1);
-            }
-            let pending = lease.own_end.is_some_and(|end| end > tenure_ends);
-            lease.renew_at = (lease.renewals > 0 || pending).then_some(again);
-        }
-    }
-
-    /// A renewal is sent; it may be done even if nobody ever hears of it.
-    pub(super) fn asked(&mut self, now: Point, ttl: Duration) {
-        self.renewing = Some(now);
-        self.longest = self.longest.max(ttl);
-    }
-
-    /// When the store has let go of it by itself, whatever becomes of what is sent now.
-    pub(super) fn runs_out(&self, now: Point) -> Point {
-        now + self.longest + drift(self.longest)
-    }
-
-    /// The store prolonged the tenure; returns what its lease is to be told: if its deadline moved, or
-    /// if that was the watchdog's last.
-    pub(super) fn prolong(&mut self, sent: Point, until: Point) -> Option<(C, LeaseVerdict)> {
-        self.deadline = self.deadline.max(until);
-        let lease = self.lease.as_mut()?;
-        lease.late_at = None;
-        let was_last = std::mem::take(&mut lease.counted) && lease.renewals == 0;
-        if lease.own_end.is_some() {
-            lease.renew_at = None;
-        } else if lease.renewals == u32::MAX {
-            // Whoever wished for it, the next is a third of the ttl away.
-            lease.renew_at = lease.renew_at.map(|at| at.max(sent + lease.ttl / 3));
-        }
-        self.proved().or_else(|| {
-            let lease = self.lease.as_ref().filter(|_| was_last)?;
-            let (deadline, last) = (lease.deadline.moment(), true);
-            Some((
-                lease.who.clone(),
-                LeaseVerdict::Prolonged { deadline, last },
-            ))
-        })
-    }
-
-    /// `down`: the watchdog rests until the connection is back, which renews at once.
-    pub(super) fn next_timeout(&self, down: bool) -> Point {
-        let mut next = self.deadline;
-        if let Some(lease) = &self.lease {
-            next = next.min(lease.deadline);
-            if lease.phase != LeasePhase::Taken {
-                next = next.min(lease.end_by);
-            }
-            if self.renewing.is_none() && !down {
-                next = next.min(lease.due().unwrap_or(next));
-            }
-            next = next.min(self.late_at().unwrap_or(next));
-        }
-        next
     }
 }

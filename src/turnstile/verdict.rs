@@ -1,4 +1,4 @@
-//! What callers are told. Waiters and holders of leases are told different things, so each has a type of its own.
+//! The verdicts that callers get. Those for waiters and those for holders of leases differ, so each has a type.
 
 use super::time::Moment;
 use crate::{StoreError, Token};
@@ -9,7 +9,7 @@ pub(crate) enum Verdict {
     Lease(LeaseVerdict),
 }
 
-/// What a waiter is told.
+/// For a waiter.
 #[derive(Clone, Debug)]
 pub(crate) enum WaiterVerdict {
     /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others wait
@@ -39,18 +39,18 @@ pub(crate) enum Refusal {
     Closed,
 }
 
-/// What the holder of a lease is told.
+/// For the holder of a lease.
 #[derive(Clone, Debug)]
 pub(crate) enum LeaseVerdict {
-    /// A renewal was confirmed. `last`: the watchdog will not renew again. That is told even if the
-    /// deadline has not moved. A waiter that has not taken its lease yet is told of it, too.
+    /// A renewal was confirmed. `last`: the watchdog will not renew again. That verdict comes even if the
+    /// deadline has not moved. A waiter that has not taken its lease yet gets it, too.
     Prolonged {
         deadline: Moment,
         last: bool,
     },
     /// A renewal got no answer, or a refusal, or was not sent. It is tried again until the deadline.
     Unrenewed(StoreError),
-    /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Told
+    /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Comes
     /// once, until one is confirmed.
     RenewalLate,
     /// The registry is being shut down. The lease is held until its work has ended, but not for long.
@@ -67,6 +67,6 @@ pub(crate) enum LeaseEnd {
     Lost,
     /// The registry was shut down.
     Closed,
-    /// The store could not be told that it is over.
+    /// The store has not confirmed the release.
     Failed(StoreError),
 }

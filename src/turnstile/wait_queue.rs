@@ -9,12 +9,17 @@ use super::time::{FOREVER, Moment, Point};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaiterId(pub(crate) u64);
 
+impl WaiterId {
+    /// No earlier than any arrival.
+    pub(super) const LAST: Self = Self(u64::MAX);
+}
+
 /// How a waiter takes "busy".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Wants to be told.
+    /// Is refused.
     Once,
-    /// Stands in line until its time is over.
+    /// Waits until its time is over.
     Queue,
 }
 
@@ -45,8 +50,8 @@ impl<C> Waiter<C> {
     }
 }
 
-/// One local caller that wants the lease which another owner left in the store. It does not stand in
-/// line: nobody else can be given what it wants.
+/// One local caller that wants the lease which another owner left in the store. It is not in the wait queue: nobody else
+/// can be given what it wants.
 #[derive(Debug)]
 pub(super) struct Adopter<C> {
     pub(super) id: WaiterId,
@@ -65,7 +70,7 @@ pub(super) struct WaitQueue<C>(Option<Box<Waiters<C>>>);
 struct Waiters<C> {
     by_id: BTreeMap<WaiterId, Waiter<C>>,
     by_end: BTreeSet<(Point, WaiterId)>,
-    patient: usize,
+    once: BTreeSet<WaiterId>,
     /// The newest waiter that awaits no first answer any more.
     answered: WaiterId,
     /// The newest waiter of whom it is known that others hold the key.
@@ -87,15 +92,23 @@ impl<C> WaitQueue<C> {
 
     /// Whether anybody wants a place in the store's queue.
     pub(super) fn has_patient(&self) -> bool {
-        self.0.as_ref().is_some_and(|waiters| waiters.patient > 0)
+        let waiters = self.0.as_ref();
+        waiters.is_some_and(|waiters| waiters.once.len() < waiters.by_id.len())
     }
 
     /// Adds the newest arrival.
     pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
-        let waiters = self.0.get_or_insert_with(|| Box::new(Waiters::new()));
+        let empty = || Waiters {
+            by_id: BTreeMap::new(),
+            by_end: BTreeSet::new(),
+            once: BTreeSet::new(),
+            answered: WaiterId(0),
+            busy: WaiterId(0),
+        };
+        let waiters = self.0.get_or_insert_with(|| Box::new(empty()));
         waiters.by_end.extend(waiters.end(id, &waiter));
-        waiters.patient += usize::from(waiter.is_patient());
+        waiters.once.extend((!waiter.is_patient()).then_some(id));
         waiters.by_id.insert(id, waiter);
     }
 
@@ -105,7 +118,7 @@ impl<C> WaitQueue<C> {
         if let Some(end) = waiters.end(id, &waiter) {
             waiters.by_end.remove(&end);
         }
-        waiters.patient -= usize::from(waiter.is_patient());
+        waiters.once.remove(&id);
         if waiters.by_id.is_empty() {
             self.0 = None;
         }
@@ -122,7 +135,7 @@ impl<C> WaitQueue<C> {
 
     pub(super) fn first_id(&self) -> Option<WaiterId> {
         let waiters = self.0.as_ref()?;
-        waiters.by_id.first_key_value().map(|(id, _)| *id)
+        waiters.by_id.keys().next().copied()
     }
 
     /// The newest arrival.
@@ -142,10 +155,7 @@ impl<C> WaitQueue<C> {
         let Some(waiters) = &self.0 else {
             return Vec::new();
         };
-        let once = waiters.by_id.len() - waiters.patient;
-        let asked = waiters.by_id.range(..=upto);
-        let asked = asked.filter(|(_, waiter)| !waiter.is_patient()).take(once);
-        let ids: Vec<_> = asked.map(|(id, _)| *id).collect();
+        let ids: Vec<_> = waiters.once.range(..=upto).copied().collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -189,16 +199,6 @@ impl<C> WaitQueue<C> {
 }
 
 impl<C> Waiters<C> {
-    fn new() -> Self {
-        Self {
-            by_id: BTreeMap::new(),
-            by_end: BTreeSet::new(),
-            patient: 0,
-            answered: WaiterId(0),
-            busy: WaiterId(0),
-        }
-    }
-
     /// When the wait of one is over, if ever. The first answer is awaited for longer.
     fn end(&self, id: WaiterId, waiter: &Waiter<C>) -> Option<(Point, WaiterId)> {
         let end = match id <= self.answered {

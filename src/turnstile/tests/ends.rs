@@ -463,6 +463,25 @@ fn what_we_hold_cannot_be_adopted() {
     assert!(matches!(desk.refused("b"), Refusal::NothingToAdopt));
 }
 
+/// The store gave us the key so long ago that it may be another's by now, and nobody waits for it any more: that is no
+/// reason to refuse one who adopts. (Found by simulation.)
+#[test]
+fn d4_a_win_that_is_over_on_arrival_refuses_no_adoption() {
+    let mut desk = Desk::new();
+    let waiting = desk.arrive("a", fixed(100));
+    let enter = desk.sent();
+    desk.wait_until(1200);
+    desk.leave(waiting);
+    desk.adopt("b", "other:9", fixed(900));
+    desk.reply_at(&enter, 1010, Outcome::Won { epoch: 5 });
+    desk.untold("b");
+    let release = desk.sent();
+    assert!(matches!(release, Op::Release { owner } if owner == asker(&enter)));
+    desk.reply(&release, Outcome::Gone { held: false });
+    let adopt = desk.sent();
+    assert!(matches!(adopt, Op::Adopt { .. }), "{adopt:?}");
+}
+
 /// O6: a ticket that stands for the line is withdrawn first, since one op is in flight (O2); the
 /// line asks anew behind it.
 #[test]
