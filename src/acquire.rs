@@ -149,7 +149,7 @@ impl Acquiring {
                 (Patience::Queue, self.options.wait())
             } else {
                 // The store has this long to answer.
-                (Patience::Once, engine.settings().response_timeout)
+                (Patience::Once, engine.settings.response_timeout)
             };
             let arrival = self.options.arrival(patience, wait);
             match &self.adopts {
@@ -169,7 +169,7 @@ impl Acquiring {
             },
             (Refusal::QueueFull, _) => LockError::QueueFull {
                 key,
-                limit: engine.settings().max_waiters,
+                limit: engine.settings.max_waiters,
             },
             (Refusal::Failed(source), _) => LockError::Store { key, source },
             (Refusal::NothingToAdopt, Some(detached)) => LockError::Lost {

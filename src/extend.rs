@@ -50,7 +50,7 @@ pub(crate) async fn extend(
     if let Some(confirmed) = confirmed.as_mut().now_or_never() {
         return confirmed;
     }
-    let confirmed = timeout(engine.settings().response_timeout, confirmed).await;
+    let confirmed = timeout(engine.settings.response_timeout, confirmed).await;
     confirmed.unwrap_or_else(|_| {
         let source = StoreError::new("no answer in time");
         Err(LockError::Store { key: key(), source })

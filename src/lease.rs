@@ -1,10 +1,10 @@
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::FusedFuture;
 use futures::task::AtomicWaker;
 use tokio::time::Instant;
 
@@ -63,7 +63,7 @@ impl Lease {
         token: Token,
         on_finish: OnFinish,
     ) -> Self {
-        let view_context = engine.view_context().clone();
+        let view_context = engine.view_context.clone();
         Self {
             engine,
             view: LeaseView {
@@ -184,17 +184,36 @@ impl Lease {
     /// # Cancel safety
     ///
     /// Dropped at any time, polled or not, the release goes on in the background.
+    #[must_use = "the lock is released in the background; await this to know that it was"]
     pub fn release(mut self) -> LeaseRelease {
         self.on_finish = OnFinish::Release;
         self.end()
     }
 
-    /// Ends it as its lock has settled.
-    pub(crate) fn end(self) -> LeaseRelease {
-        LeaseRelease {
-            lease: Some(self),
-            started: false,
-        }
+    /// Ends it as its lock says. Dropped before its first poll, the future ends it as well.
+    pub(crate) fn end(mut self) -> LeaseRelease {
+        Operation::new(async move {
+            // Before it leaves: after that the other holders may end the lease at any moment.
+            let loss = self.is_shared().then(|| self.view.loss()).flatten();
+            if !self.part() {
+                return loss.map_or(Ok(()), Err);
+            }
+            let caller = &self.view.caller;
+            let ended = poll_fn(|cx| match caller.phase_or_wake(cx.waker()) {
+                Phase::Finished { token, end } | Phase::Ended { token, end } => {
+                    Poll::Ready((token, end))
+                }
+                _ => Poll::Pending,
+            });
+            let (token, end) = ended.await;
+            let key = caller.key().clone();
+            match end {
+                LeaseEnd::Released => Ok(()),
+                LeaseEnd::Lost => Err(LockError::Lost { key, token }),
+                LeaseEnd::Closed => Err(LockError::Closed { key }),
+                LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
+            }
+        })
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -352,49 +371,4 @@ impl Future for Lost {
 }
 
 /// Future of [`Lease::release`].
-#[derive(Debug)]
-#[must_use = "the lock is released in the background; await this to know that it was"]
-pub struct LeaseRelease {
-    /// Dropped with it: a release that was not polled begins then.
-    lease: Option<Lease>,
-    started: bool,
-}
-
-impl Future for LeaseRelease {
-    type Output = Result<(), LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let Some(lease) = &mut this.lease else {
-            panic!("`LeaseRelease` polled after it was done");
-        };
-        if !this.started {
-            this.started = true;
-            // Looked for before it leaves: after that the others may end the lease at any moment.
-            let loss = lease.is_shared().then(|| lease.view.loss()).flatten();
-            if !lease.part() {
-                this.lease = None;
-                return Poll::Ready(loss.map_or(Ok(()), Err));
-            }
-        }
-        let caller = &lease.view.caller;
-        let (token, end) = match caller.phase_or_wake(cx.waker()) {
-            Phase::Finished { token, end } | Phase::Ended { token, end } => (token, end),
-            _ => return Poll::Pending,
-        };
-        let key = caller.key().clone();
-        this.lease = None;
-        Poll::Ready(match end {
-            LeaseEnd::Released => Ok(()),
-            LeaseEnd::Lost => Err(LockError::Lost { key, token }),
-            LeaseEnd::Closed => Err(LockError::Closed { key }),
-            LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
-        })
-    }
-}
-
-impl FusedFuture for LeaseRelease {
-    fn is_terminated(&self) -> bool {
-        self.lease.is_none()
-    }
-}
+pub type LeaseRelease = Operation<Result<(), LockError>>;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
 use crate::inspect::{Inspect, inspect};
-use crate::manual::{Acquire, Release, Slot};
+use crate::manual::{Acquire, Release, Slot, acquire};
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::renewal::Renewal;
@@ -68,6 +68,12 @@ impl Lock {
         let mut options = self.options_here();
         options.wait = wait.or(options.wait);
         Acquiring::new(options)
+    }
+
+    #[track_caller]
+    fn acquire_into_slot(&self, wait: Option<Duration>) -> Acquire {
+        let acquiring = AcquireLease(self.acquiring(wait)).or_skip();
+        Operation::new(acquire(acquiring, self.slot()))
     }
 
     fn slot(&self) -> Arc<Slot> {
@@ -264,8 +270,9 @@ impl Lock {
     /// Dropped before it is done, it has taken nothing: a lock that was granted meanwhile is released
     /// in the background.
     #[track_caller]
+    #[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
     pub fn acquire_once(&self) -> Acquire {
-        Acquire::new(self.acquiring(Some(Duration::ZERO)), self.slot())
+        self.acquire_into_slot(Some(Duration::ZERO))
     }
 
     /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: `true` if this
@@ -286,8 +293,9 @@ impl Lock {
     /// granted the lock but not polled for a third of the ttl, the lock goes to the next waiter, and
     /// it queues again when it is polled.
     #[track_caller]
+    #[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
     pub fn acquire(&self) -> Acquire {
-        Acquire::new(self.acquiring(None), self.slot())
+        self.acquire_into_slot(None)
     }
 
     /// [`acquire`](Self::acquire) with a wait of its own.
@@ -300,8 +308,9 @@ impl Lock {
     ///
     /// That of [`acquire`](Self::acquire).
     #[track_caller]
+    #[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
     pub fn acquire_within(&self, wait: Duration) -> Acquire {
-        Acquire::new(self.acquiring(Some(wait)), self.slot())
+        self.acquire_into_slot(Some(wait))
     }
 
     /// Releases what this handle's `acquire` acquired: `Ok(true)` when it is released, `Ok(false)`
@@ -317,6 +326,7 @@ impl Lock {
     ///
     /// Dropped before its first poll, it has done nothing; dropped later, the release goes on in the
     /// background.
+    #[must_use = "a release that is not polled has done nothing"]
     pub fn release(&self) -> Release {
         let slot = self.slot();
         Operation::new(async move {

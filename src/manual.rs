@@ -1,15 +1,10 @@
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
-
-use futures::future::FusedFuture;
 
 use crate::LockError;
-use crate::acquire::Acquiring;
+use crate::acquire::TryLease;
 use crate::lease::Lease;
 use crate::operation::Operation;
 use crate::user_code::log;
-use crate::with_lock::skip;
 
 /// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
 #[derive(Debug, Default)]
@@ -58,37 +53,13 @@ impl Drop for Slot {
 /// Future of [`Lock::acquire`](crate::Lock::acquire),
 /// [`Lock::acquire_within`](crate::Lock::acquire_within) and
 /// [`Lock::acquire_once`](crate::Lock::acquire_once).
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
-pub struct Acquire {
-    acquiring: Acquiring,
-    /// Kept until it resolves: the lease goes into its slot.
-    slot: Option<Arc<Slot>>,
-}
-
-impl Acquire {
-    pub(crate) fn new(acquiring: Acquiring, slot: Arc<Slot>) -> Self {
-        let slot = Some(slot);
-        Self { acquiring, slot }
-    }
-}
-
-impl Future for Acquire {
-    type Output = Result<bool, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let acquired = ready!(self.acquiring.poll(cx));
-        let slot = self.slot.take().expect("kept until it resolves");
-        let lease = skip(acquired)?;
-        Poll::Ready(Ok(lease.map(|lease| slot.fill(lease)).is_some()))
-    }
-}
-
-impl FusedFuture for Acquire {
-    fn is_terminated(&self) -> bool {
-        self.acquiring.is_done()
-    }
-}
+pub type Acquire = Operation<Result<bool, LockError>>;
 
 /// Future of [`Lock::release`](crate::Lock::release).
 pub type Release = Operation<Result<bool, LockError>>;
+
+/// Acquires a lease for the slot, which is kept until then.
+pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<Slot>) -> Result<bool, LockError> {
+    let lease = acquiring.await?;
+    Ok(lease.map(|lease| slot.fill(lease)).is_some())
+}

@@ -5,8 +5,8 @@ use std::task::{Context, Poll, ready};
 use futures::FutureExt;
 use futures::future::{BoxFuture, FusedFuture};
 
-/// A future that yields a `T`: what a method that needs no speed returns, such as
-/// [`Lock::inspect`](crate::Lock::inspect) or [`LockRegistry::shutdown`](crate::LockRegistry::shutdown).
+/// A future that yields a `T`: what methods such as [`Lock::acquire`](crate::Lock::acquire),
+/// [`Lock::inspect`](crate::Lock::inspect) and [`LockRegistry::shutdown`](crate::LockRegistry::shutdown) return.
 #[must_use = "futures do nothing unless polled"]
 pub struct Operation<T> {
     /// `None` once it is done.

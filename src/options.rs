@@ -33,7 +33,7 @@ impl LockOptions {
     pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
         let key_fault = engine
             .as_ref()
-            .and_then(|engine| key::fault(&engine.settings().prefix, key));
+            .and_then(|engine| key::fault(&engine.settings.prefix, key));
         Self {
             engine,
             key: Arc::from(key),
@@ -66,12 +66,12 @@ impl LockOptions {
         let Some(engine) = &self.engine else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        let ttl = self.ttl.unwrap_or(engine.settings().ttl);
+        let ttl = self.ttl.unwrap_or(engine.settings.ttl);
         Err(if let Some(reason) = self.key_fault {
             LockError::InvalidKey { key: key(), reason }
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
-        } else if ttl <= engine.overhead() {
+        } else if ttl <= engine.overhead {
             LockError::InvalidSetting {
                 key: key(),
                 setting: "min_replicas",
@@ -97,12 +97,12 @@ impl LockOptions {
         &self.key
     }
     pub(crate) fn wait(&self) -> Duration {
-        self.wait.unwrap_or(self.registry().settings().wait)
+        self.wait.unwrap_or(self.registry().settings.wait)
     }
 
     /// What the registry is asked for.
     pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
-        let settings = self.registry().settings();
+        let settings = &self.registry().settings;
         // A ttl that was set asks for a lease of just that length.
         let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
         Arrival {

@@ -307,7 +307,7 @@ impl LockRegistry {
 impl fmt::Debug for LockRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockRegistry")
-            .field("prefix", &self.engine.settings().prefix)
+            .field("prefix", &self.engine.settings.prefix)
             .finish_non_exhaustive()
     }
 }
@@ -318,7 +318,7 @@ async fn shut_down(engine: Arc<Engine>) {
         // Not left to the timer, whose runtime may stand still. If the whole process did, what is
         // given back only now is to reach the store.
         engine.close();
-        let soon = Instant::now() + engine.settings().response_timeout;
+        let soon = Instant::now() + engine.settings.response_timeout;
         let _ = timeout_at(answered.max(soon), engine.idle()).await;
     }
     engine.disconnect();

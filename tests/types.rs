@@ -102,12 +102,12 @@ assert_not_impl_any!(LockError: PartialEq);
 
 // Futures without work: whatever the store, they are spawned, moved and polled by reference.
 lasting! {
-    future::Acquire: Send, Sync, Unpin, FusedFuture;
+    future::Acquire: Send, Unpin, FusedFuture;
     future::AcquireLease: Send, Sync, Unpin, FusedFuture;
     future::OrSkip<future::AcquireLease>: Send, Sync, Unpin, FusedFuture;
     future::TryLease: Send, Sync, Unpin, FusedFuture;
     future::Release: Send, Unpin, FusedFuture;
-    future::LeaseRelease: Send, Sync, Unpin, FusedFuture;
+    future::LeaseRelease: Send, Unpin, FusedFuture;
     future::Lost: Send, Sync, Unpin, Future;
     future::Extend: Send, Unpin, FusedFuture;
     future::Adopt: Send, Sync, Unpin, FusedFuture;
@@ -126,17 +126,17 @@ lasting! {
     future::TryWithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
     future::Lead<Begin<Work>, Work>: Send, Unpin, FusedFuture;
     future::OrSkip<future::WithLock<Work>>: Send, Unpin, FusedFuture;
-    future::OrSkip<future::TryWithLock<Work>>: Send, Unpin, FusedFuture;
+    future::Try<future::OrSkip<future::WithLock<Work>>>: Send, Unpin, FusedFuture;
     future::OrSkip<future::WithLease<Begin<Work>, Work>>: Send, Unpin, FusedFuture;
-    future::OrSkip<future::TryWithLease<Begin<Work>, Work>>: Send, Unpin, FusedFuture;
+    future::Try<future::OrSkip<future::WithLease<Begin<Work>, Work>>>: Send, Unpin, FusedFuture;
     stream::WithLock<Rows>: Send, Unpin, FusedStream;
     stream::TryWithLock<Rows>: Send, Unpin, FusedStream;
     stream::WithLease<Begin<Rows>, Rows>: Send, Unpin, FusedStream;
     stream::TryWithLease<Begin<Rows>, Rows>: Send, Unpin, FusedStream;
     stream::OrSkip<stream::WithLock<Rows>>: Send, Unpin, FusedStream;
-    stream::OrSkip<stream::TryWithLock<Rows>>: Send, Unpin, FusedStream;
+    stream::Try<stream::OrSkip<stream::WithLock<Rows>>>: Send, Unpin, FusedStream;
     stream::OrSkip<stream::WithLease<Begin<Rows>, Rows>>: Send, Unpin, FusedStream;
-    stream::OrSkip<stream::TryWithLease<Begin<Rows>, Rows>>: Send, Unpin, FusedStream;
+    stream::Try<stream::OrSkip<stream::WithLease<Begin<Rows>, Rows>>>: Send, Unpin, FusedStream;
 }
 
 macro_rules! as_their_work {

@@ -32,12 +32,12 @@ const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
 /// What one registry does: callers and leases call it, and it drives their turnstiles.
 pub(crate) struct Engine {
-    pub(super) view_context: Arc<ViewContext>,
+    pub(crate) view_context: Arc<ViewContext>,
     /// The registry's id, which begins its owners: its name, if it has one, and random bits.
     instance: Arc<str>,
-    pub(super) settings: Settings,
+    pub(crate) settings: Settings,
     /// What every ttl has to be longer than.
-    overhead: Duration,
+    pub(crate) overhead: Duration,
     pub(super) state: Mutex<State>,
     /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
@@ -116,21 +116,8 @@ impl Engine {
         })
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// What every ttl has to be longer than, for the store's sake.
-    pub(crate) fn overhead(&self) -> Duration {
-        self.overhead
-    }
-
     pub(crate) fn clock(&self) -> &Arc<Clock> {
         &self.view_context.clock
-    }
-
-    pub(crate) fn view_context(&self) -> &Arc<ViewContext> {
-        &self.view_context
     }
 
     pub(super) fn me(&self) -> Weak<Engine> {

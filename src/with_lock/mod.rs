@@ -18,7 +18,5 @@ mod scoped;
 pub mod stream;
 
 pub use self::ext::{FutureLockExt, StreamLockExt};
-use self::guarded::Guarded;
-pub(crate) use self::outcome::skip;
 pub(crate) use self::scope::Scope;
 pub(crate) use self::scoped::Scoped;

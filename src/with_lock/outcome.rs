@@ -6,9 +6,7 @@ use futures::future::FusedFuture;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
-use super::Guarded;
 use crate::LockError;
-use crate::acquire::AcquireLease;
 
 /// Future or stream of the `try_` forms: the errors of the work and those of the lock as one.
 ///
@@ -24,8 +22,9 @@ pub struct Try<W> {
 impl<W> Try<W> {
     /// A future: turns "busy for the whole wait" into `Ok(None)`. A stream: ends empty then. Every
     /// other error stays one.
-    pub fn or_skip(self) -> OrSkip<Self> {
-        OrSkip { inner: self }
+    pub fn or_skip(self) -> Try<OrSkip<W>> {
+        let inner = OrSkip { inner: self.inner };
+        Try { inner }
     }
 }
 
@@ -42,43 +41,68 @@ pub struct OrSkip<W> {
     pub(crate) inner: W,
 }
 
-/// Futures and streams whose errors are the lock's own. Not [`Try`]: its errors may be the work's.
-pub trait OnlyLockErrors {}
+/// What work under a lock yields, for [`Try`].
+pub trait Flatten: Sized {
+    /// The same with the errors of the lock among those of the work.
+    type Flat;
 
-impl<F, W, V> OnlyLockErrors for Guarded<F, W, V> {}
-impl OnlyLockErrors for AcquireLease {}
-
-fn flatten<T, E: From<LockError>>(outcome: Result<Result<T, E>, LockError>) -> Result<T, E> {
-    outcome?
+    /// Makes a lock's error one of the work's.
+    fn flatten(outcome: Result<Self, LockError>) -> Self::Flat;
 }
 
-pub(crate) fn skip<T>(outcome: Result<T, LockError>) -> Result<Option<T>, LockError> {
+impl<T, E: From<LockError>> Flatten for Result<T, E> {
+    type Flat = Self;
+
+    fn flatten(outcome: Result<Self, LockError>) -> Self {
+        outcome?
+    }
+}
+
+impl<T, E: From<LockError>> Flatten for Option<Result<T, E>> {
+    type Flat = Result<Option<T>, E>;
+
+    fn flatten(outcome: Result<Self, LockError>) -> Self::Flat {
+        outcome?.transpose()
+    }
+}
+
+impl<W, R: Flatten> Future for Try<W>
+where
+    W: Future<Output = Result<R, LockError>>,
+{
+    type Output = R::Flat;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.project().inner.poll(cx).map(R::flatten)
+    }
+}
+
+impl<W, R: Flatten> Stream for Try<W>
+where
+    W: Stream<Item = Result<R, LockError>>,
+{
+    type Item = R::Flat;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(self.project().inner.poll_next(cx));
+        Poll::Ready(item.map(R::flatten))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.inner.size_hint()
+    }
+}
+
+fn skip<T>(outcome: Result<T, LockError>) -> Result<Option<T>, LockError> {
     match outcome {
         Err(error) if error.is_not_acquired() => Ok(None),
         outcome => outcome.map(Some),
     }
 }
 
-/// The same for the items of a stream.
-fn skip_item<T>(item: Option<Result<T, LockError>>) -> Option<Result<T, LockError>> {
-    skip(item?).transpose()
-}
-
-impl<W, T, E> Future for Try<W>
-where
-    W: Future<Output = Result<Result<T, E>, LockError>>,
-    E: From<LockError>,
-{
-    type Output = Result<T, E>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().inner.poll(cx).map(flatten)
-    }
-}
-
 impl<W, T> Future for OrSkip<W>
 where
-    W: OnlyLockErrors + Future<Output = Result<T, LockError>>,
+    W: Future<Output = Result<T, LockError>>,
 {
     type Output = Result<Option<T>, LockError>;
 
@@ -87,65 +111,19 @@ where
     }
 }
 
-impl<W, T, E> Future for OrSkip<Try<W>>
-where
-    W: Future<Output = Result<Result<T, E>, LockError>>,
-    E: From<LockError>,
-{
-    type Output = Result<Option<T>, E>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = ready!(self.project().inner.project().inner.poll(cx));
-        Poll::Ready(skip(outcome)?.transpose())
-    }
-}
-
-impl<W, T, E> Stream for Try<W>
-where
-    W: Stream<Item = Result<Result<T, E>, LockError>>,
-    E: From<LockError>,
-{
-    type Item = Result<T, E>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let item = ready!(self.project().inner.poll_next(cx));
-        Poll::Ready(item.map(flatten))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.size_hint()
-    }
-}
-
 impl<W, T> Stream for OrSkip<W>
 where
-    W: OnlyLockErrors + Stream<Item = Result<T, LockError>>,
+    W: Stream<Item = Result<T, LockError>>,
 {
     type Item = Result<T, LockError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.project().inner.poll_next(cx).map(skip_item)
+        let item = ready!(self.project().inner.poll_next(cx));
+        Poll::Ready(item.and_then(|item| skip(item).transpose()))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.inner.size_hint()
-    }
-}
-
-impl<W, T, E> Stream for OrSkip<Try<W>>
-where
-    W: Stream<Item = Result<Result<T, E>, LockError>>,
-    E: From<LockError>,
-{
-    type Item = Result<T, E>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let item = ready!(self.project().inner.project().inner.poll_next(cx));
-        Poll::Ready(skip_item(item).map(flatten))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.inner.size_hint()
     }
 }
 

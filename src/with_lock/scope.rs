@@ -123,7 +123,7 @@ impl Scope {
     pub(crate) fn release(&mut self) {
         if let State::Holding { lease, .. } = std::mem::replace(&mut self.state, State::Done) {
             self.state = State::Releasing {
-                timeout: lease.engine().settings().response_timeout,
+                timeout: lease.engine().settings.response_timeout,
                 release: lease.end(),
                 timer: None,
             };
