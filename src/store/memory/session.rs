@@ -16,29 +16,29 @@ use crate::store::contract::{
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]
 pub(super) struct MemorySession {
-    line: Arc<Line>,
+    core: Arc<Core>,
 }
 
-struct Line {
+struct Core {
     shared: Arc<Shared>,
     config: SessionConfig,
 }
 
 impl MemorySession {
     pub(super) fn new(shared: Arc<Shared>, config: SessionConfig) -> Self {
-        let line = Arc::new(Line { shared, config });
-        Self { line }
+        let core = Arc::new(Core { shared, config });
+        Self { core }
     }
 }
 
-impl Drop for Line {
+impl Drop for Core {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.listeners.remove(&self.config.instance);
     }
 }
 
-impl Line {
+impl Core {
     fn tell(&self, event: StoreEvent) {
         if let Some(listener) = self.config.listener.upgrade() {
             listener.on_event(event);
@@ -105,43 +105,43 @@ impl Session for MemorySession {
     fn start(&self) {}
 
     fn submit(&self, submitted: SubmittedOp) {
-        let latency = self.line.latency();
+        let latency = self.core.latency();
         let runtime = (!latency.is_zero()).then(Handle::try_current);
         let Some(Ok(runtime)) = runtime else {
-            let result = self.line.apply(&submitted);
-            return self.line.reply(submitted, result);
+            let result = self.core.apply(&submitted);
+            return self.core.reply(submitted, result);
         };
-        let line = self.line.clone();
+        let core = self.core.clone();
         // A task of its own: the op goes on if its caller is dropped.
-        let listener = self.line.config.listener.clone();
+        let listener = self.core.config.listener.clone();
         runtime.spawn(run_task(listener, async move {
             tokio::time::sleep(latency / 2).await;
-            let mut result = line.apply(&submitted);
+            let mut result = core.apply(&submitted);
             tokio::time::sleep(latency - latency / 2).await;
-            if result.is_ok() && line.is_offline() {
+            if result.is_ok() && core.is_offline() {
                 result = Err(OpError::Unknown(offline()));
             }
-            line.reply(submitted, result);
+            core.reply(submitted, result);
         }));
     }
 
     fn identity(&self) -> Option<Arc<str>> {
-        Some(format!("memory {:p}", self.line.shared).into())
+        Some(format!("memory {:p}", self.core.shared).into())
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
-        let line = self.line.clone();
+        let core = self.core.clone();
         async move {
-            let latency = line.latency();
+            let latency = core.latency();
             if !latency.is_zero() {
                 tokio::time::sleep(latency).await;
             }
-            let now = line.shared.now();
-            let mut state = line.shared.lock();
+            let now = core.shared.now();
+            let mut state = core.shared.lock();
             if state.offline {
                 return Err(offline());
             }
-            Ok(state.keyspace.inspect(&line.config.prefix, &key, now))
+            Ok(state.keyspace.inspect(&core.config.prefix, &key, now))
         }
         .boxed()
     }
