@@ -65,10 +65,12 @@ impl World {
     fn gap_bound(&self) -> Option<u64> {
         let net = 8 * (self.profile.latency.1 + self.profile.reply_lag + self.profile.lateness);
         if self.profile.theme == Theme::Calm {
-            // Who stands behind what is left to run out may know of the longer lease before it.
+            // A key that is left to expire may last as long as a lease before it: the store never makes a
+            // lease shorter than it was, or was extended to.
             let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
+            let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
             let unknown = if leaves {
-                self.profile.longest_ttl().min(RECHECK)
+                longest.min(RECHECK)
             } else {
                 0
             };
