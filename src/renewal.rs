@@ -1,5 +1,3 @@
-use std::fmt;
-
 /// Whether a lease is prolonged while it is held, and how often.
 ///
 /// The watchdog prolongs a lease at every third of its ttl, to its whole ttl, until it is released,
@@ -33,7 +31,7 @@ use std::fmt;
 /// let lock = locks.obtain("import").ttl(Duration::from_secs(30)).renewal(hour);
 /// # let _ = lock;
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewal {
     times: u32,
 }
@@ -65,15 +63,5 @@ impl Renewal {
 
     pub(crate) const fn times(self) -> u32 {
         self.times
-    }
-}
-
-impl fmt::Debug for Renewal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.times {
-            0 => f.write_str("Renewal::off()"),
-            u32::MAX => f.write_str("Renewal::watchdog()"),
-            times => write!(f, "Renewal::watchdog().max_renewals({times})"),
-        }
     }
 }

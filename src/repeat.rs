@@ -43,7 +43,6 @@ use crate::user_code;
 #[derive(Clone)]
 pub struct Repeat {
     policy: Arc<dyn Fn() -> Pauses + Send + Sync>,
-    name: Arc<str>,
 }
 
 /// The pauses of one wait, one by one; `None` ends them.
@@ -78,9 +77,7 @@ const LEAST: Duration = Duration::from_millis(1);
 impl Repeat {
     /// The same pause each time, and up to a tenth more, so that callers do not march in step.
     pub fn fixed(pause: Duration) -> Self {
-        Self::named("fixed", move || {
-            move || Some(pause.saturating_add(spread(pause / 10)))
-        })
+        Self::from_fn(move || move || Some(pause.saturating_add(spread(pause / 10))))
     }
 
     /// A pause that doubles from `first` up to `longest`; each time, between half of it and all
@@ -88,7 +85,7 @@ impl Repeat {
     ///
     /// A `first` of nothing counts as 1 ms, and one over `longest` as `longest`.
     pub fn exponential(first: Duration, longest: Duration) -> Self {
-        Self::named("exponential", move || {
+        Self::from_fn(move || {
             let mut pause = first_of(first, longest);
             move || {
                 let half = pause / 2;
@@ -107,7 +104,7 @@ impl Repeat {
     ///
     /// A `first` of nothing counts as 1 ms, and one over `longest` as `longest`.
     pub fn decorrelated(first: Duration, longest: Duration) -> Self {
-        Self::named("decorrelated", move || {
+        Self::from_fn(move || {
             let first = first_of(first, longest);
             let mut last = first;
             move || {
@@ -123,7 +120,7 @@ impl Repeat {
     /// For locks that are held for about as long as a question takes: to spin costs the server a
     /// call a round trip.
     pub fn spin_then(spins: u32, pause: Duration) -> Self {
-        Self::named("spin_then", move || {
+        Self::from_fn(move || {
             let mut left = spins;
             move || {
                 Some(if left == 0 {
@@ -156,7 +153,9 @@ impl Repeat {
         S: Fn() -> P + Send + Sync + 'static,
         P: FnMut() -> Option<Duration> + Send + 'static,
     {
-        Self::named("from_fn", start)
+        Self {
+            policy: Arc::new(move || Box::new(start())),
+        }
     }
 
     /// This policy, ended early: before each pause `over` is asked with the number of repeats there
@@ -184,8 +183,8 @@ impl Repeat {
         F: Fn(u32) -> bool + Send + Sync + 'static,
     {
         let over = Arc::new(over);
-        let Self { policy, name } = self;
-        Self::named(format!("{name}, until"), move || {
+        let policy = self.policy;
+        Self::from_fn(move || {
             let over = over.clone();
             let mut pauses = policy();
             let mut repeats = 0_u32;
@@ -209,7 +208,7 @@ impl Repeat {
         S: Fn() -> B + Send + Sync + 'static,
         B: backoff::backoff::Backoff + Send + 'static,
     {
-        Self::named("backoff", move || {
+        Self::from_fn(move || {
             let mut policy = start();
             let any: &mut dyn std::any::Any = &mut policy;
             if let Some(exponential) = any.downcast_mut::<backoff::ExponentialBackoff>() {
@@ -222,17 +221,6 @@ impl Repeat {
     /// The pauses of one wait, which begins when the first is asked for.
     pub(crate) fn start(&self) -> Repeats {
         Repeats::Fresh(self.policy.clone())
-    }
-
-    fn named<S, P>(name: impl Into<Arc<str>>, start: S) -> Self
-    where
-        S: Fn() -> P + Send + Sync + 'static,
-        P: FnMut() -> Option<Duration> + Send + 'static,
-    {
-        Self {
-            policy: Arc::new(move || Box::new(start())),
-            name: name.into(),
-        }
     }
 }
 
@@ -255,7 +243,7 @@ impl Default for Repeat {
 
 impl fmt::Debug for Repeat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Repeat").field(&self.name).finish()
+        f.debug_struct("Repeat").finish_non_exhaustive()
     }
 }
 

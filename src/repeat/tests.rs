@@ -138,12 +138,6 @@ fn until_ends_no_policy_later_than_it_ends_itself() {
     assert_eq!(pauses(&from(&[5]).until(|_| true), 1), [None]);
 }
 
-#[test]
-fn a_policy_tells_its_name() {
-    let repeat = Repeat::default().until(|_| true);
-    assert_eq!(format!("{repeat:?}"), r#"Repeat("exponential, until")"#);
-}
-
 #[cfg(feature = "backoff")]
 #[test]
 fn an_exponential_backoffs_own_limit_is_switched_off() {

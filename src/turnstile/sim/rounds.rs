@@ -69,11 +69,7 @@ impl World {
             // lease shorter than it was, or was extended to.
             let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
             let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
-            let unknown = if leaves {
-                longest.min(RECHECK)
-            } else {
-                0
-            };
+            let unknown = if leaves { longest.min(RECHECK) } else { 0 };
             return Some(net + 60 * MILLI + unknown);
         }
         // A grant of before may have to run out, or what a holder that crashed had extended its lease
