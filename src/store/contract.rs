@@ -72,6 +72,24 @@ pub enum Op {
     Raise { owner: Owner, epoch: u64, age: bool },
 }
 
+impl Op {
+    /// Whose op it is; of a yield, the old owner.
+    pub(crate) fn owner(&self) -> Owner {
+        match *self {
+            Self::Attempt { owner, .. }
+            | Self::Enter { owner, .. }
+            | Self::Listen { owner, .. }
+            | Self::Withdraw { owner, .. }
+            | Self::Unlisten { owner }
+            | Self::Release { owner }
+            | Self::Yield { old: owner, .. }
+            | Self::Renew { owner, .. }
+            | Self::Adopt { owner, .. }
+            | Self::Raise { owner, .. } => owner,
+        }
+    }
+}
+
 /// What the store did about an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {

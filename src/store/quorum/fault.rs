@@ -62,18 +62,18 @@ impl From<Fault> for StoreError {
 
 /// What is told where no majority could be asked: what the nodes said, and what will not mend by
 /// itself above all, if it is that which stands in the way.
-pub(super) fn too_few(quorum: Quorum, troubles: &[StoreError]) -> StoreError {
-    let lasting: Vec<_> = troubles.iter().filter(|it| !it.is_retryable()).collect();
+pub(super) fn too_few(quorum: Quorum, errors: &[StoreError]) -> StoreError {
+    let lasting: Vec<_> = errors.iter().filter(|it| !it.is_retryable()).collect();
     let source = if lasting.len() > quorum.spare() {
         lasting.last().copied()
     } else {
-        troubles.iter().rfind(|it| it.is_retryable())
+        errors.iter().rfind(|it| it.is_retryable())
     };
     let source = source.cloned().unwrap_or_else(|| Fault::Away.into());
-    let mut others: BTreeSet<_> = troubles.iter().map(ToString::to_string).collect();
+    let mut others: BTreeSet<_> = errors.iter().map(ToString::to_string).collect();
     others.remove(&source.to_string());
     let fault = Fault::TooFew {
-        away: troubles.len().min(quorum.size),
+        away: errors.len().min(quorum.size),
         size: quorum.size,
         majority: quorum.majority(),
         source,

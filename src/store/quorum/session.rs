@@ -1,9 +1,9 @@
-//! One registry's line to a quorum: a session a node, and the state that their answers change.
+//! One registry's session with a quorum: a session with each node, and the state that their events change.
 
 use std::any::Any;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::fault::{Fault, too_few};
-use super::node::Deferred;
 use super::quarantine::Quarantine;
 use super::state::State;
 use super::tally::Quorum;
@@ -28,45 +27,38 @@ use crate::store::contract::{
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
 
-/// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
-const LONGEST: Duration = Duration::from_secs(1);
+/// No timer sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 pub(super) struct QuorumSession {
     core: Arc<Core>,
 }
 
 struct Core {
-    me: Weak<Core>,
     quorum: Quorum,
     config: SessionConfig,
-    nodes: Vec<Arc<dyn Session>>,
-    /// What each node's session has lost: seen at every start and alarm.
-    lost: Vec<Arc<LostOps>>,
-    /// What the nodes tell; they know them weakly.
-    _ears: Vec<Arc<dyn StoreEvents>>,
+    nodes: Vec<NodeSession>,
     shared: Mutex<Shared>,
     notifier: OrderedNotifier,
-    /// Whether no majority is there, as far as is known: seen at every arrival.
-    is_down: AtomicBool,
-    /// Told when nothing is under way any more.
-    idle: Notify,
+    /// Notified after each change of the state.
+    changed: Notify,
+}
+
+struct NodeSession {
+    session: Arc<dyn Session>,
+    /// The ops that the session has lost: looked at by each start and timer.
+    lost: Arc<LostOps>,
+    /// The session knows it weakly.
+    _listener: Arc<dyn StoreEvents>,
 }
 
 struct Shared {
     state: State,
-    /// When the alarm rings that was set last.
-    alarm: Option<Instant>,
+    /// When the next timer ends.
+    timer: Option<Instant>,
 }
 
-impl Shared {
-    /// Whether something is to be done in time, and no timer will see to it: the runtime that it was
-    /// on may have gone.
-    fn is_overdue(&self, now: Instant) -> bool {
-        self.state.next_timeout().is_some() && self.alarm.is_none_or(|alarm| alarm <= now)
-    }
-}
-
-/// What one node tells.
+/// Takes the events of one node.
 struct EventSink {
     core: Weak<Core>,
     node: usize,
@@ -78,40 +70,34 @@ impl QuorumSession {
         quarantine: Quarantine,
         config: SessionConfig,
     ) -> Self {
-        let size = stores.len();
         let name = |(number, store): (usize, &Arc<dyn LockStore>)| {
             let place = store.place();
             place.unwrap_or_else(|| format!("node {}", number + 1))
         };
         let names = stores.iter().enumerate().map(name).collect();
-        let core = Arc::new_cyclic(|me: &Weak<Core>| {
-            let subscriptions: Vec<Arc<dyn StoreEvents>> = (0..size)
-                .map(|node| -> Arc<dyn StoreEvents> {
-                    let core = me.clone();
-                    Arc::new(EventSink { core, node })
-                })
-                .collect();
-            let open = |(store, subscription): (&Arc<dyn LockStore>, &Arc<dyn StoreEvents>)| {
-                let listener = Arc::downgrade(subscription);
-                store.open(SessionConfig {
-                    listener,
-                    ..config.clone()
-                })
+        let core = Arc::new_cyclic(|core: &Weak<Core>| {
+            let open = |(node, store): (usize, &Arc<dyn LockStore>)| {
+                let core = core.clone();
+                let listener: Arc<dyn StoreEvents> = Arc::new(EventSink { core, node });
+                NodeSession {
+                    session: store.open(SessionConfig {
+                        listener: Arc::downgrade(&listener),
+                        ..config.clone()
+                    }),
+                    lost: Arc::default(),
+                    _listener: listener,
+                }
             };
             Core {
-                me: me.clone(),
-                quorum: Quorum { size },
-                nodes: stores.iter().zip(&subscriptions).map(open).collect(),
-                lost: (0..size).map(|_| Arc::default()).collect(),
-                _ears: subscriptions,
+                quorum: Quorum { size: stores.len() },
+                nodes: stores.iter().enumerate().map(open).collect(),
                 notifier: OrderedNotifier::new(config.listener.clone()),
-                config,
                 shared: Mutex::new(Shared {
                     state: State::new(names, quarantine),
-                    alarm: None,
+                    timer: None,
                 }),
-                is_down: AtomicBool::new(false),
-                idle: Notify::new(),
+                changed: Notify::new(),
+                config,
             }
         });
         Self { core }
@@ -130,57 +116,51 @@ impl Core {
     }
 
     /// Changes the state, and does what follows once it is unlocked.
-    fn act(&self, event: impl FnOnce(&mut State, Instant, &mut Deferred)) {
-        let mut deferred = Deferred::default();
-        let alarm = {
-            let mut guard = self.lock();
-            let shared = &mut *guard;
-            let now = Instant::now();
-            shared.alarm.take_if(|alarm| *alarm <= now);
-            event(&mut shared.state, now, &mut deferred);
-            self.notifier.put(deferred.events.drain(..));
-            self.is_down
-                .store(shared.state.is_down(), Ordering::Relaxed);
-            let next = shared.state.next_timeout().map(|it| it.min(now + LONGEST));
-            let alarm = next.filter(|next| shared.alarm.is_none_or(|alarm| *next < alarm));
-            if alarm.is_some() {
-                shared.alarm = alarm;
-            }
-            if !shared.state.is_busy() {
-                self.idle.notify_waiters();
-            }
-            alarm
-        };
+    fn handle(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
+        let mut guard = self.lock();
+        let shared = &mut *guard;
+        let now = Instant::now();
+        event(&mut shared.state, now);
+        let mut deferred = std::mem::take(&mut shared.state.deferred);
+        self.notifier.put(deferred.events.drain(..));
+        shared.timer.take_if(|timer| *timer <= now);
+        let due = shared.state.next_timeout();
+        let due = due.map(|due| due.min(now + LONGEST_SLEEP));
+        let sooner = due.filter(|due| shared.timer.is_none_or(|timer| *due < timer));
+        shared.timer = sooner.or(shared.timer);
+        drop(guard);
+        self.changed.notify_waiters();
         if let Some(error) = &deferred.same_server {
             log!(error, %error, "a node of the quorum has no vote");
         }
-        // At most one op a node and key is under way, so whoever sends, the order is right.
+        // At most one op for each node and key is in flight, so the order is right whoever sends.
         for (node, key, op) in deferred.sends {
-            self.nodes[node].submit(SubmittedOp::new(key, op, &self.lost[node]));
+            let node = &self.nodes[node];
+            node.session.submit(SubmittedOp::new(key, op, &node.lost));
         }
-        if let Some(alarm) = alarm {
-            self.ring_at(alarm);
+        if let Some(due) = sooner {
+            self.start_timer(due);
         }
         self.notifier.tell();
     }
 
-    /// Does what is due, also about ops that were lost.
-    fn tick(&self) {
-        self.act(|state, now, deferred| {
-            for (node, lost) in self.lost.iter().enumerate() {
-                for (key, op) in lost.take() {
-                    state.op_lost(now, node, &key, &op, deferred);
+    /// Does what is due, and counts the ops that were lost.
+    fn tick(self: &Arc<Self>) {
+        self.handle(|state, now| {
+            for (at, node) in self.nodes.iter().enumerate() {
+                for (key, op) in node.lost.take() {
+                    state.op_lost(now, at, &key, &op);
                 }
             }
-            state.tick(now, deferred);
+            state.tick(now);
         });
     }
 
-    fn ring_at(&self, alarm: Instant) {
+    fn start_timer(self: &Arc<Self>, due: Instant) {
         if let Ok(runtime) = Handle::try_current() {
-            let core = self.me.clone();
+            let core = Arc::downgrade(self);
             runtime.spawn(run_task(self.config.listener.clone(), async move {
-                sleep_until(alarm).await;
+                sleep_until(due).await;
                 if let Some(core) = core.upgrade() {
                     core.tick();
                 }
@@ -206,7 +186,7 @@ impl StoreEvents for EventSink {
             return;
         };
         let node = self.node;
-        core.act(|state, now, deferred| {
+        core.handle(|state, now| {
             for event in events {
                 match event {
                     StoreEvent::Replied {
@@ -214,14 +194,14 @@ impl StoreEvents for EventSink {
                         result,
                     } => {
                         submitted.answered();
-                        state.replied(now, node, &submitted.key, result, deferred);
+                        state.replied(now, node, &submitted.key, result);
                     }
                     StoreEvent::Up { .. } => {
-                        let identity = core.nodes[node].identity();
-                        state.came_up(now, node, identity, deferred);
+                        let identity = core.nodes[node].session.identity();
+                        state.came_up(now, node, identity);
                     }
-                    StoreEvent::Down { error, .. } => state.went_down(node, error, deferred),
-                    StoreEvent::Freed { key } => state.freed(now, node, key, deferred),
+                    StoreEvent::Down { error, .. } => state.went_down(node, error),
+                    StoreEvent::Freed { key } => state.freed(now, node, &key),
                     // Nobody of ours stands in a node's queue.
                     StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
                 }
@@ -247,112 +227,97 @@ impl StoreEvents for EventSink {
 
 impl Session for QuorumSession {
     fn start(&self) {
-        self.core.nodes.iter().for_each(|node| node.start());
-        let is_overdue = self.core.lock().is_overdue(Instant::now());
-        if is_overdue || self.core.lost.iter().any(|lost| !lost.is_empty()) {
+        for node in &self.core.nodes {
+            node.session.start();
+        }
+        // The runtime of the timer may have gone.
+        let timer = self.core.lock().timer;
+        let is_overdue = timer.is_some_and(|timer| timer <= Instant::now());
+        if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
             self.core.tick();
         }
     }
 
     fn submit(&self, submitted: SubmittedOp) {
-        self.core
-            .act(|state, now, deferred| state.submit(now, submitted, deferred));
+        self.core.handle(|state, now| state.submit(now, submitted));
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
             let within = core.config.response_timeout;
-            let mut looks: FuturesUnordered<_> = core
-                .nodes
-                .iter()
-                .map(|node| timeout(within, node.inspect(key.clone())))
-                .collect();
-            let mut seen = Seen::default();
+            let looks = core.nodes.iter();
+            let looks = looks.map(|node| timeout(within, node.session.inspect(key.clone())));
+            let mut looks: FuturesUnordered<_> = looks.collect();
+            let (mut seen, mut errors) = (Vec::new(), Vec::new());
             while let Some(look) = looks.next().await {
                 match look {
-                    Ok(Ok(key_status)) => seen.sights.push(key_status),
-                    Ok(Err(error)) => seen.troubles.push(error),
-                    Err(_) => seen.troubles.push(Fault::Away.into()),
+                    Ok(Ok(key_status)) => seen.push(key_status),
+                    Ok(Err(error)) => errors.push(error),
+                    Err(_) => errors.push(Fault::Away.into()),
                 }
-                if let Some(key_status) = seen.verdict(core.quorum, looks.len()) {
+                if let Some(key_status) = agreed(core.quorum, &seen, looks.len()) {
                     return Ok(key_status);
                 }
             }
-            Err(too_few(core.quorum, &seen.troubles))
+            Err(too_few(core.quorum, &errors))
         }
         .boxed()
     }
 }
 
-/// What the nodes showed of one lock.
-#[derive(Default)]
-pub(super) struct Seen {
-    pub(super) sights: Vec<KeyStatus>,
-    troubles: Vec<StoreError>,
-}
-
-impl Seen {
-    /// What a majority shows, with so many nodes still to come. Once they have all come, an owner
-    /// that those may have which are away is taken for the holder.
-    pub(super) fn verdict(&self, quorum: Quorum, to_come: usize) -> Option<KeyStatus> {
-        if self.sights.len() < quorum.majority() {
-            return None;
-        }
-        let mut votes: HashMap<&str, usize> = HashMap::new();
-        for owner in self.sights.iter().filter_map(|it| it.owner.as_deref()) {
-            *votes.entry(owner).or_default() += 1;
-        }
-        let first = votes.into_iter().max_by_key(|(_, votes)| *votes);
-        let (owner, votes) = first.map_or((None, 0), |(owner, votes)| (Some(owner), votes));
-        let silent = quorum.size - self.sights.len();
-        let majority = quorum.majority();
-        let may_hold = owner.is_some() && votes + silent >= majority;
-        if may_hold && votes < majority && to_come > 0 {
-            return None;
-        }
-        if !may_hold && to_come > 0 && silent >= majority {
-            return None;
-        }
-        let owner = owner.filter(|_| may_hold);
-        let mut lefts: Vec<_> = self
-            .sights
-            .iter()
-            .filter(|it| owner.is_some() && it.owner.as_deref() == owner)
-            .map(|it| it.left)
-            .collect();
-        // It is held for as long as a majority has it, or longer; no ttl is the longest.
-        lefts.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
-        let left = lefts.get(majority - 1).or(lefts.last()).copied();
-        Some(KeyStatus {
-            owner: owner.map(str::to_owned),
-            left: left.flatten(),
-            tickets: 0,
-        })
+/// What a majority shows of a lock, with so many nodes still to come. Once they have all come, an owner that
+/// the absent nodes may have is taken for the holder.
+fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatus> {
+    let (majority, silent) = (quorum.majority(), quorum.size - seen.len());
+    if seen.len() < majority {
+        return None;
     }
+    let mut lefts: HashMap<&str, Vec<_>> = HashMap::new();
+    for it in seen {
+        if let Some(owner) = &it.owner {
+            lefts.entry(owner).or_default().push(it.left);
+        }
+    }
+    let holder = lefts.into_iter().max_by_key(|(_, lefts)| lefts.len());
+    let holder = holder.filter(|(_, lefts)| lefts.len() + silent >= majority);
+    let (mut owner, mut left) = (None, None);
+    if let Some((name, mut lefts)) = holder {
+        if lefts.len() < majority && to_come > 0 {
+            return None;
+        }
+        // It is held for as long as a majority has it, or longer; no ttl is the longest.
+        lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
+        left = lefts[majority.min(lefts.len()) - 1];
+        owner = Some(name.to_owned());
+    }
+    let tickets = 0;
+    Some(KeyStatus {
+        owner,
+        left,
+        tickets,
+    })
 }
 
 impl Drop for QuorumSession {
     fn drop(&mut self) {
         // Votes that come late, or whose node is away for a moment, are still to be given back: for as
         // long as a shutdown waits (O6).
-        let is_busy = self.core.lock().state.is_busy();
-        if let Ok(runtime) = Handle::try_current()
-            && is_busy
+        let core = self.core.clone();
+        if core.lock().state.is_busy()
+            && let Ok(runtime) = Handle::try_current()
         {
-            let core = self.core.clone();
-            let patience = core.config.response_timeout.saturating_mul(3);
             runtime.spawn(async move {
-                let idle = async {
+                let returned = async {
                     loop {
-                        let idle = core.idle.notified();
+                        let changed = core.changed.notified();
                         if !core.lock().state.is_busy() {
                             break;
                         }
-                        idle.await;
+                        changed.await;
                     }
                 };
-                let _ = timeout(patience, idle).await;
+                let _ = timeout(core.config.response_timeout.saturating_mul(3), returned).await;
             });
         }
     }
@@ -360,9 +325,10 @@ impl Drop for QuorumSession {
 
 impl fmt::Debug for QuorumSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes = self.core.nodes.iter().map(|node| &node.session);
         f.debug_struct("QuorumSession")
             .field("instance", &self.core.config.instance)
-            .field("nodes", &self.core.nodes)
+            .field("nodes", &nodes.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }
