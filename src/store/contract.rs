@@ -141,6 +141,9 @@ pub enum OpError {
     Unconfirmed(StoreError),
 }
 
+/// What becomes of an op.
+pub(crate) type OpResult = Result<Answer, OpError>;
+
 impl OpError {
     pub fn store_error(&self) -> &StoreError {
         match self {
@@ -168,7 +171,7 @@ pub enum StoreEvent {
     /// The one answer to an op that was submitted.
     Replied {
         submitted: SubmittedOp,
-        result: Result<Answer, OpError>,
+        result: OpResult,
     },
     /// One of our tickets got the lock.
     Granted { key: Arc<str>, grant: Grant },

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::Ballot;
+use super::ballot::{Ballot, Quorum};
 use super::fault::too_few;
 use super::node::Node;
 use super::node_queue::NodeQueue;
 use super::state::Deferred;
-use super::tally::Quorum;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Owner, StoreEvent};
+use crate::store::contract::{Answer, Op, OpError, OpResult, Outcome, Owner, StoreEvent};
 
 /// How long one node's notice waits for those of a majority. Whoever asks when the first node is free may
 /// find the others still locked, and go away again.
@@ -62,7 +61,7 @@ impl Entry {
         queue.node_is_back(now);
         // Its notice may have been lost with the connection, and the subscription ends with the notice. So those
         // who wait ask again, and subscribe again by that.
-        if queue.subscribers().next().is_some() {
+        if queue.has_subscriptions() {
             self.may_be_free(now, node);
         }
     }
@@ -82,8 +81,7 @@ impl Entry {
 
     /// Whether the connection to a node matters to it.
     pub(super) fn is_active(&self) -> bool {
-        let mut queues = self.queues.iter();
-        self.is_busy() || queues.any(|queue| queue.subscribers().next().is_some())
+        self.is_busy() || self.queues.iter().any(NodeQueue::has_subscriptions)
     }
 
     /// Whether it may be forgotten.
@@ -94,16 +92,12 @@ impl Entry {
     }
 
     /// A node answered.
-    pub(super) fn answered(
-        &mut self,
-        now: Instant,
-        at: usize,
-        node: &Node,
-        result: Result<Answer, OpError>,
-    ) {
+    pub(super) fn answered(&mut self, now: Instant, at: usize, node: &Node, result: OpResult) {
+        let time = result.as_ref().map_or(0, |answer| answer.at);
         if let Some((id, reply)) = self.queues[at].answered(now, result)
             && let Some(ballot) = self.ballots.iter_mut().find(|ballot| ballot.id == id)
         {
+            ballot.at = ballot.at.max(time);
             ballot.count(at, node.check(now, ballot.quarantine, reply));
         }
     }
@@ -149,9 +143,9 @@ impl Entry {
     fn raise(&mut self) -> bool {
         let mut is_raising = false;
         for ballot in &mut self.ballots {
-            let (owner, age) = (ballot.op().owner(), ballot.quarantine.is_some());
-            if let Some((epoch, nodes)) = ballot.tally.raises(age) {
+            if let Some((epoch, nodes)) = ballot.raises() {
                 is_raising = true;
+                let (owner, age) = (ballot.submitted.op.owner(), ballot.quarantine.is_some());
                 for node in nodes {
                     let op = Op::Raise { owner, epoch, age };
                     self.queues[node].request(op, Some(ballot.id));
@@ -163,18 +157,18 @@ impl Entry {
 
     /// Answers the ops whose ballots have a verdict; true if any has.
     fn conclude(&mut self, now: Instant, is_down: bool, deferred: &mut Deferred) -> bool {
-        let is_decided = |ballot: &mut Ballot| ballot.tally.verdict().is_some();
+        let is_decided = |ballot: &mut Ballot| ballot.is_decided();
         let decided: Vec<_> = self.ballots.extract_if(.., is_decided).collect();
         let any = !decided.is_empty();
         for ballot in decided {
             let mut outcome = ballot.outcome();
             if let (Op::Listen { owner, .. }, Some(Outcome::Busy { score, .. })) =
-                (ballot.op(), &mut outcome)
+                (&ballot.submitted.op, &mut outcome)
             {
                 // It has a place on each node, and none among all.
                 *score = self.queues.iter().any(|it| it.listens(*owner)).then_some(0);
             }
-            self.follow(now, ballot.op(), outcome.as_ref());
+            self.follow(now, &ballot.submitted.op, outcome.as_ref());
             let at = ballot.at;
             let result = outcome
                 .map(|outcome| Answer { at, outcome })
@@ -185,7 +179,7 @@ impl Entry {
                     } else {
                         OpError::Refused
                     };
-                    failed(too_few(self.quorum, &ballot.tally.errors()))
+                    failed(too_few(self.quorum, ballot.errors()))
                 });
             deferred.reply(ballot.submitted, result);
         }

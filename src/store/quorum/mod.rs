@@ -10,7 +10,6 @@
 //! | `node.rs` | what is known of a node, and which of its replies count |
 //! | `quarantine.rs` | for how long a node that was started again has no vote |
 //! | `ballot.rs` | one open operation: the nodes' replies to it as votes, and the verdict as an answer |
-//! | `tally.rs` | how votes are counted, without nodes and time |
 //! | `fault.rs` | what can go wrong |
 //!
 //! All but `session.rs` is data in, data out.
@@ -24,7 +23,6 @@ mod quarantine;
 mod session;
 mod state;
 mod store;
-mod tally;
 #[cfg(test)]
 mod tests;
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::ballot::Reply;
 use super::fault::Fault;
 use crate::StoreError;
-use crate::store::contract::{Answer, Outcome};
+use crate::store::contract::Outcome;
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -47,19 +47,12 @@ impl Node {
         matches!(self.link, Link::Up)
     }
 
-    /// Why it has no vote, if that is known.
-    pub(super) fn error(&self) -> Option<&StoreError> {
-        match &self.link {
-            Link::Unknown | Link::Up => None,
-            Link::Away(error) | Link::Duplicate(error) => Some(error),
-        }
-    }
-
-    /// Why an op is not sent to it, if so.
+    /// Why it is not asked, if so: for a release, or for anything else.
     pub(super) fn why_not(&self, is_release: bool) -> Option<&StoreError> {
         match &self.link {
+            Link::Unknown | Link::Up => None,
             Link::Duplicate(_) if is_release => None,
-            _ => self.error(),
+            Link::Away(error) | Link::Duplicate(error) => Some(error),
         }
     }
 
@@ -72,23 +65,19 @@ impl Node {
         if let Link::Duplicate(error) = &self.link {
             return Reply::Never(error.clone());
         }
-        if let Some(quarantine) = quarantine
-            && let Reply::Said(Answer {
-                outcome: Outcome::Raised { age },
-                ..
-            }) = reply
-        {
-            let is_old = match age {
-                Some(age) => age >= quarantine,
-                None => self
-                    .back_at
-                    .is_none_or(|back_at| back_at + quarantine <= now),
-            };
-            if !is_old {
-                let age = age.map_or("lately, perhaps".to_owned(), |age| format!("{age:?} ago"));
-                return Reply::Never(Fault::TooYoung { age, quarantine }.into());
-            }
+        let (Some(quarantine), Reply::Said(Outcome::Raised { age })) = (quarantine, &reply) else {
+            return reply;
+        };
+        let is_old = match age {
+            Some(age) => *age >= quarantine,
+            None => self
+                .back_at
+                .is_none_or(|back_at| back_at + quarantine <= now),
+        };
+        if is_old {
+            return reply;
         }
-        reply
+        let age = age.map_or("lately, perhaps".to_owned(), |age| format!("{age:?} ago"));
+        Reply::Never(Fault::TooYoung { age, quarantine }.into())
     }
 }

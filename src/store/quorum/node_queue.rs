@@ -1,6 +1,7 @@
 //! What one node is asked about one key: one operation at a time, so that a release is done after the
 //! operation that it undoes, however late that is answered.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,7 +11,7 @@ use super::fault::Fault;
 use super::node::Node;
 use crate::StoreError;
 use crate::settings::TTL;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
+use crate::store::contract::{Op, OpError, OpResult, Outcome, Owner};
 
 /// When a release was refused, it is sent again after this.
 const RETRY: Duration = Duration::from_millis(250);
@@ -33,8 +34,8 @@ pub(super) struct NodeQueue {
     in_flight: Option<Request>,
     /// What is sent next, after the releases.
     requests: Vec<Request>,
-    /// In the order in which our owners subscribe on the node, which is that of the owners.
-    footprints: Vec<Footprint>,
+    /// In the order in which our owners come to the node. Boxed, as most keys have one at most.
+    footprints: BTreeMap<Owner, Box<Footprint>>,
     /// Replies that the ballots have not counted yet.
     pub(super) replies: Vec<(u64, Reply)>,
 }
@@ -46,13 +47,12 @@ struct Request {
     ballot: Option<u64>,
 }
 
-/// What the node may hold for one owner. After an answer that was lost, it may hold all that was asked for.
-#[derive(Debug)]
+/// What the node may hold for one owner.
+#[derive(Debug, Default)]
 struct Footprint {
-    owner: Owner,
     /// When its lock has run out by itself.
     locked_until: Option<Instant>,
-    /// Why the lock counts in no renewal: too few replicas of the node are known to have it.
+    /// Why the lock counts in no renewal: perhaps too few replicas of the node have it.
     unconfirmed: Option<StoreError>,
     /// When its subscription has run out by itself.
     subscribed_until: Option<Instant>,
@@ -60,7 +60,7 @@ struct Footprint {
 }
 
 /// A release that is not in flight.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PendingRelease {
     ballot: Option<u64>,
     /// Whether the subscription ends, too.
@@ -80,50 +80,33 @@ impl Footprint {
         self.locked_until.max(self.subscribed_until)
     }
 
+    /// It subscribes, to be notified by one who has the lock for `left`.
+    fn subscribe(&mut self, now: Instant, left: Duration) {
+        let until = outlasted(now, left.min(*TTL.end()) + SUBSCRIPTION);
+        self.subscribed_until = self.subscribed_until.max(Some(until));
+    }
+
     /// Notes what an op of the owner has done on the node, or may have done.
-    fn update(&mut self, now: Instant, op: &Op, result: &Result<Answer, OpError>) {
-        let outcome = result.as_ref().map(|answer| &answer.outcome);
-        let subscribed_for = match (op, outcome) {
-            // If a notice came before this answer, it was for an earlier subscription.
-            (
-                Op::Listen { .. },
-                Ok(Outcome::Busy {
-                    left,
-                    score: Some(_),
-                }),
-            ) => Some(left.unwrap_or_default()),
-            (Op::Listen { ttl, .. }, Err(OpError::Unknown(_) | OpError::Unconfirmed(_))) => {
-                Some(*ttl)
-            }
-            (Op::Listen { .. } | Op::Unlisten { .. }, Ok(_)) => {
-                self.subscribed_until = None;
-                None
-            }
-            _ => None,
-        };
-        if let Some(left) = subscribed_for {
-            let until = outlasted(now, left.min(*TTL.end()) + SUBSCRIPTION);
-            self.subscribed_until = self.subscribed_until.max(Some(until));
-        }
-        let asked_until = match *op {
+    fn update(&mut self, now: Instant, op: &Op, result: &OpResult) {
+        let may_be_locked_until = match *op {
             Op::Attempt { ttl, .. }
             | Op::Listen { ttl, .. }
             | Op::Adopt { ttl, .. }
-            | Op::Renew { ttl, .. } => Some(outlasted(now, ttl)),
-            _ => None,
+            | Op::Renew { ttl, .. } => self.locked_until.max(Some(outlasted(now, ttl))),
+            _ => self.locked_until,
         };
-        match outcome {
+        match result.as_ref().map(|answer| &answer.outcome) {
             Ok(Outcome::Won { .. }) => {
-                self.locked_until = self.locked_until.max(asked_until);
+                self.locked_until = may_be_locked_until;
                 self.unconfirmed = None;
             }
-            Ok(Outcome::Renewed) => self.locked_until = self.locked_until.max(asked_until),
+            Ok(Outcome::Renewed) => self.locked_until = may_be_locked_until,
             Ok(Outcome::Raised { .. }) => {}
             Ok(Outcome::Busy { .. } | Outcome::NotOld | Outcome::Gone { .. } | Outcome::Lost) => {
                 self.locked_until = None;
             }
             Err(OpError::Unknown(error) | OpError::Unconfirmed(error)) => {
-                self.locked_until = self.locked_until.max(asked_until);
+                self.locked_until = may_be_locked_until;
                 // Nobody knows whether the lost answer was a confirmation.
                 if let Op::Attempt { .. } | Op::Listen { .. } | Op::Adopt { .. } = op {
                     self.unconfirmed = Some(error.clone());
@@ -132,12 +115,25 @@ impl Footprint {
             // It was not done.
             Err(OpError::Unsent(_) | OpError::Refused(_) | OpError::TooLate(_)) => {}
         }
+        if let (Op::Listen { .. } | Op::Unlisten { .. }, Ok(answer)) = (op, result) {
+            self.subscribed_until = None;
+            // A notice that came before this answer was for an earlier subscription.
+            if let Outcome::Busy {
+                left,
+                score: Some(_),
+            } = answer.outcome
+            {
+                self.subscribe(now, left.unwrap_or_default());
+            }
+        }
     }
 }
 
 fn is_release(op: &Op) -> bool {
     matches!(op, Op::Release { .. } | Op::Unlisten { .. })
 }
+
+const GONE: Reply = Reply::Said(Outcome::Gone { held: false });
 
 impl NodeQueue {
     /// Sends an op that takes or keeps the lock, when its turn comes.
@@ -168,16 +164,10 @@ impl NodeQueue {
             same.ballot = ballot.or(same.ballot);
             return;
         }
-        let release = &mut self.footprint(owner).release;
-        let (pending_ballot, pending_unlisten) = match release {
-            Some(pending) => (pending.ballot, pending.unlisten),
-            None => (None, false),
-        };
-        *release = Some(PendingRelease {
-            ballot: ballot.or(pending_ballot),
-            unlisten: unlisten || pending_unlisten,
-            due: Some(now),
-        });
+        let release = self.footprint(owner).release.get_or_insert_default();
+        release.ballot = ballot.or(release.ballot);
+        release.unlisten |= unlisten;
+        release.due = Some(now);
     }
 
     fn release_op(&self, owner: Owner, unlisten: bool) -> Op {
@@ -188,47 +178,34 @@ impl NodeQueue {
         }
     }
 
-    /// The next op to send, if any may be sent now. Those that need not be sent get their replies.
+    /// The next op to send, if any may be sent now. Those that are not sent get their replies.
     pub(super) fn next_op(&mut self, now: Instant, node: &Node) -> Option<Op> {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
         while self.in_flight.is_none()
             && let Some(request) = self.next_request(now)
         {
-            let reply = if let Some(outcome) = self.known(&request.op) {
-                Reply::Said(Answer { at: 0, outcome })
-            } else if let Some(error) = node.why_not(is_release(&request.op)) {
-                if is_release(&request.op) {
-                    self.postpone(&request, None)
-                } else {
-                    Reply::Never(error.clone())
-                }
-            } else if let Op::Renew { owner, ttl, .. } = request.op
-                && let Some(error) = self.footprint(owner).unconfirmed.clone()
-            {
-                // A renewal would make up a majority of votes, one of which a fail-over may forget. Instead the
-                // node is asked to confirm the lock, for the next renewal.
-                let (op, ballot) = (Op::Attempt { owner, ttl }, None);
-                self.requests.insert(0, Request { op, ballot });
-                Reply::Never(error)
-            } else {
-                let op = request.op.clone();
-                self.in_flight = Some(request);
-                return Some(op);
-            };
-            self.replies.extend(request.ballot.map(|id| (id, reply)));
+            if let Some(reply) = self.reply_unasked(&request, node) {
+                self.replies.extend(request.ballot.map(|id| (id, reply)));
+                continue;
+            }
+            let op = request.op.clone();
+            if let Op::Listen { owner, ttl } = op {
+                // A notice may come before the answer.
+                self.footprint(owner).subscribe(now, ttl);
+            }
+            self.in_flight = Some(request);
+            return Some(op);
         }
-        self.footprints
-            .retain(|it| it.until().is_some() || it.release.is_some());
+        let is_used = |it: &Footprint| it.until().is_some() || it.release.is_some();
+        self.footprints.retain(|_, footprint| is_used(footprint));
         None
     }
 
     fn next_request(&mut self, now: Instant) -> Option<Request> {
         let is_due = |release: &mut PendingRelease| release.due.is_some_and(|due| due <= now);
-        let due = self.footprints.iter_mut().find_map(|it| {
-            let release = it.release.take_if(is_due)?;
-            Some((it.owner, release))
-        });
+        let mut footprints = self.footprints.iter_mut();
+        let due = footprints.find_map(|(owner, it)| Some((*owner, it.release.take_if(is_due)?)));
         if let Some((
             owner,
             PendingRelease {
@@ -242,27 +219,37 @@ impl NodeQueue {
         (!self.requests.is_empty()).then(|| self.requests.remove(0))
     }
 
-    /// What the node would say about an owner for whom it holds nothing.
-    fn known(&self, op: &Op) -> Option<Outcome> {
-        let outcome = match op {
-            Op::Release { .. } => Outcome::Gone { held: false },
-            Op::Renew { .. } | Op::Raise { .. } => Outcome::Lost,
-            _ => return None,
-        };
-        (!self.may_hold(op.owner())).then_some(outcome)
+    /// The reply to an op that is not sent: it would change nothing, or the node cannot be asked.
+    fn reply_unasked(&mut self, request: &Request, node: &Node) -> Option<Reply> {
+        let may_hold = self.may_hold(request.op.owner());
+        match (&request.op, node.why_not(is_release(&request.op))) {
+            (Op::Release { .. }, _) if !may_hold => Some(GONE),
+            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => {
+                Some(Reply::Said(Outcome::Lost))
+            }
+            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => {
+                Some(self.postpone(request, None))
+            }
+            (_, Some(error)) => Some(Reply::Never(error.clone())),
+            (&Op::Renew { owner, ttl, .. }, None) => {
+                let error = self.footprint(owner).unconfirmed.clone()?;
+                // A renewal would make up a majority of votes, one of which a fail-over may forget. Instead the
+                // node is asked to confirm the lock, for the next renewal.
+                let (op, ballot) = (Op::Attempt { owner, ttl }, None);
+                self.requests.insert(0, Request { op, ballot });
+                Some(Reply::Never(error))
+            }
+            _ => None,
+        }
     }
 
     /// The node answered the op in flight: the reply, and its ballot.
-    pub(super) fn answered(
-        &mut self,
-        now: Instant,
-        result: Result<Answer, OpError>,
-    ) -> Option<(u64, Reply)> {
+    pub(super) fn answered(&mut self, now: Instant, result: OpResult) -> Option<(u64, Reply)> {
         let request = self.in_flight.take()?;
         let footprint = self.footprint(request.op.owner());
         footprint.update(now, &request.op, &result);
         let reply = match result {
-            Ok(answer) => Reply::Said(answer),
+            Ok(answer) => Reply::Said(answer.outcome),
             Err(error) if is_release(&request.op) => self.release_failed(now, &request, &error),
             Err(error) => Reply::Never(error.store_error().clone()),
         };
@@ -272,57 +259,51 @@ impl NodeQueue {
     fn release_failed(&mut self, now: Instant, request: &Request, error: &OpError) -> Reply {
         let owner = request.op.owner();
         let due = match error {
+            OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
             OpError::Refused(error) | OpError::TooLate(error) if !error.is_retryable() => {
                 // It runs out by itself.
                 self.footprint(owner).locked_until = None;
                 return Reply::Never(error.clone());
             }
             OpError::Refused(_) | OpError::TooLate(_) => Some(now + RETRY),
-            OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
         };
-        // The owner asks for the lock again: the release would take that away.
+        // If the owner asks for the lock again by now, the release would take that away.
         if self.requests.iter().any(|it| it.op.owner() == owner) {
             return Reply::Later;
         }
         self.postpone(request, due)
     }
 
-    /// A release is sent later. Its ballot does not wait for it if only a subscription is left to end.
+    /// Sends a release later. Its ballot waits for that only if there may be a lock.
     fn postpone(&mut self, request: &Request, due: Option<Instant>) -> Reply {
         let footprint = self.footprint(request.op.owner());
-        let is_locked = footprint.locked_until.is_some();
+        let may_hold = footprint.locked_until.is_some();
         footprint.release = Some(PendingRelease {
-            ballot: request.ballot.filter(|_| is_locked),
+            ballot: request.ballot.filter(|_| may_hold),
             unlisten: matches!(request.op, Op::Unlisten { .. }),
             due,
         });
-        if is_locked {
-            Reply::Later
-        } else {
-            let outcome = Outcome::Gone { held: false };
-            Reply::Said(Answer { at: 0, outcome })
-        }
+        if may_hold { Reply::Later } else { GONE }
     }
 
     /// The node is back: releases are sent to it.
     pub(super) fn node_is_back(&mut self, now: Instant) {
-        for footprint in &mut self.footprints {
-            if let Some(release) = &mut footprint.release {
-                release.due = Some(now);
-            }
+        let releases = self.footprints.values_mut();
+        for release in releases.filter_map(|it| it.release.as_mut()) {
+            release.due = Some(now);
         }
     }
 
     /// Forgets what has run out by itself.
     pub(super) fn tick(&mut self, now: Instant) {
-        for footprint in &mut self.footprints {
+        for footprint in self.footprints.values_mut() {
             footprint.locked_until.take_if(|until| *until <= now);
             footprint.subscribed_until.take_if(|until| *until <= now);
-            // What is in flight may be the owner's.
+            // The op in flight may be the owner's.
             if self.in_flight.is_none() && footprint.until().is_none() {
                 let release = footprint.release.take();
-                let reply = Reply::Never(Fault::RunOut.into());
                 let ballot = release.and_then(|release| release.ballot);
+                let reply = Reply::Never(Fault::RunOut.into());
                 self.replies.extend(ballot.map(|id| (id, reply)));
             }
         }
@@ -330,7 +311,7 @@ impl NodeQueue {
 
     /// When a release is to be sent, or not any more.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let dues = self.footprints.iter().filter_map(|it| {
+        let dues = self.footprints.values().filter_map(|it| {
             let release = it.release.as_ref()?;
             Some(release.due.or(it.until()).unwrap_or(now))
         });
@@ -339,56 +320,52 @@ impl NodeQueue {
 
     /// When the node has forgotten all our owners by itself.
     pub(super) fn until(&self) -> Option<Instant> {
-        self.footprints.iter().filter_map(Footprint::until).max()
+        self.footprints.values().filter_map(|it| it.until()).max()
     }
 
     /// Whether the node may hold the lock for the owner.
     pub(super) fn may_hold(&self, owner: Owner) -> bool {
-        let mut footprints = self.footprints.iter();
-        footprints.any(|it| it.owner == owner && it.locked_until.is_some())
+        let footprint = self.footprints.get(&owner);
+        footprint.is_some_and(|it| it.locked_until.is_some())
     }
 
     /// Whether the owner's lock is being released, or will be.
     pub(super) fn is_releasing(&self, owner: Owner) -> bool {
-        let in_flight = self.in_flight.as_ref();
-        let mut footprints = self.footprints.iter();
-        in_flight.is_some_and(|it| is_release(&it.op) && it.op.owner() == owner)
-            || footprints.any(|it| it.owner == owner && it.release.is_some())
+        let is_in_flight = |it: &Request| is_release(&it.op) && it.op.owner() == owner;
+        let footprint = self.footprints.get(&owner);
+        self.in_flight.as_ref().is_some_and(is_in_flight)
+            || footprint.is_some_and(|it| it.release.is_some())
     }
 
     /// Whether the node notifies the owner when the key is free, or may do so.
     pub(super) fn listens(&self, owner: Owner) -> bool {
-        self.subscribers().any(|subscriber| subscriber == owner)
+        let footprint = self.footprints.get(&owner);
+        footprint.is_some_and(|it| it.subscribed_until.is_some())
     }
 
-    /// Those whom the node notifies, or may notify, in its order. A notice may come before the answer to the
-    /// op that subscribes.
-    pub(super) fn subscribers(&self) -> impl Iterator<Item = Owner> {
-        let noted = self.footprints.iter();
-        let noted = noted.filter(|it| it.subscribed_until.is_some());
-        let in_flight = self.in_flight.iter().map(|request| &request.op);
-        let in_flight = in_flight.filter(|op| matches!(op, Op::Listen { .. }));
-        noted.map(|it| it.owner).chain(in_flight.map(Op::owner))
+    /// The same for any owner.
+    pub(super) fn has_subscriptions(&self) -> bool {
+        let mut footprints = self.footprints.values();
+        footprints.any(|it| it.subscribed_until.is_some())
     }
 
     /// The node says that the key is free, and keeps it for a moment for the owner that it notifies: whether
     /// that is one of ours. It notifies once for each subscription, and the first of ours first (W7): a notice
     /// for one that has given up must not end the subscription of another.
     pub(super) fn notified(&mut self, now: Instant) -> bool {
-        let Some(owner) = self.subscribers().next() else {
-            return false;
-        };
-        let footprint = self.footprint(owner);
-        footprint.subscribed_until = None;
-        footprint.locked_until = footprint.locked_until.max(Some(now + RESERVED));
-        true
+        let mut footprints = self.footprints.values_mut();
+        let first = footprints.find_map(|it| it.subscribed_until.take().map(|_| it));
+        first.is_some_and(|footprint| {
+            footprint.locked_until = footprint.locked_until.max(Some(now + RESERVED));
+            true
+        })
     }
 
     /// Whether anything is in flight, or waits.
     pub(super) fn is_busy(&self) -> bool {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
-        let is_releasing = self.footprints.iter().any(|it| it.release.is_some());
+        let is_releasing = self.footprints.values().any(|it| it.release.is_some());
         is_releasing || self.in_flight.is_some() || !self.requests.is_empty()
     }
 
@@ -398,17 +375,6 @@ impl NodeQueue {
     }
 
     fn footprint(&mut self, owner: Owner) -> &mut Footprint {
-        let known = self.footprints.iter().position(|it| it.owner == owner);
-        let at = known.unwrap_or_else(|| {
-            self.footprints.push(Footprint {
-                owner,
-                locked_until: None,
-                unconfirmed: None,
-                subscribed_until: None,
-                release: None,
-            });
-            self.footprints.len() - 1
-        });
-        &mut self.footprints[at]
+        self.footprints.entry(owner).or_default()
     }
 }

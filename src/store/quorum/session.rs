@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -14,10 +13,10 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
 use super::state::State;
-use super::tally::Quorum;
 use crate::StoreError;
 use crate::engine::run_task;
 use crate::store::LockStore;
@@ -260,7 +259,7 @@ impl Session for QuorumSession {
                     return Ok(key_status);
                 }
             }
-            Err(too_few(core.quorum, &errors))
+            Err(too_few(core.quorum, errors.iter()))
         }
         .boxed()
     }
@@ -273,25 +272,28 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
     if seen.len() < majority {
         return None;
     }
-    let mut lefts: HashMap<&str, Vec<_>> = HashMap::new();
-    for it in seen {
-        if let Some(owner) = &it.owner {
-            lefts.entry(owner).or_default().push(it.left);
-        }
+    let lefts = |holder: &KeyStatus| {
+        let same = seen.iter().filter(|it| it.owner == holder.owner);
+        same.map(|it| it.left).collect::<Vec<_>>()
+    };
+    let owners = seen.iter().filter(|it| it.owner.is_some());
+    let holder = owners.max_by_key(|it| lefts(it).len());
+    let Some(holder) = holder.filter(|it| lefts(it).len() + silent >= majority) else {
+        let (owner, left, tickets) = (None, None, 0);
+        return Some(KeyStatus {
+            owner,
+            left,
+            tickets,
+        });
+    };
+    let mut lefts = lefts(holder);
+    if lefts.len() < majority && to_come > 0 {
+        return None;
     }
-    let holder = lefts.into_iter().max_by_key(|(_, lefts)| lefts.len());
-    let holder = holder.filter(|(_, lefts)| lefts.len() + silent >= majority);
-    let (mut owner, mut left) = (None, None);
-    if let Some((name, mut lefts)) = holder {
-        if lefts.len() < majority && to_come > 0 {
-            return None;
-        }
-        // It is held for as long as a majority has it, or longer; no ttl is the longest.
-        lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
-        left = lefts[majority.min(lefts.len()) - 1];
-        owner = Some(name.to_owned());
-    }
-    let tickets = 0;
+    // It is held for as long as a majority has it, or longer; no ttl is the longest.
+    lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
+    let left = lefts[majority.min(lefts.len()) - 1];
+    let (owner, tickets) = (holder.owner.clone(), 0);
     Some(KeyStatus {
         owner,
         left,
@@ -325,10 +327,8 @@ impl Drop for QuorumSession {
 
 impl fmt::Debug for QuorumSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes = self.core.nodes.iter().map(|node| &node.session);
         f.debug_struct("QuorumSession")
             .field("instance", &self.core.config.instance)
-            .field("nodes", &nodes.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }

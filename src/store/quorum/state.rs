@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::ballot::{Ballot, question};
+use super::ballot::{Ballot, Question, Quorum};
 use super::entry::Entry;
 use super::fault::{Fault, too_few};
 use super::node::{Link, Node};
 use super::quarantine::Quarantine;
-use super::tally::{Question, Quorum, Tally};
 use crate::StoreError;
-use crate::store::contract::{Answer, Op, OpError, StoreEvent, SubmittedOp, lost_error};
+use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, lost_error};
 
 /// One registry's view of all nodes and of the keys that it uses.
 #[derive(Debug)]
@@ -45,7 +44,7 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    pub(super) fn reply(&mut self, submitted: SubmittedOp, result: Result<Answer, OpError>) {
+    pub(super) fn reply(&mut self, submitted: SubmittedOp, result: OpResult) {
         self.events.push(StoreEvent::Replied { submitted, result });
     }
 }
@@ -84,13 +83,16 @@ impl State {
 
     /// Whether too few nodes are there for a majority.
     fn is_down(&self) -> bool {
-        let away = self.nodes.iter().filter(|node| node.error().is_some());
+        let away = self
+            .nodes
+            .iter()
+            .filter(|node| node.why_not(false).is_some());
         away.count() > self.quorum.spare()
     }
 
     /// The registry submits an op.
     pub(super) fn submit(&mut self, now: Instant, submitted: SubmittedOp) {
-        let Some(question) = question(&submitted.op) else {
+        let Some(question) = Question::of(&submitted.op) else {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
             return self.deferred.reply(submitted, result);
@@ -107,13 +109,8 @@ impl State {
         };
         let entry = self.keys.entry(key.clone());
         let entry = entry.or_insert_with_key(|key| Entry::new(key.clone(), quorum));
-        entry.ballots.push(Ballot {
-            id,
-            submitted,
-            at: 0,
-            quarantine,
-            tally: Tally::new(quorum, question),
-        });
+        let ballot = Ballot::new(id, submitted, question, quarantine, quorum);
+        entry.ballots.push(ballot);
         if question == Question::Release {
             entry.release(now, op.owner(), Some(id), true);
         } else {
@@ -125,13 +122,7 @@ impl State {
     }
 
     /// A node answered.
-    pub(super) fn replied(
-        &mut self,
-        now: Instant,
-        node: usize,
-        key: &Arc<str>,
-        result: Result<Answer, OpError>,
-    ) {
+    pub(super) fn replied(&mut self, now: Instant, node: usize, key: &Arc<str>, result: OpResult) {
         let link = &mut self.nodes[node].link;
         match (&result, &link) {
             // That is told of its connection by itself.
@@ -158,13 +149,7 @@ impl State {
         self.answered(now, node, key, Err(error(lost_error())));
     }
 
-    fn answered(
-        &mut self,
-        now: Instant,
-        node: usize,
-        key: &Arc<str>,
-        result: Result<Answer, OpError>,
-    ) {
+    fn answered(&mut self, now: Instant, node: usize, key: &Arc<str>, result: OpResult) {
         if let Some(entry) = self.keys.get_mut(key) {
             entry.answered(now, node, &self.nodes[node], result);
             self.settle(now, key);
@@ -275,11 +260,11 @@ impl State {
             return;
         }
         self.told = Some(false);
-        let errors = self.nodes.iter().filter_map(|node| node.error().cloned());
-        let error = too_few(self.quorum, &errors.collect::<Vec<_>>());
+        let errors = self.nodes.iter().filter_map(|node| node.why_not(false));
+        let error = too_few(self.quorum, errors);
         for key in &self.active {
             let entry = self.keys.get_mut(key).expect("an active key is in use");
-            let is_release = |it: &mut Ballot| it.tally.question() == Question::Release;
+            let is_release = |it: &mut Ballot| it.question == Question::Release;
             for ballot in entry.ballots.extract_if(.., is_release) {
                 let result = Err(OpError::Unknown(error.clone()));
                 self.deferred.reply(ballot.submitted, result);
