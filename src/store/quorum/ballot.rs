@@ -61,30 +61,12 @@ pub(super) enum Reply {
     Never(StoreError),
 }
 
-/// The vote of one node.
-#[derive(Debug)]
-enum Vote {
-    /// The node has not answered yet.
-    Asked,
-    /// It gave us the lock with this epoch; its fence may be behind.
-    Won(u64),
-    /// It gave us the lock, and its fence is being raised.
-    Raising,
-    /// For us. After a win, its next epoch is higher than ours.
-    Yes,
-    /// Against us. After an attempt, how long the other's lock lasts.
-    No(Option<Duration>),
-    /// It will vote, but is not waited for.
-    Later,
-    /// It has no vote, and will have none.
-    Absent(StoreError),
-}
-
+/// The vote of one node, or of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub(super) enum Vote {
     Yes,
     No,
-    /// Too few nodes have a vote.
+    /// A node that has no vote, or too many that have none.
     Unknown,
 }
 
@@ -98,7 +80,8 @@ pub(super) struct Ballot {
     /// The latest time that a node named.
     pub(super) at: ServerTime,
     quorum: Quorum,
-    votes: Vec<Vote>,
+    /// `None`: the node is asked.
+    replies: Vec<Option<Reply>>,
     /// The highest epoch of the first majority.
     epoch: Option<u64>,
 }
@@ -111,7 +94,6 @@ impl Ballot {
         quarantine: Option<Duration>,
         quorum: Quorum,
     ) -> Self {
-        let votes = std::iter::repeat_with(|| Vote::Asked);
         Self {
             id,
             submitted,
@@ -119,107 +101,115 @@ impl Ballot {
             quarantine,
             at: 0,
             quorum,
-            votes: votes.take(quorum.size).collect(),
+            replies: (0..quorum.size).map(|_| None).collect(),
             epoch: None,
         }
     }
 
-    /// Counts a reply.
     pub(super) fn count(&mut self, node: usize, reply: Reply) {
-        self.votes[node] = match reply {
-            Reply::Said(outcome) => match outcome {
-                Outcome::Won { epoch } => Vote::Won(epoch),
-                Outcome::Renewed | Outcome::Raised { .. } => Vote::Yes,
-                Outcome::Gone { held: true } => Vote::Yes,
-                Outcome::Busy { left, .. } => Vote::No(left),
-                Outcome::NotOld | Outcome::Gone { held: false } => Vote::No(None),
-                Outcome::Lost if self.question == Question::Renew => Vote::No(None),
-                // The node had lost the lock before its fence was raised.
-                Outcome::Lost => Vote::Absent(Fault::Forgot.into()),
-            },
-            Reply::Later => Vote::Later,
-            Reply::Never(error) => Vote::Absent(error),
-        };
+        self.replies[node] = Some(match reply {
+            // It had lost the lock before its fence was raised.
+            Reply::Said(Outcome::Lost) if self.question != Question::Renew => {
+                Reply::Never(Fault::Forgot.into())
+            }
+            _ => reply,
+        });
     }
 
     /// Once a majority has given us the lock: the epoch that fences are to be raised to, and the nodes whose
     /// fences are behind, or which are to tell their age. Each node is named once.
     pub(super) fn raises(&mut self) -> Option<(u64, Vec<usize>)> {
-        let is_ours = |vote: &Vote| matches!(vote, Vote::Won(_) | Vote::Raising | Vote::Yes);
-        if self.votes(is_ours) < self.quorum.majority() {
-            return None;
-        }
-        let drawn = self.votes.iter().filter_map(|vote| match vote {
-            Vote::Won(epoch) => Some(*epoch),
+        let won = self.replies.iter().filter_map(|reply| match reply {
+            Some(Reply::Said(Outcome::Won { epoch })) => Some(*epoch),
             _ => None,
         });
-        let epoch = self.epoch.or(drawn.max())?;
-        self.epoch = Some(epoch);
+        if self.epoch.is_none() && won.clone().count() >= self.quorum.majority() {
+            self.epoch = won.max();
+        }
+        let to = self.epoch?;
         let mut nodes = Vec::new();
-        for (node, vote) in self.votes.iter_mut().enumerate() {
-            match *vote {
-                Vote::Won(drawn) if drawn < epoch || self.quarantine.is_some() => {
-                    *vote = Vote::Raising;
-                    nodes.push(node);
-                }
-                Vote::Won(_) => *vote = Vote::Yes,
-                _ => {}
+        for (node, reply) in self.replies.iter_mut().enumerate() {
+            if let Some(Reply::Said(Outcome::Won { epoch })) = *reply
+                && (epoch < to || self.quarantine.is_some())
+            {
+                *reply = None;
+                nodes.push(node);
             }
         }
-        (!nodes.is_empty()).then_some((epoch, nodes))
+        (!nodes.is_empty()).then_some((to, nodes))
     }
 
-    pub(super) fn is_decided(&self) -> bool {
-        self.verdict().is_some()
+    /// The vote in a node's reply, if it has come.
+    fn vote(&self, reply: &Reply) -> Option<Vote> {
+        match reply {
+            Reply::Said(outcome) => match outcome {
+                // For us if whoever is next draws a higher epoch there.
+                Outcome::Won { epoch } => {
+                    let is_sure = |to: &u64| epoch >= to && self.quarantine.is_none();
+                    self.epoch.filter(is_sure).map(|_| Vote::Yes)
+                }
+                Outcome::Renewed | Outcome::Raised { .. } | Outcome::Gone { held: true } => {
+                    Some(Vote::Yes)
+                }
+                Outcome::Busy { .. }
+                | Outcome::NotOld
+                | Outcome::Lost
+                | Outcome::Gone { held: false } => Some(Vote::No),
+            },
+            Reply::Later => None,
+            Reply::Never(_) => Some(Vote::Unknown),
+        }
     }
 
     /// The verdict, as soon as no vote can change it: slow nodes are not waited for.
-    fn verdict(&self) -> Option<Verdict> {
+    pub(super) fn verdict(&self) -> Option<Vote> {
         let (majority, spare) = (self.quorum.majority(), self.quorum.spare());
-        let yes = self.votes(|vote| matches!(vote, Vote::Yes));
-        let no = self.votes(|vote| matches!(vote, Vote::No(_)));
-        let absent = self.votes(|vote| matches!(vote, Vote::Absent(_)));
-        let all_voted = self.votes(|vote| matches!(vote, Vote::Asked | Vote::Raising)) == 0;
+        let votes = self.replies.iter().flatten();
+        let votes = votes.filter_map(|reply| self.vote(reply));
+        let count = |which| votes.clone().filter(|vote| *vote == which).count();
+        let (yes, no, absent) = (count(Vote::Yes), count(Vote::No), count(Vote::Unknown));
+        let have_all_replied = self.replies.iter().all(Option::is_some);
         match self.question {
-            _ if yes >= majority => Some(Verdict::Yes),
-            _ if no > spare => Some(Verdict::No),
-            Question::Acquire | Question::Adopt if absent > spare => Some(Verdict::Unknown),
-            Question::Acquire if no + absent > spare => Some(Verdict::No),
+            _ if yes >= majority => Some(Vote::Yes),
+            _ if no > spare => Some(Vote::No),
+            Question::Acquire | Question::Adopt if absent > spare => Some(Vote::Unknown),
+            Question::Acquire if no + absent > spare => Some(Vote::No),
             // It was ours to the end unless a majority lacked it: a node that cannot tell may have had it.
-            Question::Release if all_voted && yes + no >= majority => Some(Verdict::Yes),
+            Question::Release if have_all_replied && yes + no >= majority => Some(Vote::Yes),
             // Those that were not asked yet will be.
             Question::Release if absent <= spare => None,
-            _ => all_voted.then_some(Verdict::Unknown),
+            _ => have_all_replied.then_some(Vote::Unknown),
         }
     }
 
     /// The verdict as the registry is to hear it; `None` if too few nodes have a vote.
     pub(super) fn outcome(&self) -> Option<Outcome> {
         match (self.question, self.verdict()?) {
-            (_, Verdict::Unknown) => None,
-            (Question::Acquire | Question::Adopt, Verdict::Yes) => {
+            (_, Vote::Unknown) => None,
+            (Question::Acquire | Question::Adopt, Vote::Yes) => {
                 self.epoch.map(|epoch| Outcome::Won { epoch })
             }
-            (Question::Acquire, Verdict::No) => {
+            (Question::Acquire, Vote::No) => {
                 let (left, score) = (self.left(), None);
                 Some(Outcome::Busy { left, score })
             }
-            (Question::Adopt, Verdict::No) => Some(Outcome::NotOld),
-            (Question::Renew, Verdict::Yes) => Some(match self.submitted.op {
+            (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
+            (Question::Renew, Vote::Yes) => Some(match self.submitted.op {
                 // In a quorum of quorums each has asked its nodes for their age already.
                 Op::Raise { .. } => Outcome::Raised { age: None },
                 _ => Outcome::Renewed,
             }),
-            (Question::Renew, Verdict::No) => Some(Outcome::Lost),
-            (Question::Release, Verdict::Yes) => Some(Outcome::Gone { held: true }),
-            (Question::Release, Verdict::No) => Some(Outcome::Gone { held: false }),
+            (Question::Renew, Vote::No) => Some(Outcome::Lost),
+            (Question::Release, vote) => Some(Outcome::Gone {
+                held: vote == Vote::Yes,
+            }),
         }
     }
 
     /// How long the longest lasts of the locks in our way; `None` if one has no end.
     fn left(&self) -> Option<Duration> {
-        let mut lefts = self.votes.iter().filter_map(|vote| match vote {
-            Vote::No(left) => Some(*left),
+        let mut lefts = self.replies.iter().filter_map(|reply| match reply {
+            Some(Reply::Said(Outcome::Busy { left, .. })) => Some(*left),
             _ => None,
         });
         lefts.try_fold(Duration::ZERO, |longest, left| Some(longest.max(left?)))
@@ -227,15 +217,10 @@ impl Ballot {
 
     /// Why nodes have no vote.
     pub(super) fn errors(&self) -> impl Iterator<Item = &StoreError> + Clone {
-        self.votes.iter().filter_map(|vote| match vote {
-            Vote::Absent(error) => Some(error),
+        self.replies.iter().filter_map(|reply| match reply {
+            Some(Reply::Never(error)) => Some(error),
             _ => None,
         })
-    }
-
-    /// How many votes are such.
-    fn votes(&self, is_such: fn(&Vote) -> bool) -> usize {
-        self.votes.iter().filter(|vote| is_such(vote)).count()
     }
 }
 
@@ -256,8 +241,25 @@ mod tests {
         Ballot::new(1, submitted, question, None, quorum(size))
     }
 
-    fn absent() -> Vote {
-        Vote::Absent(StoreError::new("it is away"))
+    fn won(epoch: u64) -> Reply {
+        Reply::Said(Outcome::Won { epoch })
+    }
+
+    fn raised() -> Reply {
+        Reply::Said(Outcome::Raised { age: None })
+    }
+
+    fn busy(left: Option<Duration>) -> Reply {
+        let score = None;
+        Reply::Said(Outcome::Busy { left, score })
+    }
+
+    fn absent() -> Reply {
+        Reply::Never(StoreError::new("it is away"))
+    }
+
+    fn gone(held: bool) -> Reply {
+        Reply::Said(Outcome::Gone { held })
     }
 
     #[test]
@@ -285,9 +287,9 @@ mod tests {
                     let (mut given, mut counts) = (0, [0; 3]);
                     for node in (0..size).map(|i| (i + first) % size) {
                         match votes[node] {
-                            0 => election.votes[node] = Vote::Won(7),
-                            1 => election.votes[node] = Vote::No(Some(S)),
-                            _ => election.votes[node] = absent(),
+                            0 => election.count(node, won(7)),
+                            1 => election.count(node, busy(Some(S))),
+                            _ => election.count(node, absent()),
                         }
                         counts[votes[node]] += 1;
                         given += 1;
@@ -300,16 +302,16 @@ mod tests {
                     let [won, against, absent] = counts;
                     let possible = won + size - given;
                     match verdict.expect("a full vote has a verdict") {
-                        Verdict::Yes => {
+                        Vote::Yes => {
                             assert_eq!((won * 2 > size, election.epoch), (true, Some(7)));
                             seen[0] += 1;
                         }
-                        Verdict::No => {
+                        Vote::No => {
                             assert!(possible * 2 <= size && against > 0);
                             assert_eq!(election.left(), Some(S));
                             seen[1] += 1;
                         }
-                        Verdict::Unknown => {
+                        Vote::Unknown => {
                             assert!((size - absent) * 2 <= size, "{votes:?}");
                             seen[2] += 1;
                         }
@@ -323,104 +325,104 @@ mod tests {
     #[test]
     fn a_win_is_told_when_a_majority_cannot_epoch_below_it() {
         let mut election = ballot(5, Question::Acquire);
-        election.votes[0] = Vote::Won(5);
-        election.votes[1] = Vote::Won(9);
+        election.count(0, won(5));
+        election.count(1, won(9));
         assert_eq!(election.raises(), None, "no majority yet");
-        election.votes[2] = Vote::Won(7);
+        election.count(2, won(7));
         assert_eq!(election.raises(), Some((9, vec![0, 2])));
         assert_eq!(election.raises(), None, "each once");
         assert_eq!(election.verdict(), None);
-        election.votes[0] = Vote::Yes;
+        election.count(0, raised());
         assert_eq!(election.verdict(), None);
         // One that comes late is raised, too, and one that is higher needs it not.
-        election.votes[3] = Vote::Won(8);
+        election.count(3, won(8));
         assert_eq!(election.raises(), Some((9, vec![3])));
-        election.votes[4] = Vote::Won(12);
+        election.count(4, won(12));
         assert_eq!(election.raises(), None);
-        assert_eq!(election.verdict(), Some(Verdict::Yes));
+        assert_eq!(election.verdict(), Some(Vote::Yes));
         assert_eq!(election.epoch, Some(9));
     }
 
     #[test]
     fn a_node_that_cannot_be_raised_does_not_count() {
         let mut election = ballot(3, Question::Acquire);
-        election.votes[0] = Vote::Won(5);
-        election.votes[1] = Vote::Won(9);
+        election.count(0, won(5));
+        election.count(1, won(9));
         assert_eq!(election.raises(), Some((9, vec![0])));
-        election.votes[0] = absent();
+        election.count(0, absent());
         assert_eq!(election.verdict(), None, "the third may still win");
-        election.votes[2] = Vote::Won(6);
+        election.count(2, won(6));
         assert_eq!(election.raises(), Some((9, vec![2])));
-        election.votes[2] = absent();
-        assert_eq!(election.verdict(), Some(Verdict::Unknown));
+        election.count(2, absent());
+        assert_eq!(election.verdict(), Some(Vote::Unknown));
     }
 
     #[test]
     fn with_ages_every_vote_is_asked_for_its_own() {
         let mut election = ballot(1, Question::Acquire);
         election.quarantine = Some(S);
-        election.votes[0] = Vote::Won(5);
+        election.count(0, won(5));
         assert_eq!(election.raises(), Some((5, vec![0])));
         assert_eq!(election.verdict(), None);
-        election.votes[0] = Vote::Yes;
-        assert_eq!(election.verdict(), Some(Verdict::Yes));
+        election.count(0, raised());
+        assert_eq!(election.verdict(), Some(Vote::Yes));
         assert_eq!(election.epoch, Some(5));
     }
 
     #[test]
     fn what_an_absent_node_may_have_is_not_given_up_for_good() {
         let mut adoption = ballot(3, Question::Adopt);
-        adoption.votes[0] = absent();
-        adoption.votes[1] = Vote::No(None);
+        adoption.count(0, absent());
+        adoption.count(1, busy(None));
         assert_eq!(adoption.verdict(), None);
-        adoption.votes[2] = Vote::Won(5);
+        adoption.count(2, won(5));
         assert_eq!(adoption.raises(), None);
-        assert_eq!(adoption.verdict(), Some(Verdict::Unknown), "not now");
+        assert_eq!(adoption.verdict(), Some(Vote::Unknown), "not now");
         let mut adoption = ballot(3, Question::Adopt);
-        adoption.votes[0] = Vote::No(Some(S));
-        adoption.votes[1] = Vote::No(None);
-        assert_eq!(adoption.verdict(), Some(Verdict::No));
+        adoption.count(0, busy(Some(S)));
+        adoption.count(1, busy(None));
+        assert_eq!(adoption.verdict(), Some(Vote::No));
         assert_eq!(adoption.left(), None);
     }
 
     #[test]
     fn a_lease_is_lost_by_a_majority_and_by_nothing_less() {
         let mut roll = ballot(4, Question::Renew);
-        roll.votes[0] = Vote::Yes;
-        roll.votes[1] = Vote::Yes;
-        roll.votes[2] = Vote::No(None);
+        roll.count(0, Reply::Said(Outcome::Renewed));
+        roll.count(1, Reply::Said(Outcome::Renewed));
+        roll.count(2, Reply::Said(Outcome::Lost));
         assert_eq!(roll.verdict(), None);
-        roll.votes[3] = absent();
-        assert_eq!(roll.verdict(), Some(Verdict::Unknown));
-        roll.votes[3] = Vote::No(None);
+        roll.count(3, absent());
+        assert_eq!(roll.verdict(), Some(Vote::Unknown));
+        roll.count(3, Reply::Said(Outcome::Lost));
         assert_eq!(
             roll.verdict(),
-            Some(Verdict::No),
+            Some(Vote::No),
             "two of four are no majority"
         );
-        roll.votes[3] = Vote::Yes;
-        assert_eq!(roll.verdict(), Some(Verdict::Yes));
+        roll.count(3, Reply::Said(Outcome::Renewed));
+        assert_eq!(roll.verdict(), Some(Vote::Yes));
     }
 
     #[test]
     fn a_release_is_told_when_a_majority_has_confirmed_it() {
         let mut back = ballot(3, Question::Release);
-        back.votes[0] = Vote::Yes;
+        back.count(0, gone(true));
         assert_eq!(back.verdict(), None);
-        back.votes[1] = Vote::No(None);
+        back.count(1, gone(false));
         assert_eq!(back.verdict(), None, "the third knows");
-        back.votes[2] = Vote::Later;
-        assert_eq!(back.verdict(), Some(Verdict::Yes));
-        back.votes[2] = Vote::No(None);
-        assert_eq!(back.verdict(), Some(Verdict::No));
+        back.count(2, Reply::Later);
+        assert_eq!(back.verdict(), Some(Vote::Yes));
+        back.count(2, gone(false));
+        assert_eq!(back.verdict(), Some(Vote::No));
 
         let mut back = ballot(3, Question::Release);
-        back.votes[0] = Vote::Yes;
-        back.votes[1] = Vote::Later;
-        back.votes[2] = Vote::Later;
+        back.count(0, gone(true));
+        back.count(1, Reply::Later);
+        back.count(2, Reply::Later);
         assert_eq!(back.verdict(), None, "they will be told");
-        back.votes[1] = absent();
-        back.votes[2] = absent();
-        assert_eq!(back.verdict(), Some(Verdict::Unknown));
+        back.count(1, absent());
+        back.count(2, absent());
+        assert_eq!(back.verdict(), Some(Vote::Unknown));
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::ballot::{Ballot, Quorum};
 use super::fault::too_few;
-use super::node::Node;
+use super::node::{Node, is_down};
 use super::node_queue::NodeQueue;
 use super::state::Deferred;
 use crate::store::contract::{Answer, Op, OpError, OpResult, Outcome, Owner, StoreEvent};
@@ -58,7 +58,7 @@ impl Entry {
 
     pub(super) fn node_is_back(&mut self, now: Instant, node: usize) {
         let queue = &mut self.queues[node];
-        queue.node_is_back(now);
+        queue.node_is_back();
         // Its notice may have been lost with the connection, and the subscription ends with the notice. So those
         // who wait ask again, and subscribe again by that.
         if queue.has_subscriptions() {
@@ -66,12 +66,10 @@ impl Entry {
         }
     }
 
-    /// When there is something to do without an event; the last is to forget what has run out by itself.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let dues = self.queues.iter().filter_map(|queue| queue.due(now));
-        let due = dues.chain(self.freed.as_ref().map(|(_, due)| *due)).min();
-        let until = || self.queues.iter().filter_map(NodeQueue::until).max();
-        due.or_else(|| until().filter(|_| !self.is_busy()))
+    /// When there is something to do without an event.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let dues = self.queues.iter().filter_map(NodeQueue::due);
+        dues.chain(self.freed.as_ref().map(|(_, due)| *due)).min()
     }
 
     /// Whether anything is in flight, or to be sent.
@@ -103,17 +101,11 @@ impl Entry {
     }
 
     /// Does what the nodes' replies ask for.
-    pub(super) fn settle(
-        &mut self,
-        now: Instant,
-        nodes: &[Node],
-        is_down: bool,
-        deferred: &mut Deferred,
-    ) {
+    pub(super) fn settle(&mut self, now: Instant, nodes: &[Node], deferred: &mut Deferred) {
         loop {
             self.send(now, nodes, deferred);
             let is_raising = self.raise();
-            if !self.conclude(now, is_down, deferred) && !is_raising {
+            if !self.conclude(nodes, deferred) && !is_raising {
                 break;
             }
         }
@@ -156,8 +148,8 @@ impl Entry {
     }
 
     /// Answers the ops whose ballots have a verdict; true if any has.
-    fn conclude(&mut self, now: Instant, is_down: bool, deferred: &mut Deferred) -> bool {
-        let is_decided = |ballot: &mut Ballot| ballot.is_decided();
+    fn conclude(&mut self, nodes: &[Node], deferred: &mut Deferred) -> bool {
+        let is_decided = |ballot: &mut Ballot| ballot.verdict().is_some();
         let decided: Vec<_> = self.ballots.extract_if(.., is_decided).collect();
         let any = !decided.is_empty();
         for ballot in decided {
@@ -168,13 +160,13 @@ impl Entry {
                 // It has a place on each node, and none among all.
                 *score = self.queues.iter().any(|it| it.listens(*owner)).then_some(0);
             }
-            self.follow(now, &ballot.submitted.op, outcome.as_ref());
+            self.follow(&ballot.submitted.op, outcome.as_ref());
             let at = ballot.at;
             let result = outcome
                 .map(|outcome| Answer { at, outcome })
                 .ok_or_else(|| {
                     // If the store is down, the registry asks again when it is up; else after a pause.
-                    let failed = if is_down {
+                    let failed = if is_down(nodes) {
                         OpError::Unknown
                     } else {
                         OpError::Refused
@@ -187,18 +179,18 @@ impl Entry {
     }
 
     /// What an answer brings about on the nodes.
-    fn follow(&mut self, now: Instant, op: &Op, outcome: Option<&Outcome>) {
+    fn follow(&mut self, op: &Op, outcome: Option<&Outcome>) {
         match (op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
             // It is answered as if nothing had been done. So nobody will withdraw a subscription that one of the
             // nodes has, or gets by an answer that comes late.
-            (Op::Listen { owner, .. }, None) => self.release(now, *owner, None, true),
+            (Op::Listen { owner, .. }, None) => self.release(*owner, None, true),
             // Every vote that is not known to have refused is given back, after its answer, however late that
             // comes.
             (Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. }, _)
             | (Op::Adopt { owner, .. }, Some(Outcome::NotOld))
             | (Op::Renew { owner, .. }, Some(Outcome::Lost)) => {
-                self.release(now, *owner, None, false);
+                self.release(*owner, None, false);
             }
             // A node that was away, or has lost the lock, is given it again if it is free there: not for this
             // majority, but so that the next can do without another node. A lease that was released meanwhile
@@ -218,15 +210,9 @@ impl Entry {
     }
 
     /// Gives a lock back on all nodes, and with `unlisten` ends the subscriptions.
-    pub(super) fn release(
-        &mut self,
-        now: Instant,
-        owner: Owner,
-        ballot: Option<u64>,
-        unlisten: bool,
-    ) {
+    pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
         for queue in &mut self.queues {
-            queue.release(now, owner, ballot, unlisten);
+            queue.release(owner, ballot, unlisten);
         }
     }
 }

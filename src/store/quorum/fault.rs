@@ -45,12 +45,7 @@ impl From<Fault> for StoreError {
         match fault {
             Fault::NoNodes | Fault::Twice { .. } | Fault::SameServer { .. } => Self::lasting(fault),
             Fault::TooFew { lasting: true, .. } => Self::lasting(fault),
-            Fault::TooFew { .. }
-            | Fault::Away
-            | Fault::TooYoung { .. }
-            | Fault::Forgot
-            | Fault::NoQueue
-            | Fault::RunOut => Self::new(fault),
+            _ => Self::new(fault),
         }
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::Reply;
+use super::ballot::{Quorum, Reply};
 use super::fault::Fault;
 use crate::StoreError;
 use crate::store::contract::Outcome;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Node {
     /// For errors.
     pub(super) name: String,
@@ -22,8 +22,9 @@ pub(super) struct Node {
 }
 
 /// The connection to a node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Link {
+    #[default]
     /// Nothing was heard of it.
     Unknown,
     Up,
@@ -33,13 +34,18 @@ pub(super) enum Link {
     Duplicate(StoreError),
 }
 
+/// Whether too few nodes are there for a majority.
+pub(super) fn is_down(nodes: &[Node]) -> bool {
+    let quorum = Quorum { size: nodes.len() };
+    let away = nodes.iter().filter(|node| node.why_not(false).is_some());
+    away.count() > quorum.spare()
+}
+
 impl Node {
     pub(super) fn new(name: String) -> Self {
         Self {
             name,
-            link: Link::Unknown,
-            back_at: None,
-            identity: None,
+            ..Self::default()
         }
     }
 

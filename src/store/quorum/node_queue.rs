@@ -65,8 +65,10 @@ struct PendingRelease {
     ballot: Option<u64>,
     /// Whether the subscription ends, too.
     unlisten: bool,
-    /// When it is sent; `None`: when the node is back.
-    due: Option<Instant>,
+    /// Whether it is sent next.
+    is_ready: bool,
+    /// If not, when it is sent, at the latest when the node is back.
+    retry_at: Option<Instant>,
 }
 
 /// By when a lock of `ttl` that is set now has run out on any node whose clock is right.
@@ -147,13 +149,7 @@ impl NodeQueue {
 
     /// Sees to it that the node holds no lock for the owner, and with `unlisten` no subscription. Requests of
     /// the owner that were not sent yet are not sent.
-    pub(super) fn release(
-        &mut self,
-        now: Instant,
-        owner: Owner,
-        ballot: Option<u64>,
-        unlisten: bool,
-    ) {
+    pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
         let is_unsent = |request: &mut Request| request.op.owner() == owner;
         for unsent in self.requests.extract_if(.., is_unsent) {
             let reply = Reply::Never(Fault::Away.into());
@@ -167,7 +163,7 @@ impl NodeQueue {
         let release = self.footprint(owner).release.get_or_insert_default();
         release.ballot = ballot.or(release.ballot);
         release.unlisten |= unlisten;
-        release.due = Some(now);
+        release.is_ready = true;
     }
 
     fn release_op(&self, owner: Owner, unlisten: bool) -> Op {
@@ -203,7 +199,9 @@ impl NodeQueue {
     }
 
     fn next_request(&mut self, now: Instant) -> Option<Request> {
-        let is_due = |release: &mut PendingRelease| release.due.is_some_and(|due| due <= now);
+        let is_due = |release: &mut PendingRelease| {
+            release.is_ready || release.retry_at.is_some_and(|at| at <= now)
+        };
         let mut footprints = self.footprints.iter_mut();
         let due = footprints.find_map(|(owner, it)| Some((*owner, it.release.take_if(is_due)?)));
         if let Some((
@@ -258,7 +256,7 @@ impl NodeQueue {
 
     fn release_failed(&mut self, now: Instant, request: &Request, error: &OpError) -> Reply {
         let owner = request.op.owner();
-        let due = match error {
+        let retry_at = match error {
             OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
             OpError::Refused(error) | OpError::TooLate(error) if !error.is_retryable() => {
                 // It runs out by itself.
@@ -271,56 +269,53 @@ impl NodeQueue {
         if self.requests.iter().any(|it| it.op.owner() == owner) {
             return Reply::Later;
         }
-        self.postpone(request, due)
+        self.postpone(request, retry_at)
     }
 
     /// Sends a release later. Its ballot waits for that only if there may be a lock.
-    fn postpone(&mut self, request: &Request, due: Option<Instant>) -> Reply {
+    fn postpone(&mut self, request: &Request, retry_at: Option<Instant>) -> Reply {
         let footprint = self.footprint(request.op.owner());
         let may_hold = footprint.locked_until.is_some();
         footprint.release = Some(PendingRelease {
             ballot: request.ballot.filter(|_| may_hold),
             unlisten: matches!(request.op, Op::Unlisten { .. }),
-            due,
+            is_ready: false,
+            retry_at,
         });
         if may_hold { Reply::Later } else { GONE }
     }
 
     /// The node is back: releases are sent to it.
-    pub(super) fn node_is_back(&mut self, now: Instant) {
+    pub(super) fn node_is_back(&mut self) {
         let releases = self.footprints.values_mut();
         for release in releases.filter_map(|it| it.release.as_mut()) {
-            release.due = Some(now);
+            release.is_ready = true;
         }
     }
 
-    /// Forgets what has run out by itself.
+    /// Forgets what has run out by itself, but not while an op is in flight, which may be about that.
     pub(super) fn tick(&mut self, now: Instant) {
+        if self.in_flight.is_some() {
+            return;
+        }
         for footprint in self.footprints.values_mut() {
             footprint.locked_until.take_if(|until| *until <= now);
             footprint.subscribed_until.take_if(|until| *until <= now);
-            // The op in flight may be the owner's.
-            if self.in_flight.is_none() && footprint.until().is_none() {
-                let release = footprint.release.take();
-                let ballot = release.and_then(|release| release.ballot);
+            if footprint.until().is_none()
+                && let Some(release) = footprint.release.take()
+            {
                 let reply = Reply::Never(Fault::RunOut.into());
-                self.replies.extend(ballot.map(|id| (id, reply)));
+                self.replies.extend(release.ballot.map(|id| (id, reply)));
             }
         }
     }
 
-    /// When a release is to be sent, or not any more.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let dues = self.footprints.values().filter_map(|it| {
-            let release = it.release.as_ref()?;
-            Some(release.due.or(it.until()).unwrap_or(now))
-        });
+    /// When a release is to be sent again, or something to be forgotten.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let due = |it: &Footprint| it.release.as_ref().and_then(|release| release.retry_at);
+        let dues = self.footprints.values();
+        let dues = dues.filter_map(|it| due(it).or(it.until()));
         dues.min().filter(|_| self.in_flight.is_none())
-    }
-
-    /// When the node has forgotten all our owners by itself.
-    pub(super) fn until(&self) -> Option<Instant> {
-        self.footprints.values().filter_map(|it| it.until()).max()
     }
 
     /// Whether the node may hold the lock for the owner.

@@ -60,6 +60,7 @@ struct Shared {
 /// Takes the events of one node.
 struct EventSink {
     core: Weak<Core>,
+    registry: Weak<dyn StoreEvents>,
     node: usize,
 }
 
@@ -76,8 +77,11 @@ impl QuorumSession {
         let names = stores.iter().enumerate().map(name).collect();
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
             let open = |(node, store): (usize, &Arc<dyn LockStore>)| {
-                let core = core.clone();
-                let listener: Arc<dyn StoreEvents> = Arc::new(EventSink { core, node });
+                let listener: Arc<dyn StoreEvents> = Arc::new(EventSink {
+                    core: core.clone(),
+                    registry: config.listener.clone(),
+                    node,
+                });
                 NodeSession {
                     session: store.open(SessionConfig {
                         listener: Arc::downgrade(&listener),
@@ -168,13 +172,6 @@ impl Core {
     }
 }
 
-impl EventSink {
-    fn listener(&self) -> Option<Arc<dyn StoreEvents>> {
-        let core = self.core.upgrade()?;
-        core.config.listener.upgrade()
-    }
-}
-
 impl StoreEvents for EventSink {
     fn on_event(&self, event: StoreEvent) {
         self.on_events(vec![event]);
@@ -209,12 +206,13 @@ impl StoreEvents for EventSink {
     }
 
     fn uses(&self, scope: &Scope) -> bool {
-        self.listener().is_some_and(|listener| listener.uses(scope))
+        let registry = self.registry.upgrade();
+        registry.is_some_and(|registry| registry.uses(scope))
     }
 
     fn failed(&self, panicked: &(dyn Any + Send)) {
-        if let Some(listener) = self.listener() {
-            listener.failed(panicked);
+        if let Some(registry) = self.registry.upgrade() {
+            registry.failed(panicked);
         }
     }
 

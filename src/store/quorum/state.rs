@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::ballot::{Ballot, Question, Quorum};
 use super::entry::Entry;
 use super::fault::{Fault, too_few};
-use super::node::{Link, Node};
+use super::node::{Link, Node, is_down};
 use super::quarantine::Quarantine;
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, lost_error};
@@ -81,15 +81,6 @@ impl State {
         self.keys.len()
     }
 
-    /// Whether too few nodes are there for a majority.
-    fn is_down(&self) -> bool {
-        let away = self
-            .nodes
-            .iter()
-            .filter(|node| node.why_not(false).is_some());
-        away.count() > self.quorum.spare()
-    }
-
     /// The registry submits an op.
     pub(super) fn submit(&mut self, now: Instant, submitted: SubmittedOp) {
         let Some(question) = Question::of(&submitted.op) else {
@@ -112,7 +103,7 @@ impl State {
         let ballot = Ballot::new(id, submitted, question, quarantine, quorum);
         entry.ballots.push(ballot);
         if question == Question::Release {
-            entry.release(now, op.owner(), Some(id), true);
+            entry.release(op.owner(), Some(id), true);
         } else {
             for queue in &mut entry.queues {
                 queue.request(op.clone(), Some(id));
@@ -222,17 +213,16 @@ impl State {
 
     /// Does what the replies on a key now ask for.
     fn settle(&mut self, now: Instant, key: &Arc<str>) {
-        let is_down = self.is_down();
         let Some(entry) = self.keys.get_mut(key) else {
             return;
         };
-        entry.settle(now, &self.nodes, is_down, &mut self.deferred);
+        entry.settle(now, &self.nodes, &mut self.deferred);
         if entry.is_active() {
             self.active.insert(key.clone());
         } else {
             self.active.remove(key);
         }
-        let due = entry.due(now);
+        let due = entry.due();
         if let Some(alarm) = std::mem::replace(&mut entry.alarm, due) {
             self.alarms.remove(&(alarm, key.clone()));
         }
@@ -256,7 +246,7 @@ impl State {
 
     /// Tells that no majority is there, after the ops that failed with it. The registry sends releases again.
     fn tell_down(&mut self) {
-        if self.told == Some(false) || !self.is_down() {
+        if self.told == Some(false) || !is_down(&self.nodes) {
             return;
         }
         self.told = Some(false);
