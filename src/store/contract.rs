@@ -297,7 +297,7 @@ pub struct SessionConfig {
 }
 
 /// What a lock looks like in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyStatus {
     /// The value of the lock key: an owner as text, or what a foreign lock put there.
     pub owner: Option<String>,

@@ -87,18 +87,12 @@ pub(super) struct Ballot {
 }
 
 impl Ballot {
-    pub(super) fn new(
-        id: u64,
-        submitted: SubmittedOp,
-        question: Question,
-        quarantine: Option<Duration>,
-        quorum: Quorum,
-    ) -> Self {
+    pub(super) fn new(id: u64, submitted: SubmittedOp, question: Question, quorum: Quorum) -> Self {
         Self {
             id,
             submitted,
             question,
-            quarantine,
+            quarantine: None,
             at: 0,
             quorum,
             replies: (0..quorum.size).map(|_| None).collect(),
@@ -238,7 +232,7 @@ mod tests {
     fn ballot(size: usize, question: Question) -> Ballot {
         let (owner, ttl) = (Owner(1), S);
         let submitted = SubmittedOp::unattended("k", Op::Attempt { owner, ttl });
-        Ballot::new(1, submitted, question, None, quorum(size))
+        Ballot::new(1, submitted, question, quorum(size))
     }
 
     fn won(epoch: u64) -> Reply {

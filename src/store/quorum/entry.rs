@@ -66,6 +66,10 @@ impl Entry {
         }
     }
 
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.queues.iter_mut().for_each(|queue| queue.tick(now));
+    }
+
     /// When there is something to do without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         let dues = self.queues.iter().filter_map(NodeQueue::due);
@@ -193,10 +197,13 @@ impl Entry {
                 self.release(*owner, None, false);
             }
             // A node that was away, or has lost the lock, is given it again if it is free there: not for this
-            // majority, but so that the next can do without another node. A lease that was released meanwhile
-            // is given to no node again.
+            // majority, but so that the next can do without another node. If the lease was released meanwhile,
+            // each node that has it still is busy with that, and no node is given it again.
             (&Op::Renew { owner, ttl, .. }, Some(Outcome::Renewed))
-                if !self.queues.iter().any(|queue| queue.is_releasing(owner)) =>
+                if self
+                    .queues
+                    .iter()
+                    .any(|it| it.may_hold(owner) && !it.is_busy()) =>
             {
                 for queue in &mut self.queues {
                     if !queue.may_hold(owner) && !queue.is_busy() {

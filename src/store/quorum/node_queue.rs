@@ -120,10 +120,8 @@ impl Footprint {
         if let (Op::Listen { .. } | Op::Unlisten { .. }, Ok(answer)) = (op, result) {
             self.subscribed_until = None;
             // A notice that came before this answer was for an earlier subscription.
-            if let Outcome::Busy {
-                left,
-                score: Some(_),
-            } = answer.outcome
+            if let Outcome::Busy { left, score } = answer.outcome
+                && score.is_some()
             {
                 self.subscribe(now, left.unwrap_or_default());
             }
@@ -204,14 +202,8 @@ impl NodeQueue {
         };
         let mut footprints = self.footprints.iter_mut();
         let due = footprints.find_map(|(owner, it)| Some((*owner, it.release.take_if(is_due)?)));
-        if let Some((
-            owner,
-            PendingRelease {
-                ballot, unlisten, ..
-            },
-        )) = due
-        {
-            let op = self.release_op(owner, unlisten);
+        if let Some((owner, release)) = due {
+            let (op, ballot) = (self.release_op(owner, release.unlisten), release.ballot);
             return Some(Request { op, ballot });
         }
         (!self.requests.is_empty()).then(|| self.requests.remove(0))
@@ -322,14 +314,6 @@ impl NodeQueue {
     pub(super) fn may_hold(&self, owner: Owner) -> bool {
         let footprint = self.footprints.get(&owner);
         footprint.is_some_and(|it| it.locked_until.is_some())
-    }
-
-    /// Whether the owner's lock is being released, or will be.
-    pub(super) fn is_releasing(&self, owner: Owner) -> bool {
-        let is_in_flight = |it: &Request| is_release(&it.op) && it.op.owner() == owner;
-        let footprint = self.footprints.get(&owner);
-        self.in_flight.as_ref().is_some_and(is_in_flight)
-            || footprint.is_some_and(|it| it.release.is_some())
     }
 
     /// Whether the node notifies the owner when the key is free, or may do so.

@@ -26,9 +26,6 @@ use crate::store::contract::{
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
 
-/// No timer sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-
 pub(super) struct QuorumSession {
     core: Arc<Core>,
 }
@@ -37,7 +34,7 @@ struct Core {
     quorum: Quorum,
     config: SessionConfig,
     nodes: Vec<NodeSession>,
-    shared: Mutex<Shared>,
+    state: Mutex<State>,
     notifier: OrderedNotifier,
     /// Notified after each change of the state.
     changed: Notify,
@@ -49,12 +46,6 @@ struct NodeSession {
     lost: Arc<LostOps>,
     /// The session knows it weakly.
     _listener: Arc<dyn StoreEvents>,
-}
-
-struct Shared {
-    state: State,
-    /// When the next timer ends.
-    timer: Option<Instant>,
 }
 
 /// Takes the events of one node.
@@ -95,10 +86,7 @@ impl QuorumSession {
                 quorum: Quorum { size: stores.len() },
                 nodes: stores.iter().enumerate().map(open).collect(),
                 notifier: OrderedNotifier::new(config.listener.clone()),
-                shared: Mutex::new(Shared {
-                    state: State::new(names, quarantine),
-                    timer: None,
-                }),
+                state: Mutex::new(State::new(names, quarantine)),
                 changed: Notify::new(),
                 config,
             }
@@ -108,30 +96,25 @@ impl QuorumSession {
 
     #[cfg(test)]
     pub(super) fn keys(&self) -> usize {
-        self.core.lock().state.keys()
+        self.core.lock().keys()
     }
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and does what follows once it is unlocked.
     fn handle(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
-        let mut guard = self.lock();
-        let shared = &mut *guard;
+        let mut state = self.lock();
         let now = Instant::now();
-        event(&mut shared.state, now);
-        let mut deferred = std::mem::take(&mut shared.state.deferred);
+        event(&mut state, now);
+        let timer = state.next_timer(now);
+        let mut deferred = std::mem::take(&mut state.deferred);
         self.notifier.put(deferred.events.drain(..));
-        shared.timer.take_if(|timer| *timer <= now);
-        let due = shared.state.next_timeout();
-        let due = due.map(|due| due.min(now + LONGEST_SLEEP));
-        let sooner = due.filter(|due| shared.timer.is_none_or(|timer| *due < timer));
-        shared.timer = sooner.or(shared.timer);
-        drop(guard);
+        drop(state);
         self.changed.notify_waiters();
         if let Some(error) = &deferred.same_server {
             log!(error, %error, "a node of the quorum has no vote");
@@ -141,8 +124,8 @@ impl Core {
             let node = &self.nodes[node];
             node.session.submit(SubmittedOp::new(key, op, &node.lost));
         }
-        if let Some(due) = sooner {
-            self.start_timer(due);
+        if let Some(end) = timer {
+            self.start_timer(end);
         }
         self.notifier.tell();
     }
@@ -159,11 +142,11 @@ impl Core {
         });
     }
 
-    fn start_timer(self: &Arc<Self>, due: Instant) {
+    fn start_timer(self: &Arc<Self>, end: Instant) {
         if let Ok(runtime) = Handle::try_current() {
             let core = Arc::downgrade(self);
             runtime.spawn(run_task(self.config.listener.clone(), async move {
-                sleep_until(due).await;
+                sleep_until(end).await;
                 if let Some(core) = core.upgrade() {
                     core.tick();
                 }
@@ -228,8 +211,7 @@ impl Session for QuorumSession {
             node.session.start();
         }
         // The runtime of the timer may have gone.
-        let timer = self.core.lock().timer;
-        let is_overdue = timer.is_some_and(|timer| timer <= Instant::now());
+        let is_overdue = self.core.lock().is_overdue(Instant::now());
         if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
             self.core.tick();
         }
@@ -276,27 +258,18 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
     };
     let owners = seen.iter().filter(|it| it.owner.is_some());
     let holder = owners.max_by_key(|it| lefts(it).len());
-    let Some(holder) = holder.filter(|it| lefts(it).len() + silent >= majority) else {
-        let (owner, left, tickets) = (None, None, 0);
-        return Some(KeyStatus {
-            owner,
-            left,
-            tickets,
-        });
-    };
-    let mut lefts = lefts(holder);
-    if lefts.len() < majority && to_come > 0 {
-        return None;
+    let mut agreed = KeyStatus::default();
+    if let Some(holder) = holder.filter(|it| lefts(it).len() + silent >= majority) {
+        let mut lefts = lefts(holder);
+        if lefts.len() < majority && to_come > 0 {
+            return None;
+        }
+        // It is held for as long as a majority has it, or longer; no ttl is the longest.
+        lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
+        agreed.left = lefts[majority.min(lefts.len()) - 1];
+        agreed.owner.clone_from(&holder.owner);
     }
-    // It is held for as long as a majority has it, or longer; no ttl is the longest.
-    lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
-    let left = lefts[majority.min(lefts.len()) - 1];
-    let (owner, tickets) = (holder.owner.clone(), 0);
-    Some(KeyStatus {
-        owner,
-        left,
-        tickets,
-    })
+    Some(agreed)
 }
 
 impl Drop for QuorumSession {
@@ -304,14 +277,14 @@ impl Drop for QuorumSession {
         // Votes that come late, or whose node is away for a moment, are still to be given back: for as
         // long as a shutdown waits (O6).
         let core = self.core.clone();
-        if core.lock().state.is_busy()
+        if core.lock().is_busy()
             && let Ok(runtime) = Handle::try_current()
         {
             runtime.spawn(async move {
                 let returned = async {
                     loop {
                         let changed = core.changed.notified();
-                        if !core.lock().state.is_busy() {
+                        if !core.lock().is_busy() {
                             break;
                         }
                         changed.await;

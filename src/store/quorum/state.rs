@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -12,6 +13,9 @@ use super::node::{Link, Node, is_down};
 use super::quarantine::Quarantine;
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, lost_error};
+
+/// No timer sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// One registry's view of all nodes and of the keys that it uses.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(super) struct State {
     active: HashSet<Arc<str>>,
     /// Keys with something to do at a point in time: each once.
     alarms: BTreeSet<(Instant, Arc<str>)>,
+    /// When the session's timer ends.
+    timer: Option<Instant>,
     last_ballot: u64,
     /// Whether the registry was told last that the store is up.
     told: Option<bool>,
@@ -59,6 +65,7 @@ impl State {
             keys: HashMap::new(),
             active: HashSet::new(),
             alarms: BTreeSet::new(),
+            timer: None,
             last_ballot: 0,
             told: None,
             has_logged: false,
@@ -76,6 +83,19 @@ impl State {
         self.alarms.first().map(|(at, _)| *at)
     }
 
+    /// When a timer is to end that is to be started now, if the one before ends too late or has ended.
+    pub(super) fn next_timer(&mut self, now: Instant) -> Option<Instant> {
+        self.timer.take_if(|timer| *timer <= now);
+        let due = self.next_timeout()?.min(now + LONGEST_SLEEP);
+        let is_sooner = self.timer.is_none_or(|timer| due < timer);
+        is_sooner.then(|| *self.timer.insert(due))
+    }
+
+    /// Whether the last timer should have ended by now.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.timer.is_some_and(|timer| timer <= now)
+    }
+
     #[cfg(test)]
     pub(super) fn keys(&self) -> usize {
         self.keys.len()
@@ -90,17 +110,17 @@ impl State {
         };
         self.last_ballot += 1;
         let (id, key, quorum) = (self.last_ballot, submitted.key.clone(), self.quorum);
-        let (op, quarantine) = match submitted.op {
-            Op::Attempt { owner, ttl } | Op::Enter { owner, ttl, .. } => {
-                (Op::Attempt { owner, ttl }, self.quarantine.time(ttl))
-            }
-            Op::Listen { ttl, .. } => (submitted.op.clone(), self.quarantine.time(ttl)),
-            // Who has the lock already has votes that no restart has taken away.
-            _ => (submitted.op.clone(), None),
-        };
-        let entry = self.keys.entry(key.clone());
-        let entry = entry.or_insert_with_key(|key| Entry::new(key.clone(), quorum));
-        let ballot = Ballot::new(id, submitted, question, quarantine, quorum);
+        let mut op = submitted.op.clone();
+        if let Op::Enter { owner, ttl, .. } = op {
+            op = Op::Attempt { owner, ttl };
+        }
+        let mut ballot = Ballot::new(id, submitted, question, quorum);
+        // Who adopts a lock has votes for it that no restart has taken away.
+        if let Op::Attempt { ttl, .. } | Op::Listen { ttl, .. } = op {
+            ballot.quarantine = self.quarantine.time(ttl);
+        }
+        let new = || Entry::new(key.clone(), quorum);
+        let entry = self.keys.entry(key.clone()).or_insert_with(new);
         entry.ballots.push(ballot);
         if question == Question::Release {
             entry.release(op.owner(), Some(id), true);
@@ -109,7 +129,7 @@ impl State {
                 queue.request(op.clone(), Some(id));
             }
         }
-        self.settle(now, &key);
+        self.change(now, &key, |_, _| {});
     }
 
     /// A node answered.
@@ -125,7 +145,9 @@ impl State {
             (_, Link::Up | Link::Away(_)) => {}
         }
         self.tell_up();
-        self.answered(now, node, key, result);
+        self.change(now, key, |entry, nodes| {
+            entry.answered(now, node, &nodes[node], result)
+        });
         self.tell_down();
     }
 
@@ -137,23 +159,16 @@ impl State {
             Op::Release { .. } | Op::Unlisten { .. } => OpError::Refused,
             _ => OpError::Unknown,
         };
-        self.answered(now, node, key, Err(error(lost_error())));
-    }
-
-    fn answered(&mut self, now: Instant, node: usize, key: &Arc<str>, result: OpResult) {
-        if let Some(entry) = self.keys.get_mut(key) {
-            entry.answered(now, node, &self.nodes[node], result);
-            self.settle(now, key);
-        }
+        let result = Err(error(lost_error()));
+        self.change(now, key, |entry, nodes| {
+            entry.answered(now, node, &nodes[node], result)
+        });
     }
 
     /// A node says that a key is free there: the registry, if it listens, is told when a majority says so, or
     /// a moment later.
     pub(super) fn freed(&mut self, now: Instant, node: usize, key: &Arc<str>) {
-        if let Some(entry) = self.keys.get_mut(key) {
-            entry.freed(now, node);
-            self.settle(now, key);
-        }
+        self.change(now, key, |entry, _| entry.freed(now, node));
     }
 
     /// A node's connection is gone, or could not be made. Each op that was lost with it is answered by itself.
@@ -173,9 +188,7 @@ impl State {
         }
         let active: Vec<_> = self.active.iter().cloned().collect();
         for key in active {
-            let entry = self.keys.get_mut(&key).expect("an active key is in use");
-            entry.node_is_back(now, node);
-            self.settle(now, &key);
+            self.change(now, &key, |entry, _| entry.node_is_back(now, node));
         }
         self.tell_up();
         self.tell_down();
@@ -183,15 +196,10 @@ impl State {
 
     /// Time went by.
     pub(super) fn tick(&mut self, now: Instant) {
-        while let Some((at, key)) = self.alarms.first().cloned()
-            && at <= now
+        while self.alarms.first().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, key)) = self.alarms.pop_first()
         {
-            let entry = self
-                .keys
-                .get_mut(&key)
-                .expect("a key with an alarm is in use");
-            entry.queues.iter_mut().for_each(|queue| queue.tick(now));
-            self.settle(now, &key);
+            self.change(now, &key, |entry, _| entry.tick(now));
         }
     }
 
@@ -211,11 +219,12 @@ impl State {
         Some(error)
     }
 
-    /// Does what the replies on a key now ask for.
-    fn settle(&mut self, now: Instant, key: &Arc<str>) {
+    /// Changes a key, if it is in use, and does what follows.
+    fn change(&mut self, now: Instant, key: &Arc<str>, change: impl FnOnce(&mut Entry, &[Node])) {
         let Some(entry) = self.keys.get_mut(key) else {
             return;
         };
+        change(entry, &self.nodes);
         entry.settle(now, &self.nodes, &mut self.deferred);
         if entry.is_active() {
             self.active.insert(key.clone());
