@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::fault::Fault;
 use crate::StoreError;
-use crate::store::contract::{Op, Outcome, ServerTime, SubmittedOp};
+use crate::store::contract::{Op, Outcome, SubmittedOp};
 
 /// How many nodes there are.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +77,6 @@ pub(super) struct Ballot {
     pub(super) question: Question,
     /// How old a node must be for its vote to count.
     pub(super) quarantine: Option<Duration>,
-    /// The latest time that a node named.
-    pub(super) at: ServerTime,
     quorum: Quorum,
     /// `None`: the node is asked.
     replies: Vec<Option<Reply>>,
@@ -93,7 +91,6 @@ impl Ballot {
             submitted,
             question,
             quarantine: None,
-            at: 0,
             quorum,
             replies: (0..quorum.size).map(|_| None).collect(),
             epoch: None,
@@ -176,15 +173,16 @@ impl Ballot {
         }
     }
 
-    /// The verdict as the registry is to hear it; `None` if too few nodes have a vote.
-    pub(super) fn outcome(&self) -> Option<Outcome> {
+    /// The verdict as the registry is to hear it; `None` if too few nodes have a vote. `score` is the place of a
+    /// subscription.
+    pub(super) fn outcome(&self, score: Option<u64>) -> Option<Outcome> {
         match (self.question, self.verdict()?) {
             (_, Vote::Unknown) => None,
             (Question::Acquire | Question::Adopt, Vote::Yes) => {
                 self.epoch.map(|epoch| Outcome::Won { epoch })
             }
             (Question::Acquire, Vote::No) => {
-                let (left, score) = (self.left(), None);
+                let left = self.left();
                 Some(Outcome::Busy { left, score })
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),

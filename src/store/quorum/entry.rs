@@ -95,11 +95,9 @@ impl Entry {
 
     /// A node answered.
     pub(super) fn answered(&mut self, now: Instant, at: usize, node: &Node, result: OpResult) {
-        let time = result.as_ref().map_or(0, |answer| answer.at);
         if let Some((id, reply)) = self.queues[at].answered(now, result)
             && let Some(ballot) = self.ballots.iter_mut().find(|ballot| ballot.id == id)
         {
-            ballot.at = ballot.at.max(time);
             ballot.count(at, node.check(now, ballot.quarantine, reply));
         }
     }
@@ -157,26 +155,22 @@ impl Entry {
         let decided: Vec<_> = self.ballots.extract_if(.., is_decided).collect();
         let any = !decided.is_empty();
         for ballot in decided {
-            let mut outcome = ballot.outcome();
-            if let (Op::Listen { owner, .. }, Some(Outcome::Busy { score, .. })) =
-                (&ballot.submitted.op, &mut outcome)
-            {
-                // It has a place on each node, and none among all.
-                *score = self.queues.iter().any(|it| it.listens(*owner)).then_some(0);
-            }
-            self.follow(&ballot.submitted.op, outcome.as_ref());
-            let at = ballot.at;
-            let result = outcome
-                .map(|outcome| Answer { at, outcome })
-                .ok_or_else(|| {
-                    // If the store is down, the registry asks again when it is up; else after a pause.
-                    let failed = if is_down(nodes) {
-                        OpError::Unknown
-                    } else {
-                        OpError::Refused
-                    };
-                    failed(too_few(self.quorum, ballot.errors()))
-                });
+            let op = &ballot.submitted.op;
+            // It has a place on each node, and none among all.
+            let listens = matches!(op, Op::Listen { .. })
+                && self.queues.iter().any(|it| it.listens(op.owner()));
+            let outcome = ballot.outcome(listens.then_some(0));
+            self.follow(op, outcome.as_ref());
+            let error = || too_few(self.quorum, ballot.errors());
+            // A quorum has no clock, and no grants that are measured by one.
+            let at = 0;
+            let result = match outcome {
+                Some(outcome) => Ok(Answer { at, outcome }),
+                // The registry asks again when it is told that the store is up.
+                None if is_down(nodes) => Err(OpError::Unknown(error())),
+                // It asks again after a pause.
+                None => Err(OpError::Refused(error())),
+            };
             deferred.reply(ballot.submitted, result);
         }
         any
@@ -184,27 +178,22 @@ impl Entry {
 
     /// What an answer brings about on the nodes.
     fn follow(&mut self, op: &Op, outcome: Option<&Outcome>) {
+        let owner = op.owner();
+        let mut queues = self.queues.iter();
+        let is_kept = queues.any(|queue| queue.may_hold(owner) && !queue.is_busy());
         match (op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
             // It is answered as if nothing had been done. So nobody will withdraw a subscription that one of the
             // nodes has, or gets by an answer that comes late.
-            (Op::Listen { owner, .. }, None) => self.release(*owner, None, true),
+            (Op::Listen { .. }, None) => self.release(owner, None, true),
             // Every vote that is not known to have refused is given back, after its answer, however late that
             // comes.
-            (Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. }, _)
-            | (Op::Adopt { owner, .. }, Some(Outcome::NotOld))
-            | (Op::Renew { owner, .. }, Some(Outcome::Lost)) => {
-                self.release(*owner, None, false);
-            }
+            (Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. }, _)
+            | (_, Some(Outcome::NotOld | Outcome::Lost)) => self.release(owner, None, false),
             // A node that was away, or has lost the lock, is given it again if it is free there: not for this
-            // majority, but so that the next can do without another node. If the lease was released meanwhile,
-            // each node that has it still is busy with that, and no node is given it again.
-            (&Op::Renew { owner, ttl, .. }, Some(Outcome::Renewed))
-                if self
-                    .queues
-                    .iter()
-                    .any(|it| it.may_hold(owner) && !it.is_busy()) =>
-            {
+            // majority, but so that the next can do without another node. But if the lease was released
+            // meanwhile, each node that has it still is busy with that, and no node is given it again.
+            (&Op::Renew { ttl, .. }, Some(Outcome::Renewed)) if is_kept => {
                 for queue in &mut self.queues {
                     if !queue.may_hold(owner) && !queue.is_busy() {
                         queue.request(Op::Attempt { owner, ttl }, None);

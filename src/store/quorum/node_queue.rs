@@ -98,11 +98,10 @@ impl Footprint {
             _ => self.locked_until,
         };
         match result.as_ref().map(|answer| &answer.outcome) {
-            Ok(Outcome::Won { .. }) => {
+            Ok(Outcome::Won { .. } | Outcome::Renewed) => {
                 self.locked_until = may_be_locked_until;
                 self.unconfirmed = None;
             }
-            Ok(Outcome::Renewed) => self.locked_until = may_be_locked_until,
             Ok(Outcome::Raised { .. }) => {}
             Ok(Outcome::Busy { .. } | Outcome::NotOld | Outcome::Gone { .. } | Outcome::Lost) => {
                 self.locked_until = None;

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
@@ -31,12 +31,11 @@ pub(super) struct QuorumSession {
 }
 
 struct Core {
-    quorum: Quorum,
     config: SessionConfig,
     nodes: Vec<NodeSession>,
     state: Mutex<State>,
     notifier: OrderedNotifier,
-    /// Notified after each change of the state.
+    /// Notified after each change of the state: what is dropped waits for the last.
     changed: Notify,
 }
 
@@ -83,7 +82,6 @@ impl QuorumSession {
                 }
             };
             Core {
-                quorum: Quorum { size: stores.len() },
                 nodes: stores.iter().enumerate().map(open).collect(),
                 notifier: OrderedNotifier::new(config.listener.clone()),
                 state: Mutex::new(State::new(names, quarantine)),
@@ -115,7 +113,7 @@ impl Core {
         let mut deferred = std::mem::take(&mut state.deferred);
         self.notifier.put(deferred.events.drain(..));
         drop(state);
-        self.changed.notify_waiters();
+        self.changed.notify_one();
         if let Some(error) = &deferred.same_server {
             log!(error, %error, "a node of the quorum has no vote");
         }
@@ -224,7 +222,8 @@ impl Session for QuorumSession {
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
-            let within = core.config.response_timeout;
+            let size = core.nodes.len();
+            let (quorum, within) = (Quorum { size }, core.config.response_timeout);
             let looks = core.nodes.iter();
             let looks = looks.map(|node| timeout(within, node.session.inspect(key.clone())));
             let mut looks: FuturesUnordered<_> = looks.collect();
@@ -235,11 +234,11 @@ impl Session for QuorumSession {
                     Ok(Err(error)) => errors.push(error),
                     Err(_) => errors.push(Fault::Away.into()),
                 }
-                if let Some(key_status) = agreed(core.quorum, &seen, looks.len()) {
+                if let Some(key_status) = agreed(quorum, &seen, looks.len()) {
                     return Ok(key_status);
                 }
             }
-            Err(too_few(core.quorum, errors.iter()))
+            Err(too_few(quorum, errors.iter()))
         }
         .boxed()
     }
@@ -280,17 +279,11 @@ impl Drop for QuorumSession {
         if core.lock().is_busy()
             && let Ok(runtime) = Handle::try_current()
         {
+            let end = Instant::now() + core.config.response_timeout.saturating_mul(3);
             runtime.spawn(async move {
-                let returned = async {
-                    loop {
-                        let changed = core.changed.notified();
-                        if !core.lock().is_busy() {
-                            break;
-                        }
-                        changed.await;
-                    }
-                };
-                let _ = timeout(core.config.response_timeout.saturating_mul(3), returned).await;
+                while core.lock().is_busy()
+                    && timeout_at(end, core.changed.notified()).await.is_ok()
+                {}
             });
         }
     }
