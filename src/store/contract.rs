@@ -72,6 +72,24 @@ pub enum Op {
     Raise { owner: Owner, epoch: u64, age: bool },
 }
 
+impl Op {
+    /// Whose op it is; of a yield, the old owner.
+    pub(crate) fn owner(&self) -> Owner {
+        match *self {
+            Self::Attempt { owner, .. }
+            | Self::Enter { owner, .. }
+            | Self::Listen { owner, .. }
+            | Self::Withdraw { owner, .. }
+            | Self::Unlisten { owner }
+            | Self::Release { owner }
+            | Self::Yield { old: owner, .. }
+            | Self::Renew { owner, .. }
+            | Self::Adopt { owner, .. }
+            | Self::Raise { owner, .. } => owner,
+        }
+    }
+}
+
 /// What the store did about an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -123,6 +141,9 @@ pub enum OpError {
     Unconfirmed(StoreError),
 }
 
+/// What becomes of an op.
+pub(crate) type OpResult = Result<Answer, OpError>;
+
 impl OpError {
     pub fn store_error(&self) -> &StoreError {
         match self {
@@ -150,7 +171,7 @@ pub enum StoreEvent {
     /// The one answer to an op that was submitted.
     Replied {
         submitted: SubmittedOp,
-        result: Result<Answer, OpError>,
+        result: OpResult,
     },
     /// One of our tickets got the lock.
     Granted { key: Arc<str>, grant: Grant },
@@ -276,7 +297,7 @@ pub struct SessionConfig {
 }
 
 /// What a lock looks like in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyStatus {
     /// The value of the lock key: an owner as text, or what a foreign lock put there.
     pub owner: Option<String>,

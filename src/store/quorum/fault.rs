@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::tally::Quorum;
+use super::ballot::Quorum;
 use crate::StoreError;
 
 /// What goes wrong in a quorum itself.
@@ -13,19 +13,14 @@ pub(super) enum Fault {
         "two nodes of the quorum are one: {place}; each must be a server of its own, and no database of another's"
     )]
     Twice { place: String },
-    #[error(
-        "{away} of {size} nodes cannot be asked, and {majority} are a majority: {}{}",
-        r#source,
-        others.iter().map(|it| format!("; {it}")).collect::<String>()
-    )]
+    #[error("{away} of {size} nodes cannot be asked, and {majority} are a majority: {reasons}")]
     TooFew {
         away: usize,
         size: usize,
         majority: usize,
-        /// Told in full, and so no `source()` (which the derive would take it for under its plain name).
-        r#source: StoreError,
-        /// What other nodes said that is not the same.
-        others: BTreeSet<String>,
+        reasons: String,
+        /// Whether that does not mend by itself.
+        lasting: bool,
     },
     #[error("a node of the quorum is away")]
     Away,
@@ -47,37 +42,29 @@ pub(super) enum Fault {
 
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
-        let lasting = match &fault {
-            Fault::NoNodes | Fault::Twice { .. } | Fault::SameServer { .. } => true,
-            Fault::TooFew { source, .. } => !source.is_retryable(),
-            _ => false,
-        };
-        if lasting {
-            Self::lasting(fault)
-        } else {
-            Self::new(fault)
+        match fault {
+            Fault::NoNodes | Fault::Twice { .. } | Fault::SameServer { .. } => Self::lasting(fault),
+            Fault::TooFew { lasting: true, .. } => Self::lasting(fault),
+            _ => Self::new(fault),
         }
     }
 }
 
-/// What is told where no majority could be asked: what the nodes said, and what will not mend by
-/// itself above all, if it is that which stands in the way.
-pub(super) fn too_few(quorum: Quorum, troubles: &[StoreError]) -> StoreError {
-    let lasting: Vec<_> = troubles.iter().filter(|it| !it.is_retryable()).collect();
-    let source = if lasting.len() > quorum.spare() {
-        lasting.last().copied()
-    } else {
-        troubles.iter().rfind(|it| it.is_retryable())
-    };
-    let source = source.cloned().unwrap_or_else(|| Fault::Away.into());
-    let mut others: BTreeSet<_> = troubles.iter().map(ToString::to_string).collect();
-    others.remove(&source.to_string());
+/// The error where no majority has a vote: why the nodes have none, and first what does not mend by itself.
+pub(super) fn too_few<'a>(
+    quorum: Quorum,
+    errors: impl Iterator<Item = &'a StoreError> + Clone,
+) -> StoreError {
+    let reasons = errors.clone().map(|it| (it.is_retryable(), it.to_string()));
+    let reasons: BTreeSet<_> = reasons.collect();
+    let reasons: Vec<_> = reasons.into_iter().map(|(_, reason)| reason).collect();
+    let lasting = errors.clone().filter(|it| !it.is_retryable()).count();
     let fault = Fault::TooFew {
-        away: troubles.len().min(quorum.size),
+        away: errors.count(),
         size: quorum.size,
         majority: quorum.majority(),
-        source,
-        others,
+        reasons: reasons.join("; "),
+        lasting: lasting > quorum.spare(),
     };
     fault.into()
 }

@@ -5,15 +5,16 @@
 //! | `store.rs` | the public store |
 //! | `session.rs` | one registry's session: connects the nodes and the registry to the state |
 //! | `state.rs` | the nodes, and the keys in use |
-//! | `entry.rs` | one key: its open operations, and what follows from the nodes' answers |
+//! | `entry.rs` | one key: its open operations, and what follows from the nodes' replies |
 //! | `node_queue.rs` | what one node is asked about one key, in order, and what it may still hold of ours |
-//! | `node.rs` | what is known of a node |
+//! | `node.rs` | what is known of a node, and which of its replies count |
 //! | `quarantine.rs` | for how long a node that was started again has no vote |
-//! | `tally.rs` | how votes are counted, without nodes and time |
+//! | `ballot.rs` | one open operation: the nodes' replies to it as votes, and the verdict as an answer |
 //! | `fault.rs` | what can go wrong |
 //!
 //! All but `session.rs` is data in, data out.
 
+mod ballot;
 mod entry;
 mod fault;
 mod node;
@@ -22,7 +23,6 @@ mod quarantine;
 mod session;
 mod state;
 mod store;
-mod tally;
 #[cfg(test)]
 mod tests;
 

@@ -1,52 +1,89 @@
-//! What is known of a node, and what it and the registry are to be told.
+//! What is known of a node, and which of its replies count.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::ballot::{Quorum, Reply};
+use super::fault::Fault;
 use crate::StoreError;
-use crate::store::contract::{Op, StoreEvent};
+use crate::store::contract::Outcome;
 
-/// One node, as far as it was heard of.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Node {
     /// For errors.
     pub(super) name: String,
-    /// Whether its connection stands; `None`: nothing was heard of that.
-    pub(super) up: Option<bool>,
-    /// Why not.
-    pub(super) away: Option<StoreError>,
-    /// When its connection was made again: it may have been started again shortly before.
+    pub(super) link: Link,
+    /// When its connection was made again: the node may have been started again shortly before.
     pub(super) back_at: Option<Instant>,
-    /// Which server it is, by its connection that stands, or the last that did.
+    /// The server to which its connection leads, or the last one did.
     pub(super) identity: Option<Arc<str>>,
-    /// It is the server of another node, and nothing that it says counts. It is asked only to take back
+}
+
+/// The connection to a node.
+#[derive(Debug, Default)]
+pub(super) enum Link {
+    #[default]
+    /// Nothing was heard of it.
+    Unknown,
+    Up,
+    Away(StoreError),
+    /// It leads to the server of another node, and its replies do not count. The node is asked only to take back
     /// what it may have been asked for before that was known.
-    pub(super) same: Option<StoreError>,
+    Duplicate(StoreError),
+}
+
+/// Whether too few nodes are there for a majority.
+pub(super) fn is_down(nodes: &[Node]) -> bool {
+    let quorum = Quorum { size: nodes.len() };
+    let away = nodes.iter().filter(|node| node.why_not(false).is_some());
+    away.count() > quorum.spare()
 }
 
 impl Node {
     pub(super) fn new(name: String) -> Self {
         Self {
             name,
-            up: None,
-            away: None,
-            back_at: None,
-            identity: None,
-            same: None,
+            ..Self::default()
         }
     }
 
-    pub(super) fn away(&self) -> Option<&StoreError> {
-        self.away.as_ref()
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.link, Link::Up)
     }
-}
 
-/// What is done once the state is unlocked.
-#[derive(Debug, Default)]
-pub(super) struct Deferred {
-    pub(super) sends: Vec<(usize, Arc<str>, Op)>,
-    pub(super) events: Vec<StoreEvent>,
-    /// To be logged: the log sink is the user's code.
-    pub(super) same_server: Option<StoreError>,
+    /// Why it is not asked, if so: for a release, or for anything else.
+    pub(super) fn why_not(&self, is_release: bool) -> Option<&StoreError> {
+        match &self.link {
+            Link::Unknown | Link::Up => None,
+            Link::Duplicate(_) if is_release => None,
+            Link::Away(error) | Link::Duplicate(error) => Some(error),
+        }
+    }
+
+    /// The reply as it counts.
+    ///
+    /// A node that was started again lately may have forgotten for whom it voted: its vote for somebody else
+    /// does not count before every lease that it may have been part of is over. One that does not tell its age
+    /// may have been started again when its connection was made again.
+    pub(super) fn check(&self, now: Instant, quarantine: Option<Duration>, reply: Reply) -> Reply {
+        if let Link::Duplicate(error) = &self.link {
+            return Reply::Never(error.clone());
+        }
+        let (Some(quarantine), Reply::Said(Outcome::Raised { age })) = (quarantine, &reply) else {
+            return reply;
+        };
+        let is_old = match age {
+            Some(age) => *age >= quarantine,
+            None => self
+                .back_at
+                .is_none_or(|back_at| back_at + quarantine <= now),
+        };
+        if is_old {
+            return reply;
+        }
+        let age = age.map_or("lately, perhaps".to_owned(), |age| format!("{age:?} ago"));
+        Reply::Never(Fault::TooYoung { age, quarantine }.into())
+    }
 }

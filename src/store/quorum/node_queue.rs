@@ -1,89 +1,74 @@
-//! What one node is asked about one key: one op at a time, so that a release is done after whatever
-//! it is to undo, however late that is answered.
+//! What one node is asked about one key: one operation at a time, so that a release is done after the
+//! operation that it undoes, however late that is answered.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::ballot::Reply;
 use super::fault::Fault;
+use super::node::Node;
 use crate::StoreError;
 use crate::settings::TTL;
-use crate::store::contract::{Answer, Op, OpError, Outcome, Owner};
+use crate::store::contract::{Op, OpError, OpResult, Outcome, Owner};
 
-/// After a refusal a release is sent again.
+/// When a release was refused, it is sent again after this.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// So much longer than the lock a node keeps those that listen for it (K3). Others that come to listen
-/// prolong that: then one may be told whom we have forgotten, if the node was away for longer.
-const LISTENS: Duration = Duration::from_secs(60);
+/// A node keeps subscriptions for this long after the lock has run out (K3). Others that subscribe prolong
+/// that. So a node that was away for longer may notify an owner that we have forgotten.
+const SUBSCRIPTION: Duration = Duration::from_secs(60);
 
-/// So long at most, and longer, it keeps a key for the one that it tells of it.
+/// A node keeps a key for the owner that it notifies for no longer than this.
 const RESERVED: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 thread_local! {
-    /// How often any was looked at, on this thread.
+    /// How often any queue was looked at, on this thread.
     pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-/// One op, and the ballot that its answer is a vote in.
-#[derive(Debug)]
-struct Job {
-    op: Op,
-    tally: Option<u64>,
-    /// Whether nothing of its owner's was here before it was sent.
-    first: bool,
-}
-
-/// A release that waits.
-#[derive(Debug)]
-struct PendingRelease {
-    owner: Owner,
-    tally: Option<u64>,
-    /// When it is sent again; else once the node is back.
-    due: Option<Instant>,
-}
-
-/// What the node may have under an owner, until that has run out by itself.
-#[derive(Debug)]
-struct ResidualHold {
-    owner: Owner,
-    until: Instant,
-}
-
-/// What becomes known of a job, for its ballot.
-#[derive(Debug)]
-pub(super) struct Cast {
-    pub(super) tally: u64,
-    pub(super) vote: Vote,
-}
-
-#[derive(Debug)]
-pub(super) enum Vote {
-    Said(Outcome),
-    /// No answer, perhaps later.
-    Later(StoreError),
-    /// No answer, and none will come.
-    Never(StoreError),
-}
-
-#[derive(Debug)]
-pub(super) enum Step {
-    Send(Op),
-    Cast(Cast),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct NodeQueue {
-    in_flight: Option<Job>,
-    queue: VecDeque<Job>,
-    pending: Vec<PendingRelease>,
-    residuals: Vec<ResidualHold>,
-    /// Who listens on the node, or may.
-    subscriptions: Vec<ResidualHold>,
-    /// Who has the lock on the node, or may, and too few know it who were to: what was said of that.
-    unsure: Vec<(Owner, StoreError)>,
+    in_flight: Option<Request>,
+    /// What is sent next, after the releases.
+    requests: Vec<Request>,
+    /// In the order in which our owners come to the node. Boxed, as most keys have one at most.
+    footprints: BTreeMap<Owner, Box<Footprint>>,
+    /// Replies that the ballots have not counted yet.
+    pub(super) replies: Vec<(u64, Reply)>,
+}
+
+/// One operation, and the ballot in which its answer is a vote.
+#[derive(Debug)]
+struct Request {
+    op: Op,
+    ballot: Option<u64>,
+}
+
+/// What the node may hold for one owner.
+#[derive(Debug, Default)]
+struct Footprint {
+    /// When its lock has run out by itself.
+    locked_until: Option<Instant>,
+    /// Why the lock counts in no renewal: perhaps too few replicas of the node have it.
+    unconfirmed: Option<StoreError>,
+    /// When its subscription has run out by itself.
+    subscribed_until: Option<Instant>,
+    release: Option<PendingRelease>,
+}
+
+/// A release that is not in flight.
+#[derive(Debug, Default)]
+struct PendingRelease {
+    ballot: Option<u64>,
+    /// Whether the subscription ends, too.
+    unlisten: bool,
+    /// Whether it is sent next.
+    is_ready: bool,
+    /// If not, when it is sent, at the latest when the node is back.
+    retry_at: Option<Instant>,
 }
 
 /// By when a lock of `ttl` that is set now has run out on any node whose clock is right.
@@ -91,408 +76,283 @@ fn outlasted(now: Instant, ttl: Duration) -> Instant {
     now + ttl + ttl / 50 + Duration::from_millis(10)
 }
 
-/// By when a node has forgotten who listens, if it has forgotten nothing else, for a lock that has
-/// `left` to go.
-fn unheard(now: Instant, left: Duration) -> Instant {
-    outlasted(now, left.min(*TTL.end()) + LISTENS)
-}
-
-fn put(marks: &mut Vec<ResidualHold>, owner: Owner, until: Instant) {
-    match marks.iter_mut().find(|mark| mark.owner == owner) {
-        Some(mark) => mark.until = mark.until.max(until),
-        None => marks.push(ResidualHold { owner, until }),
+impl Footprint {
+    /// When the node has forgotten the owner by itself.
+    fn until(&self) -> Option<Instant> {
+        self.locked_until.max(self.subscribed_until)
     }
-}
 
-fn taking(op: &Op) -> Option<(Owner, Duration)> {
-    match *op {
-        Op::Attempt { owner, ttl } | Op::Listen { owner, ttl } | Op::Adopt { owner, ttl, .. } => {
-            Some((owner, ttl))
+    /// It subscribes, to be notified by one who has the lock for `left`.
+    fn subscribe(&mut self, now: Instant, left: Duration) {
+        let until = outlasted(now, left.min(*TTL.end()) + SUBSCRIPTION);
+        self.subscribed_until = self.subscribed_until.max(Some(until));
+    }
+
+    /// Notes what an op of the owner has done on the node, or may have done.
+    fn update(&mut self, now: Instant, op: &Op, result: &OpResult) {
+        let may_be_locked_until = match *op {
+            Op::Attempt { ttl, .. }
+            | Op::Listen { ttl, .. }
+            | Op::Adopt { ttl, .. }
+            | Op::Renew { ttl, .. } => self.locked_until.max(Some(outlasted(now, ttl))),
+            _ => self.locked_until,
+        };
+        match result.as_ref().map(|answer| &answer.outcome) {
+            Ok(Outcome::Won { .. } | Outcome::Renewed) => {
+                self.locked_until = may_be_locked_until;
+                self.unconfirmed = None;
+            }
+            Ok(Outcome::Raised { .. }) => {}
+            Ok(Outcome::Busy { .. } | Outcome::NotOld | Outcome::Gone { .. } | Outcome::Lost) => {
+                self.locked_until = None;
+            }
+            Err(OpError::Unknown(error) | OpError::Unconfirmed(error)) => {
+                self.locked_until = may_be_locked_until;
+                // Nobody knows whether the lost answer was a confirmation.
+                if let Op::Attempt { .. } | Op::Listen { .. } | Op::Adopt { .. } = op {
+                    self.unconfirmed = Some(error.clone());
+                }
+            }
+            // It was not done.
+            Err(OpError::Unsent(_) | OpError::Refused(_) | OpError::TooLate(_)) => {}
         }
-        _ => None,
+        if let (Op::Listen { .. } | Op::Unlisten { .. }, Ok(answer)) = (op, result) {
+            self.subscribed_until = None;
+            // A notice that came before this answer was for an earlier subscription.
+            if let Outcome::Busy { left, score } = answer.outcome
+                && score.is_some()
+            {
+                self.subscribe(now, left.unwrap_or_default());
+            }
+        }
     }
 }
+
+fn is_release(op: &Op) -> bool {
+    matches!(op, Op::Release { .. } | Op::Unlisten { .. })
+}
+
+const GONE: Reply = Reply::Said(Outcome::Gone { held: false });
 
 impl NodeQueue {
-    pub(super) fn ask(&mut self, op: Op, tally: Option<u64>) {
-        if let Some((owner, _)) = taking(&op) {
+    /// Sends an op that takes or keeps the lock, when its turn comes.
+    pub(super) fn request(&mut self, op: Op, ballot: Option<u64>) {
+        if !matches!(op, Op::Renew { .. } | Op::Raise { .. }) {
             // It would take away what is asked for now.
-            self.pending.retain(|pending| pending.owner != owner);
+            self.footprint(op.owner()).release = None;
         }
-        self.push(op, tally);
+        self.requests.push(Request { op, ballot });
     }
 
-    fn push(&mut self, op: Op, tally: Option<u64>) {
-        let first = false;
-        self.queue.push_back(Job { op, tally, first });
+    /// Sees to it that the node holds no lock for the owner, and with `unlisten` no subscription. Requests of
+    /// the owner that were not sent yet are not sent.
+    pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
+        let is_unsent = |request: &mut Request| request.op.owner() == owner;
+        for unsent in self.requests.extract_if(.., is_unsent) {
+            let reply = Reply::Never(Fault::Away.into());
+            self.replies.extend(unsent.ballot.map(|id| (id, reply)));
+        }
+        let op = self.release_op(owner, unlisten);
+        if let Some(same) = self.in_flight.as_mut().filter(|it| it.op == op) {
+            same.ballot = ballot.or(same.ballot);
+            return;
+        }
+        let release = self.footprint(owner).release.get_or_insert_default();
+        release.ballot = ballot.or(release.ballot);
+        release.unlisten |= unlisten;
+        release.is_ready = true;
     }
 
-    /// Sees to it that nothing of an owner's stays here, not even a subscription. What was not sent yet will
-    /// not be, and comes back as votes.
-    pub(super) fn leave(&mut self, owner: Owner, tally: Option<u64>) -> Vec<Cast> {
-        let op = self.parting(owner);
-        self.part(owner, op, tally)
-    }
-
-    /// The same, but whoever listens does so still.
-    pub(super) fn let_go(&mut self, owner: Owner) -> Vec<Cast> {
-        self.part(owner, Op::Release { owner }, None)
-    }
-
-    /// Whether an owner is told when the key is free on the node, or may be.
-    pub(super) fn listens(&self, owner: Owner) -> bool {
-        self.subscriptions
-            .iter()
-            .any(|subscription| subscription.owner == owner)
-    }
-
-    /// Whether anybody is, or may be.
-    pub(super) fn has_subscriptions(&self) -> bool {
-        !self.subscriptions.is_empty()
-    }
-
-    fn parting(&self, owner: Owner) -> Op {
-        if self.listens(owner) {
+    fn release_op(&self, owner: Owner, unlisten: bool) -> Op {
+        if unlisten && self.listens(owner) {
             Op::Unlisten { owner }
         } else {
             Op::Release { owner }
         }
     }
 
-    fn part(&mut self, owner: Owner, release: Op, tally: Option<u64>) -> Vec<Cast> {
-        let is_taking = |op: &Op| taking(op).is_some_and(|(of, _)| of == owner);
-        let mut casts = Vec::new();
-        self.queue.retain(|job| {
-            let unsent = is_taking(&job.op);
-            if unsent && let Some(tally) = job.tally {
-                let vote = Vote::Never(Fault::Away.into());
-                casts.push(Cast { tally, vote });
-            }
-            !unsent
-        });
-        let pending = self.in_flight.iter_mut().chain(&mut self.queue);
-        let mut pending = pending.filter(|job| job.op == release);
-        if let Some(job) = pending.next() {
-            job.tally = tally.or(job.tally);
-        } else if let Some(pending) = self
-            .pending
-            .iter_mut()
-            .find(|pending| pending.owner == owner)
+    /// The next op to send, if any may be sent now. Those that are not sent get their replies.
+    pub(super) fn next_op(&mut self, now: Instant, node: &Node) -> Option<Op> {
+        #[cfg(test)]
+        LOOKS.set(LOOKS.get() + 1);
+        while self.in_flight.is_none()
+            && let Some(request) = self.next_request(now)
         {
-            pending.tally = tally.or(pending.tally);
-        } else {
-            self.push(release, tally);
-        }
-        casts
-    }
-
-    /// What to do next, until there is nothing. `away`: why the node is not asked; `gives_back`: but for
-    /// releases.
-    pub(super) fn step(
-        &mut self,
-        now: Instant,
-        away: Option<&StoreError>,
-        gives_back: bool,
-    ) -> Option<Step> {
-        #[cfg(test)]
-        LOOKS.set(LOOKS.get() + 1);
-        if self.in_flight.is_some() {
-            return None;
-        }
-        loop {
-            let mut job = self.queue.pop_front()?;
-            let is_release = matches!(job.op, Op::Release { .. } | Op::Unlisten { .. });
-            let away = away.filter(|_| !(gives_back && is_release));
-            if let Some(error) = away {
-                if let Op::Release { owner } | Op::Unlisten { owner } = job.op
-                    && (self.is_residual(owner) || self.listens(owner))
-                {
-                    let vote = self.add_pending(owner, job.tally, None, error);
-                    if let Some(tally) = job.tally {
-                        return Some(Step::Cast(Cast { tally, vote }));
-                    }
-                    continue;
-                }
-                if let Some(tally) = job.tally
-                    && self.known(&job.op).is_none()
-                {
-                    let vote = Vote::Never(error.clone());
-                    return Some(Step::Cast(Cast { tally, vote }));
-                }
-            }
-            if let Some(outcome) = self.known(&job.op) {
-                if let Some(tally) = job.tally {
-                    let vote = Vote::Said(outcome);
-                    return Some(Step::Cast(Cast { tally, vote }));
-                }
+            if let Some(reply) = self.reply_unasked(&request, node) {
+                self.replies.extend(request.ballot.map(|id| (id, reply)));
                 continue;
             }
-            if away.is_some() {
-                continue;
+            let op = request.op.clone();
+            if let Op::Listen { owner, ttl } = op {
+                // A notice may come before the answer.
+                self.footprint(owner).subscribe(now, ttl);
             }
-            if let Op::Renew { owner, ttl, .. } = job.op
-                && let Some((_, error)) = self.unsure.iter().find(|(of, _)| *of == owner)
-            {
-                // It would make up a majority of votes one of which a fail-over may forget. Instead it is asked
-                // once more whether enough know of it, for the next renewal.
-                let vote = Vote::Never(error.clone());
-                let (op, first) = (Op::Attempt { owner, ttl }, false);
-                self.queue.push_front(Job {
-                    op,
-                    tally: None,
-                    first,
-                });
-                if let Some(tally) = job.tally {
-                    return Some(Step::Cast(Cast { tally, vote }));
-                }
-                continue;
+            self.in_flight = Some(request);
+            return Some(op);
+        }
+        let is_used = |it: &Footprint| it.until().is_some() || it.release.is_some();
+        self.footprints.retain(|_, footprint| is_used(footprint));
+        None
+    }
+
+    fn next_request(&mut self, now: Instant) -> Option<Request> {
+        let is_due = |release: &mut PendingRelease| {
+            release.is_ready || release.retry_at.is_some_and(|at| at <= now)
+        };
+        let mut footprints = self.footprints.iter_mut();
+        let due = footprints.find_map(|(owner, it)| Some((*owner, it.release.take_if(is_due)?)));
+        if let Some((owner, release)) = due {
+            let (op, ballot) = (self.release_op(owner, release.unlisten), release.ballot);
+            return Some(Request { op, ballot });
+        }
+        (!self.requests.is_empty()).then(|| self.requests.remove(0))
+    }
+
+    /// The reply to an op that is not sent: it would change nothing, or the node cannot be asked.
+    fn reply_unasked(&mut self, request: &Request, node: &Node) -> Option<Reply> {
+        let may_hold = self.may_hold(request.op.owner());
+        match (&request.op, node.why_not(is_release(&request.op))) {
+            (Op::Release { .. }, _) if !may_hold => Some(GONE),
+            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => {
+                Some(Reply::Said(Outcome::Lost))
             }
-            if let Some((owner, ttl)) = taking(&job.op) {
-                job.first = !self.is_residual(owner);
-                self.residual(owner, outlasted(now, ttl));
-            } else if let Op::Renew { owner, ttl, .. } = job.op {
-                self.residual(owner, outlasted(now, ttl));
+            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => {
+                Some(self.postpone(request, None))
             }
-            if let Op::Listen { owner, ttl } = job.op {
-                // Who has the lock is taken to have it for as long as we would, until the node says.
-                put(&mut self.subscriptions, owner, unheard(now, ttl));
+            (_, Some(error)) => Some(Reply::Never(error.clone())),
+            (&Op::Renew { owner, ttl, .. }, None) => {
+                let error = self.footprint(owner).unconfirmed.clone()?;
+                // A renewal would make up a majority of votes, one of which a fail-over may forget. Instead the
+                // node is asked to confirm the lock, for the next renewal.
+                let (op, ballot) = (Op::Attempt { owner, ttl }, None);
+                self.requests.insert(0, Request { op, ballot });
+                Some(Reply::Never(error))
             }
-            let op = job.op.clone();
-            self.in_flight = Some(job);
-            return Some(Step::Send(op));
+            _ => None,
         }
     }
 
-    /// What the node would say to one of whom it has nothing.
-    fn known(&self, op: &Op) -> Option<Outcome> {
-        let (owner, outcome) = match *op {
-            Op::Unlisten { owner } if self.listens(owner) => return None,
-            Op::Release { owner } | Op::Unlisten { owner } => {
-                (owner, Outcome::Gone { held: false })
-            }
-            Op::Renew { owner, .. } | Op::Raise { owner, .. } => (owner, Outcome::Lost),
-            _ => return None,
+    /// The node answered the op in flight: the reply, and its ballot.
+    pub(super) fn answered(&mut self, now: Instant, result: OpResult) -> Option<(u64, Reply)> {
+        let request = self.in_flight.take()?;
+        let footprint = self.footprint(request.op.owner());
+        footprint.update(now, &request.op, &result);
+        let reply = match result {
+            Ok(answer) => Reply::Said(answer.outcome),
+            Err(error) if is_release(&request.op) => self.release_failed(now, &request, &error),
+            Err(error) => Reply::Never(error.store_error().clone()),
         };
-        (!self.is_residual(owner)).then_some(outcome)
+        Some((request.ballot?, reply))
     }
 
-    /// The node answered what is in flight.
-    pub(super) fn answered(
-        &mut self,
-        now: Instant,
-        result: Result<Answer, OpError>,
-    ) -> Option<Cast> {
-        let job = self.in_flight.take()?;
-        let vote = match result {
-            Ok(answer) => {
-                match (&job.op, &answer.outcome) {
-                    // A notice that came meanwhile may be of an earlier time.
-                    (
-                        Op::Listen { owner, .. },
-                        Outcome::Busy {
-                            score: Some(_),
-                            left,
-                        },
-                    ) => put(
-                        &mut self.subscriptions,
-                        *owner,
-                        unheard(now, left.unwrap_or_default()),
-                    ),
-                    (Op::Listen { owner, .. } | Op::Unlisten { owner }, _) => {
-                        self.subscriptions
-                            .retain(|subscription| subscription.owner != *owner);
-                    }
-                    _ => {}
-                }
-                if let (Some((owner, _)), Outcome::Won { .. }) = (taking(&job.op), &answer.outcome)
-                {
-                    self.unsure.retain(|(of, _)| *of != owner);
-                }
-                match (&job.op, &answer.outcome) {
-                    (
-                        Op::Attempt { .. } | Op::Listen { .. } | Op::Adopt { .. },
-                        Outcome::Won { .. },
-                    )
-                    | (Op::Renew { .. }, Outcome::Renewed) => self.renew_residual(now, &job.op),
-                    (Op::Raise { .. }, Outcome::Raised { .. }) => {}
-                    (
-                        Op::Attempt { owner, .. }
-                        | Op::Listen { owner, .. }
-                        | Op::Adopt { owner, .. }
-                        | Op::Renew { owner, .. }
-                        | Op::Raise { owner, .. }
-                        | Op::Unlisten { owner }
-                        | Op::Release { owner },
-                        _,
-                    ) => self.clean(*owner),
-                    _ => {}
-                }
-                Vote::Said(answer.outcome)
+    fn release_failed(&mut self, now: Instant, request: &Request, error: &OpError) -> Reply {
+        let owner = request.op.owner();
+        let retry_at = match error {
+            OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
+            OpError::Refused(error) | OpError::TooLate(error) if !error.is_retryable() => {
+                // It runs out by itself.
+                self.footprint(owner).locked_until = None;
+                return Reply::Never(error.clone());
             }
-            Err(error) => self.failed(now, &job, error),
+            OpError::Refused(_) | OpError::TooLate(_) => Some(now + RETRY),
         };
-        let tally = job.tally?;
-        Some(Cast { tally, vote })
-    }
-
-    fn failed(&mut self, now: Instant, job: &Job, error: OpError) -> Vote {
-        if let Op::Release { owner } | Op::Unlisten { owner } = job.op {
-            let due = match &error {
-                OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
-                OpError::Refused(error) | OpError::TooLate(error) if error.is_retryable() => {
-                    Some(now + RETRY)
-                }
-                OpError::Refused(error) | OpError::TooLate(error) => {
-                    // It runs out by itself.
-                    self.clean(owner);
-                    return Vote::Never(error.clone());
-                }
-            };
-            let is_wanted = |job: &Job| taking(&job.op).is_some_and(|(of, _)| of == owner);
-            if self.queue.iter().any(is_wanted) {
-                return Vote::Later(error.store_error().clone());
-            }
-            return self.add_pending(owner, job.tally, due, error.store_error());
+        // If the owner asks for the lock again by now, the release would take that away.
+        if self.requests.iter().any(|it| it.op.owner() == owner) {
+            return Reply::Later;
         }
-        match &error {
-            // Of an answer that was lost nobody knows whether it was the other.
-            OpError::Unknown(error) | OpError::Unconfirmed(error) => {
-                self.renew_residual(now, &job.op);
-                if let Some((owner, _)) = taking(&job.op) {
-                    self.unsure.retain(|(of, _)| *of != owner);
-                    self.unsure.push((owner, error.clone()));
-                }
-            }
-            // It was not done.
-            OpError::Unsent(_) | OpError::Refused(_) | OpError::TooLate(_) => {
-                if job.first
-                    && let Some((owner, _)) = taking(&job.op)
-                {
-                    self.clean(owner);
-                }
-            }
-        }
-        Vote::Never(error.store_error().clone())
+        self.postpone(request, retry_at)
     }
 
-    /// What is given back is so later. Nobody is kept waiting for one that only listens.
-    fn add_pending(
-        &mut self,
-        owner: Owner,
-        tally: Option<u64>,
-        due: Option<Instant>,
-        error: &StoreError,
-    ) -> Vote {
-        let (tally, vote) = if self.is_residual(owner) {
-            (tally, Vote::Later(error.clone()))
-        } else {
-            (None, Vote::Said(Outcome::Gone { held: false }))
-        };
-        self.pending.push(PendingRelease { owner, tally, due });
-        vote
+    /// Sends a release later. Its ballot waits for that only if there may be a lock.
+    fn postpone(&mut self, request: &Request, retry_at: Option<Instant>) -> Reply {
+        let footprint = self.footprint(request.op.owner());
+        let may_hold = footprint.locked_until.is_some();
+        footprint.release = Some(PendingRelease {
+            ballot: request.ballot.filter(|_| may_hold),
+            unlisten: matches!(request.op, Op::Unlisten { .. }),
+            is_ready: false,
+            retry_at,
+        });
+        if may_hold { Reply::Later } else { GONE }
     }
 
-    /// The node is back.
+    /// The node is back: releases are sent to it.
     pub(super) fn node_is_back(&mut self) {
-        for pending in std::mem::take(&mut self.pending).into_iter().rev() {
-            self.queue.push_front(Job {
-                op: self.parting(pending.owner),
-                tally: pending.tally,
-                first: false,
-            });
+        let releases = self.footprints.values_mut();
+        for release in releases.filter_map(|it| it.release.as_mut()) {
+            release.is_ready = true;
         }
     }
 
-    /// Releases that are due again are sent again; those that are not worth it any more are not.
-    pub(super) fn tick(&mut self, now: Instant) -> Vec<Cast> {
-        #[cfg(test)]
-        LOOKS.set(LOOKS.get() + 1);
-        self.residuals.retain(|residual| now < residual.until);
-        let residuals = &self.residuals;
-        let is_residual = |owner: Owner| residuals.iter().any(|residual| residual.owner == owner);
-        self.unsure.retain(|(owner, _)| is_residual(*owner));
-        self.subscriptions
-            .retain(|subscription| now < subscription.until);
-        let mut casts = Vec::new();
-        for pending in std::mem::take(&mut self.pending) {
-            if self.until(pending.owner).is_none() {
-                let vote = Vote::Never(Fault::RunOut.into());
-                casts.extend(pending.tally.map(|tally| Cast { tally, vote }));
-            } else if pending.due.is_some_and(|due| due <= now) {
-                let op = self.parting(pending.owner);
-                self.push(op, pending.tally);
-            } else {
-                self.pending.push(pending);
+    /// Forgets what has run out by itself, but not while an op is in flight, which may be about that.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if self.in_flight.is_some() {
+            return;
+        }
+        for footprint in self.footprints.values_mut() {
+            footprint.locked_until.take_if(|until| *until <= now);
+            footprint.subscribed_until.take_if(|until| *until <= now);
+            if footprint.until().is_none()
+                && let Some(release) = footprint.release.take()
+            {
+                let reply = Reply::Never(Fault::RunOut.into());
+                self.replies.extend(release.ballot.map(|id| (id, reply)));
             }
         }
-        casts
     }
 
-    /// When a release is to be sent again, or is not worth it any more.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let due =
-            |pending: &PendingRelease| pending.due.or(self.until(pending.owner)).unwrap_or(now);
-        self.pending.iter().map(due).min()
+    /// When a release is to be sent again, or something to be forgotten.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let due = |it: &Footprint| it.release.as_ref().and_then(|release| release.retry_at);
+        let dues = self.footprints.values();
+        let dues = dues.filter_map(|it| due(it).or(it.until()));
+        dues.min().filter(|_| self.in_flight.is_none())
     }
 
-    /// When all that the node may have of ours has run out by itself.
-    pub(super) fn over(&self) -> Option<Instant> {
-        let marks = self.residuals.iter().chain(&self.subscriptions);
-        marks.map(|mark| mark.until).max()
+    /// Whether the node may hold the lock for the owner.
+    pub(super) fn may_hold(&self, owner: Owner) -> bool {
+        let footprint = self.footprints.get(&owner);
+        footprint.is_some_and(|it| it.locked_until.is_some())
     }
 
-    /// Whether the node may have something of the owner's.
-    pub(super) fn is_residual(&self, owner: Owner) -> bool {
-        self.residuals
-            .iter()
-            .any(|residual| residual.owner == owner)
+    /// Whether the node notifies the owner when the key is free, or may do so.
+    pub(super) fn listens(&self, owner: Owner) -> bool {
+        let footprint = self.footprints.get(&owner);
+        footprint.is_some_and(|it| it.subscribed_until.is_some())
     }
 
-    /// When that, and a subscription of its, has run out by itself.
-    fn until(&self, owner: Owner) -> Option<Instant> {
-        let marks = self.residuals.iter().chain(&self.subscriptions);
-        let marks = marks.filter(|mark| mark.owner == owner);
-        marks.map(|mark| mark.until).max()
+    /// The same for any owner.
+    pub(super) fn has_subscriptions(&self) -> bool {
+        let mut footprints = self.footprints.values();
+        footprints.any(|it| it.subscribed_until.is_some())
     }
 
-    /// Whether anything is under way, or owed.
+    /// The node says that the key is free, and keeps it for a moment for the owner that it notifies: whether
+    /// that is one of ours. It notifies once for each subscription, and the first of ours first (W7): a notice
+    /// for one that has given up must not end the subscription of another.
+    pub(super) fn notified(&mut self, now: Instant) -> bool {
+        let mut footprints = self.footprints.values_mut();
+        let first = footprints.find_map(|it| it.subscribed_until.take().map(|_| it));
+        first.is_some_and(|footprint| {
+            footprint.locked_until = footprint.locked_until.max(Some(now + RESERVED));
+            true
+        })
+    }
+
+    /// Whether anything is in flight, or waits.
     pub(super) fn is_busy(&self) -> bool {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
-        self.in_flight.is_some() || !self.queue.is_empty() || !self.pending.is_empty()
+        let is_releasing = self.footprints.values().any(|it| it.release.is_some());
+        is_releasing || self.in_flight.is_some() || !self.requests.is_empty()
     }
 
-    /// Nor is anything left: it may be forgotten.
+    /// Whether it may be forgotten.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_busy() && self.residuals.is_empty() && self.subscriptions.is_empty()
+        !self.is_busy() && self.footprints.is_empty()
     }
 
-    /// The node says that the key is free, and keeps it for the one that it tells for a moment:
-    /// whether anybody listens for that. Once for each time, and the first of ours first, as they
-    /// stand on the node (W7): one that is told on its way out must not cost another its place.
-    pub(super) fn hears(&mut self, now: Instant) -> bool {
-        if self.subscriptions.is_empty() {
-            return false;
-        }
-        let subscription = self.subscriptions.remove(0);
-        self.residual(subscription.owner, now + RESERVED);
-        true
-    }
-
-    fn renew_residual(&mut self, now: Instant, op: &Op) {
-        if let Some((owner, ttl)) = taking(op) {
-            self.residual(owner, outlasted(now, ttl));
-        } else if let Op::Renew { owner, ttl, .. } = *op {
-            self.residual(owner, outlasted(now, ttl));
-        }
-    }
-
-    fn residual(&mut self, owner: Owner, until: Instant) {
-        put(&mut self.residuals, owner, until);
-    }
-
-    fn clean(&mut self, owner: Owner) {
-        self.residuals.retain(|residual| residual.owner != owner);
-        self.unsure.retain(|(of, _)| *of != owner);
+    fn footprint(&mut self, owner: Owner) -> &mut Footprint {
+        self.footprints.entry(owner).or_default()
     }
 }

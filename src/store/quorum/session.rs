@@ -1,8 +1,7 @@
-//! One registry's line to a quorum: a session a node, and the state that their answers change.
+//! One registry's session with a quorum: a session with each node, and the state that their events change.
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -11,13 +10,12 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
-use super::node::Deferred;
 use super::quarantine::Quarantine;
 use super::state::State;
-use super::tally::Quorum;
 use crate::StoreError;
 use crate::engine::run_task;
 use crate::store::LockStore;
@@ -27,47 +25,31 @@ use crate::store::contract::{
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
 
-/// No alarm sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
-const LONGEST: Duration = Duration::from_secs(1);
-
 pub(super) struct QuorumSession {
     core: Arc<Core>,
 }
 
 struct Core {
-    me: Weak<Core>,
-    quorum: Quorum,
     config: SessionConfig,
-    nodes: Vec<Arc<dyn Session>>,
-    /// What each node's session has lost: seen at every start and alarm.
-    lost: Vec<Arc<LostOps>>,
-    /// What the nodes tell; they know them weakly.
-    _ears: Vec<Arc<dyn StoreEvents>>,
-    shared: Mutex<Shared>,
+    nodes: Vec<NodeSession>,
+    state: Mutex<State>,
     notifier: OrderedNotifier,
-    /// Whether no majority is there, as far as is known: seen at every arrival.
-    is_down: AtomicBool,
-    /// Told when nothing is under way any more.
-    idle: Notify,
+    /// Notified after each change of the state: what is dropped waits for the last.
+    changed: Notify,
 }
 
-struct Shared {
-    state: State,
-    /// When the alarm rings that was set last.
-    alarm: Option<Instant>,
+struct NodeSession {
+    session: Arc<dyn Session>,
+    /// The ops that the session has lost: looked at by each start and timer.
+    lost: Arc<LostOps>,
+    /// The session knows it weakly.
+    _listener: Arc<dyn StoreEvents>,
 }
 
-impl Shared {
-    /// Whether something is to be done in time, and no timer will see to it: the runtime that it was
-    /// on may have gone.
-    fn is_overdue(&self, now: Instant) -> bool {
-        self.state.next_timeout().is_some() && self.alarm.is_none_or(|alarm| alarm <= now)
-    }
-}
-
-/// What one node tells.
+/// Takes the events of one node.
 struct EventSink {
     core: Weak<Core>,
+    registry: Weak<dyn StoreEvents>,
     node: usize,
 }
 
@@ -77,40 +59,33 @@ impl QuorumSession {
         quarantine: Quarantine,
         config: SessionConfig,
     ) -> Self {
-        let size = stores.len();
         let name = |(number, store): (usize, &Arc<dyn LockStore>)| {
             let place = store.place();
             place.unwrap_or_else(|| format!("node {}", number + 1))
         };
         let names = stores.iter().enumerate().map(name).collect();
-        let core = Arc::new_cyclic(|me: &Weak<Core>| {
-            let subscriptions: Vec<Arc<dyn StoreEvents>> = (0..size)
-                .map(|node| -> Arc<dyn StoreEvents> {
-                    let core = me.clone();
-                    Arc::new(EventSink { core, node })
-                })
-                .collect();
-            let open = |(store, subscription): (&Arc<dyn LockStore>, &Arc<dyn StoreEvents>)| {
-                let listener = Arc::downgrade(subscription);
-                store.open(SessionConfig {
-                    listener,
-                    ..config.clone()
-                })
+        let core = Arc::new_cyclic(|core: &Weak<Core>| {
+            let open = |(node, store): (usize, &Arc<dyn LockStore>)| {
+                let listener: Arc<dyn StoreEvents> = Arc::new(EventSink {
+                    core: core.clone(),
+                    registry: config.listener.clone(),
+                    node,
+                });
+                NodeSession {
+                    session: store.open(SessionConfig {
+                        listener: Arc::downgrade(&listener),
+                        ..config.clone()
+                    }),
+                    lost: Arc::default(),
+                    _listener: listener,
+                }
             };
             Core {
-                me: me.clone(),
-                quorum: Quorum { size },
-                nodes: stores.iter().zip(&subscriptions).map(open).collect(),
-                lost: (0..size).map(|_| Arc::default()).collect(),
-                _ears: subscriptions,
+                nodes: stores.iter().enumerate().map(open).collect(),
                 notifier: OrderedNotifier::new(config.listener.clone()),
+                state: Mutex::new(State::new(names, quarantine)),
+                changed: Notify::new(),
                 config,
-                shared: Mutex::new(Shared {
-                    state: State::new(names, quarantine),
-                    alarm: None,
-                }),
-                is_down: AtomicBool::new(false),
-                idle: Notify::new(),
             }
         });
         Self { core }
@@ -118,80 +93,62 @@ impl QuorumSession {
 
     #[cfg(test)]
     pub(super) fn keys(&self) -> usize {
-        self.core.lock().state.keys()
+        self.core.lock().keys()
     }
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and does what follows once it is unlocked.
-    fn act(&self, event: impl FnOnce(&mut State, Instant, &mut Deferred)) {
-        let mut deferred = Deferred::default();
-        let alarm = {
-            let mut guard = self.lock();
-            let shared = &mut *guard;
-            let now = Instant::now();
-            shared.alarm.take_if(|alarm| *alarm <= now);
-            event(&mut shared.state, now, &mut deferred);
-            self.notifier.put(deferred.events.drain(..));
-            self.is_down
-                .store(shared.state.is_down(), Ordering::Relaxed);
-            let next = shared.state.next_timeout().map(|it| it.min(now + LONGEST));
-            let alarm = next.filter(|next| shared.alarm.is_none_or(|alarm| *next < alarm));
-            if alarm.is_some() {
-                shared.alarm = alarm;
-            }
-            if !shared.state.is_busy() {
-                self.idle.notify_waiters();
-            }
-            alarm
-        };
+    fn handle(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        event(&mut state, now);
+        let timer = state.next_timer(now);
+        let mut deferred = std::mem::take(&mut state.deferred);
+        self.notifier.put(deferred.events.drain(..));
+        drop(state);
+        self.changed.notify_one();
         if let Some(error) = &deferred.same_server {
             log!(error, %error, "a node of the quorum has no vote");
         }
-        // At most one op a node and key is under way, so whoever sends, the order is right.
+        // At most one op for each node and key is in flight, so the order is right whoever sends.
         for (node, key, op) in deferred.sends {
-            self.nodes[node].submit(SubmittedOp::new(key, op, &self.lost[node]));
+            let node = &self.nodes[node];
+            node.session.submit(SubmittedOp::new(key, op, &node.lost));
         }
-        if let Some(alarm) = alarm {
-            self.ring_at(alarm);
+        if let Some(end) = timer {
+            self.start_timer(end);
         }
         self.notifier.tell();
     }
 
-    /// Does what is due, also about ops that were lost.
-    fn tick(&self) {
-        self.act(|state, now, deferred| {
-            for (node, lost) in self.lost.iter().enumerate() {
-                for (key, op) in lost.take() {
-                    state.op_lost(now, node, &key, &op, deferred);
+    /// Does what is due, and counts the ops that were lost.
+    fn tick(self: &Arc<Self>) {
+        self.handle(|state, now| {
+            for (at, node) in self.nodes.iter().enumerate() {
+                for (key, op) in node.lost.take() {
+                    state.op_lost(now, at, &key, &op);
                 }
             }
-            state.tick(now, deferred);
+            state.tick(now);
         });
     }
 
-    fn ring_at(&self, alarm: Instant) {
+    fn start_timer(self: &Arc<Self>, end: Instant) {
         if let Ok(runtime) = Handle::try_current() {
-            let core = self.me.clone();
+            let core = Arc::downgrade(self);
             runtime.spawn(run_task(self.config.listener.clone(), async move {
-                sleep_until(alarm).await;
+                sleep_until(end).await;
                 if let Some(core) = core.upgrade() {
                     core.tick();
                 }
             }));
         }
-    }
-}
-
-impl EventSink {
-    fn listener(&self) -> Option<Arc<dyn StoreEvents>> {
-        let core = self.core.upgrade()?;
-        core.config.listener.upgrade()
     }
 }
 
@@ -205,7 +162,7 @@ impl StoreEvents for EventSink {
             return;
         };
         let node = self.node;
-        core.act(|state, now, deferred| {
+        core.handle(|state, now| {
             for event in events {
                 match event {
                     StoreEvent::Replied {
@@ -213,14 +170,14 @@ impl StoreEvents for EventSink {
                         result,
                     } => {
                         submitted.answered();
-                        state.replied(now, node, &submitted.key, result, deferred);
+                        state.replied(now, node, &submitted.key, result);
                     }
                     StoreEvent::Up { .. } => {
-                        let identity = core.nodes[node].identity();
-                        state.came_up(now, node, identity, deferred);
+                        let identity = core.nodes[node].session.identity();
+                        state.came_up(now, node, identity);
                     }
-                    StoreEvent::Down { error, .. } => state.went_down(node, error, deferred),
-                    StoreEvent::Freed { key } => state.freed(now, node, key, deferred),
+                    StoreEvent::Down { error, .. } => state.went_down(node, error),
+                    StoreEvent::Freed { key } => state.freed(now, node, &key),
                     // Nobody of ours stands in a node's queue.
                     StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
                 }
@@ -229,12 +186,13 @@ impl StoreEvents for EventSink {
     }
 
     fn uses(&self, scope: &Scope) -> bool {
-        self.listener().is_some_and(|listener| listener.uses(scope))
+        let registry = self.registry.upgrade();
+        registry.is_some_and(|registry| registry.uses(scope))
     }
 
     fn failed(&self, panicked: &(dyn Any + Send)) {
-        if let Some(listener) = self.listener() {
-            listener.failed(panicked);
+        if let Some(registry) = self.registry.upgrade() {
+            registry.failed(panicked);
         }
     }
 
@@ -246,112 +204,85 @@ impl StoreEvents for EventSink {
 
 impl Session for QuorumSession {
     fn start(&self) {
-        self.core.nodes.iter().for_each(|node| node.start());
+        for node in &self.core.nodes {
+            node.session.start();
+        }
+        // The runtime of the timer may have gone.
         let is_overdue = self.core.lock().is_overdue(Instant::now());
-        if is_overdue || self.core.lost.iter().any(|lost| !lost.is_empty()) {
+        if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
             self.core.tick();
         }
     }
 
     fn submit(&self, submitted: SubmittedOp) {
-        self.core
-            .act(|state, now, deferred| state.submit(now, submitted, deferred));
+        self.core.handle(|state, now| state.submit(now, submitted));
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
-            let within = core.config.response_timeout;
-            let mut looks: FuturesUnordered<_> = core
-                .nodes
-                .iter()
-                .map(|node| timeout(within, node.inspect(key.clone())))
-                .collect();
-            let mut seen = Seen::default();
+            let size = core.nodes.len();
+            let (quorum, within) = (Quorum { size }, core.config.response_timeout);
+            let looks = core.nodes.iter();
+            let looks = looks.map(|node| timeout(within, node.session.inspect(key.clone())));
+            let mut looks: FuturesUnordered<_> = looks.collect();
+            let (mut seen, mut errors) = (Vec::new(), Vec::new());
             while let Some(look) = looks.next().await {
                 match look {
-                    Ok(Ok(key_status)) => seen.sights.push(key_status),
-                    Ok(Err(error)) => seen.troubles.push(error),
-                    Err(_) => seen.troubles.push(Fault::Away.into()),
+                    Ok(Ok(key_status)) => seen.push(key_status),
+                    Ok(Err(error)) => errors.push(error),
+                    Err(_) => errors.push(Fault::Away.into()),
                 }
-                if let Some(key_status) = seen.verdict(core.quorum, looks.len()) {
+                if let Some(key_status) = agreed(quorum, &seen, looks.len()) {
                     return Ok(key_status);
                 }
             }
-            Err(too_few(core.quorum, &seen.troubles))
+            Err(too_few(quorum, errors.iter()))
         }
         .boxed()
     }
 }
 
-/// What the nodes showed of one lock.
-#[derive(Default)]
-pub(super) struct Seen {
-    pub(super) sights: Vec<KeyStatus>,
-    troubles: Vec<StoreError>,
-}
-
-impl Seen {
-    /// What a majority shows, with so many nodes still to come. Once they have all come, an owner
-    /// that those may have which are away is taken for the holder.
-    pub(super) fn verdict(&self, quorum: Quorum, to_come: usize) -> Option<KeyStatus> {
-        if self.sights.len() < quorum.majority() {
-            return None;
-        }
-        let mut votes: HashMap<&str, usize> = HashMap::new();
-        for owner in self.sights.iter().filter_map(|it| it.owner.as_deref()) {
-            *votes.entry(owner).or_default() += 1;
-        }
-        let first = votes.into_iter().max_by_key(|(_, votes)| *votes);
-        let (owner, votes) = first.map_or((None, 0), |(owner, votes)| (Some(owner), votes));
-        let silent = quorum.size - self.sights.len();
-        let majority = quorum.majority();
-        let may_hold = owner.is_some() && votes + silent >= majority;
-        if may_hold && votes < majority && to_come > 0 {
-            return None;
-        }
-        if !may_hold && to_come > 0 && silent >= majority {
-            return None;
-        }
-        let owner = owner.filter(|_| may_hold);
-        let mut lefts: Vec<_> = self
-            .sights
-            .iter()
-            .filter(|it| owner.is_some() && it.owner.as_deref() == owner)
-            .map(|it| it.left)
-            .collect();
-        // It is held for as long as a majority has it, or longer; no ttl is the longest.
-        lefts.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
-        let left = lefts.get(majority - 1).or(lefts.last()).copied();
-        Some(KeyStatus {
-            owner: owner.map(str::to_owned),
-            left: left.flatten(),
-            tickets: 0,
-        })
+/// What a majority shows of a lock, with so many nodes still to come. Once they have all come, an owner that
+/// the absent nodes may have is taken for the holder.
+fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatus> {
+    let (majority, silent) = (quorum.majority(), quorum.size - seen.len());
+    if seen.len() < majority {
+        return None;
     }
+    let lefts = |holder: &KeyStatus| {
+        let same = seen.iter().filter(|it| it.owner == holder.owner);
+        same.map(|it| it.left).collect::<Vec<_>>()
+    };
+    let owners = seen.iter().filter(|it| it.owner.is_some());
+    let holder = owners.max_by_key(|it| lefts(it).len());
+    let mut agreed = KeyStatus::default();
+    if let Some(holder) = holder.filter(|it| lefts(it).len() + silent >= majority) {
+        let mut lefts = lefts(holder);
+        if lefts.len() < majority && to_come > 0 {
+            return None;
+        }
+        // It is held for as long as a majority has it, or longer; no ttl is the longest.
+        lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
+        agreed.left = lefts[majority.min(lefts.len()) - 1];
+        agreed.owner.clone_from(&holder.owner);
+    }
+    Some(agreed)
 }
 
 impl Drop for QuorumSession {
     fn drop(&mut self) {
         // Votes that come late, or whose node is away for a moment, are still to be given back: for as
         // long as a shutdown waits (O6).
-        let is_busy = self.core.lock().state.is_busy();
-        if let Ok(runtime) = Handle::try_current()
-            && is_busy
+        let core = self.core.clone();
+        if core.lock().is_busy()
+            && let Ok(runtime) = Handle::try_current()
         {
-            let core = self.core.clone();
-            let patience = core.config.response_timeout.saturating_mul(3);
+            let end = Instant::now() + core.config.response_timeout.saturating_mul(3);
             runtime.spawn(async move {
-                let idle = async {
-                    loop {
-                        let idle = core.idle.notified();
-                        if !core.lock().state.is_busy() {
-                            break;
-                        }
-                        idle.await;
-                    }
-                };
-                let _ = timeout(patience, idle).await;
+                while core.lock().is_busy()
+                    && timeout_at(end, core.changed.notified()).await.is_ok()
+                {}
             });
         }
     }

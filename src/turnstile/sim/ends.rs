@@ -67,19 +67,7 @@ impl World {
         if matches!(op, Op::Enter { .. }) && !self.has_patient(process, key) {
             self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
         }
-        let owner = match *op {
-            Op::Attempt { owner, .. }
-            | Op::Listen { owner, .. }
-            | Op::Enter { owner, .. }
-            | Op::Withdraw { owner, .. }
-            | Op::Unlisten { owner }
-            | Op::Release { owner }
-            | Op::Renew { owner, .. }
-            | Op::Adopt { owner, .. }
-            | Op::Raise { owner, .. }
-            | Op::Yield { old: owner, .. } => owner,
-        };
-        let owner = format!("{}:{}", self.processes[process].instance, owner.0);
+        let owner = format!("{}:{}", self.processes[process].instance, op.owner().0);
         let now = self.server.clock.micros(self.now);
         let kept = self.referee.kept[key].as_ref();
         let is_remembered = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);

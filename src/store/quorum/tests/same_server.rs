@@ -12,14 +12,13 @@ fn connected(servers: [&str; 3]) -> Bare {
     let mut bare = Bare::new(3);
     for (node, server) in servers.into_iter().enumerate() {
         let identity = (!server.is_empty()).then(|| server.into());
-        bare.state
-            .came_up(bare.now, node, identity, &mut bare.deferred);
+        bare.state.came_up(bare.now, node, identity);
     }
     bare
 }
 
 fn answer(bare: &mut Bare) -> Option<Result<Outcome, OpError>> {
-    let events = std::mem::take(&mut bare.deferred.events);
+    let events = std::mem::take(&mut bare.state.deferred.events);
     events.into_iter().find_map(|event| match event {
         StoreEvent::Replied { result, .. } => Some(result.map(|answer| answer.outcome)),
         _ => None,
@@ -55,8 +54,7 @@ async fn what_was_asked_before_it_was_known_does_not_count() {
     let mut bare = Bare::new(3);
     assert_eq!(bare.submit(attempt(1)).len(), 3);
     for node in [0, 1] {
-        bare.state
-            .came_up(bare.now, node, Some("x".into()), &mut bare.deferred);
+        bare.state.came_up(bare.now, node, Some("x".into()));
     }
     bare.answer(0, Ok(WON));
     bare.answer(1, Ok(WON));
@@ -91,14 +89,13 @@ async fn servers_that_do_not_say_who_they_are_are_taken_for_several() {
 async fn no_majority_is_left_and_that_is_told_as_lasting() {
     let mut bare = Bare::new(2);
     for node in [0, 1] {
-        bare.state
-            .came_up(bare.now, node, Some("x".into()), &mut bare.deferred);
+        bare.state.came_up(bare.now, node, Some("x".into()));
     }
     let is_down = |event: &StoreEvent| matches!(event, StoreEvent::Down { error, .. } if !error.is_retryable());
     assert!(
-        bare.deferred.events.iter().any(is_down),
+        bare.state.deferred.events.iter().any(is_down),
         "{:?}",
-        bare.deferred
+        bare.state.deferred
     );
     bare.submit(attempt(1));
     bare.answer(0, Ok(WON));
@@ -113,20 +110,18 @@ async fn no_majority_is_left_and_that_is_told_as_lasting() {
 async fn a_node_has_its_vote_back_with_another_server() {
     let mut bare = connected(["x", "x", "y"]);
     let error = StoreError::new("it broke");
-    bare.state.went_down(1, error, &mut bare.deferred);
-    bare.state
-        .came_up(bare.now, 1, Some("z".into()), &mut bare.deferred);
+    bare.state.went_down(1, error);
+    bare.state.came_up(bare.now, 1, Some("z".into()));
     assert_eq!(bare.submit(attempt(1)).len(), 3);
 
     // Of two nodes whose server went away and came back the first counts.
     let mut bare = connected(["x", "x", "y"]);
     for node in [0, 1] {
         let error = StoreError::new("it broke");
-        bare.state.went_down(node, error, &mut bare.deferred);
+        bare.state.went_down(node, error);
     }
     for node in [1, 0] {
-        bare.state
-            .came_up(bare.now, node, Some("x2".into()), &mut bare.deferred);
+        bare.state.came_up(bare.now, node, Some("x2".into()));
     }
     let asked: Vec<_> = bare.submit(attempt(1)).into_iter().map(|it| it.0).collect();
     assert_eq!(asked, [1, 2]);

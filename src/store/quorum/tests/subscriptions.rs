@@ -11,7 +11,6 @@ use super::nodes::{Node, ms, names, owners};
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent, SubmittedOp};
-use crate::store::quorum::node::Deferred;
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::quorum::state::State;
@@ -23,7 +22,6 @@ const TOGETHER: Duration = ms(3);
 pub(super) struct Bare {
     pub(super) state: State,
     pub(super) now: Instant,
-    pub(super) deferred: Deferred,
 }
 
 impl Bare {
@@ -31,29 +29,24 @@ impl Bare {
         Self {
             state: State::new(names(size), Quarantine::Fixed(None)),
             now: Instant::now(),
-            deferred: Deferred::default(),
         }
     }
 
     /// What is sent for an op, each with its node.
     pub(super) fn submit(&mut self, op: Op) -> Vec<(usize, Op)> {
-        self.state.submit(
-            self.now,
-            SubmittedOp::unattended("k", op),
-            &mut self.deferred,
-        );
+        let submitted = SubmittedOp::unattended("k", op);
+        self.state.submit(self.now, submitted);
         self.sent()
     }
 
     pub(super) fn sent(&mut self) -> Vec<(usize, Op)> {
-        let sends = self.deferred.sends.drain(..);
+        let sends = self.state.deferred.sends.drain(..);
         sends.map(|(node, _, op)| (node, op)).collect()
     }
 
     pub(super) fn answer(&mut self, node: usize, result: Result<Outcome, OpError>) {
         let result = result.map(|outcome| Answer { at: 1, outcome });
-        self.state
-            .replied(self.now, node, &"k".into(), result, &mut self.deferred);
+        self.state.replied(self.now, node, &"k".into(), result);
     }
 
     /// Busy, and whoever asked listens there.
@@ -63,14 +56,13 @@ impl Bare {
 
     /// A node's notice: whether the registry is told of it at once.
     fn notice(&mut self, node: usize) -> bool {
-        self.state
-            .freed(self.now, node, "k".into(), &mut self.deferred);
+        self.state.freed(self.now, node, &"k".into());
         self.told() == 1
     }
 
     /// How often the registry was told that the key is free since this was asked last.
     fn told(&mut self) -> usize {
-        let event = self.deferred.events.drain(..);
+        let event = self.state.deferred.events.drain(..);
         event
             .filter(|event| matches!(event, StoreEvent::Freed { .. }))
             .count()
@@ -79,7 +71,7 @@ impl Bare {
     /// Time goes by.
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.state.tick(self.now, &mut self.deferred);
+        self.state.tick(self.now);
     }
 
     /// Somebody listens on every node.
@@ -150,7 +142,7 @@ async fn w7_a_notice_that_comes_before_the_answer_is_of_an_earlier_time() {
         bare.answer(0, Ok(busy(score)));
         bare.hears(1);
         bare.hears(2);
-        bare.deferred.events.clear();
+        bare.state.deferred.events.clear();
         assert!(!bare.notice(0));
         bare.pass(TOGETHER);
         assert_eq!(bare.told(), usize::from(listens), "{score:?}");
@@ -340,9 +332,9 @@ async fn w7_whoever_was_deaf_is_told_to_ask_when_the_node_is_back() {
             bare
         };
         let error = StoreError::new("it broke");
-        bare.state.went_down(1, error, &mut bare.deferred);
+        bare.state.went_down(1, error);
         assert_eq!(bare.told(), 0);
-        bare.state.came_up(bare.now, 1, None, &mut bare.deferred);
+        bare.state.came_up(bare.now, 1, None);
         bare.pass(TOGETHER);
         assert_eq!(bare.told(), usize::from(listens));
     }

@@ -1,0 +1,420 @@
+//! One operation that the registry waits for: the nodes' replies to it as votes, and the verdict as its
+//! answer. It knows neither nodes nor time.
+
+use std::time::Duration;
+
+use super::fault::Fault;
+use crate::StoreError;
+use crate::store::contract::{Op, Outcome, SubmittedOp};
+
+/// How many nodes there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quorum {
+    pub(super) size: usize,
+}
+
+impl Quorum {
+    /// So many that any two majorities share a node.
+    pub(super) fn majority(self) -> usize {
+        self.size / 2 + 1
+    }
+
+    /// How many nodes may be missing.
+    pub(super) fn spare(self) -> usize {
+        self.size - self.majority()
+    }
+}
+
+/// What the nodes vote on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// Whether we get the lock.
+    Acquire,
+    /// The same, but the lock may be ours to adopt on a node that is absent: then that is no refusal.
+    Adopt,
+    /// Whether we still have the lock.
+    Renew,
+    /// Whether we had the lock until we released it.
+    Release,
+}
+
+impl Question {
+    /// What an op asks the nodes; `None`: no quorum does it.
+    pub(super) fn of(op: &Op) -> Option<Self> {
+        match op {
+            Op::Attempt { .. } | Op::Enter { .. } | Op::Listen { .. } => Some(Self::Acquire),
+            Op::Adopt { .. } => Some(Self::Adopt),
+            Op::Renew { .. } | Op::Raise { .. } => Some(Self::Renew),
+            Op::Release { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => Some(Self::Release),
+            Op::Yield { .. } => None,
+        }
+    }
+}
+
+/// What one node says to a ballot.
+#[derive(Debug)]
+pub(super) enum Reply {
+    Said(Outcome),
+    /// A release was not done yet; it will be sent again.
+    Later,
+    /// There is no answer, and none will come.
+    Never(StoreError),
+}
+
+/// The vote of one node, or of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vote {
+    Yes,
+    No,
+    /// A node that has no vote, or too many that have none.
+    Unknown,
+}
+
+#[derive(Debug)]
+pub(super) struct Ballot {
+    pub(super) id: u64,
+    pub(super) submitted: SubmittedOp,
+    pub(super) question: Question,
+    /// How old a node must be for its vote to count.
+    pub(super) quarantine: Option<Duration>,
+    quorum: Quorum,
+    /// `None`: the node is asked.
+    replies: Vec<Option<Reply>>,
+    /// The highest epoch of the first majority.
+    epoch: Option<u64>,
+}
+
+impl Ballot {
+    pub(super) fn new(id: u64, submitted: SubmittedOp, question: Question, quorum: Quorum) -> Self {
+        Self {
+            id,
+            submitted,
+            question,
+            quarantine: None,
+            quorum,
+            replies: (0..quorum.size).map(|_| None).collect(),
+            epoch: None,
+        }
+    }
+
+    pub(super) fn count(&mut self, node: usize, reply: Reply) {
+        self.replies[node] = Some(match reply {
+            // It had lost the lock before its fence was raised.
+            Reply::Said(Outcome::Lost) if self.question != Question::Renew => {
+                Reply::Never(Fault::Forgot.into())
+            }
+            _ => reply,
+        });
+    }
+
+    /// Once a majority has given us the lock: the epoch that fences are to be raised to, and the nodes whose
+    /// fences are behind, or which are to tell their age. Each node is named once.
+    pub(super) fn raises(&mut self) -> Option<(u64, Vec<usize>)> {
+        let won = self.replies.iter().filter_map(|reply| match reply {
+            Some(Reply::Said(Outcome::Won { epoch })) => Some(*epoch),
+            _ => None,
+        });
+        if self.epoch.is_none() && won.clone().count() >= self.quorum.majority() {
+            self.epoch = won.max();
+        }
+        let to = self.epoch?;
+        let mut nodes = Vec::new();
+        for (node, reply) in self.replies.iter_mut().enumerate() {
+            if let Some(Reply::Said(Outcome::Won { epoch })) = *reply
+                && (epoch < to || self.quarantine.is_some())
+            {
+                *reply = None;
+                nodes.push(node);
+            }
+        }
+        (!nodes.is_empty()).then_some((to, nodes))
+    }
+
+    /// The vote in a node's reply, if it has come.
+    fn vote(&self, reply: &Reply) -> Option<Vote> {
+        match reply {
+            Reply::Said(outcome) => match outcome {
+                // For us if whoever is next draws a higher epoch there.
+                Outcome::Won { epoch } => {
+                    let is_sure = |to: &u64| epoch >= to && self.quarantine.is_none();
+                    self.epoch.filter(is_sure).map(|_| Vote::Yes)
+                }
+                Outcome::Renewed | Outcome::Raised { .. } | Outcome::Gone { held: true } => {
+                    Some(Vote::Yes)
+                }
+                Outcome::Busy { .. }
+                | Outcome::NotOld
+                | Outcome::Lost
+                | Outcome::Gone { held: false } => Some(Vote::No),
+            },
+            Reply::Later => None,
+            Reply::Never(_) => Some(Vote::Unknown),
+        }
+    }
+
+    /// The verdict, as soon as no vote can change it: slow nodes are not waited for.
+    pub(super) fn verdict(&self) -> Option<Vote> {
+        let (majority, spare) = (self.quorum.majority(), self.quorum.spare());
+        let votes = self.replies.iter().flatten();
+        let votes = votes.filter_map(|reply| self.vote(reply));
+        let count = |which| votes.clone().filter(|vote| *vote == which).count();
+        let (yes, no, absent) = (count(Vote::Yes), count(Vote::No), count(Vote::Unknown));
+        let have_all_replied = self.replies.iter().all(Option::is_some);
+        match self.question {
+            _ if yes >= majority => Some(Vote::Yes),
+            _ if no > spare => Some(Vote::No),
+            Question::Acquire | Question::Adopt if absent > spare => Some(Vote::Unknown),
+            Question::Acquire if no + absent > spare => Some(Vote::No),
+            // It was ours to the end unless a majority lacked it: a node that cannot tell may have had it.
+            Question::Release if have_all_replied && yes + no >= majority => Some(Vote::Yes),
+            // Those that were not asked yet will be.
+            Question::Release if absent <= spare => None,
+            _ => have_all_replied.then_some(Vote::Unknown),
+        }
+    }
+
+    /// The verdict as the registry is to hear it; `None` if too few nodes have a vote. `score` is the place of a
+    /// subscription.
+    pub(super) fn outcome(&self, score: Option<u64>) -> Option<Outcome> {
+        match (self.question, self.verdict()?) {
+            (_, Vote::Unknown) => None,
+            (Question::Acquire | Question::Adopt, Vote::Yes) => {
+                self.epoch.map(|epoch| Outcome::Won { epoch })
+            }
+            (Question::Acquire, Vote::No) => {
+                let left = self.left();
+                Some(Outcome::Busy { left, score })
+            }
+            (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
+            (Question::Renew, Vote::Yes) => Some(match self.submitted.op {
+                // In a quorum of quorums each has asked its nodes for their age already.
+                Op::Raise { .. } => Outcome::Raised { age: None },
+                _ => Outcome::Renewed,
+            }),
+            (Question::Renew, Vote::No) => Some(Outcome::Lost),
+            (Question::Release, vote) => Some(Outcome::Gone {
+                held: vote == Vote::Yes,
+            }),
+        }
+    }
+
+    /// How long the longest lasts of the locks in our way; `None` if one has no end.
+    fn left(&self) -> Option<Duration> {
+        let mut lefts = self.replies.iter().filter_map(|reply| match reply {
+            Some(Reply::Said(Outcome::Busy { left, .. })) => Some(*left),
+            _ => None,
+        });
+        lefts.try_fold(Duration::ZERO, |longest, left| Some(longest.max(left?)))
+    }
+
+    /// Why nodes have no vote.
+    pub(super) fn errors(&self) -> impl Iterator<Item = &StoreError> + Clone {
+        self.replies.iter().filter_map(|reply| match reply {
+            Some(Reply::Never(error)) => Some(error),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::contract::Owner;
+
+    const S: Duration = Duration::from_secs(1);
+
+    fn quorum(size: usize) -> Quorum {
+        Quorum { size }
+    }
+
+    fn ballot(size: usize, question: Question) -> Ballot {
+        let (owner, ttl) = (Owner(1), S);
+        let submitted = SubmittedOp::unattended("k", Op::Attempt { owner, ttl });
+        Ballot::new(1, submitted, question, quorum(size))
+    }
+
+    fn won(epoch: u64) -> Reply {
+        Reply::Said(Outcome::Won { epoch })
+    }
+
+    fn raised() -> Reply {
+        Reply::Said(Outcome::Raised { age: None })
+    }
+
+    fn busy(left: Option<Duration>) -> Reply {
+        let score = None;
+        Reply::Said(Outcome::Busy { left, score })
+    }
+
+    fn absent() -> Reply {
+        Reply::Never(StoreError::new("it is away"))
+    }
+
+    fn gone(held: bool) -> Reply {
+        Reply::Said(Outcome::Gone { held })
+    }
+
+    #[test]
+    fn two_majorities_share_a_node() {
+        for (size, majority) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)] {
+            let quorum = quorum(size);
+            assert_eq!(quorum.majority(), majority);
+            assert!(2 * majority > size);
+            assert_eq!(quorum.spare() + majority, size);
+        }
+    }
+
+    /// For every number of nodes up to five and every way in which they may vote: won exactly by a
+    /// majority, and told as soon as it is certain, in whatever order the votes come.
+    #[test]
+    fn every_vote_of_up_to_five_nodes() {
+        let mut seen = [0_u32; 3];
+        for size in 1..=5_usize {
+            for way in 0..3_usize.pow(size as u32) {
+                for first in 0..size {
+                    let votes: Vec<_> =
+                        (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
+                    let mut election = ballot(size, Question::Acquire);
+                    let mut verdict = None;
+                    let (mut given, mut counts) = (0, [0; 3]);
+                    for node in (0..size).map(|i| (i + first) % size) {
+                        match votes[node] {
+                            0 => election.count(node, won(7)),
+                            1 => election.count(node, busy(Some(S))),
+                            _ => election.count(node, absent()),
+                        }
+                        counts[votes[node]] += 1;
+                        given += 1;
+                        assert_eq!(election.raises(), None, "all drew alike");
+                        verdict = election.verdict();
+                        if verdict.is_some() {
+                            break;
+                        }
+                    }
+                    let [won, against, absent] = counts;
+                    let possible = won + size - given;
+                    match verdict.expect("a full vote has a verdict") {
+                        Vote::Yes => {
+                            assert_eq!((won * 2 > size, election.epoch), (true, Some(7)));
+                            seen[0] += 1;
+                        }
+                        Vote::No => {
+                            assert!(possible * 2 <= size && against > 0);
+                            assert_eq!(election.left(), Some(S));
+                            seen[1] += 1;
+                        }
+                        Vote::Unknown => {
+                            assert!((size - absent) * 2 <= size, "{votes:?}");
+                            seen[2] += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen.iter().all(|seen| *seen > 100), "{seen:?}");
+    }
+
+    #[test]
+    fn a_win_is_told_when_a_majority_cannot_epoch_below_it() {
+        let mut election = ballot(5, Question::Acquire);
+        election.count(0, won(5));
+        election.count(1, won(9));
+        assert_eq!(election.raises(), None, "no majority yet");
+        election.count(2, won(7));
+        assert_eq!(election.raises(), Some((9, vec![0, 2])));
+        assert_eq!(election.raises(), None, "each once");
+        assert_eq!(election.verdict(), None);
+        election.count(0, raised());
+        assert_eq!(election.verdict(), None);
+        // One that comes late is raised, too, and one that is higher needs it not.
+        election.count(3, won(8));
+        assert_eq!(election.raises(), Some((9, vec![3])));
+        election.count(4, won(12));
+        assert_eq!(election.raises(), None);
+        assert_eq!(election.verdict(), Some(Vote::Yes));
+        assert_eq!(election.epoch, Some(9));
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_raised_does_not_count() {
+        let mut election = ballot(3, Question::Acquire);
+        election.count(0, won(5));
+        election.count(1, won(9));
+        assert_eq!(election.raises(), Some((9, vec![0])));
+        election.count(0, absent());
+        assert_eq!(election.verdict(), None, "the third may still win");
+        election.count(2, won(6));
+        assert_eq!(election.raises(), Some((9, vec![2])));
+        election.count(2, absent());
+        assert_eq!(election.verdict(), Some(Vote::Unknown));
+    }
+
+    #[test]
+    fn with_ages_every_vote_is_asked_for_its_own() {
+        let mut election = ballot(1, Question::Acquire);
+        election.quarantine = Some(S);
+        election.count(0, won(5));
+        assert_eq!(election.raises(), Some((5, vec![0])));
+        assert_eq!(election.verdict(), None);
+        election.count(0, raised());
+        assert_eq!(election.verdict(), Some(Vote::Yes));
+        assert_eq!(election.epoch, Some(5));
+    }
+
+    #[test]
+    fn what_an_absent_node_may_have_is_not_given_up_for_good() {
+        let mut adoption = ballot(3, Question::Adopt);
+        adoption.count(0, absent());
+        adoption.count(1, busy(None));
+        assert_eq!(adoption.verdict(), None);
+        adoption.count(2, won(5));
+        assert_eq!(adoption.raises(), None);
+        assert_eq!(adoption.verdict(), Some(Vote::Unknown), "not now");
+        let mut adoption = ballot(3, Question::Adopt);
+        adoption.count(0, busy(Some(S)));
+        adoption.count(1, busy(None));
+        assert_eq!(adoption.verdict(), Some(Vote::No));
+        assert_eq!(adoption.left(), None);
+    }
+
+    #[test]
+    fn a_lease_is_lost_by_a_majority_and_by_nothing_less() {
+        let mut roll = ballot(4, Question::Renew);
+        roll.count(0, Reply::Said(Outcome::Renewed));
+        roll.count(1, Reply::Said(Outcome::Renewed));
+        roll.count(2, Reply::Said(Outcome::Lost));
+        assert_eq!(roll.verdict(), None);
+        roll.count(3, absent());
+        assert_eq!(roll.verdict(), Some(Vote::Unknown));
+        roll.count(3, Reply::Said(Outcome::Lost));
+        assert_eq!(
+            roll.verdict(),
+            Some(Vote::No),
+            "two of four are no majority"
+        );
+        roll.count(3, Reply::Said(Outcome::Renewed));
+        assert_eq!(roll.verdict(), Some(Vote::Yes));
+    }
+
+    #[test]
+    fn a_release_is_told_when_a_majority_has_confirmed_it() {
+        let mut back = ballot(3, Question::Release);
+        back.count(0, gone(true));
+        assert_eq!(back.verdict(), None);
+        back.count(1, gone(false));
+        assert_eq!(back.verdict(), None, "the third knows");
+        back.count(2, Reply::Later);
+        assert_eq!(back.verdict(), Some(Vote::Yes));
+        back.count(2, gone(false));
+        assert_eq!(back.verdict(), Some(Vote::No));
+
+        let mut back = ballot(3, Question::Release);
+        back.count(0, gone(true));
+        back.count(1, Reply::Later);
+        back.count(2, Reply::Later);
+        assert_eq!(back.verdict(), None, "they will be told");
+        back.count(1, absent());
+        back.count(2, absent());
+        assert_eq!(back.verdict(), Some(Vote::Unknown));
+    }
+}
