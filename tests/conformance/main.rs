@@ -212,7 +212,7 @@ suite! {
         processes_take_turns_in_order_of_arrival,
         waiters_of_one_process_take_turns_in_order_of_arrival,
         #[core]
-        a_crowd_in_one_process_does_not_shut_others_out,
+        many_waiters_in_one_process_do_not_shut_others_out,
         #[core]
         a_turn_that_is_not_taken_goes_to_the_next_process,
         a_turn_that_is_not_taken_goes_to_the_next_in_the_process,

@@ -71,7 +71,7 @@ pub(crate) async fn waiters_of_one_process_take_turns_in_order_of_arrival<W: Wor
 }
 
 /// However many wait in one process, another gets its turn.
-pub(crate) async fn a_crowd_in_one_process_does_not_shut_others_out<W: World>(w: &W) {
+pub(crate) async fn many_waiters_in_one_process_do_not_shut_others_out<W: World>(w: &W) {
     let [crowd, other] = w.registries().await;
     let held = crowd.obtain("k").lease().await.unwrap();
     let order = RefCell::new(Vec::new());

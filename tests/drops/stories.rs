@@ -158,7 +158,7 @@ async fn a_waker_may_take_a_lease_along() {
 /// A release under way when the registry was shut down, with a store that did not answer: after three response
 /// time-outs the registry hung up, forgot who waited, and the release stayed pending for ever.
 #[tokio::test(start_paused = true)]
-async fn a_release_is_told_when_the_registry_hangs_up() {
+async fn a_release_is_told_when_the_session_ends() {
     let store = MemoryStore::new();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("a").lease().await.unwrap();

@@ -249,7 +249,7 @@ async fn until_ends_a_wait() {
 
 /// Of those who wait in one process the first asks for all. When its policy ends, the next one's begins.
 #[tokio::test]
-async fn the_first_in_line_asks() {
+async fn the_first_in_the_queue_asks() {
     let mute = Mute::new().await;
     let three = Repeat::fixed(ms(20)).until(|repeats| repeats == 2);
     let (one, two) = (mute.lock(&three), mute.lock(&three));

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_win_is_told_when_a_majority_cannot_epoch_below_it() {
+    fn a_win_is_told_when_a_majority_gives_no_lower_epoch() {
         let mut election = ballot(5, Question::Acquire);
         election.count(0, won(5));
         election.count(1, won(9));

@@ -206,11 +206,11 @@ impl World {
 
     pub(super) fn read_inbox(&mut self, id: ProcessId) {
         while let Some(event) = self.processes[id].inbox.pop_front() {
-            self.on_news(id, event);
+            self.on_store_event(id, event);
         }
     }
 
-    fn on_news(&mut self, id: ProcessId, event: StoreEvent) {
+    fn on_store_event(&mut self, id: ProcessId, event: StoreEvent) {
         let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
         match event {
             StoreEvent::Replied(key, op, result) => {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::desk::ms;
+use super::harness::ms;
 use crate::store::contract::{Answer, Op, Outcome, Owner};
 use crate::store::memory::{Asking, Delivery, Keyspace};
 
@@ -67,9 +67,9 @@ impl Shop {
         tickets.iter().map(|(who, _)| who.to_string()).collect()
     }
 
-    fn ears(&mut self) -> Vec<String> {
-        let ears = self.with("nobody", Keyspace::ears);
-        ears.iter().map(|(who, _)| who.to_string()).collect()
+    fn listeners(&mut self) -> Vec<String> {
+        let listeners = self.with("nobody", Keyspace::listeners);
+        listeners.iter().map(|(who, _)| who.to_string()).collect()
     }
 
     fn attempt(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
@@ -462,20 +462,20 @@ fn w7_who_listens_stands_beside_the_queue() {
     shop.apply("b", &Op::Listen { owner: one, ttl });
     shop.enter("b", 2, 500);
     shop.apply("b", &Op::Withdraw { owner: one, ttl });
-    assert_eq!(shop.ears(), ["b"]);
+    assert_eq!(shop.listeners(), ["b"]);
     shop.apply("b", &Op::Unlisten { owner: two });
     assert_eq!(shop.tickets(), ["b"]);
     shop.apply("b", &Op::Unlisten { owner: one });
-    assert_eq!((shop.ears().len(), shop.tickets().len()), (0, 1));
+    assert_eq!((shop.listeners().len(), shop.tickets().len()), (0, 1));
 
     // A dead ticket is dropped on the way; who listens is looked at when it is its turn to be told.
     shop.apply("c", &Op::Listen { owner: one, ttl });
     shop.apply("d", &Op::Listen { owner: one, ttl });
     shop.dead = ["b", "c"].into();
-    assert_eq!(shop.ears(), ["c", "d"]);
+    assert_eq!(shop.listeners(), ["c", "d"]);
     let (_, told) = shop.apply("a", &Op::Release { owner: one });
     assert_eq!(&*told.expect("somebody listens").instance, "d");
-    assert_eq!((shop.ears().len(), shop.tickets().len()), (0, 0));
+    assert_eq!((shop.listeners().len(), shop.tickets().len()), (0, 0));
 }
 
 /// K3: each of the two sets runs out by itself, a minute after the lock that its last member stood behind.
@@ -489,8 +489,8 @@ fn k3_who_listens_is_forgotten_in_its_own_time() {
     shop.enter("c", 1, 500);
     shop.enter("d", 1, 500);
     shop.pass(10_999);
-    assert_eq!(shop.ears(), ["b"]);
+    assert_eq!(shop.listeners(), ["b"]);
     shop.pass(1);
-    assert_eq!(shop.ears().len(), 0);
+    assert_eq!(shop.listeners().len(), 0);
     assert_eq!(shop.tickets().len(), 1);
 }

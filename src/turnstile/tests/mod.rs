@@ -1,9 +1,9 @@
 //! The rules, one by one: each test tells the interleaving that breaks the lock without its rule.
 
 mod deadlines;
-mod desk;
 mod ends;
 mod epochs;
+mod harness;
 mod keyspace;
 mod notices;
 mod owners;

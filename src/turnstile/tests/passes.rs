@@ -1,30 +1,30 @@
 //! Passes: the next waiter inside a tenure, and when it is another registry's turn (W6).
 
-use super::desk::{Desk, asker, fixed, rules};
+use super::harness::{Harness, asker, fixed, rules};
 use crate::store::contract::{Op, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Rules, Verdict, WaiterId};
 
 /// Seats "a" in a fresh tenure of `ttl`, lets `next` come, and finishes "a" at `at`.
-fn after_one(rules: Rules, ttl: u64, next: super::desk::Wish, at: u64) -> Desk {
-    let mut desk = Desk::with(rules, true);
-    let (a, _) = desk.hold("a", fixed(ttl), 5);
-    desk.arrive("b", next);
-    desk.wait_until(at);
-    desk.finish(a);
-    desk
+fn after_one(rules: Rules, ttl: u64, next: super::harness::Wish, at: u64) -> Harness {
+    let mut harness = Harness::with(rules, true);
+    let (a, _) = harness.hold("a", fixed(ttl), 5);
+    harness.arrive("b", next);
+    harness.wait_until(at);
+    harness.finish(a);
+    harness
 }
 
 /// Inside the bounds the next waiter has the key at once, with the next token, and the store is
 /// not asked (F2).
 #[test]
 fn f2_a_pass_has_the_next_token_and_no_call() {
-    let mut desk = after_one(rules(), 1000, fixed(1000), 1010);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
-    let (token, deadline) = desk.granted("b");
+    let mut harness = after_one(rules(), 1000, fixed(1000), 1010);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    let (token, deadline) = harness.granted("b");
     assert_eq!(token, 5 * 64 + 1);
     // It has what the tenure has, and that is nearly all it wants: no renewal.
-    assert_eq!(deadline, super::desk::deadline(1000, 1000));
-    desk.silent();
+    assert_eq!(deadline, super::harness::deadline(1000, 1000));
+    harness.silent();
 }
 
 /// So many passes and no more, or a registry with a thousand waiters would never let go.
@@ -34,49 +34,49 @@ fn w6_passes_end_at_local_passes() {
         local_passes: 3,
         ..rules()
     };
-    let mut desk = Desk::with(rules, true);
-    let (mut id, _) = desk.hold("a", fixed(1000), 5);
+    let mut harness = Harness::with(rules, true);
+    let (mut id, _) = harness.hold("a", fixed(1000), 5);
     for pass in 1..=3 {
-        let next = desk.arrive("b", fixed(1000));
-        desk.finish(id);
+        let next = harness.arrive("b", fixed(1000));
+        harness.finish(id);
         assert!(matches!(
-            desk.told_any(),
+            harness.told_any(),
             Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
         ));
-        assert_eq!(desk.granted("b").0, 5 * 64 + pass);
-        assert!(desk.take(next));
+        assert_eq!(harness.granted("b").0, 5 * 64 + pass);
+        assert!(harness.take(next));
         id = next;
     }
-    desk.arrive("c", fixed(1000));
-    desk.finish(id);
-    desk.untold("c");
-    assert!(matches!(desk.sent(), Op::Yield { .. }));
+    harness.arrive("c", fixed(1000));
+    harness.finish(id);
+    harness.untold("c");
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
 }
 
 /// The first of a tenure leads if others stand behind it who can have the key from it; nobody who
 /// has it by a pass does.
 #[test]
 fn only_the_first_of_several_turns_leads() {
-    let leads = |passes: u32, behind: &[super::desk::Wish]| {
+    let leads = |passes: u32, behind: &[super::harness::Wish]| {
         let rules = Rules {
             local_passes: passes,
             ..rules()
         };
-        let mut desk = Desk::with(rules, true);
-        let a = desk.arrive("a", fixed(1000));
-        let op = desk.sent();
+        let mut harness = Harness::with(rules, true);
+        let a = harness.arrive("a", fixed(1000));
+        let op = harness.sent();
         for wish in behind {
-            desk.arrive("b", *wish);
+            harness.arrive("b", *wish);
         }
-        desk.reply(&op, Outcome::Won { epoch: 5 });
-        let (_, _, leads) = desk.seated_leading("a");
-        (desk, a, leads)
+        harness.reply(&op, Outcome::Won { epoch: 5 });
+        let (_, _, leads) = harness.granted_leading("a");
+        (harness, a, leads)
     };
-    let (mut desk, a, first) = leads(16, &[fixed(1000); 2]);
+    let (mut harness, a, first) = leads(16, &[fixed(1000); 2]);
     assert!(first, "two stand behind it");
-    assert!(desk.take(a));
-    desk.finish(a);
-    let (token, _, passed) = desk.seated_leading("b");
+    assert!(harness.take(a));
+    harness.finish(a);
+    let (token, _, passed) = harness.granted_leading("b");
     assert_eq!(token, 5 * 64 + 1);
     assert!(!passed, "one more stands behind it, but it was passed to");
 
@@ -95,60 +95,60 @@ fn f2_the_last_pass_stays_below_the_next_epoch() {
         local_passes: 63,
         ..rules()
     };
-    let mut desk = Desk::with(rules, true);
-    let (mut id, _) = desk.hold("a", fixed(1000), 5);
+    let mut harness = Harness::with(rules, true);
+    let (mut id, _) = harness.hold("a", fixed(1000), 5);
     let mut last = 0;
     for _ in 0..63 {
-        let next = desk.arrive("b", fixed(1000));
-        desk.finish(id);
+        let next = harness.arrive("b", fixed(1000));
+        harness.finish(id);
         assert!(matches!(
-            desk.told_any(),
+            harness.told_any(),
             Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
         ));
-        last = desk.granted("b").0;
-        assert!(desk.take(next));
+        last = harness.granted("b").0;
+        assert!(harness.take(next));
         id = next;
     }
     assert_eq!(last, 5 * 64 + 63);
-    desk.arrive("c", fixed(1000));
-    desk.finish(id);
-    let hand_on = desk.sent();
-    desk.reply(&hand_on, Outcome::Won { epoch: 6 });
-    assert!(desk.granted("c").0 > last);
+    harness.arrive("c", fixed(1000));
+    harness.finish(id);
+    let hand_on = harness.sent();
+    harness.reply(&hand_on, Outcome::Won { epoch: 6 });
+    assert!(harness.granted("c").0 > last);
 }
 
 /// A tenure that is older than `local_span` is over for the others' sake.
 #[test]
 fn w6_passes_end_with_the_local_span() {
-    let mut desk = after_one(rules(), 1000, fixed(900), 1019);
-    desk.granted("b");
-    let mut desk = after_one(rules(), 1000, fixed(900), 1020);
-    desk.untold("b");
-    assert!(matches!(desk.sent(), Op::Yield { .. }));
+    let mut harness = after_one(rules(), 1000, fixed(900), 1019);
+    harness.granted("b");
+    let mut harness = after_one(rules(), 1000, fixed(900), 1020);
+    harness.untold("b");
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
 }
 
 /// A fixed lease needs 95 % of its ttl left in the tenure, a renewed one half, and renews at once if it
 /// has no more than that.
 #[test]
 fn w6_a_pass_needs_enough_of_the_ttl() {
-    let mut desk = after_one(rules(), 1000, fixed(1030), 1005);
-    desk.granted("b");
-    let mut desk = after_one(rules(), 1000, fixed(1040), 1005);
-    desk.untold("b");
-    assert!(matches!(desk.sent(), Op::Yield { .. }));
+    let mut harness = after_one(rules(), 1000, fixed(1030), 1005);
+    harness.granted("b");
+    let mut harness = after_one(rules(), 1000, fixed(1040), 1005);
+    harness.untold("b");
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
 
-    let mut desk = after_one(rules(), 1000, fixed(1980).renewed(), 1003);
-    desk.untold("b");
-    assert!(matches!(desk.sent(), Op::Yield { .. }));
-    let mut desk = Desk::new();
-    let (a, owner) = desk.hold("a", fixed(1000), 5);
-    let b = desk.arrive("b", fixed(1900).renewed());
-    desk.finish(a);
-    desk.granted("b");
-    assert!(desk.take(b));
-    let ttl = super::desk::ms(1900);
+    let mut harness = after_one(rules(), 1000, fixed(1980).renewed(), 1003);
+    harness.untold("b");
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(1000), 5);
+    let b = harness.arrive("b", fixed(1900).renewed());
+    harness.finish(a);
+    harness.granted("b");
+    assert!(harness.take(b));
+    let ttl = super::harness::ms(1900);
     assert!(
-        matches!(desk.sent(), Op::Renew { owner: of, ttl: to, .. } if (of, to) == (owner, ttl))
+        matches!(harness.sent(), Op::Renew { owner: of, ttl: to, .. } if (of, to) == (owner, ttl))
     );
 }
 
@@ -156,21 +156,21 @@ fn w6_a_pass_needs_enough_of_the_ttl() {
 #[test]
 fn w6_a_lease_that_was_passed_most_of_its_ttl_waits_for_its_watchdog() {
     for (taken_at, at_once) in [(1010, false), (1037, false), (1039, true)] {
-        let mut desk = Desk::new();
-        let (a, owner) = desk.hold("a", fixed(1000), 5);
-        let b = desk.arrive("b", fixed(1000).renewed());
-        desk.finish(a);
-        desk.granted("b");
-        desk.wait_until(taken_at);
-        assert!(desk.take(b));
+        let mut harness = Harness::new();
+        let (a, owner) = harness.hold("a", fixed(1000), 5);
+        let b = harness.arrive("b", fixed(1000).renewed());
+        harness.finish(a);
+        harness.granted("b");
+        harness.wait_until(taken_at);
+        assert!(harness.take(b));
         if !at_once {
-            desk.silent();
-            desk.wait_until(taken_at + 333);
-            desk.silent();
-            desk.wait_until(taken_at + 334);
+            harness.silent();
+            harness.wait_until(taken_at + 333);
+            harness.silent();
+            harness.wait_until(taken_at + 334);
         }
-        let ttl = super::desk::ms(1000);
-        let renew = desk.sent();
+        let ttl = super::harness::ms(1000);
+        let renew = harness.sent();
         assert!(
             matches!(renew, Op::Renew { owner: of, ttl: to, .. } if (of, to) == (owner, ttl)),
             "{renew:?}, taken at {taken_at}"
@@ -182,65 +182,65 @@ fn w6_a_lease_that_was_passed_most_of_its_ttl_waits_for_its_watchdog() {
 /// it has to ask for itself, or it would end when the other would have.
 #[test]
 fn w3_a_renewal_under_way_is_followed_by_ones_own() {
-    let mut desk = Desk::new();
-    let (a, _) = desk.hold("a", fixed(1000).renewed(), 5);
-    desk.up(true);
-    let first = desk.sent();
-    let b = desk.arrive("b", fixed(1900).renewed());
-    desk.finish(a);
-    desk.granted("b");
-    assert!(desk.take(b));
-    desk.silent();
-    desk.reply(&first, Outcome::Renewed);
-    let second = desk.sent();
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(1000).renewed(), 5);
+    harness.up(true);
+    let first = harness.sent();
+    let b = harness.arrive("b", fixed(1900).renewed());
+    harness.finish(a);
+    harness.granted("b");
+    assert!(harness.take(b));
+    harness.silent();
+    harness.reply(&first, Outcome::Renewed);
+    let second = harness.sent();
     let Op::Renew { ttl, .. } = second else {
         panic!("not {second:?}")
     };
-    assert_eq!(ttl, super::desk::ms(1900));
-    desk.reply(&second, Outcome::Renewed);
-    desk.silent();
+    assert_eq!(ttl, super::harness::ms(1900));
+    harness.reply(&second, Outcome::Renewed);
+    harness.silent();
 }
 
 /// A yield that finds nobody else comes back as a win, with an epoch of its own.
 #[test]
 fn w6_a_yield_with_nobody_else_goes_on_here() {
-    let mut desk = after_one(rules(), 1000, fixed(1000), 1500);
-    let hand_on = desk.sent();
-    desk.reply(&hand_on, Outcome::Won { epoch: 9 });
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
-    assert_eq!(desk.granted("b").0, 9 * 64);
+    let mut harness = after_one(rules(), 1000, fixed(1000), 1500);
+    let hand_on = harness.sent();
+    harness.reply(&hand_on, Outcome::Won { epoch: 9 });
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    assert_eq!(harness.granted("b").0, 9 * 64);
 }
 
 /// Has one after the other come until the registry asks the store: how many passes there were, and what is asked.
 #[track_caller]
-fn passes_in_a_tenure(desk: &mut Desk, holder: &mut WaiterId) -> (u32, Op) {
+fn passes_in_a_tenure(harness: &mut Harness, holder: &mut WaiterId) -> (u32, Op) {
     for passes in 0..100 {
-        let next = desk.arrive("next", fixed(1000));
-        desk.finish(*holder);
+        let next = harness.arrive("next", fixed(1000));
+        harness.finish(*holder);
         *holder = next;
-        if let Some(op) = desk.sent_if_any() {
+        if let Some(op) = harness.sent_if_any() {
             return (passes, op);
         }
         assert!(matches!(
-            desk.told_any(),
+            harness.told_any(),
             Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
         ));
-        desk.granted("next");
-        assert!(desk.take(next));
+        harness.granted("next");
+        assert!(harness.take(next));
     }
     panic!("it never asks")
 }
 
 /// The next tenure of one who waits begins, by what the store says.
 #[track_caller]
-fn begin_tenure(desk: &mut Desk, holder: WaiterId, says: impl FnOnce(&mut Desk)) -> u64 {
-    says(desk);
+fn begin_tenure(harness: &mut Harness, holder: WaiterId, says: impl FnOnce(&mut Harness)) -> u64 {
+    says(harness);
     assert!(matches!(
-        desk.told_any(),
+        harness.told_any(),
         Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
     ));
-    let (token, _) = desk.granted("next");
-    assert!(desk.take(holder));
+    let (token, _) = harness.granted("next");
+    assert!(harness.take(holder));
     token
 }
 
@@ -253,27 +253,27 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
             local_passes,
             ..rules()
         };
-        let mut desk = Desk::with(rules, true);
-        let (mut holder, _) = desk.hold("a", fixed(1000), 1);
+        let mut harness = Harness::with(rules, true);
+        let (mut holder, _) = harness.hold("a", fixed(1000), 1);
         let mut last = 0;
         let mut epoch = 1;
-        let mut tenure = |desk: &mut Desk, holder: &mut WaiterId, others: bool| {
-            let (passes, op) = passes_in_a_tenure(desk, holder);
+        let mut tenure = |harness: &mut Harness, holder: &mut WaiterId, others: bool| {
+            let (passes, op) = passes_in_a_tenure(harness, holder);
             assert!(matches!(op, Op::Yield { .. }), "{op:?}");
             epoch += 1;
-            let token = begin_tenure(desk, *holder, |desk| {
+            let token = begin_tenure(harness, *holder, |harness| {
                 if others {
-                    let left = Some(super::desk::ms(1000));
-                    desk.reply(
+                    let left = Some(super::harness::ms(1000));
+                    harness.reply(
                         &op,
                         Outcome::Busy {
                             left,
                             score: Some(1),
                         },
                     );
-                    desk.grant(asker(&op), 1000, epoch);
+                    harness.grant(asker(&op), 1000, epoch);
                 } else {
-                    desk.reply(&op, Outcome::Won { epoch });
+                    harness.reply(&op, Outcome::Won { epoch });
                 }
             });
             assert!(token > last, "F2");
@@ -284,7 +284,7 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
         let few = local_passes;
         let (none, some) = (false, true);
         let others_at_its_end = [none, none, none, none, some, none, none, none];
-        let passes = others_at_its_end.map(|others| tenure(&mut desk, &mut holder, others));
+        let passes = others_at_its_end.map(|others| tenure(&mut harness, &mut holder, others));
         assert_eq!(passes, [few, few, alone, alone, alone, few, few, alone]);
     }
 }
@@ -292,56 +292,56 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
 /// However many there may be, they end with the span.
 #[test]
 fn w6_a_long_tenure_ends_with_the_local_span() {
-    let mut desk = Desk::new();
-    let (mut holder, _) = desk.hold("a", fixed(1000), 1);
+    let mut harness = Harness::new();
+    let (mut holder, _) = harness.hold("a", fixed(1000), 1);
     for epoch in 2..4 {
-        let (_, op) = passes_in_a_tenure(&mut desk, &mut holder);
-        begin_tenure(&mut desk, holder, |desk| {
-            desk.reply(&op, Outcome::Won { epoch });
+        let (_, op) = passes_in_a_tenure(&mut harness, &mut holder);
+        begin_tenure(&mut harness, holder, |harness| {
+            harness.reply(&op, Outcome::Won { epoch });
         });
     }
     for _ in 0..20 {
-        let next = desk.arrive("next", fixed(1000));
-        desk.finish(holder);
-        desk.silent();
+        let next = harness.arrive("next", fixed(1000));
+        harness.finish(holder);
+        harness.silent();
         assert!(matches!(
-            desk.told_any(),
+            harness.told_any(),
             Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released))
         ));
-        desk.granted("next");
-        assert!(desk.take(next));
+        harness.granted("next");
+        assert!(harness.take(next));
         holder = next;
     }
-    desk.wait_until(1020);
-    desk.arrive("next", fixed(1000));
-    desk.finish(holder);
-    assert!(matches!(desk.sent(), Op::Yield { .. }));
+    harness.wait_until(1020);
+    harness.arrive("next", fixed(1000));
+    harness.finish(holder);
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
 }
 
 /// Nobody waits here: released, and the turnstile may be forgotten.
 #[test]
-fn w6_with_nobody_in_line_the_key_is_released() {
-    let mut desk = Desk::new();
-    let (a, owner) = desk.hold("a", fixed(1000), 5);
-    desk.finish(a);
-    let release = desk.sent();
+fn w6_with_nobody_in_the_queue_the_key_is_released() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(1000), 5);
+    harness.finish(a);
+    let release = harness.sent();
     assert_eq!(release, Op::Release { owner });
-    desk.untold("a");
-    desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
-    assert!(desk.turnstile.is_idle());
+    harness.untold("a");
+    harness.reply(&release, Outcome::Gone { held: true });
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    assert!(harness.turnstile.is_idle());
 }
 
 /// Those who wait here are served in the order in which they came.
 #[test]
 fn w6_within_a_registry_turns_go_in_order_of_arrival() {
-    let mut desk = Desk::new();
-    let (mut id, _) = desk.hold("a", fixed(1000), 5);
-    let line = ["b", "c", "d"].map(|who| (who, desk.arrive(who, fixed(1000))));
+    let mut harness = Harness::new();
+    let (mut id, _) = harness.hold("a", fixed(1000), 5);
+    let line = ["b", "c", "d"].map(|who| (who, harness.arrive(who, fixed(1000))));
     for (who, next) in line {
-        desk.finish(id);
-        desk.granted(who);
-        assert!(desk.take(next));
+        harness.finish(id);
+        harness.granted(who);
+        assert!(harness.take(next));
         id = next;
     }
 }
@@ -354,7 +354,7 @@ fn a_span_without_end_is_no_fault() {
         local_span: std::time::Duration::MAX,
         ..rules()
     };
-    let mut desk = after_one(rules, 1000, fixed(1000), 1030);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
-    assert_eq!(desk.granted("b").0, 5 * 64 + 1);
+    let mut harness = after_one(rules, 1000, fixed(1000), 1030);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    assert_eq!(harness.granted("b").0, 5 * 64 + 1);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::desk::{EPOCH, broken, ms, rules};
+use super::harness::{EPOCH, broken, ms, rules};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{

@@ -1,6 +1,6 @@
 //! What was won or granted and does not count: it is given on, nobody is forgotten, and no owner is revived.
 
-use super::desk::{Desk, asker, busy, fixed, ms, rules, too_few, withdrawal};
+use super::harness::{Harness, asker, busy, fixed, ms, rules, too_few, withdrawal};
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, Refusal, Rules};
@@ -13,47 +13,47 @@ fn unconfirmed() -> OpError {
 /// was won for next if that were the same owner.
 #[test]
 fn o1_a_win_that_does_not_count_is_released_and_asked_for_by_another_owner() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    desk.fail(&enter, unconfirmed());
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.fail(&enter, unconfirmed());
     let owner = asker(&enter);
-    let release = desk.sent();
+    let release = harness.sent();
     assert_eq!(release, Op::Release { owner });
-    desk.reply(&release, Outcome::Gone { held: true });
-    desk.wait_until(1049);
-    desk.silent();
-    desk.wait_until(1101);
-    let again = desk.sent();
+    harness.reply(&release, Outcome::Gone { held: true });
+    harness.wait_until(1049);
+    harness.silent();
+    harness.wait_until(1101);
+    let again = harness.sent();
     assert!(matches!(again, Op::Enter { score: None, .. }), "{again:?}");
     assert_ne!(asker(&again), owner);
-    desk.untold("a");
-    desk.reply(&again, Outcome::Won { epoch: 7 });
-    desk.granted("a");
+    harness.untold("a");
+    harness.reply(&again, Outcome::Won { epoch: 7 });
+    harness.granted("a");
 }
 
 /// The pauses grow as those after refusals do, and that it could be given back in between changes nothing: neither do
 /// waiters whose wait ends then hear that others have the lock.
 #[test]
 fn a_wait_that_ends_without_a_win_that_counts_ends_with_the_reason() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1500));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1500));
     let mut asked = 0;
-    while desk.now < ms(1500) {
-        let op = desk.sent();
+    while harness.now < ms(1500) {
+        let op = harness.sent();
         match op {
             Op::Enter { .. } => {
                 asked += 1;
-                desk.fail(&op, unconfirmed());
+                harness.fail(&op, unconfirmed());
             }
             _ => {
-                desk.reply(&op, Outcome::Gone { held: true });
-                let next = desk.turnstile.next_timeout().expect("somebody waits");
-                desk.wait_until(next.as_millis() as u64 + 1);
+                harness.reply(&op, Outcome::Gone { held: true });
+                let next = harness.turnstile.next_timeout().expect("somebody waits");
+                harness.wait_until(next.as_millis() as u64 + 1);
             }
         }
     }
-    match desk.refused("a") {
+    match harness.refused("a") {
         Refusal::Failed(error) => assert_eq!(error.to_string(), too_few().to_string()),
         other => panic!("{other:?}"),
     }
@@ -61,57 +61,57 @@ fn a_wait_that_ends_without_a_win_that_counts_ends_with_the_reason() {
         (3..=4).contains(&asked),
         "at 0, 50, 150 and 350 ms: {asked}"
     );
-    assert!(desk.turnstile.is_idle());
+    assert!(harness.turnstile.is_idle());
 }
 
 /// Those who ask once are told at once; so are all if waiting does not mend it.
 #[test]
 fn who_does_not_wait_is_told_why_it_does_not_count() {
-    let mut desk = Desk::new();
-    desk.arrive("once", fixed(1000).once());
-    let attempt = desk.sent();
-    desk.fail(&attempt, unconfirmed());
-    assert!(matches!(desk.refused("once"), Refusal::Failed(_)));
+    let mut harness = Harness::new();
+    harness.arrive("once", fixed(1000).once());
+    let attempt = harness.sent();
+    harness.fail(&attempt, unconfirmed());
+    assert!(matches!(harness.refused("once"), Refusal::Failed(_)));
     let owner = asker(&attempt);
-    assert_eq!(desk.sent(), Op::Release { owner });
-    desk.reply(&Op::Release { owner }, Outcome::Gone { held: true });
-    assert!(desk.turnstile.is_idle());
+    assert_eq!(harness.sent(), Op::Release { owner });
+    harness.reply(&Op::Release { owner }, Outcome::Gone { held: true });
+    assert!(harness.turnstile.is_idle());
 
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    desk.arrive("b", fixed(1000));
-    let enter = desk.sent();
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    harness.arrive("b", fixed(1000));
+    let enter = harness.sent();
     let never = StoreError::lasting("no right to ask");
-    desk.fail(&enter, OpError::Unconfirmed(never));
+    harness.fail(&enter, OpError::Unconfirmed(never));
     for who in ["a", "b"] {
-        assert!(matches!(desk.refused(who), Refusal::Failed(error) if !error.is_retryable()));
+        assert!(matches!(harness.refused(who), Refusal::Failed(error) if !error.is_retryable()));
     }
     let owner = asker(&enter);
-    assert_eq!(desk.sent(), Op::Release { owner });
+    assert_eq!(harness.sent(), Op::Release { owner });
 }
 
 /// The store has taken the ticket out of its queue: who waits would hear of nothing until it asks by itself, some 10 s later.
 #[test]
 fn w1_a_grant_that_does_not_count_is_given_on_and_its_waiter_stands_again() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
     let owner = asker(&enter);
-    desk.reply(&enter, busy(9000, 3));
-    desk.wait_until(1200);
-    desk.grant_in_vain(owner, 1000, 7);
-    desk.untold("a");
-    let withdraw = desk.sent();
+    harness.reply(&enter, busy(9000, 3));
+    harness.wait_until(1200);
+    harness.grant_in_vain(owner, 1000, 7);
+    harness.untold("a");
+    let withdraw = harness.sent();
     assert_eq!(withdraw, withdrawal(&enter));
-    desk.reply(&withdraw, Outcome::Gone { held: true });
-    desk.wait_until(1301);
-    let again = desk.sent();
+    harness.reply(&withdraw, Outcome::Gone { held: true });
+    harness.wait_until(1301);
+    let again = harness.sent();
     // Behind those who stand there: at its old place it would be served before them again.
     assert!(matches!(again, Op::Enter { score: None, .. }), "{again:?}");
     assert_ne!(asker(&again), owner);
-    desk.reply(&again, busy(9000, 4));
-    desk.grant(asker(&again), 1000, 8);
-    desk.granted("a");
+    harness.reply(&again, busy(9000, 4));
+    harness.grant(asker(&again), 1000, 8);
+    harness.granted("a");
 }
 
 /// It came before the answer to the yield that it follows: forgotten, the lock would be nobody's for a ttl.
@@ -121,46 +121,46 @@ fn o3_a_grant_that_does_not_count_waits_for_the_reply() {
         local_passes: 0,
         ..rules()
     };
-    let mut desk = Desk::with(rules, true);
-    let (a, _) = desk.hold("a", fixed(1000), 5);
-    desk.arrive("b", fixed(1000));
-    desk.finish(a);
-    let hand_on = desk.sent();
+    let mut harness = Harness::with(rules, true);
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    harness.arrive("b", fixed(1000));
+    harness.finish(a);
+    let hand_on = harness.sent();
     let owner = asker(&hand_on);
-    desk.wait_until(1010);
-    desk.grant_in_vain(owner, 1000, 7);
-    desk.silent();
-    desk.reply_at(&hand_on, 1005, busy(1000, 4));
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
-    assert_eq!(desk.sent(), withdrawal(&hand_on));
+    harness.wait_until(1010);
+    harness.grant_in_vain(owner, 1000, 7);
+    harness.silent();
+    harness.reply_at(&hand_on, 1005, busy(1000, 4));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    assert_eq!(harness.sent(), withdrawal(&hand_on));
 }
 
 /// Nobody knows its owner any more: what is given back is given back once.
 #[test]
 fn o1_a_grant_that_does_not_count_for_nobody_is_given_back() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
     let owner = asker(&enter);
-    desk.reply(&enter, busy(9000, 3));
-    desk.leave(a);
-    let withdraw = desk.sent_late();
-    desk.grant_in_vain(owner, 1000, 7);
-    desk.reply(&withdraw, Outcome::Gone { held: true });
-    desk.silent();
-    assert!(desk.turnstile.is_idle());
-    desk.grant_in_vain(owner, 1000, 7);
-    assert_eq!(desk.sent(), Op::Release { owner });
+    harness.reply(&enter, busy(9000, 3));
+    harness.leave(a);
+    let withdraw = harness.sent_late();
+    harness.grant_in_vain(owner, 1000, 7);
+    harness.reply(&withdraw, Outcome::Gone { held: true });
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+    harness.grant_in_vain(owner, 1000, 7);
+    assert_eq!(harness.sent(), Op::Release { owner });
 }
 
 /// A lease of ours proves that the store's answers counted since.
 #[test]
 fn a_grant_that_does_not_count_takes_no_lease_away() {
-    let mut desk = Desk::new();
-    let (_, owner) = desk.hold("a", fixed(1000), 5);
-    desk.grant_in_vain(owner, 1000, 5);
-    desk.untold("a");
-    desk.silent();
+    let mut harness = Harness::new();
+    let (_, owner) = harness.hold("a", fixed(1000), 5);
+    harness.grant_in_vain(owner, 1000, 5);
+    harness.untold("a");
+    harness.silent();
 }
 
 /// The yielder has let go, whoever has the lock now.
@@ -170,47 +170,47 @@ fn a_yield_whose_win_does_not_count_ends_its_lease_well() {
         local_passes: 0,
         ..rules()
     };
-    let mut desk = Desk::with(rules, true);
-    let (a, _) = desk.hold("a", fixed(1000), 5);
-    desk.arrive("b", fixed(1000));
-    desk.finish(a);
-    let hand_on = desk.sent();
-    desk.fail(&hand_on, unconfirmed());
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
+    let mut harness = Harness::with(rules, true);
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    harness.arrive("b", fixed(1000));
+    harness.finish(a);
+    let hand_on = harness.sent();
+    harness.fail(&hand_on, unconfirmed());
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
     let owner = asker(&hand_on);
-    assert_eq!(desk.sent(), Op::Release { owner });
-    desk.untold("b");
-    desk.reply(&Op::Release { owner }, Outcome::Gone { held: true });
-    desk.wait_until(1101);
-    assert_ne!(asker(&desk.sent()), owner);
+    assert_eq!(harness.sent(), Op::Release { owner });
+    harness.untold("b");
+    harness.reply(&Op::Release { owner }, Outcome::Gone { held: true });
+    harness.wait_until(1101);
+    assert_ne!(asker(&harness.sent()), owner);
 }
 
 /// Its caller is dropped while it is being confirmed.
 #[test]
 fn what_does_not_count_for_nobody_is_released_and_not_asked_for_again() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    desk.leave(a);
-    desk.silent();
-    desk.fail(&enter, unconfirmed());
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.leave(a);
+    harness.silent();
+    harness.fail(&enter, unconfirmed());
     let owner = asker(&enter);
-    assert_eq!(desk.sent(), Op::Release { owner });
-    desk.reply(&Op::Release { owner }, Outcome::Gone { held: true });
-    assert!(desk.turnstile.is_idle());
+    assert_eq!(harness.sent(), Op::Release { owner });
+    harness.reply(&Op::Release { owner }, Outcome::Gone { held: true });
+    assert!(harness.turnstile.is_idle());
 }
 
 /// Given back, a lease that somebody left for another would be lost to both.
 #[test]
 fn s3_what_is_adopted_is_not_given_back_for_want_of_a_confirmation() {
-    let mut desk = Desk::new();
-    desk.adopt("a", "other:1", fixed(1000).until(2000));
-    let adopt = desk.sent();
-    desk.fail(&adopt, unconfirmed());
-    desk.silent();
-    desk.wait_until(1101);
-    let again = desk.sent();
+    let mut harness = Harness::new();
+    harness.adopt("a", "other:1", fixed(1000).until(2000));
+    let adopt = harness.sent();
+    harness.fail(&adopt, unconfirmed());
+    harness.silent();
+    harness.wait_until(1101);
+    let again = harness.sent();
     assert_eq!(again, adopt);
-    desk.reply(&again, Outcome::Won { epoch: 9 });
-    desk.granted("a");
+    harness.reply(&again, Outcome::Won { epoch: 9 });
+    harness.granted("a");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::desk::{Desk, fixed, ms};
+use super::harness::{Harness, fixed, ms};
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
 use crate::turnstile::{FOREVER, Moment, Patience, Turnstile, Waiter, WaiterId};
@@ -22,16 +22,16 @@ fn a_turnstile_is_small() {
 #[test]
 fn room_that_was_lent_comes_back_empty_and_small() {
     for (waiting, is_remembered) in [(1, true), (99, false)] {
-        let mut desk = Desk::new();
+        let mut harness = Harness::new();
         for _ in 0..waiting {
-            desk.arrive("one", fixed(1000));
+            harness.arrive("one", fixed(1000));
         }
-        drop(desk.turnstile.take_buffer());
+        drop(harness.turnstile.take_buffer());
         let mut buffer = Some(Box::default());
-        desk.turnstile.lend_buffer(&mut buffer);
+        harness.turnstile.lend_buffer(&mut buffer);
         assert!(buffer.is_none(), "it was lent");
-        desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-        let back = desk.turnstile.take_buffer();
+        harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
+        let back = harness.turnstile.take_buffer();
         assert_eq!(back.is_some(), is_remembered, "after {waiting} verdicts");
         assert!(back.is_none_or(|buffer| buffer.is_empty()));
     }
@@ -231,7 +231,7 @@ impl Both {
 
 proptest! {
     #[test]
-    fn a_line_is_who_arrived_and_has_not_left(steps in steps(400)) {
+    fn a_queue_is_who_arrived_and_has_not_left(steps in steps(400)) {
         let mut both = Both::default();
         for step in steps {
             both.step(step);

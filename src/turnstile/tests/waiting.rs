@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
+use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, WaiterVerdict};
 
@@ -13,28 +13,28 @@ fn w1_a_waiting_registry_has_one_ticket_and_sends_nothing() {
         max_waiters: 5000,
         ..rules()
     };
-    let mut desk = Desk::with(rules, true);
-    desk.arrive("a", fixed(9000));
-    let enter = desk.sent();
+    let mut harness = Harness::with(rules, true);
+    harness.arrive("a", fixed(9000));
+    let enter = harness.sent();
     for _ in 0..1000 {
-        desk.arrive("b", fixed(9000));
+        harness.arrive("b", fixed(9000));
     }
-    desk.reply(&enter, busy(9000, 1));
-    desk.wait_until(9000);
-    desk.silent();
+    harness.reply(&enter, busy(9000, 1));
+    harness.wait_until(9000);
+    harness.silent();
 }
 
 /// The holder crashed: its ttl and a jitter later the ticket asks, and wins.
 #[test]
 fn w2_when_the_ttl_has_run_out_the_ticket_asks() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    desk.reply(&enter, busy(700, 1));
-    desk.wait_until(1700);
-    desk.silent();
-    desk.wait_until(1750);
-    let again = desk.sent();
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(700, 1));
+    harness.wait_until(1700);
+    harness.silent();
+    harness.wait_until(1750);
+    let again = harness.sent();
     assert_eq!(asker(&again), asker(&enter));
 }
 
@@ -44,20 +44,20 @@ fn w2_when_the_ttl_has_run_out_the_ticket_asks() {
 fn w2_about_every_ten_seconds_the_ticket_asks() {
     let mut pauses = Vec::new();
     for left in [None, Some(ms(3_600_000))] {
-        let mut desk = Desk::new();
-        desk.arrive("a", fixed(1000));
+        let mut harness = Harness::new();
+        harness.arrive("a", fixed(1000));
         for _ in 0..20 {
-            let enter = desk.sent();
+            let enter = harness.sent();
             let score = Some(1);
-            desk.reply(&enter, Outcome::Busy { left, score });
-            let asked = desk.now;
-            desk.wait_until(asked.as_millis() as u64 + 7_999);
-            desk.silent();
-            let next = desk.turnstile.next_timeout().unwrap();
+            harness.reply(&enter, Outcome::Busy { left, score });
+            let asked = harness.now;
+            harness.wait_until(asked.as_millis() as u64 + 7_999);
+            harness.silent();
+            let next = harness.turnstile.next_timeout().unwrap();
             assert!(next <= asked + ms(12_000), "{asked:?}, then {next:?}");
             pauses.push(next - asked);
-            desk.now = next;
-            desk.feed(|turnstile, cx| turnstile.tick(cx));
+            harness.now = next;
+            harness.feed(|turnstile, cx| turnstile.tick(cx));
         }
     }
     // Those who began together do not ask together.
@@ -69,26 +69,26 @@ fn w2_about_every_ten_seconds_the_ticket_asks() {
 /// renews as soon as it has taken the lease, for what is left of its wish.
 #[test]
 fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    let b = desk.arrive("b", fixed(5000));
-    desk.reply(&enter, busy(700, 1));
-    desk.leave(a);
-    desk.silent();
-    desk.grant(asker(&enter), 1000, 6);
-    assert_eq!(desk.granted("b").1, deadline(1000, 1000));
-    desk.silent();
-    assert!(desk.take(b));
-    let renew = desk.sent();
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    let b = harness.arrive("b", fixed(5000));
+    harness.reply(&enter, busy(700, 1));
+    harness.leave(a);
+    harness.silent();
+    harness.grant(asker(&enter), 1000, 6);
+    assert_eq!(harness.granted("b").1, deadline(1000, 1000));
+    harness.silent();
+    assert!(harness.take(b));
+    let renew = harness.sent();
     let Op::Renew { ttl, .. } = renew else {
         panic!("not {renew:?}")
     };
     assert_eq!(ttl, ms(5000));
-    desk.reply(&renew, Outcome::Renewed);
+    harness.reply(&renew, Outcome::Renewed);
     let LeaseVerdict::Prolonged {
         deadline: until, ..
-    } = desk.lease_told("b")
+    } = harness.lease_told("b")
     else {
         panic!("not prolonged")
     };
@@ -98,75 +98,75 @@ fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
 /// One who wants less ends at its own deadline, and the next in line goes on in the tenure.
 #[test]
 fn w3_one_who_wants_less_ends_at_its_own_deadline() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    let b = desk.arrive("b", fixed(200));
-    desk.leave(a);
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    assert_eq!(desk.granted("b").1, deadline(1000, 200));
-    assert!(desk.take(b));
-    desk.silent();
-    desk.wait_until(1200);
-    assert!(matches!(desk.ended("b"), LeaseEnd::Lost));
-    assert!(matches!(desk.sent(), Op::Release { .. }));
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    let b = harness.arrive("b", fixed(200));
+    harness.leave(a);
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    assert_eq!(harness.granted("b").1, deadline(1000, 200));
+    assert!(harness.take(b));
+    harness.silent();
+    harness.wait_until(1200);
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
 /// Found by simulation (seed 260 of its time): a win of 180 ms is 100 ms old when it arrives, and
 /// the head wants a fixed lease of 60 ms. Counted from the sending, its own end would be over,
 /// though the tenure is not.
 #[test]
-fn w3_a_short_fixed_lease_counts_from_its_seat() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(180));
-    let enter = desk.sent();
-    desk.arrive("b", fixed(60));
-    desk.leave(a);
-    desk.stop_until(1100);
-    desk.reply_at(&enter, 1001, Outcome::Won { epoch: 5 });
-    assert_eq!(desk.granted("b").1, deadline(1100, 60));
+fn w3_a_short_fixed_lease_counts_from_its_grant() {
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(180));
+    let enter = harness.sent();
+    harness.arrive("b", fixed(60));
+    harness.leave(a);
+    harness.stop_until(1100);
+    harness.reply_at(&enter, 1001, Outcome::Won { epoch: 5 });
+    assert_eq!(harness.granted("b").1, deadline(1100, 60));
 }
 
 /// Granted, but not polled: a `select!` arm that nobody looks at must not hold the lock for ever.
 /// After a third of the ttl the turn is the next one's, whether of this registry or another.
 #[test]
-fn w4_a_seated_waiter_that_does_not_look_loses_its_turn() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(900));
-    let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    desk.granted("a");
-    let b = desk.arrive("b", fixed(900));
-    desk.wait_until(1299);
-    desk.untold("a");
-    desk.wait_until(1300);
-    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
-    let hand_on = desk.sent();
+fn w4_a_granted_waiter_that_does_not_look_loses_its_turn() {
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(900));
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    let b = harness.arrive("b", fixed(900));
+    harness.wait_until(1299);
+    harness.untold("a");
+    harness.wait_until(1300);
+    assert!(matches!(harness.waiter_told("a"), WaiterVerdict::TurnLost));
+    let hand_on = harness.sent();
     assert!(matches!(hand_on, Op::Yield { .. }));
-    assert!(!desk.take(a));
-    desk.untold("a");
-    desk.reply(&hand_on, Outcome::Won { epoch: 6 });
-    desk.granted("b");
-    assert!(desk.take(b));
+    assert!(!harness.take(a));
+    harness.untold("a");
+    harness.reply(&hand_on, Outcome::Won { epoch: 6 });
+    harness.granted("b");
+    assert!(harness.take(b));
     // Taken, it is held while its owner lives.
-    desk.wait_until(2100);
-    desk.untold("b");
+    harness.wait_until(2100);
+    harness.untold("b");
 }
 
 /// With no other waiter here that is a release, not a yield to itself; and one who looks too late
 /// is told so even when the timer was late as well.
 #[test]
 fn w4_with_nobody_else_the_lost_turn_is_a_release() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(900));
-    let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    desk.granted("a");
-    desk.stop_until(1400);
-    assert!(!desk.take(a));
-    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(900));
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.stop_until(1400);
+    assert!(!harness.take(a));
+    assert!(matches!(harness.waiter_told("a"), WaiterVerdict::TurnLost));
     assert_eq!(
-        desk.sent(),
+        harness.sent(),
         Op::Release {
             owner: asker(&enter)
         }
@@ -177,104 +177,104 @@ fn w4_with_nobody_else_the_lost_turn_is_a_release() {
 /// the attempts.
 #[test]
 fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
-    let mut desk = Desk::with(rules(), false);
-    desk.arrive("a", fixed(1000));
-    desk.arrive("b", fixed(1000));
+    let mut harness = Harness::with(rules(), false);
+    harness.arrive("a", fixed(1000));
+    harness.arrive("b", fixed(1000));
     for at in [1030, 1060, 1090] {
-        let attempt = desk.sent();
+        let attempt = harness.sent();
         // For what it is worth there.
         assert!(matches!(attempt, Op::Listen { .. }));
         let left = Some(ms(5000));
-        desk.reply(&attempt, Outcome::Busy { left, score: None });
-        desk.wait_until(at - 1);
-        desk.silent();
-        desk.wait_until(at);
+        harness.reply(&attempt, Outcome::Busy { left, score: None });
+        harness.wait_until(at - 1);
+        harness.silent();
+        harness.wait_until(at);
     }
-    let attempt = desk.sent();
-    desk.reply(&attempt, Outcome::Won { epoch: 5 });
-    desk.granted("a");
+    let attempt = harness.sent();
+    harness.reply(&attempt, Outcome::Won { epoch: 5 });
+    harness.granted("a");
 }
 
 /// One that will not wait is told by the answer to an op that went out after it came, not by one
 /// that was on its way before: the lock may have come free in between.
 #[test]
 fn w5_once_is_answered_by_an_attempt_of_its_own() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).once());
-    let attempt = desk.sent();
-    desk.arrive("b", fixed(1000).once());
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).once());
+    let attempt = harness.sent();
+    harness.arrive("b", fixed(1000).once());
     let left = Some(ms(5000));
-    desk.reply(&attempt, Outcome::Busy { left, score: None });
-    assert!(matches!(desk.refused("a"), Refusal::Busy));
-    desk.untold("b");
-    let second = desk.sent();
+    harness.reply(&attempt, Outcome::Busy { left, score: None });
+    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    harness.untold("b");
+    let second = harness.sent();
     assert!(matches!(second, Op::Attempt { .. }));
-    desk.reply(&second, Outcome::Won { epoch: 5 });
-    desk.granted("b");
+    harness.reply(&second, Outcome::Won { epoch: 5 });
+    harness.granted("b");
 }
 
 /// One that will not wait does not overtake those who do.
 #[test]
 fn w5_once_does_not_overtake_the_line() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    desk.arrive("b", fixed(1000).once());
-    assert!(matches!(desk.refused("b"), Refusal::Busy));
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    desk.granted("a");
-    desk.arrive("c", fixed(1000).once());
-    assert!(matches!(desk.refused("c"), Refusal::Busy));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.arrive("b", fixed(1000).once());
+    assert!(matches!(harness.refused("b"), Refusal::Busy));
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.arrive("c", fixed(1000).once());
+    assert!(matches!(harness.refused("c"), Refusal::Busy));
 }
 
 /// The wait is over: whoever stands is told Busy, or what was wrong with the store.
 #[test]
 fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1500));
-    let enter = desk.sent();
-    desk.reply(&enter, busy(5000, 1));
-    desk.wait_until(1499);
-    desk.untold("a");
-    desk.wait_until(1500);
-    assert!(matches!(desk.refused("a"), Refusal::Busy));
-    assert_eq!(desk.sent_late(), withdrawal(&enter));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1500));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(5000, 1));
+    harness.wait_until(1499);
+    harness.untold("a");
+    harness.wait_until(1500);
+    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert_eq!(harness.sent_late(), withdrawal(&enter));
 
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1500));
-    let enter = desk.sent();
-    desk.fail(&enter, OpError::Refused(broken()));
-    desk.untold("a");
-    desk.wait_until(1049);
-    desk.silent();
-    desk.wait_until(1500);
-    assert!(matches!(desk.refused("a"), Refusal::Failed(_)));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1500));
+    let enter = harness.sent();
+    harness.fail(&enter, OpError::Refused(broken()));
+    harness.untold("a");
+    harness.wait_until(1049);
+    harness.silent();
+    harness.wait_until(1500);
+    assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
 }
 
 /// "Busy" is what the store, or a holder in this process, has said. A store that does not answer is told as what it is,
 /// and its first answer is awaited even by one who waits for others less long.
 #[test]
 fn a_store_that_does_not_answer_is_not_busy() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1100));
-    desk.sent();
-    desk.wait_until(1999);
-    desk.untold("a");
-    desk.wait_until(2000);
-    assert!(matches!(desk.refused("a"), Refusal::Failed(error) if error.is_retryable()));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1100));
+    harness.sent();
+    harness.wait_until(1999);
+    harness.untold("a");
+    harness.wait_until(2000);
+    assert!(matches!(harness.refused("a"), Refusal::Failed(error) if error.is_retryable()));
 }
 
 /// A store that is known to be away is not awaited for longer than others.
 #[test]
 fn w1_a_wait_for_a_store_that_is_away_ends_in_time() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1100));
-    let enter = desk.sent();
-    desk.fail(&enter, OpError::Unsent(broken()));
-    desk.arrive("b", fixed(1000).until(1100));
-    desk.wait_until(1100);
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1100));
+    let enter = harness.sent();
+    harness.fail(&enter, OpError::Unsent(broken()));
+    harness.arrive("b", fixed(1000).until(1100));
+    harness.wait_until(1100);
     for who in ["a", "b"] {
-        let refusal = desk.refused(who);
+        let refusal = harness.refused(who);
         assert!(
             matches!(&refusal, Refusal::Failed(error) if error.to_string() == broken().to_string()),
             "{refusal:?}"
@@ -284,71 +284,71 @@ fn w1_a_wait_for_a_store_that_is_away_ends_in_time() {
 
 #[test]
 fn a_first_answer_that_is_late_counts() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1100));
-    let enter = desk.sent();
-    desk.wait_until(1500);
-    desk.reply(&enter, Outcome::Won { epoch: 1 });
-    desk.granted("a");
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1100));
+    let enter = harness.sent();
+    harness.wait_until(1500);
+    harness.reply(&enter, Outcome::Won { epoch: 1 });
+    harness.granted("a");
 
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000).until(1100));
-    let enter = desk.sent();
-    desk.wait_until(1500);
-    desk.reply(&enter, busy(5000, 1));
-    assert!(matches!(desk.refused("a"), Refusal::Busy));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(1100));
+    let enter = harness.sent();
+    harness.wait_until(1500);
+    harness.reply(&enter, busy(5000, 1));
+    assert!(matches!(harness.refused("a"), Refusal::Busy));
 }
 
 /// Nothing is asked for one who comes while a ticket of its registry stands in the queue: the answer is known.
 #[test]
 fn who_joins_a_wait_is_busy_at_the_end_of_its_own() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    desk.arrive("with it", fixed(1000).until(1100));
-    desk.reply(&enter, busy(5000, 1));
-    desk.arrive("after it", fixed(1000).until(1100));
-    desk.silent();
-    desk.wait_until(1100);
-    assert!(matches!(desk.refused("with it"), Refusal::Busy));
-    assert!(matches!(desk.refused("after it"), Refusal::Busy));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.arrive("with it", fixed(1000).until(1100));
+    harness.reply(&enter, busy(5000, 1));
+    harness.arrive("after it", fixed(1000).until(1100));
+    harness.silent();
+    harness.wait_until(1100);
+    assert!(matches!(harness.refused("with it"), Refusal::Busy));
+    assert!(matches!(harness.refused("after it"), Refusal::Busy));
     // It is asked again, and does not answer any more.
-    desk.wait_until(6050);
-    desk.sent();
-    desk.arrive("late", fixed(1000).until(6100));
-    desk.wait_until(6100);
-    desk.untold("late");
-    desk.wait_until(7050);
-    assert!(matches!(desk.refused("late"), Refusal::Failed(_)));
+    harness.wait_until(6050);
+    harness.sent();
+    harness.arrive("late", fixed(1000).until(6100));
+    harness.wait_until(6100);
+    harness.untold("late");
+    harness.wait_until(7050);
+    assert!(matches!(harness.refused("late"), Refusal::Failed(_)));
 }
 
 #[test]
 fn who_waits_for_a_local_holder_is_busy_at_the_end_of_its_wait() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(5000));
-    desk.arrive("before", fixed(1000).until(1100));
-    let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { epoch: 1 });
-    desk.granted("a");
-    desk.arrive("after", fixed(1000).until(1100));
-    desk.wait_until(1100);
-    assert!(matches!(desk.refused("before"), Refusal::Busy));
-    assert!(matches!(desk.refused("after"), Refusal::Busy));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(5000));
+    harness.arrive("before", fixed(1000).until(1100));
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 1 });
+    harness.granted("a");
+    harness.arrive("after", fixed(1000).until(1100));
+    harness.wait_until(1100);
+    assert!(matches!(harness.refused("before"), Refusal::Busy));
+    assert!(matches!(harness.refused("after"), Refusal::Busy));
 }
 
 /// More than the line may hold are turned away, at once.
 #[test]
-fn w1_a_full_line_takes_nobody() {
+fn w1_a_full_queue_takes_nobody() {
     let rules = Rules {
         max_waiters: 2,
         ..rules()
     };
-    let mut desk = Desk::with(rules, true);
-    desk.arrive("a", fixed(1000));
-    desk.arrive("b", fixed(1000));
-    desk.arrive("c", fixed(1000));
-    assert!(matches!(desk.refused("c"), Refusal::QueueFull));
-    desk.untold("a");
+    let mut harness = Harness::with(rules, true);
+    harness.arrive("a", fixed(1000));
+    harness.arrive("b", fixed(1000));
+    harness.arrive("c", fixed(1000));
+    assert!(matches!(harness.refused("c"), Refusal::QueueFull));
+    harness.untold("a");
 }
 
 /// A reconnect renews a lease that is not taken yet as well, to learn whether it is still there
@@ -356,51 +356,51 @@ fn w1_a_full_line_takes_nobody() {
 /// one who does not look ends all the same.
 #[test]
 fn w4_a_renewed_turn_ends_if_nobody_looks() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(900).renewed());
-    let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    desk.granted("a");
-    desk.stop_until(1200);
-    desk.up(true);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Renewed);
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(900).renewed());
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.stop_until(1200);
+    harness.up(true);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
     assert!(matches!(
-        desk.lease_told("a"),
+        harness.lease_told("a"),
         LeaseVerdict::Prolonged { .. }
     ));
-    desk.wait_until(1300);
-    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
-    assert!(matches!(desk.sent(), Op::Release { .. }));
+    harness.wait_until(1300);
+    assert!(matches!(harness.waiter_told("a"), WaiterVerdict::TurnLost));
+    assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
 /// A policy of the user's own says "not again", with the longest pause there is: the sum of that and the time was too
 /// much for a `Duration`, and the panic came with the registry locked.
 #[test]
 fn a_pause_without_end_is_no_fault() {
-    let mut desk = Desk::with(rules(), false);
-    desk.pause = Some(Duration::MAX);
-    desk.arrive("a", fixed(1000).until(5000));
-    let attempt = desk.sent();
+    let mut harness = Harness::with(rules(), false);
+    harness.pause = Some(Duration::MAX);
+    harness.arrive("a", fixed(1000).until(5000));
+    let attempt = harness.sent();
     let busy = Outcome::Busy {
         left: None,
         score: None,
     };
-    desk.reply(&attempt, busy);
-    desk.wait_until(6000);
-    desk.silent();
-    assert!(matches!(desk.refused("a"), Refusal::Busy));
+    harness.reply(&attempt, busy);
+    harness.wait_until(6000);
+    harness.silent();
+    assert!(matches!(harness.refused("a"), Refusal::Busy));
 }
 
 /// The store was away, and somebody stood in line for when it would be back. Whoever asked once heard "busy", as if
 /// the lock were known to be another's, and not that the store had failed.
 #[test]
 fn one_who_asks_once_of_a_store_that_is_away_is_told_so_whoever_stands() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    desk.lose(&enter);
-    desk.arrive("b", fixed(1000).once());
-    assert!(matches!(desk.refused("b"), Refusal::Failed(_)));
-    desk.untold("a");
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.lose(&enter);
+    harness.arrive("b", fixed(1000).once());
+    assert!(matches!(harness.refused("b"), Refusal::Failed(_)));
+    harness.untold("a");
 }

@@ -1,11 +1,11 @@
 //! The watchdog: who is prolonged, when, and how often.
 
-use super::desk::{Desk, asker, broken, busy, deadline, fixed, ms};
+use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms};
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, WaiterVerdict};
 
-fn prolonged(desk: &mut Desk, who: &'static str) -> u64 {
-    let LeaseVerdict::Prolonged { deadline, .. } = desk.lease_told(who) else {
+fn prolonged(harness: &mut Harness, who: &'static str) -> u64 {
+    let LeaseVerdict::Prolonged { deadline, .. } = harness.lease_told(who) else {
         panic!("not prolonged")
     };
     deadline.as_micros() as u64
@@ -14,137 +14,152 @@ fn prolonged(desk: &mut Desk, who: &'static str) -> u64 {
 /// At every third of its ttl, to the whole of it, counted from the sending (D1).
 #[test]
 fn a_held_lease_is_renewed_at_every_third() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
     for third in 1..=9 {
-        desk.wait_until(1000 + third * 300 - 1);
-        desk.silent();
-        desk.wait_until(1000 + third * 300);
-        let renew = desk.sent();
+        harness.wait_until(1000 + third * 300 - 1);
+        harness.silent();
+        harness.wait_until(1000 + third * 300);
+        let renew = harness.sent();
         assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
-        desk.reply(&renew, Outcome::Renewed);
-        assert_eq!(prolonged(&mut desk, "a"), deadline(1000 + third * 300, 900));
+        harness.reply(&renew, Outcome::Renewed);
+        assert_eq!(
+            prolonged(&mut harness, "a"),
+            deadline(1000 + third * 300, 900)
+        );
     }
 }
 
 /// W4: a lease that nobody took is not kept alive.
 #[test]
 fn w4_the_watchdog_starts_when_the_lease_is_taken() {
-    let mut desk = Desk::new();
-    desk.arrive("a", fixed(900).renewed());
-    let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    desk.granted("a");
-    desk.wait_until(1299);
-    desk.silent();
-    desk.wait_until(1300);
-    assert!(matches!(desk.waiter_told("a"), WaiterVerdict::TurnLost));
-    assert!(matches!(desk.sent(), Op::Release { .. }));
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(900).renewed());
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.wait_until(1299);
+    harness.silent();
+    harness.wait_until(1300);
+    assert!(matches!(harness.waiter_told("a"), WaiterVerdict::TurnLost));
+    assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
 /// A renewal that nobody answered changes nothing; while the connection is gone none is sent, and
 /// the deadline decides.
 #[test]
 fn unknown_neither_loses_nor_prolongs() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.lose(&renew);
-    desk.down();
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
-    desk.wait_until(1888);
-    desk.silent();
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
-    desk.untold("a");
-    desk.wait_until(1889);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.lose(&renew);
+    harness.down();
+    assert!(matches!(
+        harness.lease_told("a"),
+        LeaseVerdict::Unrenewed(_)
+    ));
+    harness.wait_until(1888);
+    harness.silent();
+    assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+    harness.untold("a");
+    harness.wait_until(1889);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
 }
 
 /// A new connection renews at once, and the watchdog goes on a third of the ttl after that.
 #[test]
 fn o4_a_new_connection_renews_at_once_and_the_watchdog_goes_on() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.lose(&renew);
-    desk.down();
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
-    desk.wait_until(1700);
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
-    desk.up(true);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Renewed);
-    assert_eq!(prolonged(&mut desk, "a"), deadline(1700, 900));
-    desk.wait_until(1999);
-    desk.silent();
-    desk.wait_until(2000);
-    assert!(matches!(desk.sent(), Op::Renew { .. }));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.lose(&renew);
+    harness.down();
+    assert!(matches!(
+        harness.lease_told("a"),
+        LeaseVerdict::Unrenewed(_)
+    ));
+    harness.wait_until(1700);
+    assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+    harness.up(true);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "a"), deadline(1700, 900));
+    harness.wait_until(1999);
+    harness.silent();
+    harness.wait_until(2000);
+    assert!(matches!(harness.sent(), Op::Renew { .. }));
 }
 
 /// A server that says no is asked again, before the deadline.
 #[test]
 fn a_refused_renewal_is_tried_again() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.fail(&renew, OpError::Refused(broken()));
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
-    desk.wait_until(1360);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Renewed);
-    assert!(prolonged(&mut desk, "a") > deadline(1300, 900));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.fail(&renew, OpError::Refused(broken()));
+    assert!(matches!(
+        harness.lease_told("a"),
+        LeaseVerdict::Unrenewed(_)
+    ));
+    harness.wait_until(1360);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
+    assert!(prolonged(&mut harness, "a") > deadline(1300, 900));
 }
 
 /// After the last it lasts its ttl, and no longer.
 #[test]
 fn at_most_so_many_renewals() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed_at_most(2), 5);
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed_at_most(2), 5);
     for third in 1..=2 {
-        desk.wait_until(1000 + third * 300);
-        let renew = desk.sent();
-        desk.reply(&renew, Outcome::Renewed);
-        let told = desk.lease_told("a");
+        harness.wait_until(1000 + third * 300);
+        let renew = harness.sent();
+        harness.reply(&renew, Outcome::Renewed);
+        let told = harness.lease_told("a");
         assert!(matches!(told, LeaseVerdict::Prolonged { last, .. } if last == (third == 2)));
     }
-    desk.wait_until(2488);
-    desk.silent();
-    desk.untold("a");
-    desk.wait_until(2489);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+    harness.wait_until(2488);
+    harness.silent();
+    harness.untold("a");
+    harness.wait_until(2489);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
 }
 
 /// The renewal of a new connection (O4) was refused, and that gave the watchdog one more than it was
 /// allowed, and started it for a lease that nobody had taken yet (W4).
 #[test]
 fn a_refusal_gives_back_no_more_than_was_counted() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed_at_most(1), 5);
-    desk.wait_until(1100);
-    desk.up(true);
-    let renew = desk.sent();
-    desk.fail(&renew, OpError::Refused(broken()));
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
-    desk.wait_until(1200);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Renewed);
-    prolonged(&mut desk, "a");
-    desk.wait_until(1900);
-    desk.silent();
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed_at_most(1), 5);
+    harness.wait_until(1100);
+    harness.up(true);
+    let renew = harness.sent();
+    harness.fail(&renew, OpError::Refused(broken()));
+    assert!(matches!(
+        harness.lease_told("a"),
+        LeaseVerdict::Unrenewed(_)
+    ));
+    harness.wait_until(1200);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
+    prolonged(&mut harness, "a");
+    harness.wait_until(1900);
+    harness.silent();
 
-    let mut desk = Desk::new();
-    desk.arrive("b", fixed(900).renewed());
-    let enter = desk.sent();
-    desk.reply(&enter, Outcome::Won { epoch: 5 });
-    desk.granted("b");
-    desk.up(true);
-    let renew = desk.sent();
-    desk.fail(&renew, OpError::Refused(broken()));
-    desk.wait_until(1299);
-    desk.silent();
+    let mut harness = Harness::new();
+    harness.arrive("b", fixed(900).renewed());
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("b");
+    harness.up(true);
+    let renew = harness.sent();
+    harness.fail(&renew, OpError::Refused(broken()));
+    harness.wait_until(1299);
+    harness.silent();
 }
 
 /// W3: a fixed lease of 5 s came by a ticket of 1 s, and the one renewal that it is owed was refused. It was tried
@@ -152,23 +167,26 @@ fn a_refusal_gives_back_no_more_than_was_counted() {
 /// the watchdog's are; and it stays the only one.
 #[test]
 fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(1000));
-    let enter = desk.sent();
-    let b = desk.arrive("b", fixed(5000));
-    desk.reply(&enter, busy(700, 1));
-    desk.leave(a);
-    desk.grant(asker(&enter), 1000, 6);
-    desk.granted("b");
-    assert!(desk.take(b));
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    let b = harness.arrive("b", fixed(5000));
+    harness.reply(&enter, busy(700, 1));
+    harness.leave(a);
+    harness.grant(asker(&enter), 1000, 6);
+    harness.granted("b");
+    assert!(harness.take(b));
     for round in 1..=3 {
-        let renew = desk.sent();
-        desk.fail(&renew, OpError::Refused(broken()));
-        assert!(matches!(desk.lease_told("b"), LeaseVerdict::Unrenewed(_)));
-        desk.silent();
-        desk.wait_until(1000 + round * 60);
+        let renew = harness.sent();
+        harness.fail(&renew, OpError::Refused(broken()));
+        assert!(matches!(
+            harness.lease_told("b"),
+            LeaseVerdict::Unrenewed(_)
+        ));
+        harness.silent();
+        harness.wait_until(1000 + round * 60);
     }
-    let renew = desk.sent();
+    let renew = harness.sent();
     let Op::Renew { ttl, .. } = renew else {
         panic!("not {renew:?}")
     };
@@ -176,12 +194,12 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
         ttl > ms(4500) && ttl < ms(4900),
         "what is left of it, not {ttl:?}"
     );
-    desk.reply(&renew, Outcome::Renewed);
-    assert_eq!(prolonged(&mut desk, "b"), deadline(1000, 5000));
-    desk.wait_until(5947);
-    desk.silent();
-    desk.wait_until(5948);
-    assert!(matches!(desk.ended("b"), LeaseEnd::Lost));
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "b"), deadline(1000, 5000));
+    harness.wait_until(5947);
+    harness.silent();
+    harness.wait_until(5948);
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
 }
 
 /// A wire that broke again and again prolonged a bounded lease without end: each new connection renews, and those
@@ -189,69 +207,69 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
 /// renewal ends a ttl after that, whatever the wire does.
 #[test]
 fn a_wire_that_breaks_often_prolongs_no_bounded_lease() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed_at_most(1), 5);
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed_at_most(1), 5);
     for at in [1100, 1200] {
-        desk.wait_until(at);
-        desk.down();
-        desk.up(true);
-        let look = desk.sent();
+        harness.wait_until(at);
+        harness.down();
+        harness.up(true);
+        let look = harness.sent();
         assert!(matches!(look, Op::Renew { ttl, .. } if ttl == ms(1900 - at)));
-        desk.reply(&look, Outcome::Renewed);
+        harness.reply(&look, Outcome::Renewed);
     }
     // The watchdog comes in its own time: it was put off at each new connection, and so for ever.
-    desk.wait_until(1299);
-    desk.silent();
-    desk.wait_until(1300);
-    let renew = desk.sent();
+    harness.wait_until(1299);
+    harness.silent();
+    harness.wait_until(1300);
+    let renew = harness.sent();
     assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
     // Nobody knows whether it was done: the next connection asks for the rest of just that.
-    desk.lose(&renew);
+    harness.lose(&renew);
     for at in [1400, 1700, 2100] {
-        desk.wait_until(at);
-        desk.down();
-        desk.up(true);
-        let look = desk.sent();
+        harness.wait_until(at);
+        harness.down();
+        harness.up(true);
+        let look = harness.sent();
         assert!(matches!(look, Op::Renew { ttl, .. } if ttl == ms(2200 - at)));
-        desk.reply(&look, Outcome::Renewed);
+        harness.reply(&look, Outcome::Renewed);
     }
     // A shorter ttl has less drift: the lease ends between 2189, as it was meant to, and 2200.
-    desk.wait_until(2188);
-    desk.silent();
-    desk.wait_until(2200);
-    while !matches!(desk.lease_told("a"), LeaseVerdict::Ended(LeaseEnd::Lost)) {}
+    harness.wait_until(2188);
+    harness.silent();
+    harness.wait_until(2200);
+    while !matches!(harness.lease_told("a"), LeaseVerdict::Ended(LeaseEnd::Lost)) {}
 }
 
 /// Somebody else has the key: the holder is told at once, not at its deadline.
 #[test]
 fn a_renewal_that_finds_another_loses_the_lease() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Lost);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Lost);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
     // O6: after Lost nothing is sent.
-    desk.silent();
+    harness.silent();
 }
 
 /// The watchdogs of other libraries outlived their locks: one that is under way when its lease is
 /// given back renews nothing, and is the last.
 #[test]
 fn a_watchdog_does_not_outlive_its_lease() {
-    let mut desk = Desk::new();
-    let (a, _) = desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.finish(a);
-    let release = desk.sent();
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.finish(a);
+    let release = harness.sent();
     assert!(matches!(release, Op::Release { .. }));
-    desk.reply(&release, Outcome::Gone { held: true });
-    assert!(matches!(desk.ended("a"), LeaseEnd::Released));
-    desk.reply(&renew, Outcome::Renewed);
-    desk.wait_until(10_000);
-    desk.silent();
-    assert!(desk.turnstile.is_idle());
+    harness.reply(&release, Outcome::Gone { held: true });
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    harness.reply(&renew, Outcome::Renewed);
+    harness.wait_until(10_000);
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
 }
 
 /// Found by simulation (seed 6 of its time): a lease that was given back just when its renewal was due was renewed
@@ -259,16 +277,16 @@ fn a_watchdog_does_not_outlive_its_lease() {
 #[test]
 fn what_is_given_back_when_its_renewal_is_due_is_not_renewed() {
     for shut_down in [false, true] {
-        let mut desk = Desk::new();
-        let (a, _) = desk.hold("a", fixed(900).renewed(), 5);
-        desk.stop_until(1310);
+        let mut harness = Harness::new();
+        let (a, _) = harness.hold("a", fixed(900).renewed(), 5);
+        harness.stop_until(1310);
         if shut_down {
-            desk.feed(|turnstile, cx| turnstile.close(cx, |_| None));
+            harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
         } else {
-            desk.finish(a);
+            harness.finish(a);
         }
-        assert!(matches!(desk.sent(), Op::Release { .. }));
-        desk.silent();
+        assert!(matches!(harness.sent(), Op::Release { .. }));
+        harness.silent();
     }
 }
 
@@ -278,134 +296,143 @@ fn what_is_given_back_when_its_renewal_is_due_is_not_renewed() {
 fn a_late_renewal_is_told_once_and_before_the_deadline() {
     // Due at 1300, and the lease ends at 1889.
     for (fails, breaks) in [(false, false), (true, false), (false, true)] {
-        let mut desk = Desk::new();
-        desk.hold("a", fixed(900).renewed(), 5);
-        desk.wait_until(1300);
-        let renew = desk.sent();
+        let mut harness = Harness::new();
+        harness.hold("a", fixed(900).renewed(), 5);
+        harness.wait_until(1300);
+        let renew = harness.sent();
         if fails {
-            desk.fail(&renew, OpError::Refused(broken()));
-            assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
+            harness.fail(&renew, OpError::Refused(broken()));
+            assert!(matches!(
+                harness.lease_told("a"),
+                LeaseVerdict::Unrenewed(_)
+            ));
         }
         if breaks {
-            desk.lose(&renew);
-            assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
+            harness.lose(&renew);
+            assert!(matches!(
+                harness.lease_told("a"),
+                LeaseVerdict::Unrenewed(_)
+            ));
         }
         for at in 1301..1692 {
-            desk.wait_until(at);
-            while let Some(renew) = desk.sent_if_any() {
-                desk.fail(&renew, OpError::Refused(broken()));
-                assert!(matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)));
+            harness.wait_until(at);
+            while let Some(renew) = harness.sent_if_any() {
+                harness.fail(&renew, OpError::Refused(broken()));
+                assert!(matches!(
+                    harness.lease_told("a"),
+                    LeaseVerdict::Unrenewed(_)
+                ));
             }
         }
-        desk.untold("a");
-        desk.wait_until(1693);
-        assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
-        desk.wait_until(1888);
-        desk.untold("a");
-        desk.wait_until(1889);
-        assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+        harness.untold("a");
+        harness.wait_until(1693);
+        assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+        harness.wait_until(1888);
+        harness.untold("a");
+        harness.wait_until(1889);
+        assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
     }
 }
 
 /// The next renewal may be late as well.
 #[test]
 fn each_late_renewal_is_told() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
     for _ in 0..3 {
-        let now = desk.now.as_millis() as u64;
-        desk.wait_until(now + 700);
-        assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
+        let now = harness.now.as_millis() as u64;
+        harness.wait_until(now + 700);
+        assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
         // It was sent 400 ms ago, so that the next is due.
         for _ in 0..2 {
-            let renew = desk.sent();
-            desk.reply(&renew, Outcome::Renewed);
-            prolonged(&mut desk, "a");
-            desk.wait_until(now + 700);
+            let renew = harness.sent();
+            harness.reply(&renew, Outcome::Renewed);
+            prolonged(&mut harness, "a");
+            harness.wait_until(now + 700);
         }
-        desk.untold("a");
+        harness.untold("a");
     }
 }
 
 /// No connection stands when the renewal is due: it is late all the same.
 #[test]
 fn a_renewal_that_cannot_be_sent_is_late() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1100);
-    desk.down();
-    desk.wait_until(1692);
-    desk.untold("a");
-    desk.wait_until(1693);
-    desk.silent();
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1100);
+    harness.down();
+    harness.wait_until(1692);
+    harness.untold("a");
+    harness.wait_until(1693);
+    harness.silent();
+    assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
 }
 
 /// What is not to be renewed has no late renewals: a fixed lease, one whose last renewal is confirmed, one that was
 /// not taken, and one whose runtime has gone.
 #[test]
 fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900), 5);
-    desk.down();
-    desk.wait_until(1889);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900), 5);
+    harness.down();
+    harness.wait_until(1889);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
 
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed_at_most(1), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Renewed);
-    prolonged(&mut desk, "a");
-    desk.wait_until(2189);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed_at_most(1), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
+    prolonged(&mut harness, "a");
+    harness.wait_until(2189);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
 
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    desk.sent();
-    desk.turnstile.stop_renewing(|_| true);
-    desk.wait_until(1889);
-    assert!(matches!(desk.ended("a"), LeaseEnd::Lost));
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    harness.sent();
+    harness.turnstile.stop_renewing(|_| true);
+    harness.wait_until(1889);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
 }
 
 /// W3: what is renewed as soon as it is taken is late by what its ticket brought, and not by its own ttl.
 #[test]
 fn a_short_ticket_is_told_late_by_its_own_time() {
-    let mut desk = Desk::new();
-    let a = desk.arrive("a", fixed(900));
-    let enter = desk.sent();
-    let b = desk.arrive("b", fixed(9000).renewed());
-    desk.reply(&enter, busy(700, 1));
-    desk.leave(a);
-    desk.grant(asker(&enter), 900, 6);
-    desk.granted("b");
-    assert!(desk.take(b));
-    desk.sent();
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(900));
+    let enter = harness.sent();
+    let b = harness.arrive("b", fixed(9000).renewed());
+    harness.reply(&enter, busy(700, 1));
+    harness.leave(a);
+    harness.grant(asker(&enter), 900, 6);
+    harness.granted("b");
+    assert!(harness.take(b));
+    harness.sent();
     // It has 889 ms.
-    desk.wait_until(1592);
-    desk.untold("b");
-    desk.wait_until(1593);
-    assert!(matches!(desk.lease_told("b"), LeaseVerdict::RenewalLate));
+    harness.wait_until(1592);
+    harness.untold("b");
+    harness.wait_until(1593);
+    assert!(matches!(harness.lease_told("b"), LeaseVerdict::RenewalLate));
 }
 
 /// An extension that is not confirmed is a renewal that is due.
 #[test]
 fn an_extension_that_is_not_confirmed_is_late() {
-    let mut desk = Desk::new();
-    let (a, _) = desk.hold("a", fixed(900), 5);
-    desk.wait_until(1289);
-    desk.extend(a, 5000);
-    let renew = desk.sent();
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900), 5);
+    harness.wait_until(1289);
+    harness.extend(a, 5000);
+    let renew = harness.sent();
     assert!(matches!(renew, Op::Renew { within, .. } if within == ms(600)));
-    desk.wait_until(1688);
-    desk.untold("a");
-    desk.wait_until(1689);
-    assert!(matches!(desk.lease_told("a"), LeaseVerdict::RenewalLate));
-    desk.reply(&renew, Outcome::Renewed);
-    prolonged(&mut desk, "a");
-    desk.wait_until(6000);
-    desk.untold("a");
+    harness.wait_until(1688);
+    harness.untold("a");
+    harness.wait_until(1689);
+    assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+    harness.reply(&renew, Outcome::Renewed);
+    prolonged(&mut harness, "a");
+    harness.wait_until(6000);
+    harness.untold("a");
 }
 
 /// G4: each renewal says for how long its lease still lasts.
@@ -415,62 +442,62 @@ fn a_renewal_names_what_is_left_of_its_lease() {
         Op::Renew { within, .. } => within.as_millis(),
         op => panic!("{op:?}"),
     };
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
     assert_eq!(within(&renew), 1889 - 1300);
-    desk.stop_until(1400);
-    desk.lose(&renew);
-    desk.up(true);
-    assert_eq!(within(&desk.sent()), 1889 - 1400);
+    harness.stop_until(1400);
+    harness.lose(&renew);
+    harness.up(true);
+    assert_eq!(within(&harness.sent()), 1889 - 1400);
 }
 
 /// The session has more to do than it can, and did not send a renewal: the connection is well, so nothing is down, and
 /// whoever comes is served. The next try is not sooner than half of what is left, and none comes after the deadline.
 #[test]
 fn g4_a_renewal_that_was_too_late_to_send_is_not_hammered() {
-    let mut desk = Desk::new();
-    desk.hold("a", fixed(900).renewed(), 5);
-    desk.wait_until(1300);
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
     let mut tries = 0;
-    while let Some(renew) = desk.sent_if_any() {
+    while let Some(renew) = harness.sent_if_any() {
         tries += 1;
         assert!(matches!(renew, Op::Renew { .. }));
-        let left = ms(1889) - desk.now;
-        desk.fail(&renew, OpError::TooLate(broken()));
-        desk.silent();
-        let next = (desk.now + left / 2).as_millis() as u64;
-        desk.wait_until(next);
-        desk.silent();
-        desk.wait_until(1888.min(next + 60));
-        while !matches!(desk.lease_told("a"), LeaseVerdict::Unrenewed(_)) {}
+        let left = ms(1889) - harness.now;
+        harness.fail(&renew, OpError::TooLate(broken()));
+        harness.silent();
+        let next = (harness.now + left / 2).as_millis() as u64;
+        harness.wait_until(next);
+        harness.silent();
+        harness.wait_until(1888.min(next + 60));
+        while !matches!(harness.lease_told("a"), LeaseVerdict::Unrenewed(_)) {}
     }
     assert!((3..=6).contains(&tries), "{tries}");
-    desk.wait_until(1889);
-    while !matches!(desk.ended("a"), LeaseEnd::Lost) {}
+    harness.wait_until(1889);
+    while !matches!(harness.ended("a"), LeaseEnd::Lost) {}
 
     // It is served all the same, as soon as it can.
-    let mut desk = Desk::new();
-    let (a, owner) = desk.hold("a", fixed(900).renewed_at_most(1), 5);
-    desk.wait_until(1300);
-    let renew = desk.sent();
-    desk.fail(&renew, OpError::TooLate(broken()));
-    desk.told("a");
-    desk.wait_until(1600);
-    let renew = desk.sent();
-    desk.reply(&renew, Outcome::Renewed);
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed_at_most(1), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    harness.fail(&renew, OpError::TooLate(broken()));
+    harness.told("a");
+    harness.wait_until(1600);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
     // That was the one that it may have.
-    let told = desk.lease_told("a");
+    let told = harness.lease_told("a");
     assert!(
         matches!(told, LeaseVerdict::Prolonged { last: true, .. }),
         "{told:?}"
     );
     let renew = {
-        desk.extend(a, 5000);
-        desk.sent()
+        harness.extend(a, 5000);
+        harness.sent()
     };
-    desk.fail(&renew, OpError::TooLate(broken()));
-    desk.finish(a);
-    assert_eq!(desk.sent(), Op::Release { owner }, "nothing is down");
+    harness.fail(&renew, OpError::TooLate(broken()));
+    harness.finish(a);
+    assert_eq!(harness.sent(), Op::Release { owner }, "nothing is down");
 }

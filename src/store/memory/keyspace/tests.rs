@@ -46,7 +46,7 @@ impl Keyspace {
     }
 
     /// Who listens for a key, first come first: instance and owner.
-    pub(crate) fn ears(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
+    pub(crate) fn listeners(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
         let name = (asking.prefix.clone(), asking.key.clone());
         let Some(slot) = self.slots.get_mut(&name) else {
             return Vec::new();

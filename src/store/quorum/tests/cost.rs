@@ -2,7 +2,7 @@
 
 use tokio::time::{Duration, advance};
 
-use super::desk::{Desk, attempt, listen, release, store};
+use super::harness::{Harness, attempt, listen, release, store};
 use super::nodes::{Node, ms};
 use super::subscriptions::counted;
 use crate::store::contract::{Op, Owner, Session, SubmittedOp};
@@ -20,27 +20,34 @@ async fn an_event_of_one_key_looks_at_no_other() {
     let mut costs = Vec::new();
     for others in [0, 2000] {
         let nodes = Node::many(3);
-        let holder = Desk::new(&store(&nodes), "h");
+        let holder = Harness::new(&store(&nodes), "h");
         holder.wins(1).await;
-        let (desk, session) = counted(&nodes, "a");
+        let (harness, session) = counted(&nodes, "a");
         for number in 0..others {
             let (owner, ttl) = (Owner(1000 + number), Duration::from_secs(3600));
             let key = format!("other {number}");
-            desk.session
+            harness
+                .session
                 .submit(SubmittedOp::unattended(key, Op::Attempt { owner, ttl }));
         }
         advance(ms(10)).await;
         assert_eq!(session.keys() as u64, others);
         costs.push([
             looks(|| {
-                desk.session
+                harness
+                    .session
                     .submit(SubmittedOp::unattended("mine", attempt(1)))
             }),
             looks(|| {
-                desk.session
+                harness
+                    .session
                     .submit(SubmittedOp::unattended("mine", release(1)))
             }),
-            looks(|| desk.session.submit(SubmittedOp::unattended("k", listen(2)))),
+            looks(|| {
+                harness
+                    .session
+                    .submit(SubmittedOp::unattended("k", listen(2)))
+            }),
             looks(|| nodes[0].lie("k")),
             looks(|| nodes[1].break_all()),
             looks(|| nodes[1].come_back()),
@@ -55,11 +62,12 @@ async fn an_event_of_one_key_looks_at_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_start_with_nothing_due_looks_at_no_key() {
     let nodes = Node::many(3);
-    let (desk, session) = counted(&nodes, "a");
+    let (harness, session) = counted(&nodes, "a");
     for number in 0..100 {
         let (owner, ttl) = (Owner(number), ms(60_000));
         let key = format!("k{number}");
-        desk.session
+        harness
+            .session
             .submit(SubmittedOp::unattended(key, Op::Attempt { owner, ttl }));
     }
     for _ in 0..20 {
@@ -78,13 +86,13 @@ fn a_start_does_what_no_timer_does_any_more() {
     };
     let (first, second) = (runtime(), runtime());
     let nodes = first.block_on(async { Node::many(3) });
-    let (desk, session) = first.block_on(async { counted(&nodes, "a") });
+    let (harness, session) = first.block_on(async { counted(&nodes, "a") });
     let ttl = ms(10);
     let op = Op::Attempt {
         owner: Owner(1),
         ttl,
     };
-    first.block_on(async { desk.session.submit(SubmittedOp::unattended("k", op)) });
+    first.block_on(async { harness.session.submit(SubmittedOp::unattended("k", op)) });
     drop(first);
     assert_eq!(session.keys(), 1);
     second.block_on(async {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, advance, sleep};
 
-use super::desk::{
-    Desk, GONE, Recorder, TTL, attempt, config, is_busy, keys, release, renew, store,
+use super::harness::{
+    GONE, Harness, Recorder, TTL, attempt, config, is_busy, keys, release, renew, store,
 };
 use super::nodes::{Node, ms};
 use crate::store::contract::{Op, OpError, Outcome, Owner, Session, StoreEvent, SubmittedOp};
@@ -73,7 +73,7 @@ async fn any_number_of_nodes_elects_one_holder() {
     for size in 1..=7 {
         let nodes = Node::many(size);
         let store = store(&nodes);
-        let (one, two) = (Desk::new(&store, "a"), Desk::new(&store, "b"));
+        let (one, two) = (Harness::new(&store, "a"), Harness::new(&store, "b"));
         let first = one.wins(1).await;
         assert!(is_busy(&two.attempt(1).await));
         assert_eq!(keys(&nodes), vec![1; size]);
@@ -91,7 +91,7 @@ async fn that_there_is_no_queue_is_told_first() {
     for node in &nodes {
         node.seize("k", TTL);
     }
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     let (owner, ttl, score) = (Owner(1), TTL, None);
     one.session.submit(SubmittedOp::unattended(
         "k",
@@ -124,7 +124,7 @@ async fn as_many_may_be_away_as_no_majority_needs() {
     for size in 1..=5_usize {
         for away in 0..=size {
             let nodes = Node::many(size);
-            let one = Desk::new(&store(&nodes), "a");
+            let one = Harness::new(&store(&nodes), "a");
             for node in &nodes[..away] {
                 node.go_away();
             }
@@ -157,7 +157,7 @@ async fn as_many_may_be_away_as_no_majority_needs() {
 #[tokio::test(start_paused = true)]
 async fn down_is_told_when_no_majority_is_there_and_up_when_one_is() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     nodes[0].go_away();
     assert!(one.take().is_empty());
     nodes[1].go_away();
@@ -206,7 +206,7 @@ async fn a_policy_that_panics_ends_its_own_wait_and_nothing_else() {
 #[tokio::test(start_paused = true)]
 async fn whom_a_majority_names_is_seen_as_the_owner() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     let look = async || one.session.inspect("k".into()).await;
     assert_eq!(look().await.unwrap().owner, None);
     one.wins(1).await;
@@ -246,14 +246,14 @@ async fn a_node_that_forgets_elects_a_second_holder_unless_it_is_kept_out() {
         if let Some(time) = quarantine {
             store = store.quarantine(time);
         }
-        let one = Desk::new(&store, "a");
+        let one = Harness::new(&store, "a");
         nodes[2].go_away();
         one.wins(1).await;
         nodes[2].come_back();
         nodes[0].go_away();
         nodes[1].forget();
         // Also for one who comes only now, and has not seen it.
-        let two = Desk::new(&store, "b");
+        let two = Harness::new(&store, "b");
         let second = two.ask(attempt(1)).await;
         match quarantine {
             Some(None) => assert!(matches!(second, Ok(Outcome::Won { .. }))),
@@ -272,7 +272,7 @@ async fn a_node_that_forgets_elects_a_second_holder_unless_it_is_kept_out() {
 #[tokio::test(start_paused = true)]
 async fn a_node_is_kept_out_for_as_long_as_the_lock_lasts() {
     let nodes = Node::many(1);
-    let one = Desk::new(&QuorumStore::new(nodes.clone()).unwrap(), "a");
+    let one = Harness::new(&QuorumStore::new(nodes.clone()).unwrap(), "a");
     nodes[0].forget();
     let (owner, ttl) = (Owner(1), 2 * TTL);
     advance(TTL).await;

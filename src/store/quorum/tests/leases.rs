@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::desk::{Desk, GONE, TTL, adopt, attempt, keys, release, renew, store};
+use super::harness::{GONE, Harness, TTL, adopt, attempt, keys, release, renew, store};
 use super::nodes::{Node, ms, owners};
 use crate::store::contract::{OpError, Outcome, SubmittedOp};
 
@@ -14,7 +14,7 @@ use crate::store::contract::{OpError, Outcome, SubmittedOp};
 async fn tokens_grow_whatever_majority_gives_them() {
     let nodes = Node::many(3);
     nodes[0].jump(Duration::from_secs(3600));
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     let mut last = 0;
     for round in 0..30 {
         // Which one is away changes: any two majorities share one node alone.
@@ -32,7 +32,7 @@ async fn tokens_grow_whatever_majority_gives_them() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_lost_when_a_majority_has_lost_it_and_not_before() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     nodes[0].jump(TTL);
     assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Renewed);
@@ -55,7 +55,7 @@ async fn a_lease_is_lost_when_a_majority_has_lost_it_and_not_before() {
 async fn a_vote_that_too_few_replicas_know_counts_in_no_renewal() {
     let nodes = Node::many(3);
     nodes[2].set_lonely(true);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     sleep(ms(10)).await;
     assert_eq!(keys(&nodes), [1; 3]);
@@ -90,7 +90,7 @@ async fn a_vote_that_too_few_replicas_know_counts_in_no_renewal() {
 async fn a_vote_whose_reply_was_lost_counts_in_no_renewal_until_it_is_confirmed() {
     let nodes = Node::many(3);
     nodes[2].set_lonely(true);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     nodes[2].set_faults(1, 1000, 0);
     one.wins(1).await;
     sleep(ms(10)).await;
@@ -111,7 +111,7 @@ async fn a_vote_whose_reply_was_lost_counts_in_no_renewal_until_it_is_confirmed(
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_a_release_overtakes_gives_nothing_to_anybody() {
     let nodes = Node::many(2);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     nodes[1].set_delay(ms(100));
     one.session.submit(SubmittedOp::unattended("k", renew(1)));
@@ -125,7 +125,7 @@ async fn a_renewal_that_a_release_overtakes_gives_nothing_to_anybody() {
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_can_be_told_neither_way_changes_nothing() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     nodes[0].jump(TTL);
     nodes[1].set_faults(1, 0, 1000);
@@ -138,7 +138,7 @@ async fn a_renewal_that_can_be_told_neither_way_changes_nothing() {
 async fn what_a_majority_has_is_adopted_and_what_an_absent_node_may_have_is_asked_for_again() {
     let nodes = Node::many(3);
     let store = store(&nodes);
-    let (one, two) = (Desk::new(&store, "a"), Desk::new(&store, "b"));
+    let (one, two) = (Harness::new(&store, "a"), Harness::new(&store, "b"));
     nodes[1].go_away();
     let first = one.wins(1).await;
     nodes[1].come_back();

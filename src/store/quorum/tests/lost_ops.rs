@@ -4,25 +4,27 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::desk::{Desk, GONE, attempt, keys, listen, release, renew, store};
+use super::harness::{GONE, Harness, attempt, keys, listen, release, renew, store};
 use super::nodes::{Node, ms};
 use crate::store::contract::{Op, OpError, Outcome, SubmittedOp, lost_error};
 use crate::{LockRegistry, Renewal};
 
 /// Asks, while the sessions of so many nodes lose an op each.
-async fn ask(desk: &Desk, nodes: &[Node], op: Op) -> Result<Outcome, OpError> {
+async fn ask(harness: &Harness, nodes: &[Node], op: Op) -> Result<Outcome, OpError> {
     nodes.iter().for_each(|node| node.set_drops(1));
-    desk.session.submit(SubmittedOp::unattended("k", op));
+    harness.session.submit(SubmittedOp::unattended("k", op));
     // As its registry's timer does.
-    desk.session.start();
-    timeout(ms(1000), desk.answer()).await.expect("an answer")
+    harness.session.start();
+    timeout(ms(1000), harness.answer())
+        .await
+        .expect("an answer")
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_majority_of_lost_questions_is_an_answer() {
     let nodes = Node::many(3);
-    let desk = Desk::new(&store(&nodes), "a");
-    match ask(&desk, &nodes[..2], attempt(1)).await {
+    let harness = Harness::new(&store(&nodes), "a");
+    match ask(&harness, &nodes[..2], attempt(1)).await {
         Err(OpError::Refused(error)) => {
             assert!(
                 error.to_string().contains(&lost_error().to_string()),
@@ -34,26 +36,26 @@ async fn a_majority_of_lost_questions_is_an_answer() {
     sleep(ms(1000)).await;
     assert_eq!(keys(&nodes), [0; 3], "what one node gave is given back");
     // No node is taken to be away.
-    desk.wins(2).await;
+    harness.wins(2).await;
     assert_eq!(keys(&nodes), [1; 3]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_minority_of_lost_ops_costs_nothing() {
     let nodes = Node::many(3);
-    let desk = Desk::new(&store(&nodes), "a");
-    let won = ask(&desk, &nodes[..1], attempt(1)).await;
+    let harness = Harness::new(&store(&nodes), "a");
+    let won = ask(&harness, &nodes[..1], attempt(1)).await;
     assert!(matches!(won, Ok(Outcome::Won { .. })), "{won:?}");
     // The first node is asked once more whether it has the lock.
-    assert_eq!(desk.ask(renew(1)).await.unwrap(), Outcome::Renewed);
-    let renewed = ask(&desk, &nodes[1..2], renew(1)).await;
+    assert_eq!(harness.ask(renew(1)).await.unwrap(), Outcome::Renewed);
+    let renewed = ask(&harness, &nodes[1..2], renew(1)).await;
     assert_eq!(renewed.unwrap(), Outcome::Renewed);
-    assert_eq!(ask(&desk, &nodes[2..], release(1)).await.unwrap(), GONE);
+    assert_eq!(ask(&harness, &nodes[2..], release(1)).await.unwrap(), GONE);
     sleep(ms(1000)).await;
     assert_eq!(keys(&nodes), [0; 3]);
-    let listens = ask(&desk, &nodes[..1], listen(2)).await;
+    let listens = ask(&harness, &nodes[..1], listen(2)).await;
     assert!(matches!(listens, Ok(Outcome::Won { .. })), "{listens:?}");
-    desk.ask(release(2)).await.unwrap();
+    harness.ask(release(2)).await.unwrap();
     sleep(ms(1000)).await;
     assert_eq!(keys(&nodes), [0; 3]);
 }
@@ -61,9 +63,9 @@ async fn a_minority_of_lost_ops_costs_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_release_is_sent_again_whatever_the_connection_does() {
     let nodes = Node::many(3);
-    let desk = Desk::new(&store(&nodes), "a");
-    desk.wins(1).await;
-    assert_eq!(ask(&desk, &nodes, release(1)).await.unwrap(), GONE);
+    let harness = Harness::new(&store(&nodes), "a");
+    harness.wins(1).await;
+    assert_eq!(ask(&harness, &nodes, release(1)).await.unwrap(), GONE);
     assert_eq!(keys(&nodes), [0; 3]);
 }
 

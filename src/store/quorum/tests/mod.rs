@@ -1,8 +1,8 @@
 //! Quorums of simulated nodes under paused time: what breaks is decided by the test, or a seed.
 
 mod cost;
-mod desk;
 mod elections;
+mod harness;
 mod leases;
 mod lost_ops;
 mod nodes;

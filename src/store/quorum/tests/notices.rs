@@ -191,7 +191,7 @@ async fn the_first_is_told_and_no_other() {
 /// Each node frees the key, and tells of it, while the connection to it of the one who waits is gone. Never two of them
 /// are gone at once, so that the store is never down, which would make it ask as well.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_deaf_on_one_node_after_the_other_does_not_sit_out_its_pause() {
+async fn a_waiter_that_one_node_after_the_other_cannot_reach_does_not_sit_out_its_pause() {
     let nodes = nodes(3);
     let holder = registry(&nodes);
     let held = lease(&holder).await;
@@ -263,7 +263,7 @@ async fn nodes_that_go_away_while_somebody_listens_leave_nothing_behind() {
 /// Too few nodes took the question, which is told as refused, so as if nothing were left of it; but one has a place for
 /// whoever asked. Left there it would be told of the next release, and keep the key from others, when nobody waits.
 #[tokio::test(start_paused = true)]
-async fn a_question_that_too_few_have_taken_leaves_no_ear() {
+async fn a_question_that_too_few_have_taken_leaves_no_subscription() {
     let nodes = nodes(3);
     let (one, two) = (registry(&nodes), registry(&nodes));
     let held = lease(&one).await;

@@ -2,14 +2,14 @@
 
 use tokio::time::{Instant, sleep};
 
-use super::desk::{Desk, GONE, TTL, attempt, is_busy, keys, release, store};
+use super::harness::{GONE, Harness, TTL, attempt, is_busy, keys, release, store};
 use super::nodes::{Node, ms};
 use crate::store::contract::{StoreEvent, SubmittedOp};
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_node_is_not_waited_for_and_its_late_vote_is_given_back() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     nodes[2].set_delay(ms(900));
     let begin = Instant::now();
     one.wins(1).await;
@@ -28,7 +28,7 @@ async fn a_vote_that_is_won_after_the_verdict_is_given_back() {
         node.seize("k", TTL);
     }
     nodes[2].set_delay(ms(900));
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     let begin = Instant::now();
     assert!(is_busy(&one.attempt(1).await));
     assert_eq!(Instant::now(), begin);
@@ -50,7 +50,7 @@ async fn a_vote_whose_reply_was_lost_is_given_back_when_the_node_is_back() {
         }
         nodes[2].set_faults(seed, 0, 0);
         nodes[2].set_delay(ms(100));
-        let one = Desk::new(&store(&nodes), "a");
+        let one = Harness::new(&store(&nodes), "a");
         assert!(is_busy(&one.attempt(1).await));
         sleep(ms(40)).await;
         nodes[2].go_away();
@@ -65,12 +65,12 @@ async fn a_vote_whose_reply_was_lost_is_given_back_when_the_node_is_back() {
 
 /// After which a new attempt of the same owner stands for it: the old release must not take it away.
 #[tokio::test(start_paused = true)]
-async fn a_release_that_is_owed_does_not_take_the_next_attempt_away() {
+async fn a_pending_release_does_not_take_the_next_attempt_away() {
     let nodes = Node::many(3);
     for node in &nodes[..2] {
         node.seize("k", ms(100));
     }
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     nodes[2].set_delay(ms(20));
     one.session.submit(SubmittedOp::unattended("k", attempt(1)));
     assert!(is_busy(&one.answer().await.unwrap()));
@@ -91,13 +91,13 @@ async fn a_release_that_is_owed_does_not_take_the_next_attempt_away() {
 /// The same where the attempt stands behind the release when that is refused: it was sent again, and
 /// took away the vote of one who held by then (found by simulation).
 #[tokio::test(start_paused = true)]
-async fn a_release_that_is_refused_before_the_next_attempt_is_not_owed() {
+async fn a_release_that_is_refused_before_the_next_attempt_is_not_pending() {
     let nodes = Node::many(3);
     for node in &nodes[..2] {
         node.seize("k", ms(1));
     }
     nodes[2].set_delay(ms(50));
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     nodes[2].refuse_release();
     assert!(is_busy(&one.attempt(1).await));
     while nodes[2].keys() == 0 {
@@ -113,7 +113,7 @@ async fn a_release_that_is_refused_before_the_next_attempt_is_not_owed() {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_refused_is_sent_again() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     for node in &nodes[..2] {
         node.set_faults(1, 0, 1000);
@@ -138,7 +138,7 @@ async fn a_release_that_is_refused_is_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_no_majority_will_confirm_is_answered_once_all_has_run_out() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     nodes[0].go_away();
     nodes[1].refuse_releases_for_good();
@@ -153,7 +153,7 @@ async fn a_session_that_is_dropped_gives_back_what_comes_late() {
         node.seize("k", ms(10));
     }
     nodes[2].set_delay(ms(400));
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     assert!(is_busy(&one.attempt(1).await));
     drop(one);
     sleep(ms(2500)).await;
@@ -165,7 +165,7 @@ async fn a_session_that_is_dropped_gives_back_what_comes_late() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_dropped_waits_a_while_for_a_node_that_is_away() {
     let nodes = Node::many(3);
-    let one = Desk::new(&store(&nodes), "a");
+    let one = Harness::new(&store(&nodes), "a");
     one.wins(1).await;
     nodes[2].go_away();
     assert_eq!(one.ask(release(1)).await.unwrap(), GONE);

@@ -1,6 +1,6 @@
 //! Two nodes that are one server by two names.
 
-use super::desk::{attempt, release, renew};
+use super::harness::{attempt, release, renew};
 use super::subscriptions::Bare;
 use crate::StoreError;
 use crate::store::contract::{OpError, Outcome, StoreEvent};

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::desk::{Desk, Recorder, TTL, attempt, config, listen, release, renew, store, unlisten};
+use super::harness::{
+    Harness, Recorder, TTL, attempt, config, listen, release, renew, store, unlisten,
+};
 use super::nodes::{Node, ms, names, owners};
 use crate::StoreError;
 use crate::store::LockStore;
@@ -193,7 +195,7 @@ async fn w7_two_notices_of_one_node_are_no_majority() {
 async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
     let nodes = Node::many(3);
     let store = store(&nodes);
-    let [a, b, c] = ["a", "b", "c"].map(|name| Desk::new(&store, name));
+    let [a, b, c] = ["a", "b", "c"].map(|name| Harness::new(&store, name));
     a.wins(1).await;
     assert!(matches!(
         b.ask(listen(1)).await,
@@ -212,8 +214,8 @@ async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
     c.wins(1).await;
 }
 
-/// A desk, and how many keys its session has in use.
-pub(super) fn counted(nodes: &[Node], name: &str) -> (Desk, Arc<QuorumSession>) {
+/// A harness, and how many keys its session has in use.
+pub(super) fn counted(nodes: &[Node], name: &str) -> (Harness, Arc<QuorumSession>) {
     let stores: Vec<_> = nodes
         .iter()
         .map(|node| -> Arc<dyn LockStore> { Arc::new(node.clone()) })
@@ -222,15 +224,15 @@ pub(super) fn counted(nodes: &[Node], name: &str) -> (Desk, Arc<QuorumSession>) 
     let unasked = Quarantine::Fixed(None);
     let session = Arc::new(QuorumSession::new(&stores, unasked, config(name, &heard)));
     session.start();
-    let desk = Desk {
+    let harness = Harness {
         session: session.clone(),
         heard,
     };
-    (desk, session)
+    (harness, session)
 }
 
 /// Time goes by, and the holder renews.
-async fn hold(holder: &Desk, time: Duration) {
+async fn hold(holder: &Harness, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
         holder.ask(renew(1)).await.unwrap();
@@ -246,10 +248,10 @@ fn told(nodes: &[Node]) -> u64 {
 /// who listens for the lock's rest and a minute: for half a minute of that we had forgotten it, and the node told one who
 /// did not wait.
 #[tokio::test(start_paused = true)]
-async fn w7_an_ear_on_a_node_that_was_away_is_withdrawn_or_forgotten() {
+async fn w7_a_subscription_on_a_node_that_was_away_is_withdrawn_or_forgotten() {
     for away in [Some(0), Some(70), Some(85), None] {
         let nodes = Node::many(3);
-        let holder = Desk::new(&store(&nodes), "a");
+        let holder = Harness::new(&store(&nodes), "a");
         holder.wins(1).await;
         let (other, session) = counted(&nodes, "b");
         other.ask(listen(1)).await.unwrap();
@@ -281,7 +283,7 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
     for size in [1, 3] {
         let nodes = Node::many(size);
         let store = store(&nodes);
-        let [holder, next] = ["a", "c"].map(|name| Desk::new(&store, name));
+        let [holder, next] = ["a", "c"].map(|name| Harness::new(&store, name));
         holder.wins(1).await;
         let (gone, session) = counted(&nodes, "b");
         gone.ask(listen(1)).await.unwrap();
@@ -321,7 +323,7 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
 /// The notice came while the connection to that node was gone, and will not come again: the registry is told when the
 /// connection stands, so that it asks, and listens there anew. One that nobody of ours listens on tells nothing.
 #[tokio::test(start_paused = true)]
-async fn w7_whoever_was_deaf_is_told_to_ask_when_the_node_is_back() {
+async fn w7_who_could_not_be_reached_is_told_to_ask_when_the_node_is_back() {
     for listens in [true, false] {
         let mut bare = if listens {
             Bare::listening(3)

@@ -395,7 +395,7 @@ impl Both {
                 texts(self.model.tickets(asking)),
                 "queue of {key}"
             );
-            let expected = texts(self.model.ears(asking));
+            let expected = texts(self.model.listeners(asking));
             assert_eq!(listeners, expected, "listeners of {key}");
             for (name, members) in [(&queue, &tickets), (&listen, &listeners)] {
                 let ttl: i64 = self.ask(&["PTTL", name]);

@@ -47,7 +47,7 @@ fn answer(talk: &mut Talk, request: &Request) -> Option<Vec<u8>> {
 /// One answer is newer than all that was told before its question. Else whatever is told faster than questions are answered
 /// is kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_question_does_for_all_news_before_it() {
+async fn one_question_does_for_all_events_before_it() {
     let talk = Arc::new(Mutex::new(Talk::default()));
     let seen = talk.clone();
     let fake = Fake::start(move |request| answer(&mut seen.lock().unwrap(), request));

@@ -1,7 +1,7 @@
 //! What a call does at once for all its ops, and how it gets out of that: each call here is made by
 //! hand, so that it is known what shares it.
 
-mod company;
+mod contention;
 mod handover;
 
 use std::time::Duration;

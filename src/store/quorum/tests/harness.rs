@@ -36,7 +36,7 @@ impl StoreEvents for Recorder {
     }
 }
 
-pub(super) struct Desk {
+pub(super) struct Harness {
     pub(super) session: Arc<dyn Session>,
     pub(super) heard: Arc<Recorder>,
 }
@@ -57,7 +57,7 @@ pub(super) fn config(instance: &str, heard: &Arc<Recorder>) -> SessionConfig {
     }
 }
 
-impl Desk {
+impl Harness {
     pub(super) fn new(store: &QuorumStore, instance: &str) -> Self {
         let heard = Arc::<Recorder>::default();
         let session = store.open(config(instance, &heard));

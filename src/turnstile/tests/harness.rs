@@ -35,7 +35,7 @@ pub(super) fn busy(left: u64, score: u64) -> Outcome {
     }
 }
 
-pub(super) struct Desk {
+pub(super) struct Harness {
     pub(super) turnstile: Turnstile<&'static str>,
     pub(super) now: Moment,
     /// Server time minus ours, in milliseconds.
@@ -110,7 +110,7 @@ pub(super) fn rules() -> Rules {
     }
 }
 
-impl Desk {
+impl Harness {
     pub(super) fn new() -> Self {
         Self::with(rules(), true)
     }
@@ -373,13 +373,13 @@ impl Desk {
     /// Somebody was granted: the token and the deadline in microseconds.
     #[track_caller]
     pub(super) fn granted(&mut self, who: &str) -> (u64, u64) {
-        let (token, deadline, _) = self.seated_leading(who);
+        let (token, deadline, _) = self.granted_leading(who);
         (token, deadline)
     }
 
     /// The same, and whether it leads others.
     #[track_caller]
-    pub(super) fn seated_leading(&mut self, who: &str) -> (u64, u64, bool) {
+    pub(super) fn granted_leading(&mut self, who: &str) -> (u64, u64, bool) {
         match self.waiter_told(who) {
             WaiterVerdict::Granted {
                 token,
