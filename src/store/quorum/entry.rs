@@ -57,11 +57,8 @@ impl Entry {
     }
 
     pub(super) fn node_is_back(&mut self, now: Instant, node: usize) {
-        let queue = &mut self.queues[node];
-        queue.node_is_back();
-        // Its notice may have been lost with the connection, and the subscription ends with the notice. So those
-        // who wait ask again, and subscribe again by that.
-        if queue.has_subscriptions() {
+        // Those who wait ask again, and subscribe again by that.
+        if self.queues[node].node_is_back() {
             self.may_be_free(now, node);
         }
     }
@@ -104,12 +101,9 @@ impl Entry {
 
     /// Does what the nodes' replies ask for.
     pub(super) fn settle(&mut self, now: Instant, nodes: &[Node], deferred: &mut Deferred) {
-        loop {
+        self.send(now, nodes, deferred);
+        while self.raise() | self.conclude(nodes, deferred) {
             self.send(now, nodes, deferred);
-            let is_raising = self.raise();
-            if !self.conclude(nodes, deferred) && !is_raising {
-                break;
-            }
         }
         let majority = self.quorum.majority();
         let is_told = |(nodes, due): &mut (Vec<_>, _)| nodes.len() >= majority || *due <= now;
@@ -162,16 +156,18 @@ impl Entry {
             let outcome = ballot.outcome(listens.then_some(0));
             self.follow(op, outcome.as_ref());
             let error = || too_few(self.quorum, ballot.errors());
-            // A quorum has no clock, and no grants that are measured by one.
-            let at = 0;
             let result = match outcome {
-                Some(outcome) => Ok(Answer { at, outcome }),
+                // A quorum has no clock, and no grants that are measured by one.
+                Some(outcome) => Ok(Answer { at: 0, outcome }),
                 // The registry asks again when it is told that the store is up.
                 None if is_down(nodes) => Err(OpError::Unknown(error())),
                 // It asks again after a pause.
                 None => Err(OpError::Refused(error())),
             };
-            deferred.reply(ballot.submitted, result);
+            let submitted = ballot.submitted;
+            deferred
+                .events
+                .push(StoreEvent::Replied { submitted, result });
         }
         any
     }
