@@ -1,5 +1,6 @@
 //! One key in use: the operations on it that are not answered yet, and what follows from the nodes' replies.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub(super) struct Entry {
     pub(super) queues: Vec<NodeQueue>,
     pub(super) ballots: Vec<Ballot>,
     /// The nodes that have said that the key is free, and when the registry is told of fewer than a majority.
-    freed: Option<(Vec<usize>, Instant)>,
+    freed: Option<(HashSet<usize>, Instant)>,
     /// Its entry among the alarms of all keys.
     pub(super) alarm: Option<Instant>,
 }
@@ -50,10 +51,8 @@ impl Entry {
     }
 
     fn may_be_free(&mut self, now: Instant, node: usize) {
-        let (nodes, _) = self.freed.get_or_insert((Vec::new(), now + TOGETHER));
-        if !nodes.contains(&node) {
-            nodes.push(node);
-        }
+        let (nodes, _) = self.freed.get_or_insert((HashSet::new(), now + TOGETHER));
+        nodes.insert(node);
     }
 
     pub(super) fn node_is_back(&mut self, now: Instant, node: usize) {
@@ -61,10 +60,6 @@ impl Entry {
         if self.queues[node].node_is_back() {
             self.may_be_free(now, node);
         }
-    }
-
-    pub(super) fn tick(&mut self, now: Instant) {
-        self.queues.iter_mut().for_each(|queue| queue.tick(now));
     }
 
     /// When there is something to do without an event.
@@ -106,7 +101,7 @@ impl Entry {
             self.send(now, nodes, deferred);
         }
         let majority = self.quorum.majority();
-        let is_told = |(nodes, due): &mut (Vec<_>, _)| nodes.len() >= majority || *due <= now;
+        let is_told = |(nodes, due): &mut (HashSet<_>, _)| nodes.len() >= majority || *due <= now;
         if self.freed.take_if(is_told).is_some() {
             let key = self.key.clone();
             deferred.events.push(StoreEvent::Freed { key });

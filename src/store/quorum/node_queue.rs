@@ -174,6 +174,10 @@ impl NodeQueue {
     pub(super) fn next_op(&mut self, now: Instant, node: &Node) -> Option<Op> {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
+        if self.in_flight.is_none() {
+            // Not sooner: the op in flight may be about what has run out.
+            self.expire(now);
+        }
         while self.in_flight.is_none()
             && let Some(request) = self.next_request(now)
         {
@@ -280,16 +284,13 @@ impl NodeQueue {
         self.has_subscriptions()
     }
 
-    /// Forgets what has run out by itself, but not while an op is in flight, which may be about that.
-    pub(super) fn tick(&mut self, now: Instant) {
-        if self.in_flight.is_some() {
-            return;
-        }
+    /// Forgets what has run out by itself, and gives up the releases of that.
+    fn expire(&mut self, now: Instant) {
         for footprint in self.footprints.values_mut() {
             footprint.locked_until.take_if(|until| *until <= now);
             footprint.subscribed_until.take_if(|until| *until <= now);
             if footprint.until().is_none()
-                && let Some(release) = footprint.release.take()
+                && let Some(release) = footprint.release.take_if(|release| !release.is_ready)
             {
                 let reply = Reply::Never(Fault::RunOut.into());
                 self.replies.extend(release.ballot.map(|id| (id, reply)));

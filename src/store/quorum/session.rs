@@ -136,26 +136,6 @@ impl Core {
         self.notifier.tell();
     }
 
-    /// A node's session tells something.
-    fn apply(&self, state: &mut State, now: Instant, node: usize, event: StoreEvent) {
-        match event {
-            StoreEvent::Replied {
-                mut submitted,
-                result,
-            } => {
-                submitted.answered();
-                state.replied(now, node, &submitted.key, result);
-            }
-            StoreEvent::Up { .. } => {
-                state.came_up(now, node, self.nodes[node].session.identity());
-            }
-            StoreEvent::Down { error, .. } => state.went_down(node, error),
-            StoreEvent::Freed { key } => state.freed(now, node, &key),
-            // Nobody of ours stands in a node's queue.
-            StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
-        }
-    }
-
     /// Does what is due, and counts the ops that were lost.
     fn tick(self: &Arc<Self>) {
         self.handle(|state, now| {
@@ -178,7 +158,23 @@ impl StoreEvents for EventSink {
         if let Some(core) = self.core.upgrade() {
             core.handle(|state, now| {
                 for event in events {
-                    core.apply(state, now, self.node, event);
+                    match event {
+                        StoreEvent::Replied {
+                            mut submitted,
+                            result,
+                        } => {
+                            submitted.answered();
+                            state.replied(now, self.node, &submitted.key, result);
+                        }
+                        StoreEvent::Up { .. } => {
+                            let identity = core.nodes[self.node].session.identity();
+                            state.came_up(now, self.node, identity);
+                        }
+                        StoreEvent::Down { error, .. } => state.went_down(self.node, error),
+                        StoreEvent::Freed { key } => state.freed(now, self.node, &key),
+                        // Nobody of ours stands in a node's queue.
+                        StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
+                    }
                 }
             });
         }

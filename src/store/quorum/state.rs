@@ -194,7 +194,7 @@ impl State {
         while self.alarms.first().is_some_and(|(at, _)| *at <= now)
             && let Some((_, key)) = self.alarms.pop_first()
         {
-            self.change(now, &key, |entry, _| entry.tick(now));
+            self.change(now, &key, |_, _| {});
         }
     }
 
@@ -256,10 +256,8 @@ impl State {
         let error = too_few(self.quorum, errors);
         for key in &self.active {
             let entry = self.keys.get_mut(key).expect("an active key is in use");
-            for ballot in entry
-                .ballots
-                .extract_if(.., |it| it.question == Question::Release)
-            {
+            let is_release = |it: &mut Ballot| it.question == Question::Release;
+            for ballot in entry.ballots.extract_if(.., is_release) {
                 let (submitted, result) = (ballot.submitted, Err(OpError::Unknown(error.clone())));
                 self.deferred
                     .events
