@@ -1,5 +1,6 @@
 //! One key in use: the operations on it that are not answered yet, and what follows from the nodes' replies.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub(super) struct Entry {
     pub(super) queues: Vec<NodeQueue>,
     pub(super) ballots: Vec<Ballot>,
     /// The nodes that have said that the key is free, and when the registry is told of fewer than a majority.
-    freed: Option<(Vec<usize>, Instant)>,
+    freed: Option<(HashSet<usize>, Instant)>,
     /// Its entry among the alarms of all keys.
     pub(super) alarm: Option<Instant>,
 }
@@ -50,24 +51,15 @@ impl Entry {
     }
 
     fn may_be_free(&mut self, now: Instant, node: usize) {
-        let (nodes, _) = self.freed.get_or_insert((Vec::new(), now + TOGETHER));
-        if !nodes.contains(&node) {
-            nodes.push(node);
-        }
+        let (nodes, _) = self.freed.get_or_insert((HashSet::new(), now + TOGETHER));
+        nodes.insert(node);
     }
 
     pub(super) fn node_is_back(&mut self, now: Instant, node: usize) {
-        let queue = &mut self.queues[node];
-        queue.node_is_back();
-        // Its notice may have been lost with the connection, and the subscription ends with the notice. So those
-        // who wait ask again, and subscribe again by that.
-        if queue.has_subscriptions() {
+        // Those who wait ask again, and subscribe again by that.
+        if self.queues[node].node_is_back() {
             self.may_be_free(now, node);
         }
-    }
-
-    pub(super) fn tick(&mut self, now: Instant) {
-        self.queues.iter_mut().for_each(|queue| queue.tick(now));
     }
 
     /// When there is something to do without an event.
@@ -104,15 +96,12 @@ impl Entry {
 
     /// Does what the nodes' replies ask for.
     pub(super) fn settle(&mut self, now: Instant, nodes: &[Node], deferred: &mut Deferred) {
-        loop {
+        self.send(now, nodes, deferred);
+        while self.raise() | self.conclude(nodes, deferred) {
             self.send(now, nodes, deferred);
-            let is_raising = self.raise();
-            if !self.conclude(nodes, deferred) && !is_raising {
-                break;
-            }
         }
         let majority = self.quorum.majority();
-        let is_told = |(nodes, due): &mut (Vec<_>, _)| nodes.len() >= majority || *due <= now;
+        let is_told = |(nodes, due): &mut (HashSet<_>, _)| nodes.len() >= majority || *due <= now;
         if self.freed.take_if(is_told).is_some() {
             let key = self.key.clone();
             deferred.events.push(StoreEvent::Freed { key });
@@ -162,16 +151,18 @@ impl Entry {
             let outcome = ballot.outcome(listens.then_some(0));
             self.follow(op, outcome.as_ref());
             let error = || too_few(self.quorum, ballot.errors());
-            // A quorum has no clock, and no grants that are measured by one.
-            let at = 0;
             let result = match outcome {
-                Some(outcome) => Ok(Answer { at, outcome }),
+                // A quorum has no clock, and no grants that are measured by one.
+                Some(outcome) => Ok(Answer { at: 0, outcome }),
                 // The registry asks again when it is told that the store is up.
                 None if is_down(nodes) => Err(OpError::Unknown(error())),
                 // It asks again after a pause.
                 None => Err(OpError::Refused(error())),
             };
-            deferred.reply(ballot.submitted, result);
+            let submitted = ballot.submitted;
+            deferred
+                .events
+                .push(StoreEvent::Replied { submitted, result });
         }
         any
     }

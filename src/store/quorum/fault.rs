@@ -59,12 +59,12 @@ pub(super) fn too_few<'a>(
     let reasons: BTreeSet<_> = reasons.collect();
     let reasons: Vec<_> = reasons.into_iter().map(|(_, reason)| reason).collect();
     let lasting = errors.clone().filter(|it| !it.is_retryable()).count();
-    let fault = Fault::TooFew {
+    Fault::TooFew {
         away: errors.count(),
         size: quorum.size,
         majority: quorum.majority(),
         reasons: reasons.join("; "),
         lasting: lasting > quorum.spare(),
-    };
-    fault.into()
+    }
+    .into()
 }

@@ -74,16 +74,13 @@ impl Node {
         let (Some(quarantine), Reply::Said(Outcome::Raised { age })) = (quarantine, &reply) else {
             return reply;
         };
-        let is_old = match age {
-            Some(age) => *age >= quarantine,
-            None => self
-                .back_at
-                .is_none_or(|back_at| back_at + quarantine <= now),
+        let age = match age {
+            Some(age) if *age < quarantine => format!("{age:?} ago"),
+            None if self.back_at.is_some_and(|at| now < at + quarantine) => {
+                "lately, perhaps".into()
+            }
+            _ => return reply,
         };
-        if is_old {
-            return reply;
-        }
-        let age = age.map_or("lately, perhaps".to_owned(), |age| format!("{age:?} ago"));
         Reply::Never(Fault::TooYoung { age, quarantine }.into())
     }
 }

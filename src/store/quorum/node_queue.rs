@@ -147,8 +147,7 @@ impl NodeQueue {
     /// Sees to it that the node holds no lock for the owner, and with `unlisten` no subscription. Requests of
     /// the owner that were not sent yet are not sent.
     pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
-        let is_unsent = |request: &mut Request| request.op.owner() == owner;
-        for unsent in self.requests.extract_if(.., is_unsent) {
+        for unsent in self.requests.extract_if(.., |it| it.op.owner() == owner) {
             let reply = Reply::Never(Fault::Away.into());
             self.replies.extend(unsent.ballot.map(|id| (id, reply)));
         }
@@ -175,6 +174,10 @@ impl NodeQueue {
     pub(super) fn next_op(&mut self, now: Instant, node: &Node) -> Option<Op> {
         #[cfg(test)]
         LOOKS.set(LOOKS.get() + 1);
+        if self.in_flight.is_none() {
+            // Not sooner: the op in flight may be about what has run out.
+            self.expire(now);
+        }
         while self.in_flight.is_none()
             && let Some(request) = self.next_request(now)
         {
@@ -190,8 +193,8 @@ impl NodeQueue {
             self.in_flight = Some(request);
             return Some(op);
         }
-        let is_used = |it: &Footprint| it.until().is_some() || it.release.is_some();
-        self.footprints.retain(|_, footprint| is_used(footprint));
+        self.footprints
+            .retain(|_, it| it.until().is_some() || it.release.is_some());
         None
     }
 
@@ -211,25 +214,21 @@ impl NodeQueue {
     /// The reply to an op that is not sent: it would change nothing, or the node cannot be asked.
     fn reply_unasked(&mut self, request: &Request, node: &Node) -> Option<Reply> {
         let may_hold = self.may_hold(request.op.owner());
-        match (&request.op, node.why_not(is_release(&request.op))) {
-            (Op::Release { .. }, _) if !may_hold => Some(GONE),
-            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => {
-                Some(Reply::Said(Outcome::Lost))
-            }
-            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => {
-                Some(self.postpone(request, None))
-            }
-            (_, Some(error)) => Some(Reply::Never(error.clone())),
+        Some(match (&request.op, node.why_not(is_release(&request.op))) {
+            (Op::Release { .. }, _) if !may_hold => GONE,
+            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => Reply::Said(Outcome::Lost),
+            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
+            (_, Some(error)) => Reply::Never(error.clone()),
             (&Op::Renew { owner, ttl, .. }, None) => {
                 let error = self.footprint(owner).unconfirmed.clone()?;
                 // A renewal would make up a majority of votes, one of which a fail-over may forget. Instead the
                 // node is asked to confirm the lock, for the next renewal.
                 let (op, ballot) = (Op::Attempt { owner, ttl }, None);
                 self.requests.insert(0, Request { op, ballot });
-                Some(Reply::Never(error))
+                Reply::Never(error)
             }
-            _ => None,
-        }
+            _ => return None,
+        })
     }
 
     /// The node answered the op in flight: the reply, and its ballot.
@@ -247,15 +246,15 @@ impl NodeQueue {
 
     fn release_failed(&mut self, now: Instant, request: &Request, error: &OpError) -> Reply {
         let owner = request.op.owner();
-        let retry_at = match error {
-            OpError::Unknown(_) | OpError::Unsent(_) | OpError::Unconfirmed(_) => None,
-            OpError::Refused(error) | OpError::TooLate(error) if !error.is_retryable() => {
-                // It runs out by itself.
+        let mut retry_at = None;
+        if let OpError::Refused(error) = error {
+            if !error.is_retryable() {
+                // The lock runs out by itself.
                 self.footprint(owner).locked_until = None;
                 return Reply::Never(error.clone());
             }
-            OpError::Refused(_) | OpError::TooLate(_) => Some(now + RETRY),
-        };
+            retry_at = Some(now + RETRY);
+        }
         // If the owner asks for the lock again by now, the release would take that away.
         if self.requests.iter().any(|it| it.op.owner() == owner) {
             return Reply::Later;
@@ -263,37 +262,35 @@ impl NodeQueue {
         self.postpone(request, retry_at)
     }
 
-    /// Sends a release later. Its ballot waits for that only if there may be a lock.
+    /// Sends a release later, or with one that was asked for meanwhile. Its ballot waits for that only if there
+    /// may be a lock.
     fn postpone(&mut self, request: &Request, retry_at: Option<Instant>) -> Reply {
         let footprint = self.footprint(request.op.owner());
         let may_hold = footprint.locked_until.is_some();
-        footprint.release = Some(PendingRelease {
-            ballot: request.ballot.filter(|_| may_hold),
-            unlisten: matches!(request.op, Op::Unlisten { .. }),
-            is_ready: false,
-            retry_at,
-        });
+        let release = footprint.release.get_or_insert_default();
+        release.ballot = release.ballot.or(request.ballot.filter(|_| may_hold));
+        release.unlisten |= matches!(request.op, Op::Unlisten { .. });
+        release.retry_at = retry_at;
         if may_hold { Reply::Later } else { GONE }
     }
 
-    /// The node is back: releases are sent to it.
-    pub(super) fn node_is_back(&mut self) {
+    /// The node is back, and releases are sent to it. Whether a notice may have been lost with its connection:
+    /// that ends the subscription.
+    pub(super) fn node_is_back(&mut self) -> bool {
         let releases = self.footprints.values_mut();
         for release in releases.filter_map(|it| it.release.as_mut()) {
             release.is_ready = true;
         }
+        self.has_subscriptions()
     }
 
-    /// Forgets what has run out by itself, but not while an op is in flight, which may be about that.
-    pub(super) fn tick(&mut self, now: Instant) {
-        if self.in_flight.is_some() {
-            return;
-        }
+    /// Forgets what has run out by itself, and gives up the releases of that.
+    fn expire(&mut self, now: Instant) {
         for footprint in self.footprints.values_mut() {
             footprint.locked_until.take_if(|until| *until <= now);
             footprint.subscribed_until.take_if(|until| *until <= now);
             if footprint.until().is_none()
-                && let Some(release) = footprint.release.take()
+                && let Some(release) = footprint.release.take_if(|release| !release.is_ready)
             {
                 let reply = Reply::Never(Fault::RunOut.into());
                 self.replies.extend(release.ballot.map(|id| (id, reply)));
@@ -333,10 +330,9 @@ impl NodeQueue {
     pub(super) fn notified(&mut self, now: Instant) -> bool {
         let mut footprints = self.footprints.values_mut();
         let first = footprints.find_map(|it| it.subscribed_until.take().map(|_| it));
-        first.is_some_and(|footprint| {
-            footprint.locked_until = footprint.locked_until.max(Some(now + RESERVED));
-            true
-        })
+        let reserve =
+            |it: &mut Box<Footprint>| it.locked_until = it.locked_until.max(Some(now + RESERVED));
+        first.map(reserve).is_some()
     }
 
     /// Whether anything is in flight, or waits.

@@ -60,8 +60,8 @@ impl QuorumSession {
         config: SessionConfig,
     ) -> Self {
         let name = |(number, store): (usize, &Arc<dyn LockStore>)| {
-            let place = store.place();
-            place.unwrap_or_else(|| format!("node {}", number + 1))
+            let unnamed = || format!("node {}", number + 1);
+            store.place().unwrap_or_else(unnamed)
         };
         let names = stores.iter().enumerate().map(name).collect();
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
@@ -121,8 +121,16 @@ impl Core {
             let node = &self.nodes[node];
             node.session.submit(SubmittedOp::new(key, op, &node.lost));
         }
-        if let Some(end) = timer {
-            self.start_timer(end);
+        if let Some(end) = timer
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let core = Arc::downgrade(self);
+            runtime.spawn(run_task(self.config.listener.clone(), async move {
+                sleep_until(end).await;
+                if let Some(core) = core.upgrade() {
+                    core.tick();
+                }
+            }));
         }
         self.notifier.tell();
     }
@@ -138,18 +146,6 @@ impl Core {
             state.tick(now);
         });
     }
-
-    fn start_timer(self: &Arc<Self>, end: Instant) {
-        if let Ok(runtime) = Handle::try_current() {
-            let core = Arc::downgrade(self);
-            runtime.spawn(run_task(self.config.listener.clone(), async move {
-                sleep_until(end).await;
-                if let Some(core) = core.upgrade() {
-                    core.tick();
-                }
-            }));
-        }
-    }
 }
 
 impl StoreEvents for EventSink {
@@ -158,31 +154,29 @@ impl StoreEvents for EventSink {
     }
 
     fn on_events(&self, events: Vec<StoreEvent>) {
-        let Some(core) = self.core.upgrade() else {
-            return;
-        };
-        let node = self.node;
-        core.handle(|state, now| {
-            for event in events {
-                match event {
-                    StoreEvent::Replied {
-                        mut submitted,
-                        result,
-                    } => {
-                        submitted.answered();
-                        state.replied(now, node, &submitted.key, result);
+        if let Some(core) = self.core.upgrade() {
+            core.handle(|state, now| {
+                for event in events {
+                    match event {
+                        StoreEvent::Replied {
+                            mut submitted,
+                            result,
+                        } => {
+                            submitted.answered();
+                            state.replied(now, self.node, &submitted.key, result);
+                        }
+                        StoreEvent::Up { .. } => {
+                            let identity = core.nodes[self.node].session.identity();
+                            state.came_up(now, self.node, identity);
+                        }
+                        StoreEvent::Down { error, .. } => state.went_down(self.node, error),
+                        StoreEvent::Freed { key } => state.freed(now, self.node, &key),
+                        // Nobody of ours stands in a node's queue.
+                        StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
                     }
-                    StoreEvent::Up { .. } => {
-                        let identity = core.nodes[node].session.identity();
-                        state.came_up(now, node, identity);
-                    }
-                    StoreEvent::Down { error, .. } => state.went_down(node, error),
-                    StoreEvent::Freed { key } => state.freed(now, node, &key),
-                    // Nobody of ours stands in a node's queue.
-                    StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
                 }
-            }
-        });
+            });
+        }
     }
 
     fn uses(&self, scope: &Scope) -> bool {
@@ -204,9 +198,7 @@ impl StoreEvents for EventSink {
 
 impl Session for QuorumSession {
     fn start(&self) {
-        for node in &self.core.nodes {
-            node.session.start();
-        }
+        self.core.nodes.iter().for_each(|node| node.session.start());
         // The runtime of the timer may have gone.
         let is_overdue = self.core.lock().is_overdue(Instant::now());
         if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
@@ -228,10 +220,9 @@ impl Session for QuorumSession {
             let mut looks: FuturesUnordered<_> = looks.collect();
             let (mut seen, mut errors) = (Vec::new(), Vec::new());
             while let Some(look) = looks.next().await {
-                match look {
-                    Ok(Ok(key_status)) => seen.push(key_status),
-                    Ok(Err(error)) => errors.push(error),
-                    Err(_) => errors.push(Fault::Away.into()),
+                match look.unwrap_or_else(|_| Err(Fault::Away.into())) {
+                    Ok(key_status) => seen.push(key_status),
+                    Err(error) => errors.push(error),
                 }
                 if let Some(key_status) = agreed(quorum, &seen, looks.len()) {
                     return Ok(key_status);

@@ -49,12 +49,6 @@ pub(super) struct Deferred {
     pub(super) same_server: Option<StoreError>,
 }
 
-impl Deferred {
-    pub(super) fn reply(&mut self, submitted: SubmittedOp, result: OpResult) {
-        self.events.push(StoreEvent::Replied { submitted, result });
-    }
-}
-
 impl State {
     /// Of nodes with these names.
     pub(super) fn new(names: Vec<String>, quarantine: Quarantine) -> Self {
@@ -106,7 +100,10 @@ impl State {
         let Some(question) = Question::of(&submitted.op) else {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
-            return self.deferred.reply(submitted, result);
+            self.deferred
+                .events
+                .push(StoreEvent::Replied { submitted, result });
+            return;
         };
         self.last_ballot += 1;
         let (id, key, quorum) = (self.last_ballot, submitted.key.clone(), self.quorum);
@@ -135,14 +132,12 @@ impl State {
     /// A node answered.
     pub(super) fn replied(&mut self, now: Instant, node: usize, key: &Arc<str>, result: OpResult) {
         let link = &mut self.nodes[node].link;
-        match (&result, &link) {
-            // That is told of its connection by itself.
-            (_, Link::Duplicate(_)) => {}
-            (Err(OpError::Unknown(error) | OpError::Unsent(error)), _) => {
-                *link = Link::Away(error.clone());
-            }
-            (_, Link::Unknown) => *link = Link::Up,
-            (_, Link::Up | Link::Away(_)) => {}
+        if let Err(OpError::Unknown(error) | OpError::Unsent(error)) = &result
+            && !matches!(link, Link::Duplicate(_))
+        {
+            *link = Link::Away(error.clone());
+        } else if let Link::Unknown = link {
+            *link = Link::Up;
         }
         self.tell_up();
         self.change(now, key, |entry, nodes| {
@@ -199,7 +194,7 @@ impl State {
         while self.alarms.first().is_some_and(|(at, _)| *at <= now)
             && let Some((_, key)) = self.alarms.pop_first()
         {
-            self.change(now, &key, |entry, _| entry.tick(now));
+            self.change(now, &key, |_, _| {});
         }
     }
 
@@ -235,9 +230,7 @@ impl State {
         if let Some(alarm) = std::mem::replace(&mut entry.alarm, due) {
             self.alarms.remove(&(alarm, key.clone()));
         }
-        if let Some(due) = due {
-            self.alarms.insert((due, key.clone()));
-        }
+        self.alarms.extend(due.map(|due| (due, key.clone())));
         if entry.is_idle() {
             self.keys.remove(key);
         }
@@ -265,8 +258,10 @@ impl State {
             let entry = self.keys.get_mut(key).expect("an active key is in use");
             let is_release = |it: &mut Ballot| it.question == Question::Release;
             for ballot in entry.ballots.extract_if(.., is_release) {
-                let result = Err(OpError::Unknown(error.clone()));
-                self.deferred.reply(ballot.submitted, result);
+                let (submitted, result) = (ballot.submitted, Err(OpError::Unknown(error.clone())));
+                self.deferred
+                    .events
+                    .push(StoreEvent::Replied { submitted, result });
             }
         }
         self.deferred.events.push(StoreEvent::down(error));

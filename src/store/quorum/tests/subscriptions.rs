@@ -190,6 +190,32 @@ async fn w7_two_notices_of_one_node_are_no_majority() {
     assert!(bare.notice(1));
 }
 
+/// A withdrawal came while the release of a lost vote was in flight, and the answer to that was lost, too: the node kept
+/// the subscription if the release alone was sent again.
+#[tokio::test(start_paused = true)]
+async fn w7_a_withdrawal_is_sent_after_a_release_whose_answer_was_lost() {
+    let mut bare = Bare::new(3);
+    let unknown = || Err(OpError::Unknown(StoreError::new("it broke")));
+    let is_back = |bare: &mut Bare| {
+        bare.state.came_up(bare.now, 2, None);
+        bare.sent()
+    };
+    bare.submit(listen(1));
+    bare.answer(2, unknown());
+    (0..2).for_each(|node| bare.hears(node));
+    assert_eq!(bare.sent(), []);
+    assert_eq!(is_back(&mut bare), [(2, release(1))]);
+    let asked = bare.submit(unlisten(1));
+    assert_eq!(asked, [0, 1].map(|node| (node, unlisten(1))));
+    bare.answer(2, unknown());
+    assert_eq!(is_back(&mut bare), [(2, unlisten(1))]);
+    for node in 0..3 {
+        bare.answer(node, Ok(Outcome::Gone { held: false }));
+    }
+    bare.pass(TOGETHER);
+    assert_eq!(bare.state.keys(), 0);
+}
+
 /// Each node keeps the key for the one that it has told; who gives up just then keeps it from nobody.
 #[tokio::test(start_paused = true)]
 async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
