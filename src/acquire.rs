@@ -1,4 +1,3 @@
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -20,6 +19,7 @@ use crate::user_code::log;
 ///
 /// Dropped while it waits, it leaves the queue. Dropped after the key was granted and before it has
 /// seen that, it gives the key back.
+#[derive(Debug)]
 pub(crate) struct Acquiring {
     options: LockOptions,
     /// The lease to take over, if it is not the key that is asked for.
@@ -27,6 +27,7 @@ pub(crate) struct Acquiring {
     stage: Stage,
 }
 
+#[derive(Debug)]
 enum Stage {
     Unpolled,
     Queued(Arc<WaiterState>),
@@ -89,7 +90,7 @@ impl Acquiring {
                 }
                 // It was granted the lease, and was not polled for too long.
                 Phase::TurnLost => {
-                    let waited = caller.waited(engine.clock().now());
+                    let waited = caller.waited(engine.view_context.clock.now());
                     let refusal = if self.adopts.is_some() {
                         Refusal::NothingToAdopt
                     } else if self.waits() && waited >= self.options.wait() {
@@ -165,7 +166,7 @@ impl Acquiring {
         match (refusal, &self.adopts) {
             (Refusal::Busy, _) => LockError::NotAcquired {
                 key,
-                waited: caller.waited(engine.clock().now()),
+                waited: caller.waited(engine.view_context.clock.now()),
             },
             (Refusal::QueueFull, _) => LockError::QueueFull {
                 key,
@@ -187,14 +188,6 @@ impl Drop for Acquiring {
         if let Stage::Queued(caller) = &self.stage {
             self.options.registry().leave(caller);
         }
-    }
-}
-
-impl fmt::Debug for Acquiring {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquiring")
-            .field("key", self.options.key())
-            .finish_non_exhaustive()
     }
 }
 

@@ -3,8 +3,8 @@
 //! Within this crate the links of a page lead to modules, so each one that has links begins with their targets: the
 //! first definition of a link counts.
 
-#[doc = "[protocol.md]: crate::docs::protocol"]
-#[doc = ""]
+/// [protocol.md]: crate::docs::protocol
+///
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
 
@@ -19,8 +19,8 @@ pub mod fairness {}
 #[doc = include_str!("../docs/from-other-libraries.md")]
 pub mod from_other_libraries {}
 
-#[doc = "[operations.md]: crate::docs::operations"]
-#[doc = ""]
+/// [operations.md]: crate::docs::operations
+///
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
 
@@ -29,20 +29,20 @@ pub mod guarantees {}
     not(doctest),
     all(feature = "macros", feature = "redis", feature = "test-util")
 ))]
-#[doc = "[fairness.md]: crate::docs::fairness"]
-#[doc = "[from-other-libraries.md]: crate::docs::from_other_libraries"]
-#[doc = "[guarantees.md]: crate::docs::guarantees"]
-#[doc = "[operations.md]: crate::docs::operations"]
-#[doc = "[operations.md#access-rights]: crate::docs::operations#access-rights"]
-#[doc = "[operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect"]
-#[doc = ""]
+/// [fairness.md]: crate::docs::fairness
+/// [from-other-libraries.md]: crate::docs::from_other_libraries
+/// [guarantees.md]: crate::docs::guarantees
+/// [operations.md]: crate::docs::operations
+/// [operations.md#access-rights]: crate::docs::operations#access-rights
+/// [operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect
+///
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
 
-#[doc = "[guarantees.md]: crate::docs::guarantees"]
-#[doc = ""]
+/// [guarantees.md]: crate::docs::guarantees
+///
 #[doc = include_str!("../docs/protocol.md")]
 pub mod protocol {}

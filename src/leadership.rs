@@ -383,7 +383,7 @@ where
 
 impl<F, Fut: Future> fmt::Debug for Lead<F, Fut> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lead").field(&self.scoped).finish()
+        f.debug_tuple("Lead").field(&self.scoped.scope).finish()
     }
 }
 

@@ -82,7 +82,7 @@ impl Lease {
         caller: Arc<WaiterState>,
         on_finish: OnFinish,
     ) -> Option<Self> {
-        let token = caller.join(engine.clock().now())?;
+        let token = caller.join(engine.view_context.clock.now())?;
         Some(Self::new(engine, caller, token, on_finish))
     }
 
@@ -166,8 +166,8 @@ impl Lease {
     ///
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
     pub fn detach(self) -> DetachedLease {
-        let clock = self.engine.clock();
-        let left = self.view.caller.deadline().saturating_sub(clock.now());
+        let now = self.view.view_context.clock.now();
+        let left = self.view.caller.deadline().saturating_sub(now);
         let owner = self.engine.detach(&self.view.caller);
         DetachedLease::new(self.view.caller.key().clone(), owner, self.token(), left)
     }

@@ -11,7 +11,7 @@ use crate::settings::{OnFinish, OnLost, TTL};
 use crate::turnstile::Patience;
 
 /// What a lock was told to lock, and how. What is not set is the registry's.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct LockOptions {
     engine: Option<Arc<Engine>>,
     key: Arc<str>,

@@ -80,7 +80,10 @@ pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
         Some(frame.lease.clone())
     });
     let lease = innermost.ok().flatten()?;
-    lease.caller.is_held(engine.clock().now()).then_some(lease)
+    lease
+        .caller
+        .is_held(engine.view_context.clock.now())
+        .then_some(lease)
 }
 
 impl Drop for FrameGuard {

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -38,9 +37,9 @@ static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 /// assert_eq!(receipt, "charged");
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LockRegistry {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
 }
 
 impl LockRegistry {
@@ -291,24 +290,11 @@ impl LockRegistry {
         })
     }
 
-    #[cfg(test)]
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
     /// How many keys are in use: waited for, held, or being given back.
     #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn in_use(&self) -> usize {
         self.engine.in_use()
-    }
-}
-
-impl fmt::Debug for LockRegistry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockRegistry")
-            .field("prefix", &self.engine.settings.prefix)
-            .finish_non_exhaustive()
     }
 }
 

@@ -44,21 +44,11 @@ impl Callbacks {
         }
         for (key, token, is_over) in self.lost.drain(..) {
             let (key, token) = (&*key, token.get());
-            if is_over {
-                log!(
-                    warn,
-                    key,
-                    token,
-                    "lease lost: it expired before its work completed"
-                );
-            } else {
-                log!(
-                    warn,
-                    key,
-                    token,
-                    "lease lost: its key was deleted or overwritten in the store"
-                );
-            }
+            let why = match is_over {
+                true => "it expired before its work completed",
+                false => "its key was deleted or overwritten in the store",
+            };
+            log!(warn, key, token, "lease lost: {why}");
         }
     }
 }

@@ -1,4 +1,3 @@
-use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::mem;
@@ -13,7 +12,7 @@ use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::phase::EndMode;
 use super::state::{Deferred, State};
-use super::timer::{Due, Timer};
+use super::timer::Timer;
 use super::waiter_state::WaiterState;
 use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
@@ -116,14 +115,6 @@ impl Engine {
         })
     }
 
-    pub(crate) fn clock(&self) -> &Arc<Clock> {
-        &self.view_context.clock
-    }
-
-    pub(super) fn me(&self) -> Weak<Engine> {
-        self.view_context.engine.clone()
-    }
-
     /// The session with the store, with its tasks running; `None` once the registry is shut down.
     pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
         let session = self.lock().session.clone();
@@ -137,7 +128,7 @@ impl Engine {
     /// not be the runtime that acquired the lease.
     pub(crate) fn note_runtime(&self) {
         self.timer.note_runtime(Handle::try_current().ok().as_ref());
-        self.timer.ensure(|| self.me());
+        self.timer.ensure(&self.view_context.engine);
     }
 
     /// The events that follow.
@@ -180,12 +171,6 @@ impl Engine {
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
         self.lock().entries.len()
-    }
-
-    /// How many keys the timer serves.
-    #[cfg(test)]
-    pub(super) fn timeouts(&self) -> usize {
-        self.lock().timeouts.len()
     }
 
     pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) {
@@ -315,19 +300,6 @@ impl Engine {
         self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
     }
 
-    /// Whether any key in `scope` is in use.
-    pub(super) fn is_used(&self, scope: &Scope) -> bool {
-        let state = self.lock();
-        state.entries.keys().any(|key| scope.contains(key))
-    }
-
-    /// Whether the queue of the key may have a ticket of ours, or will have one soon.
-    pub(super) fn is_waited_for(&self, key: &str) -> bool {
-        let state = self.lock();
-        let entry = state.entries.get(key);
-        entry.is_some_and(|entry| entry.turnstile.may_have_ticket())
-    }
-
     /// Feeds the turnstile of a key. Returns `None` if there is none.
     fn feed<R>(
         &self,
@@ -362,10 +334,10 @@ impl Engine {
     }
 }
 
-impl Due for Engine {
+impl Engine {
     /// Feeds every turnstile whose time has come. Returns when to come back, and keeps the session's
     /// tasks running until then.
-    fn run_due(&self) -> Option<Instant> {
+    pub(super) fn run_due(&self) -> Option<Instant> {
         let mut deferred = Deferred::default();
         let gone = self.timer.gone();
         let due = self.locked(&mut deferred, |state, at| {
@@ -395,11 +367,7 @@ impl Due for Engine {
         if let Some(session) = session {
             self.guarded(|| session.start());
         }
-        next.map(|moment| self.clock().instant(moment))
-    }
-
-    fn failed(&self, panicked: &(dyn Any + Send)) {
-        self.fail(panicked);
+        next.map(|moment| self.view_context.clock.instant(moment))
     }
 }
 

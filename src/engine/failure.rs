@@ -17,7 +17,6 @@ use super::core::Engine;
 use super::state::{Deferred, State};
 use super::waiter_state::WaiterState;
 use crate::store::contract::StoreEvents;
-use crate::user_code::log;
 
 thread_local! {
     /// The callers that a panic has dropped while the registry was locked.
@@ -117,14 +116,6 @@ pub(crate) async fn run_task(listener: Weak<dyn StoreEvents>, task: impl Future<
     {
         listener.failed(&*panicked);
     }
-}
-
-/// The log says why the registry has closed.
-pub(super) fn tell(failure: &str) {
-    log!(
-        error,
-        "internal error, the registry is closed and its leases are lost: {failure}"
-    );
 }
 
 fn message(panicked: &(dyn Any + Send)) -> String {

@@ -20,7 +20,7 @@ impl Engine {
     /// end, and until when to wait for the store's answers (O6). Called again after the first of these, it
     /// releases what is still held.
     pub(crate) fn close(&self) -> (Instant, Instant) {
-        let (clock, timeout) = (self.clock(), self.settings.response_timeout);
+        let (clock, timeout) = (&self.view_context.clock, self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
         let close = |turnstile: &mut Turnstile<Caller>, cx: &mut EventCx<'_>| {

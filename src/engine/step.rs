@@ -7,8 +7,7 @@ use super::core::Engine;
 use super::failure;
 use super::state::{Deferred, Now, State};
 use crate::store::contract::SubmittedOp;
-use crate::turnstile::Moment;
-use crate::user_code;
+use crate::user_code::{self, log};
 
 impl Engine {
     /// Makes a change with the state locked, and then does what follows from it. Returns `None` if it panicked, which
@@ -31,10 +30,16 @@ impl Engine {
         let mut locked: Option<MutexGuard<'_, State>> = None;
         let (result, dropped) = failure::catch(|| {
             // Read before the lock is taken, to hold it for a shorter time.
-            let now = self.clock().now();
+            let now = self.view_context.clock.now();
             let state = &mut **locked.insert(self.lock());
             let now = state.no_earlier(now);
-            let result = change(state, &mut self.at(now, deferred));
+            let events = &self.events;
+            let at = &mut Now {
+                now,
+                events,
+                deferred,
+            };
+            let result = change(state, at);
             self.seal(state, deferred);
             result
         });
@@ -48,14 +53,6 @@ impl Engine {
                 self.close_broken(state, deferred, dropped, &*panicked);
                 None
             }
-        }
-    }
-
-    fn at<'a>(&'a self, now: Moment, deferred: &'a mut Deferred) -> Now<'a> {
-        Now {
-            now,
-            events: &self.events,
-            deferred,
         }
     }
 
@@ -113,7 +110,7 @@ impl Engine {
 
     pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
         if deferred.waits {
-            self.timer.ensure(|| self.me());
+            self.timer.ensure(&self.view_context.engine);
         }
         if deferred.earlier {
             self.timer.ring();
@@ -129,7 +126,7 @@ impl Engine {
         // Last, since it is the user's code: it must not delay a release.
         deferred.callbacks.run();
         if let Some(failure) = deferred.failure.take() {
-            failure::tell(&failure);
+            log!(error, "internal error, registry closed: {failure}");
         }
         if deferred.idle {
             self.tell_idle();

@@ -36,11 +36,14 @@ impl StoreEvents for Engine {
     }
 
     fn uses(&self, scope: &Scope) -> bool {
-        self.is_used(scope)
+        let state = self.lock();
+        state.entries.keys().any(|key| scope.contains(key))
     }
 
     fn waits(&self, key: &str) -> bool {
-        self.is_waited_for(key)
+        let state = self.lock();
+        let entry = state.entries.get(key);
+        entry.is_some_and(|entry| entry.turnstile.may_have_ticket())
     }
 }
 

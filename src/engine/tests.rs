@@ -11,7 +11,6 @@ use futures::task::ArcWake;
 use tokio::time::Instant;
 
 use super::failure::Caller;
-use super::timer::Due;
 use super::waiter_state::WaiterState;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::store::MemoryStore;
@@ -142,7 +141,7 @@ async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
     tokio::time::sleep(Duration::from_secs(90)).await;
     assert!(lease.is_valid());
     lease.release().await.expect("it is ours");
-    assert_eq!(locks.engine().in_use(), 0);
+    assert_eq!(locks.engine.in_use(), 0);
 }
 
 /// The last handle is gone, but its release is still on its way: it must reach the store, and
@@ -252,7 +251,7 @@ fn a_lease_is_renewed_for_as_long_as_the_runtime_on_which_it_was_had() {
 async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
     let locks = LockRegistry::in_memory();
     locks.shutdown().await;
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     drop(locks);
     let grant = Grant {
         owner: Owner(7),
@@ -274,16 +273,16 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
         .renewal(Renewal::off())
         .build()
         .unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let begin = Instant::now();
     let held = locks.obtain("k").lease().await.expect("it is free");
-    assert_eq!(engine.timeouts(), 1);
+    assert_eq!(engine.lock().timeouts.len(), 1);
     // The end of the first wait is the earliest, then that of the second, then the lease's own.
     for wait in [20, 10, 25] {
         let waiter = locks.obtain("k").lease_within(Duration::from_secs(wait));
         let mut waiter = Box::pin(waiter);
         assert!(futures::poll!(&mut waiter).is_pending());
-        assert_eq!(engine.timeouts(), 1);
+        assert_eq!(engine.lock().timeouts.len(), 1);
         if wait == 10 {
             let began = Instant::now();
             assert!(waiter.await.is_err());
@@ -293,7 +292,7 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     assert!(held.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 30_000 - 302);
     drop(held);
-    assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
+    assert_eq!((engine.in_use(), engine.lock().timeouts.len()), (0, 0));
     // One that lasts far less than what its caller was ready to wait.
     let short = locks.obtain("s").ttl(Duration::from_millis(500));
     let lease = short.lease_within(Duration::from_secs(60)).await;
@@ -301,14 +300,14 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     let begin = Instant::now();
     assert!(lease.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 500 - 7);
-    assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
+    assert_eq!((engine.in_use(), engine.lock().timeouts.len()), (0, 0));
 }
 
 /// A key whose turnstile named a moment that was due, again each time, was fed for ever, with the registry locked.
 #[tokio::test(start_paused = true)]
 async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_one_round() {
     let (locks, machine) = suspendable(Renewal::off());
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let _held = locks.obtain("k").lease().await.expect("it is free");
     let mut waiting = Box::pin(locks.obtain("k").lease_within(Duration::from_secs(10)));
     assert!(futures::poll!(&mut waiting).is_pending());
@@ -420,7 +419,7 @@ fn keys(letter: char) -> Scope {
 async fn o4_an_event_of_some_keys_is_about_no_others() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let mut leases = Vec::new();
     let mut waiters = Vec::new();
     for key in ["a held", "b held", "a busy", "b busy"] {
@@ -461,7 +460,7 @@ async fn o4_an_event_of_some_keys_is_about_no_others() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_lasts_until_the_whole_store_is_back() {
     let locks = LockRegistry::builder(Silent::default()).build().unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let mut events = locks.events();
     let mut told = |event: StoreEvent| {
         engine.on_event(event);
@@ -503,7 +502,7 @@ async fn an_outage_lasts_until_the_whole_store_is_back() {
 async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let uses = || ['a', 'b'].map(|letter| engine.uses(&keys(letter)));
     assert_eq!(uses(), [false, false]);
     let mut lease = Box::pin(locks.obtain("a held").lease());
@@ -537,7 +536,7 @@ async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
 async fn the_answers_of_a_call_are_all_told_and_in_order() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let keys: Vec<_> = (0..20).map(|n| format!("k{n}")).collect();
     let leases = keys.iter().map(|key| locks.obtain(key).lease());
     let leases = tokio::spawn(futures::future::join_all(leases));
@@ -571,7 +570,7 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     engine.on_events(again);
     let released = releases.await;
     assert!(released.iter().all(Result::is_ok), "{released:?}");
-    assert_eq!((engine.in_use(), engine.timeouts()), (0, 0));
+    assert_eq!((engine.in_use(), engine.lock().timeouts.len()), (0, 0));
     assert_eq!(
         Arc::strong_count(&engine),
         2,
@@ -595,7 +594,7 @@ impl ArcWake for Count {
 async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let lease = || Box::pin(locks.obtain("k").lease());
     let (mut first, mut second, mut third) = (lease(), lease(), lease());
     let count = Arc::new(Count::default());
@@ -663,7 +662,7 @@ async fn w4_one_look_of_two_does_not_hold_the_key() {
 async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
-    locks.engine().on_event(StoreEvent::Up {
+    locks.engine.on_event(StoreEvent::Up {
         scope: Scope::All,
         queue: false,
         complete: true,
@@ -693,7 +692,7 @@ async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next()
         assert!(futures::poll!(waiter).is_pending());
     }
     *second.lock().unwrap() = Some(leaving);
-    locks.engine().on_events(store.answers());
+    locks.engine.on_events(store.answers());
     assert!(second.lock().unwrap().is_none(), "it has left");
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     // And its pause counts.

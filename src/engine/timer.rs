@@ -1,6 +1,5 @@
 //! The one timer task of a registry: it serves every deadline, wait and pause.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,16 +9,9 @@ use futures::future;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
-/// What the task serves.
-pub(super) trait Due: Send + Sync {
-    /// Does what is due; returns when to come back.
-    fn run_due(&self) -> Option<Instant>;
-
-    /// The task has panicked.
-    fn failed(&self, panicked: &(dyn Any + Send));
-}
+use super::core::Engine;
 
 /// Starts the task, and starts it again when its runtime has gone. `ring` wakes it for an earlier
 /// deadline.
@@ -45,14 +37,14 @@ impl Timer {
     }
 
     /// Starts the task if it does not run.
-    pub(super) fn ensure(&self, due: impl FnOnce() -> Weak<dyn Due>) {
+    pub(super) fn ensure(&self, engine: &Weak<Engine>) {
         // Read first: a write would take the cache line from every other thread.
         let running = &self.shared.running;
         if running.load(Ordering::Acquire) || running.swap(true, Ordering::AcqRel) {
             return;
         }
         self.note_runtime(Handle::try_current().ok().as_ref());
-        Task::start(due(), self.shared.clone());
+        Task::start(engine.clone(), self.shared.clone());
     }
 
     /// The runtimes that have gone since this was last asked.
@@ -156,7 +148,7 @@ impl Runtimes {
 /// The timer's task. When its runtime ends, it moves to another one on which somebody has waited, and
 /// who may have nothing else to wake them.
 struct Task {
-    due: Weak<dyn Due>,
+    engine: Weak<Engine>,
     shared: Arc<Shared>,
     runs_on: Id,
     ended: bool,
@@ -165,7 +157,7 @@ struct Task {
 impl Task {
     /// Spawns it on the latest runtime. If that has gone, the task is dropped at once, which calls this
     /// again.
-    fn start(due: Weak<dyn Due>, shared: Arc<Shared>) {
+    fn start(engine: Weak<Engine>, shared: Arc<Shared>) {
         let runtimes = shared.runtimes();
         let Some(latest) = runtimes.known.last() else {
             // Still under the lock: whoever notes a runtime after this look sees that no task runs, and
@@ -176,7 +168,7 @@ impl Task {
         let runtime = latest.handle.clone();
         drop(runtimes);
         let task = Self {
-            due,
+            engine,
             shared,
             runs_on: runtime.id(),
             ended: false,
@@ -185,22 +177,22 @@ impl Task {
     }
 
     async fn run(mut self) {
-        let served = AssertUnwindSafe(serve(&self.due, &self.shared.bell));
+        let served = AssertUnwindSafe(serve(&self.engine, &self.shared.bell));
         let served = served.catch_unwind().await;
         self.ended = true;
         self.shared.running.store(false, Ordering::Release);
         // The runtime is alive, so this is a fault of ours. The registry closes.
         if let Err(panicked) = served
-            && let Some(due) = self.due.upgrade()
+            && let Some(engine) = self.engine.upgrade()
         {
-            due.failed(&*panicked);
+            engine.fail(&*panicked);
         }
     }
 }
 
 /// Serves until the registry is gone.
-async fn serve(due: &Weak<dyn Due>, bell: &Notify) {
-    while let Some(served) = due.upgrade() {
+async fn serve(engine: &Weak<Engine>, bell: &Notify) {
+    while let Some(served) = engine.upgrade() {
         let next = served.run_due();
         drop(served);
         match next {
@@ -212,9 +204,9 @@ async fn serve(due: &Weak<dyn Due>, bell: &Notify) {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        if !self.ended && self.due.strong_count() > 0 {
+        if !self.ended && self.engine.strong_count() > 0 {
             self.shared.runtimes().bury(self.runs_on);
-            Self::start(self.due.clone(), self.shared.clone());
+            Self::start(self.engine.clone(), self.shared.clone());
         }
     }
 }

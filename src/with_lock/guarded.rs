@@ -103,6 +103,6 @@ where
 
 impl<F, W, V> fmt::Debug for Guarded<F, W, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Guarded").field(&self.scoped).finish()
+        f.debug_tuple("Guarded").field(&self.scoped.scope).finish()
     }
 }

@@ -1,5 +1,4 @@
 use std::convert::Infallible;
-use std::fmt;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -22,7 +21,7 @@ pub(crate) struct Scoped<W, V> {
     /// The value of completed work, kept while the lock is released.
     value: Option<V>,
     /// The last field: the destructors of work and value run under the lock.
-    scope: Scope,
+    pub(crate) scope: Scope,
 }
 
 /// What a poll of some work yields: an item after which more may come, or the end.
@@ -159,11 +158,5 @@ impl<W: Stream> Scoped<W, ()> {
         };
         // One more: an error of the lock.
         (0, most.and_then(|most| most.checked_add(1)))
-    }
-}
-
-impl<W, V> fmt::Debug for Scoped<W, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.scope.fmt(f)
     }
 }

@@ -37,7 +37,7 @@ fn impossible(submitted: SubmittedOp) -> StoreEvent {
 async fn a_broken_invariant_closes_the_registry_and_no_other() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
-    let engine = locks.engine().clone();
+    let engine = locks.engine.clone();
     let mut events = locks.events();
     let mut first = Box::pin(locks.obtain("held").lease());
     assert!(futures::poll!(&mut first).is_pending());
@@ -107,7 +107,7 @@ async fn who_is_out_of_the_turnstile_at_the_panic_is_told_as_well() {
     let locks = LockRegistry::builder(Silent::default()).build().unwrap();
     let mut waiting = Box::pin(locks.obtain("k").lease());
     assert!(futures::poll!(&mut waiting).is_pending());
-    let done = locks.engine().at_once(|state, _| {
+    let done = locks.engine.at_once(|state, _| {
         let _entries = std::mem::take(&mut state.entries);
         panic!("with the entries in hand");
     });
@@ -175,7 +175,7 @@ async fn a_panic_in_the_timer_is_told_at_once() {
 async fn a_panic_in_a_task_of_the_store_closes_the_registry() {
     let locks = LockRegistry::in_memory();
     let lease = locks.obtain("k").lease().await.expect("it is free");
-    let engine: Arc<dyn StoreEvents> = locks.engine().clone();
+    let engine: Arc<dyn StoreEvents> = locks.engine.clone();
     let listener = Arc::downgrade(&engine);
     drop(engine);
     super::run_task(listener, async { panic!("in a task") }).await;

@@ -28,7 +28,7 @@ fn registry() -> (Silent, LockRegistry) {
 async fn held(store: &Silent, locks: &LockRegistry) -> Lease {
     let mut lease = Box::pin(locks.obtain("k").lease());
     assert!(futures::poll!(&mut lease).is_pending());
-    locks.engine().on_events(store.answers());
+    locks.engine.on_events(store.answers());
     lease.await.expect("it is free")
 }
 
@@ -53,7 +53,7 @@ async fn a_lost_question_is_asked_again_and_for_the_same_owner() {
     drop(store.answers());
     sleep(4 * PAUSE).await;
     assert!(futures::poll!(&mut lease).is_pending());
-    locks.engine().on_events(store.answers());
+    locks.engine.on_events(store.answers());
     assert!(lease.await.expect("it is free").is_valid());
 }
 
@@ -87,7 +87,7 @@ async fn a_lost_renewal_is_tried_again() {
     sleep(Duration::from_millis(10_001)).await;
     assert!(matches!(asked(&store).op, Op::Renew { .. }));
     sleep(PAUSE).await;
-    locks.engine().on_events(store.answers());
+    locks.engine.on_events(store.answers());
     assert!(lease.deadline() > deadline);
 }
 
@@ -98,16 +98,16 @@ async fn a_lost_release_is_sent_again() {
     assert!(futures::poll!(&mut release).is_pending());
     assert!(matches!(asked(&store).op, Op::Release { .. }));
     sleep(PAUSE).await;
-    locks.engine().on_events(store.answers());
+    locks.engine.on_events(store.answers());
     release.await.expect("it was held");
-    assert_eq!(locks.engine().in_use(), 0);
+    assert_eq!(locks.engine.in_use(), 0);
 
     // Nobody waits for it: only the session's loss wakes the timer.
     drop(held(&store, &locks).await);
     assert!(matches!(asked(&store).op, Op::Release { .. }));
     sleep(PAUSE).await;
-    locks.engine().on_events(store.answers());
-    assert_eq!(locks.engine().in_use(), 0);
+    locks.engine.on_events(store.answers());
+    assert_eq!(locks.engine.in_use(), 0);
 }
 
 /// A session that answers nothing must not keep a processor busy.
@@ -178,7 +178,7 @@ async fn an_op_may_be_lost_under_the_sessions_lock() {
     }
     store.loses.store(false, Ordering::Relaxed);
     sleep(Duration::from_secs(2)).await;
-    locks.engine().on_events(store.asked.answers());
+    locks.engine.on_events(store.asked.answers());
     assert!(lease.await.expect("it is free").is_valid());
 }
 
@@ -188,8 +188,8 @@ async fn an_op_does_not_keep_its_registry() {
     let (store, locks) = registry();
     let mut lease = Box::pin(locks.obtain("k").lease());
     assert!(futures::poll!(&mut lease).is_pending());
-    let engine = Arc::downgrade(locks.engine());
-    locks.engine().disconnect();
+    let engine = Arc::downgrade(&locks.engine);
+    locks.engine.disconnect();
     drop((lease, locks));
     assert_eq!(engine.strong_count(), 0);
     drop(store.asked());
@@ -205,12 +205,15 @@ async fn what_is_lost_by_a_registry_that_has_closed_changes_nothing() {
     assert!(futures::poll!(&mut leases).is_pending());
     let asked = store.asked();
     assert_eq!(asked.len(), 1000);
-    locks.engine().close();
-    locks.engine().disconnect();
+    locks.engine.close();
+    locks.engine.disconnect();
     drop(asked);
     sleep(Duration::from_secs(10)).await;
     assert!(store.asked().is_empty());
-    assert_eq!((locks.engine().in_use(), locks.engine().timeouts()), (0, 0));
+    assert_eq!(
+        (locks.engine.in_use(), locks.engine.lock().timeouts.len()),
+        (0, 0)
+    );
     let leases = timeout(BOUND, leases).await.expect("they are told");
     assert!(leases.iter().all(Result::is_err));
 }
@@ -228,6 +231,6 @@ async fn an_op_may_be_lost_by_a_panic() {
     }));
     assert!(panicked.is_err());
     sleep(PAUSE).await;
-    locks.engine().on_events(store.answers());
+    locks.engine.on_events(store.answers());
     assert!(lease.await.expect("it is free").is_valid());
 }

@@ -60,7 +60,7 @@ impl Core {
         let (answer, delivery) = {
             let mut state = self.shared.lock();
             if state.offline {
-                return Err(OpError::Unsent(offline()));
+                return Err(OpError::Unsent(offline_error()));
             }
             let state = &mut *state;
             let listeners = &state.listeners;
@@ -119,7 +119,7 @@ impl Session for MemorySession {
             let mut result = core.apply(&submitted);
             tokio::time::sleep(latency - latency / 2).await;
             if result.is_ok() && core.is_offline() {
-                result = Err(OpError::Unknown(offline()));
+                result = Err(OpError::Unknown(offline_error()));
             }
             core.reply(submitted, result);
         }));
@@ -139,7 +139,7 @@ impl Session for MemorySession {
             let now = core.shared.now();
             let mut state = core.shared.lock();
             if state.offline {
-                return Err(offline());
+                return Err(offline_error());
             }
             Ok(state.keyspace.inspect(&core.config.prefix, &key, now))
         }
@@ -147,6 +147,6 @@ impl Session for MemorySession {
     }
 }
 
-fn offline() -> StoreError {
+pub(super) fn offline_error() -> StoreError {
     StoreError::new("the memory store was set offline")
 }

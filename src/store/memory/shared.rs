@@ -8,6 +8,7 @@ use super::keyspace::Keyspace;
 use crate::store::contract::{ServerTime, StoreEvents};
 
 /// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
+#[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
     began: Instant,
@@ -15,7 +16,7 @@ pub(super) struct Shared {
     epoch: u64,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) keyspace: Keyspace,
     pub(super) listeners: HashMap<Arc<str>, Weak<dyn StoreEvents>>,

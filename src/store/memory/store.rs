@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 #[cfg(feature = "test-util")]
 use std::sync::Weak;
@@ -6,6 +5,8 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use super::session::MemorySession;
+#[cfg(feature = "test-util")]
+use super::session::offline_error;
 use super::shared::Shared;
 #[cfg(feature = "test-util")]
 use crate::StoreError;
@@ -35,7 +36,7 @@ use crate::store::{LockStore, sealed};
 /// lock.release().await?;
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
     pub(super) shared: Arc<Shared>,
 }
@@ -107,18 +108,6 @@ impl MemoryStore {
     pub fn keys(&self) -> usize {
         let now = self.shared.now();
         self.shared.lock().keyspace.len(now)
-    }
-}
-
-/// What an op comes back with while the store is offline.
-#[cfg(feature = "test-util")]
-pub(super) fn offline_error() -> StoreError {
-    StoreError::new("the memory store was set offline")
-}
-
-impl fmt::Debug for MemoryStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").finish_non_exhaustive()
     }
 }
 

@@ -107,13 +107,8 @@ impl Topology {
             return future::pending().await;
         };
         let there = sentinels.moved(&here, within).await;
-        let address = here.address;
-        log!(
-            debug,
-            from = &*address,
-            to = &*there.address,
-            "the primary has changed"
-        );
+        let (address, to) = (here.address, &*there.address);
+        log!(debug, from = &*address, to, "the primary has changed");
         Fault::NotPrimary { address }
     }
 
