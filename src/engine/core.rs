@@ -124,8 +124,8 @@ impl Engine {
         session
     }
 
-    /// The caller's runtime may be needed by the timer: a lease is waited for on it, or watched. It need
-    /// not be the runtime that acquired the lease.
+    /// Somebody waits on this runtime for the end of a lease. So the timer's task may move here, if the
+    /// runtime on which it runs ends first.
     pub(crate) fn note_runtime(&self) {
         self.timer.note_runtime(Handle::try_current().ok().as_ref());
         self.timer.ensure(&self.view_context.engine);

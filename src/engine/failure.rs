@@ -8,15 +8,12 @@ use std::cell::RefCell;
 use std::mem;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
-
-use futures::FutureExt;
 
 use super::core::Engine;
 use super::state::{Deferred, State};
 use super::waiter_state::WaiterState;
-use crate::store::contract::StoreEvents;
 
 thread_local! {
     /// The callers that a panic has dropped while the registry was locked.
@@ -106,15 +103,6 @@ impl Engine {
         self.close_broken(&mut state, &mut deferred, Vec::new(), panicked);
         drop(state);
         self.deliver_once(&mut deferred);
-    }
-}
-
-/// Runs a task of ours. If it panics, the registry closes.
-pub(crate) async fn run_task(listener: Weak<dyn StoreEvents>, task: impl Future<Output = ()>) {
-    if let Err(panicked) = AssertUnwindSafe(task).catch_unwind().await
-        && let Some(listener) = listener.upgrade()
-    {
-        listener.failed(&*panicked);
     }
 }
 

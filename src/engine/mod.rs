@@ -34,6 +34,5 @@ mod timer;
 mod waiter_state;
 
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
-pub(crate) use self::failure::run_task;
 pub(crate) use self::phase::Phase;
 pub(crate) use self::waiter_state::WaiterState;

@@ -12,10 +12,6 @@ use crate::turnstile::Turnstile;
 use crate::user_code::log;
 
 impl StoreEvents for Engine {
-    fn on_event(&self, event: StoreEvent) {
-        self.on_events(vec![event]);
-    }
-
     fn on_events(&self, events: Vec<StoreEvent>) {
         let mut events = events.into_iter().peekable();
         while events.peek().is_some() {

@@ -161,7 +161,10 @@ impl WaiterState {
             of_deadlines,
         };
         let mut state = self.lock();
-        state.watchers.retain(Watcher::is_alive);
+        if state.watchers.len() == state.watchers.capacity() {
+            // Not at each call, which would take quadratic time where many watch.
+            state.watchers.retain(Watcher::is_alive);
+        }
         state.watchers.push(watcher);
         waker
     }
@@ -436,5 +439,27 @@ impl fmt::Debug for WaiterState {
             .field("key", self.key())
             .field("phase", &self.phase())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A loop that selects on `lost()` makes a watcher in each turn.
+    #[test]
+    fn watchers_that_are_gone_take_no_room() {
+        let caller = WaiterState::new("k".into());
+        let stays = caller.watch(false);
+        for _ in 0..1000 {
+            drop(caller.watch(false));
+        }
+        let watchers = caller.lock().watchers.len();
+        assert!(watchers <= 8, "{watchers}");
+        let mut callbacks = Callbacks::default();
+        caller.lock().wake_watchers(true, &mut callbacks);
+        assert_eq!(callbacks.watchers.len(), 1, "the one that stays");
+        drop((stays, callbacks));
+        assert!(!caller.is_watched());
     }
 }

@@ -7,9 +7,11 @@
 
 use std::any::Any;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 
 pub(crate) use super::submitted::{LostOps, SubmittedOp, lost_error};
@@ -254,15 +256,13 @@ impl StoreEvent {
 
 /// The registry, as its session sees it.
 pub trait StoreEvents: Send + Sync {
-    /// May be called from any thread, with no lock held that [`Session::submit`] takes.
-    fn on_event(&self, event: StoreEvent);
+    /// Handles events in this order, such as the answers of one call. May be called from any thread, with
+    /// no lock held that [`Session::submit`] takes.
+    fn on_events(&self, events: Vec<StoreEvent>);
 
-    /// The same for what came at once, in this order: the answers of one call. Cheaper than one by
-    /// one where each has to lock what they all change.
-    fn on_events(&self, events: Vec<StoreEvent>) {
-        for event in events {
-            self.on_event(event);
-        }
+    /// The same for one event.
+    fn on_event(&self, event: StoreEvent) {
+        self.on_events(vec![event]);
     }
 
     /// Whether a lease is held, or a caller waits, for any key in `scope`: then the store keeps its
@@ -275,6 +275,15 @@ pub trait StoreEvents: Send + Sync {
 
     /// A task of the session has panicked: what it knew is lost, and the registry closes.
     fn failed(&self, panicked: &(dyn Any + Send));
+}
+
+/// Runs a task of a session. If it panics, the registry closes.
+pub(crate) async fn run_task(listener: Weak<dyn StoreEvents>, task: impl Future<Output = ()>) {
+    if let Err(panicked) = AssertUnwindSafe(task).catch_unwind().await
+        && let Some(listener) = listener.upgrade()
+    {
+        listener.failed(&*panicked);
+    }
 }
 
 /// Who opens a session.

@@ -63,10 +63,6 @@ mod tests {
     }
 
     impl StoreEvents for EventSink {
-        fn on_event(&self, _: StoreEvent) {
-            unreachable!("all is told together")
-        }
-
         fn uses(&self, _: &Scope) -> bool {
             true
         }

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::engine::tests::Silent;
 use crate::events::LockEvent;
 use crate::store::MemoryStore;
-use crate::store::contract::{Answer, Outcome, StoreEvent, StoreEvents, SubmittedOp};
+use crate::store::contract::{Answer, Outcome, StoreEvent, StoreEvents, SubmittedOp, run_task};
 use crate::{LockError, LockRegistry, Renewal};
 
 /// Far above what anything here takes on the paused clock.
@@ -178,7 +178,7 @@ async fn a_panic_in_a_task_of_the_store_closes_the_registry() {
     let engine: Arc<dyn StoreEvents> = locks.engine.clone();
     let listener = Arc::downgrade(&engine);
     drop(engine);
-    super::run_task(listener, async { panic!("in a task") }).await;
+    run_task(listener, async { panic!("in a task") }).await;
     assert!(
         timeout(BOUND, lease.lost())
             .await

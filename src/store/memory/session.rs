@@ -8,9 +8,8 @@ use tokio::runtime::Handle;
 use super::keyspace::Asking;
 use super::shared::Shared;
 use crate::StoreError;
-use crate::engine::run_task;
 use crate::store::contract::{
-    Answer, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp,
+    Answer, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
 };
 
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).

@@ -17,10 +17,10 @@ use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
 use super::state::State;
 use crate::StoreError;
-use crate::engine::run_task;
 use crate::store::LockStore;
 use crate::store::contract::{
     KeyStatus, LostOps, Scope, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
+    run_task,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
@@ -149,10 +149,6 @@ impl Core {
 }
 
 impl StoreEvents for EventSink {
-    fn on_event(&self, event: StoreEvent) {
-        self.on_events(vec![event]);
-    }
-
     fn on_events(&self, events: Vec<StoreEvent>) {
         if let Some(core) = self.core.upgrade() {
             core.handle(|state, now| {

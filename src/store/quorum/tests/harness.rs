@@ -31,8 +31,8 @@ impl StoreEvents for Recorder {
         unreachable!("no task panics here")
     }
 
-    fn on_event(&self, event: StoreEvent) {
-        self.0.lock().unwrap().push(event);
+    fn on_events(&self, events: Vec<StoreEvent>) {
+        self.0.lock().unwrap().extend(events);
     }
 }
 

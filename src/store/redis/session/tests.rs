@@ -13,7 +13,7 @@ use crate::store::send_window::Limits;
 struct Nobody;
 
 impl StoreEvents for Nobody {
-    fn on_event(&self, _: StoreEvent) {}
+    fn on_events(&self, _: Vec<StoreEvent>) {}
 
     fn uses(&self, _: &Scope) -> bool {
         false

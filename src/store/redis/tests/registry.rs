@@ -25,9 +25,11 @@ type Replied = (Arc<str>, Op, Result<Answer, OpError>);
 struct Recorder(UnboundedSender<StoreEvent>);
 
 impl StoreEvents for Recorder {
-    fn on_event(&self, event: StoreEvent) {
-        // A test that has ended does not listen any more.
-        let _ = self.0.send(event);
+    fn on_events(&self, events: Vec<StoreEvent>) {
+        for event in events {
+            // A test that has ended does not listen any more.
+            let _ = self.0.send(event);
+        }
     }
 
     fn uses(&self, _: &Scope) -> bool {
