@@ -100,7 +100,6 @@ impl Engine {
                     armed: None,
                     latest: Moment::ZERO,
                     ids: Ids::new(rand::random()),
-                    buffer: None,
                     queue: true,
                     away: None,
                     up: None,

@@ -10,7 +10,7 @@ use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::store::contract::{Op, Scope, Session};
-use crate::turnstile::{Effect, EffectBuffer, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 /// The state of a registry, under its one lock.
 pub(super) struct State {
@@ -25,8 +25,6 @@ pub(super) struct State {
     /// When a turnstile was fed last.
     pub(super) latest: Moment,
     pub(super) ids: Ids,
-    /// Lent to whichever turnstile is fed.
-    pub(super) buffer: EffectBuffer<Caller>,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
     /// Which part of the store was unreachable last, and why.
@@ -121,7 +119,6 @@ impl State {
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        entry.turnstile.lend_buffer(&mut self.buffer);
         let result = event(&mut entry.turnstile, &mut EventCx { now, ids });
         while let Some(effect) = entry.turnstile.next_effect() {
             match effect {
@@ -132,7 +129,6 @@ impl State {
                 Effect::AskPolicy(caller, id) => at.deferred.policies.push((caller, id)),
             }
         }
-        self.buffer = entry.turnstile.take_buffer();
         // Without a session nobody would answer what is still pending.
         if entry.turnstile.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {

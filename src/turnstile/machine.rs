@@ -1,10 +1,18 @@
+mod acquisition;
+mod expiry;
+mod pending;
+mod repeats;
+mod schedule;
+mod shutdown;
+mod store_events;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquisition::{Acquisition, Footprint};
+use self::acquisition::{Acquisition, Footprint};
+use self::pending::{Ending, PendingOp};
 use super::ids::EventCx;
-use super::pending::{Ending, PendingOp};
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Moment, Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
@@ -33,16 +41,9 @@ pub(crate) enum Effect<C> {
     AskPolicy(C, WaiterId),
 }
 
-/// A buffer for effects. The engine lends one buffer to each turnstile in turn: an idle turnstile stores none,
-/// and an event allocates nothing.
-pub(crate) type EffectBuffer<C> = Option<Box<VecDeque<Effect<C>>>>;
-
-/// A larger buffer is not reused.
-const MAX_BUFFER: usize = 64;
-
 /// What this registry has of the key in the store.
 #[derive(Debug)]
-pub(super) enum KeyState<C> {
+enum KeyState<C> {
     Idle,
     Acquiring(Acquisition),
     Held(Tenure<C>),
@@ -50,25 +51,25 @@ pub(super) enum KeyState<C> {
 
 /// The op in flight (O2).
 #[derive(Debug)]
-pub(super) struct InFlight {
+struct InFlight {
     /// If it asks for the key: what the store may have of the acquisition if the answer never comes.
-    pub(super) asks: Option<Footprint>,
+    asks: Option<Footprint>,
     /// Whether it is the first pending operation. A yield is pending, and asks for the key.
-    pub(super) is_pending: bool,
-    pub(super) sent: Point,
+    is_pending: bool,
+    sent: Point,
     /// The newest arrival that its answer speaks to.
-    pub(super) upto: WaiterId,
+    upto: WaiterId,
     /// A grant that came before the reply that may have caused it (O3).
-    pub(super) grant: Option<Received>,
+    grant: Option<Received>,
 }
 
 /// A grant that came.
 #[derive(Debug)]
-pub(super) struct Received {
-    pub(super) at: Point,
-    pub(super) grant: Grant,
+struct Received {
+    at: Point,
+    grant: Grant,
     /// Why it does not count, if it does not.
-    pub(super) doubt: Option<StoreError>,
+    doubt: Option<StoreError>,
 }
 
 /// See the [module](super).
@@ -77,25 +78,25 @@ pub(super) struct Received {
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
 pub(crate) struct Turnstile<C> {
-    pub(super) rules: Rules,
-    pub(super) waiters: WaitQueue<C>,
+    rules: Rules,
+    waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the wait queue, one at a time.
-    pub(super) adopters: VecDeque<Adopter<C>>,
-    pub(super) state: KeyState<C>,
-    pub(super) in_flight: Option<Box<InFlight>>,
+    adopters: VecDeque<Adopter<C>>,
+    state: KeyState<C>,
+    in_flight: Option<Box<InFlight>>,
     /// In order (O2). The first may be in flight.
-    pub(super) pending: VecDeque<PendingOp<C>>,
+    pending: VecDeque<PendingOp<C>>,
     /// Whether the store has a queue, and grants reach us.
-    pub(super) queue: bool,
+    queue: bool,
     /// Whether the connection is known to be gone: nothing is sent until it is back.
-    pub(super) down: bool,
+    down: bool,
     /// What the store said last, if it was no answer.
-    pub(super) trouble: Option<Box<StoreError>>,
+    trouble: Option<Box<StoreError>>,
     /// Refusals in a row.
-    pub(super) failures: u32,
+    failures: u32,
     /// Nobody comes in any more.
-    pub(super) closed: bool,
-    effects: EffectBuffer<C>,
+    closed: bool,
+    effects: VecDeque<Effect<C>>,
 }
 
 impl<C: Clone> Turnstile<C> {
@@ -113,7 +114,7 @@ impl<C: Clone> Turnstile<C> {
             trouble: None,
             failures: 0,
             closed: false,
-            effects: None,
+            effects: VecDeque::new(),
         }
     }
 
@@ -122,22 +123,14 @@ impl<C: Clone> Turnstile<C> {
         self.trouble = Some(Box::new(error));
     }
 
-    /// Lends it a buffer for the effects of the next event.
-    pub(crate) fn lend_buffer(&mut self, buffer: &mut EffectBuffer<C>) {
-        if self.effects.is_none() {
-            self.effects = buffer.take();
-        }
-    }
-
-    /// Takes the buffer back, once the effects are drained, unless it has grown too large.
-    pub(crate) fn take_buffer(&mut self) -> EffectBuffer<C> {
-        let buffer = self.effects.take();
-        buffer.filter(|buffer| buffer.capacity() <= MAX_BUFFER)
-    }
-
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
-        self.effects.as_mut()?.pop_front()
+        let effect = self.effects.pop_front();
+        if effect.is_none() {
+            // A turnstile between two events has no buffer: there may be a hundred thousand.
+            self.effects = VecDeque::new();
+        }
+        effect
     }
 
     /// Nobody waits, nothing is held or pending: the turnstile may be dropped.
@@ -174,8 +167,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
         let endings = self.pending.iter().filter_map(|it| it.ending.as_ref());
         let endings = endings.map(|ending| &ending.who);
-        let effects = self.effects.iter().flat_map(|effects| effects.iter());
-        let effects = effects.filter_map(|effect| match effect {
+        let effects = self.effects.iter().filter_map(|effect| match effect {
             Effect::Wake(who, _) | Effect::AskPolicy(who, _) => Some(who),
             Effect::Send(_) => None,
         });
@@ -187,7 +179,7 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &self.state else {
             return None;
         };
-        let lease = tenure.lease.as_ref();
+        let lease = tenure.lease();
         lease
             .filter(|lease| lease.is_taken() == taken)
             .map(|lease| &lease.who)
@@ -217,7 +209,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn arrive(&mut self, cx: &mut EventCx<'_>, waiter: Waiter<C>) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
-        let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease.is_some());
+        let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease().is_some());
         if self.closed {
             self.refuse(waiter.who, Refusal::Closed);
         } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
@@ -338,7 +330,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Our tenure ends here, the key stays in the store.
-    pub(super) fn let_expire(&mut self, cx: &mut EventCx<'_>) {
+    fn let_expire(&mut self, cx: &mut EventCx<'_>) {
         let KeyState::Held(tenure) = &self.state else {
             return;
         };
@@ -368,31 +360,31 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// What the store said last, where it is to blame.
-    pub(super) fn trouble(&self) -> StoreError {
+    fn trouble(&self) -> StoreError {
         let trouble = self.trouble.as_deref().cloned();
         trouble.unwrap_or_else(|| StoreError::new("no answer in time"))
     }
 
-    pub(super) fn wake_waiter(&mut self, who: C, verdict: WaiterVerdict) {
+    fn wake_waiter(&mut self, who: C, verdict: WaiterVerdict) {
         self.effect(Effect::Wake(who, Verdict::Waiter(verdict)));
     }
 
-    pub(super) fn refuse(&mut self, who: C, refusal: Refusal) {
+    fn refuse(&mut self, who: C, refusal: Refusal) {
         self.wake_waiter(who, WaiterVerdict::Refused(refusal));
     }
 
-    pub(super) fn wake_holder(&mut self, verdict: Option<(C, LeaseVerdict)>) {
+    fn wake_holder(&mut self, verdict: Option<(C, LeaseVerdict)>) {
         if let Some((who, verdict)) = verdict {
             self.effect(Effect::Wake(who, Verdict::Lease(verdict)));
         }
     }
 
-    pub(super) fn end_lease(&mut self, who: C, end: LeaseEnd) {
+    fn end_lease(&mut self, who: C, end: LeaseEnd) {
         self.wake_holder(Some((who, LeaseVerdict::Ended(end))));
     }
 
     /// Time has taken a lease away, or the store has.
-    pub(super) fn lose(&mut self, lease: Option<LocalLease<C>>) {
+    fn lose(&mut self, lease: Option<LocalLease<C>>) {
         let Some(lease) = lease else {
             return;
         };
@@ -403,7 +395,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    pub(super) fn effect(&mut self, effect: Effect<C>) {
-        self.effects.get_or_insert_default().push_back(effect);
+    fn effect(&mut self, effect: Effect<C>) {
+        self.effects.push_back(effect);
     }
 }

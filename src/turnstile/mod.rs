@@ -18,30 +18,23 @@
 //! | file | contents |
 //! |---|---|
 //! | `machine.rs` | [`Turnstile`]: its state, and the events that callers bring |
-//! | `store_events.rs` | the events that the store brings: answers, grants, outages |
-//! | `schedule.rs` | what to do next: grant, pass, yield, release, ask |
-//! | `acquisition.rs` | one owner that asks the store for the key: questions, answers, grants |
-//! | `repeats.rs` | how often the store is asked where no grants come |
+//! | `machine/store_events.rs` | the events that the store brings: answers, grants, outages |
+//! | `machine/schedule.rs` | what to do next: grant, pass, yield, release, ask |
+//! | `machine/acquisition.rs` | one owner that asks the store for the key: questions, answers, grants |
+//! | `machine/repeats.rs` | how often the store is asked where no grants come |
 //! | `tenure.rs` | the span in which this registry holds the key, and its lease |
-//! | `pending.rs` | operations that must still reach the store, and their answers |
-//! | `expiry.rs` | what time brings: waits, leases and tenures that end, renewals that are due |
-//! | `shutdown.rs` | the end of a registry |
+//! | `machine/pending.rs` | operations that must still reach the store, and their answers |
+//! | `machine/expiry.rs` | what time brings: waits, leases and tenures that end, renewals that are due |
+//! | `machine/shutdown.rs` | the end of a registry |
 //! | `wait_queue.rs` | the local waiters |
 //! | `verdict.rs` | the verdicts that callers get |
 //! | `ids.rs` | ids, random numbers and the context of an event |
 //! | `time.rs` | points in time |
 
-mod acquisition;
-mod expiry;
 mod ids;
 mod machine;
-mod pending;
-mod repeats;
-mod schedule;
-mod shutdown;
 #[cfg(test)]
 mod sim;
-mod store_events;
 mod tenure;
 #[cfg(test)]
 mod tests;
@@ -50,7 +43,7 @@ mod verdict;
 mod wait_queue;
 
 pub(crate) use self::ids::{EventCx, Ids};
-pub(crate) use self::machine::{Effect, EffectBuffer, Rules, Turnstile};
+pub(crate) use self::machine::{Effect, Rules, Turnstile};
 pub(crate) use self::time::{FOREVER, Moment};
 pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

@@ -30,7 +30,7 @@ pub(super) struct Tenure<C> {
     owner: Owner,
     ttl: Duration,
     deadline: Point,
-    pub(super) lease: Option<LocalLease<C>>,
+    lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
     renewing: Option<Point>,
     /// Another renewal was requested meanwhile.
@@ -52,7 +52,7 @@ pub(super) struct Tenure<C> {
 /// The one lease of a tenure. It ends with the tenure, or earlier.
 #[derive(Debug)]
 pub(super) struct LocalLease<C> {
-    pub(super) id: WaiterId,
+    id: WaiterId,
     pub(super) who: C,
     phase: LeasePhase,
     /// W4: when it is taken from one who does not look. O6: from one who is to end its work, and has not.
@@ -99,16 +99,6 @@ enum LeasePhase {
 impl<C> LocalLease<C> {
     pub(super) fn is_taken(&self) -> bool {
         self.phase != LeasePhase::Offered
-    }
-
-    pub(super) fn is_closing(&self) -> bool {
-        self.phase == LeasePhase::Closing
-    }
-
-    /// The holder is to end its work by then.
-    pub(super) fn close_by(&mut self, end_by: Point) {
-        self.phase = LeasePhase::Closing;
-        self.end_by = end_by;
     }
 
     fn deadline(&self, tenure_ends: Point) -> Point {
@@ -162,6 +152,14 @@ impl<C: Clone> Tenure<C> {
 
     pub(super) fn owner(&self) -> Owner {
         self.owner
+    }
+
+    pub(super) fn lease(&self) -> Option<&LocalLease<C>> {
+        self.lease.as_ref()
+    }
+
+    pub(super) fn take_lease(&mut self) -> Option<LocalLease<C>> {
+        self.lease.take()
     }
 
     /// What [`alone`](Self::alone) is for the next tenure, if a yield comes back.
@@ -273,10 +271,24 @@ impl<C: Clone> Tenure<C> {
         })
     }
 
+    /// Whether its holder is to end its work.
+    pub(super) fn is_closing(&self) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.phase == LeasePhase::Closing)
+    }
+
+    /// The holder is to end its work by then.
+    pub(super) fn close_by(&mut self, end_by: Point) -> HolderVerdict<C> {
+        let lease = self.lease.as_mut()?;
+        lease.phase = LeasePhase::Closing;
+        lease.end_by = end_by;
+        Some((lease.who.clone(), LeaseVerdict::Closing))
+    }
+
     /// Whether its holder is to end its work, and has had its time for that.
     pub(super) fn is_grace_over(&self, now: Point) -> bool {
         let lease = self.lease.as_ref();
-        lease.is_some_and(|lease| lease.is_closing() && now >= lease.end_by)
+        self.is_closing() && lease.is_some_and(|lease| now >= lease.end_by)
     }
 
     /// When the store has let go of it by itself, whatever becomes of what is sent now.

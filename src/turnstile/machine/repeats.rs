@@ -4,11 +4,11 @@
 use std::mem;
 use std::time::Duration;
 
-use super::ids::EventCx;
-use super::machine::{Effect, KeyState, Turnstile};
-use super::time::Point;
-use super::verdict::Refusal;
-use super::wait_queue::WaiterId;
+use super::{Effect, KeyState, Turnstile};
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::time::Point;
+use crate::turnstile::verdict::Refusal;
+use crate::turnstile::wait_queue::WaiterId;
 
 #[derive(Debug, Default)]
 pub(super) struct Repeats {

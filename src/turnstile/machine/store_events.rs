@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::acquisition::Footprint;
-use super::ids::EventCx;
-use super::machine::{InFlight, KeyState, Received, Turnstile};
-use super::verdict::Refusal;
-use super::wait_queue::WaiterId;
+use super::{InFlight, KeyState, Received, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, lost_error};
 use crate::token::is_epoch;
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::verdict::Refusal;
+use crate::turnstile::wait_queue::WaiterId;
 
 /// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
 fn epoch_fault(epoch: u64) -> Option<StoreError> {
@@ -122,7 +122,7 @@ impl<C: Clone> Turnstile<C> {
             }
             Ok(Outcome::Lost) => {
                 // O6: the owner is retired. Nothing is sent for it.
-                let lease = tenure.lease.take();
+                let lease = tenure.take_lease();
                 self.state = KeyState::Idle;
                 return self.lose(lease);
             }

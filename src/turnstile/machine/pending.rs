@@ -3,12 +3,12 @@
 use std::mem;
 
 use super::acquisition::Footprint;
-use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile};
-use super::time::Point;
-use super::verdict::LeaseEnd;
+use super::{KeyState, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Op, Owner};
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::time::Point;
+use crate::turnstile::verdict::LeaseEnd;
 
 /// A finished lease whose end the store has not confirmed yet.
 #[derive(Debug)]

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::ids::EventCx;
-use super::machine::{InFlight, KeyState, Received, Turnstile};
 use super::pending::PendingOp;
 use super::repeats::Repeats;
-use super::tenure::Tenure;
-use super::time::{Point, deadline, drift};
-use super::verdict::Refusal;
-use super::wait_queue::WaiterId;
+use super::{InFlight, KeyState, Received, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::tenure::Tenure;
+use crate::turnstile::time::{Point, deadline, drift};
+use crate::turnstile::verdict::Refusal;
+use crate::turnstile::wait_queue::WaiterId;
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);

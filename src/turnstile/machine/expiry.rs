@@ -1,12 +1,12 @@
 //! What expires: waits, grants that nobody takes, leases, tenures and pending operations.
 
-use super::ids::EventCx;
-use super::machine::{Effect, KeyState, Turnstile};
 use super::pending::PendingOp;
-use super::time::Point;
-use super::verdict::Refusal;
-use super::wait_queue::Adopter;
+use super::{Effect, KeyState, Turnstile};
 use crate::store::contract::Op;
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::time::Point;
+use crate::turnstile::verdict::Refusal;
+use crate::turnstile::wait_queue::Adopter;
 
 impl<C: Clone> Turnstile<C> {
     /// Expires what is over, and sends the renewal that is due. Called first at every event, so that an event that is
@@ -54,7 +54,7 @@ impl<C: Clone> Turnstile<C> {
             // D5: the store may hold the key for a little longer.
             let owner = tenure.owner();
             let until = tenure.expires_by(now);
-            let lease = tenure.lease.take();
+            let lease = tenure.take_lease();
             self.state = KeyState::Idle;
             self.lose(lease);
             let release = PendingOp::new(Op::Release { owner }, None, until);

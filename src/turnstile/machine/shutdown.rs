@@ -1,9 +1,9 @@
 //! The end of a registry.
 
-use super::ids::EventCx;
-use super::machine::{KeyState, Turnstile};
-use super::time::Moment;
-use super::verdict::{LeaseEnd, LeaseVerdict, Refusal};
+use super::{KeyState, Turnstile};
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::time::Moment;
+use crate::turnstile::verdict::{LeaseEnd, Refusal};
 
 impl<C: Clone> Turnstile<C> {
     /// The registry shuts down. Waiters are refused and everything is released. `grace`: until when a
@@ -33,20 +33,17 @@ impl<C: Clone> Turnstile<C> {
 
     /// Whether there is a holder that has time to end its work.
     fn give_grace(&mut self, grace: impl FnOnce(&C) -> Option<Moment>) -> bool {
+        let until = self.holder().and_then(grace);
         let KeyState::Held(tenure) = &mut self.state else {
             return false;
         };
-        let Some(lease) = tenure.lease.as_mut().filter(|lease| lease.is_taken()) else {
-            return false;
-        };
         // A second shutdown grants no more time.
-        if !lease.is_closing() {
-            let Some(until) = grace(&lease.who) else {
+        if !tenure.is_closing() {
+            let Some(until) = until else {
                 return false;
             };
-            lease.close_by(until.into());
-            let who = lease.who.clone();
-            self.wake_holder(Some((who, LeaseVerdict::Closing)));
+            let verdict = tenure.close_by(until.into());
+            self.wake_holder(verdict);
         }
         true
     }
@@ -56,7 +53,7 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        let Some(lease) = tenure.lease.take() else {
+        let Some(lease) = tenure.take_lease() else {
             return;
         };
         if !lease.is_taken() {

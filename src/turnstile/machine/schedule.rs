@@ -1,20 +1,20 @@
 //! What to do next: grant a turn, send a pending operation, or ask the store.
 
 use super::acquisition::{Acquisition, Footprint};
-use super::ids::EventCx;
-use super::machine::{Effect, InFlight, KeyState, Turnstile};
 use super::pending::{Ending, PendingOp};
-use super::time::Point;
-use super::verdict::{LeaseEnd, Refusal, WaiterVerdict};
-use super::wait_queue::{Waiter, WaiterId};
+use super::{Effect, InFlight, KeyState, Turnstile};
 use crate::store::contract::Op;
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::time::Point;
+use crate::turnstile::verdict::{LeaseEnd, Refusal, WaiterVerdict};
+use crate::turnstile::wait_queue::{Waiter, WaiterId};
 
 impl<C: Clone> Turnstile<C> {
     /// Does what the state requires.
     pub(super) fn schedule(&mut self, cx: &mut EventCx<'_>) {
         loop {
             if let KeyState::Held(tenure) = &self.state {
-                let is_free = tenure.lease.is_none();
+                let is_free = tenure.lease().is_none();
                 // The store has the key under our owner, so not under one that left it.
                 self.refuse_adopters(&Refusal::NothingToAdopt);
                 if is_free {
