@@ -14,7 +14,7 @@ use crate::lease::LeaseView;
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::renewal::Renewal;
-use crate::repeat::{Repeat, Repeats};
+use crate::repeat::{Pauses, Repeat};
 use crate::settings::{OnFinish, OnLost};
 use crate::user_code::log;
 use crate::with_lock::{Scope, Scoped};
@@ -154,7 +154,7 @@ struct Candidate {
     first: bool,
     /// Delays the attempt that follows a failure.
     pause: Option<Pin<Box<Sleep>>>,
-    pauses: Repeats,
+    pauses: Pauses,
 }
 
 impl Candidate {
@@ -218,7 +218,7 @@ impl Candidate {
 }
 
 /// Between attempts that failed. The lock's own policy may be one that spins.
-fn pauses() -> Repeats {
+fn pauses() -> Pauses {
     Repeat::exponential(Duration::from_millis(100), Duration::from_secs(5)).start()
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
 use crate::inspect::{Inspect, inspect};
-use crate::manual::{Acquire, Release, Slot, acquire};
+use crate::manual::{Acquire, LeaseSlot, Release, acquire};
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::renewal::Renewal;
@@ -31,7 +31,7 @@ use crate::{LeaseView, LockError};
 pub struct Lock {
     options: LockOptions,
     /// Made by the first `acquire` or `release`: most handles are never acquired by hand.
-    slot: OnceLock<Arc<Slot>>,
+    slot: OnceLock<Arc<LeaseSlot>>,
 }
 
 impl Lock {
@@ -76,7 +76,7 @@ impl Lock {
         Operation::new(acquire(acquiring, self.slot()))
     }
 
-    fn slot(&self) -> Arc<Slot> {
+    fn slot(&self) -> Arc<LeaseSlot> {
         self.slot.get_or_init(Arc::default).clone()
     }
 

@@ -8,11 +8,11 @@ use crate::user_code::log;
 
 /// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
+pub(crate) struct LeaseSlot {
     lease: Mutex<Option<Lease>>,
 }
 
-impl Slot {
+impl LeaseSlot {
     fn fill(&self, lease: Lease) {
         let before = self.lock().replace(lease);
         // It is over, or the key could not have been acquired again. Its drop takes other locks.
@@ -32,7 +32,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for LeaseSlot {
     fn drop(&mut self) {
         if let Some(lease) = self.take()
             && lease.is_valid()
@@ -59,7 +59,7 @@ pub type Acquire = Operation<Result<bool, LockError>>;
 pub type Release = Operation<Result<bool, LockError>>;
 
 /// Acquires a lease for the slot, which is kept until then.
-pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<Slot>) -> Result<bool, LockError> {
+pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result<bool, LockError> {
     let lease = acquiring.await?;
     Ok(lease.map(|lease| slot.fill(lease)).is_some())
 }

@@ -42,20 +42,20 @@ use crate::user_code;
 /// ```
 #[derive(Clone)]
 pub struct Repeat {
-    policy: Arc<dyn Fn() -> Pauses + Send + Sync>,
+    policy: Arc<dyn Fn() -> PauseFn + Send + Sync>,
 }
 
 /// The pauses of one wait, one by one; `None` ends them.
-type Pauses = Box<dyn FnMut() -> Option<Duration> + Send>;
+type PauseFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// The pauses between the attempts of one wait.
-pub(crate) enum Repeats {
+pub(crate) enum Pauses {
     /// Not asked for yet, and mostly never: an arrival allocates nothing for them.
-    Fresh(Arc<dyn Fn() -> Pauses + Send + Sync>),
-    Begun(Pauses),
+    Fresh(Arc<dyn Fn() -> PauseFn + Send + Sync>),
+    Begun(PauseFn),
 }
 
-impl Repeats {
+impl Pauses {
     /// The next pause. A policy that panics ends here.
     pub(crate) fn next(&mut self) -> Option<Duration> {
         let next = || {
@@ -219,8 +219,8 @@ impl Repeat {
     }
 
     /// The pauses of one wait, which begins when the first is asked for.
-    pub(crate) fn start(&self) -> Repeats {
-        Repeats::Fresh(self.policy.clone())
+    pub(crate) fn start(&self) -> Pauses {
+        Pauses::Fresh(self.policy.clone())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockstream::{prelude::*, store::MemoryStore, verify::StepVerifier};
 
 #[tokio::test(start_paused = true)]
-async fn work_that_outlasts_its_lease_is_stopped_and_the_next_goes_on() {
+async fn work_is_stopped_at_the_end_of_its_lease_and_the_next_runs() {
     let store = MemoryStore::new(); // two registries on one store behave as two processes
     let here = LockRegistry::builder(store.clone()).build().unwrap();
     let there = LockRegistry::builder(store).build().unwrap();
@@ -20,7 +20,7 @@ async fn work_that_outlasts_its_lease_is_stopped_and_the_next_goes_on() {
 }
 
 #[tokio::test]
-async fn a_busy_lock_is_waited_for_and_no_longer() {
+async fn a_busy_lock_is_waited_for_until_the_wait_is_over() {
     let locks = LockRegistry::in_memory();
     let _held = locks.obtain("report").lease().await;
     let lock = locks.obtain("report").wait(Duration::from_secs(3));

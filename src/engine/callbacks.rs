@@ -6,7 +6,7 @@ use futures::task::AtomicWaker;
 use smallvec::SmallVec;
 
 use crate::Token;
-use crate::repeat::Repeats;
+use crate::repeat::Pauses;
 use crate::user_code::{self, log};
 
 /// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked.
@@ -15,7 +15,7 @@ pub(super) struct Callbacks {
     pub(super) wakers: SmallVec<[Waker; 1]>,
     pub(super) watchers: SmallVec<[Arc<AtomicWaker>; 1]>,
     /// Policies of waits that are over, to be dropped.
-    pub(super) policies: SmallVec<[Repeats; 1]>,
+    pub(super) policies: SmallVec<[Pauses; 1]>,
     /// Keys and tokens of lost leases, and whether they had expired.
     pub(super) lost: SmallVec<[(Arc<str>, Token, bool); 1]>,
     /// Keys and tokens of leases whose renewal is late, and the time that is left to them.

@@ -19,11 +19,11 @@ use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 #[cfg(feature = "test-util")]
 use crate::events::LockEvent;
-use crate::repeat::Repeats;
+use crate::repeat::Pauses;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{LostOps, Owner, Scope, Session, SessionConfig};
+use crate::store::contract::{KeyScope, LostOps, Owner, Session, SessionConfig};
 use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
@@ -62,7 +62,7 @@ pub(crate) struct Arrival {
     /// How long the turnstile tries. For a caller that enters the queue this counts from its first
     /// arrival, for others from each attempt.
     pub(crate) wait: Duration,
-    pub(crate) repeats: Repeats,
+    pub(crate) repeats: Pauses,
 }
 
 /// One event that all turnstiles are fed.
@@ -310,13 +310,13 @@ impl Engine {
 
     /// Changes the state, then feeds all turnstiles. All of them get one event before the next.
     pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
-        self.feed_scope(&Scope::All, change, events);
+        self.feed_scope(&KeyScope::All, change, events);
     }
 
     /// The same for the turnstiles of the keys in `scope`.
     pub(super) fn feed_scope(
         &self,
-        scope: &Scope,
+        scope: &KeyScope,
         change: impl FnOnce(&mut State),
         events: &[Event<'_>],
     ) {

@@ -9,7 +9,7 @@ use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
-use crate::store::contract::{Op, Scope, Session};
+use crate::store::contract::{KeyScope, Op, Session};
 use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
 
 /// The state of a registry, under its one lock.
@@ -28,7 +28,7 @@ pub(super) struct State {
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
     /// Which part of the store was unreachable last, and why.
-    pub(super) away: Option<(Scope, StoreError)>,
+    pub(super) away: Option<(KeyScope, StoreError)>,
     /// Whether the store was up when it reported last.
     pub(super) up: Option<bool>,
     /// No new callers are taken: the registry is drained, or shut down.

@@ -7,7 +7,7 @@ use super::core::Engine;
 use super::state::{Now, State};
 use crate::StoreError;
 use crate::events::LockEvent;
-use crate::store::contract::{Grant, Scope, StoreEvent, StoreEvents};
+use crate::store::contract::{Grant, KeyScope, StoreEvent, StoreEvents};
 use crate::turnstile::Turnstile;
 use crate::user_code::log;
 
@@ -31,7 +31,7 @@ impl StoreEvents for Engine {
         self.fail(panicked);
     }
 
-    fn uses(&self, scope: &Scope) -> bool {
+    fn uses(&self, scope: &KeyScope) -> bool {
         let state = self.lock();
         state.entries.keys().any(|key| scope.contains(key))
     }
@@ -54,7 +54,7 @@ impl Engine {
             } => {
                 let mut was_down = false;
                 let told = |state: &mut State| {
-                    if matches!(scope, Scope::All) {
+                    if matches!(scope, KeyScope::All) {
                         state.queue = queue;
                     }
                     if complete {

@@ -15,7 +15,7 @@ use super::waiter_state::WaiterState;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::store::MemoryStore;
 use crate::store::contract::{
-    Answer, Grant, KeyStatus, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig,
+    Answer, Grant, KeyScope, KeyStatus, Op, OpError, Outcome, Owner, Session, SessionConfig,
     StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::turnstile::{Patience, Waiter};
@@ -408,8 +408,8 @@ impl Silent {
 }
 
 /// The keys that begin with this letter.
-fn keys(letter: char) -> Scope {
-    Scope::Keys(Arc::new(move |key| key.starts_with(letter)))
+fn keys(letter: char) -> KeyScope {
+    KeyScope::Keys(Arc::new(move |key| key.starts_with(letter)))
 }
 
 /// A connection to a part of the store is lost, and another made: that renews and enters what lies there, and meanwhile
@@ -663,7 +663,7 @@ async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next()
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
     locks.engine.on_event(StoreEvent::Up {
-        scope: Scope::All,
+        scope: KeyScope::All,
         queue: false,
         complete: true,
     });

@@ -14,7 +14,7 @@ use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
 use crate::Token;
 use crate::events::LockEvent;
-use crate::repeat::Repeats;
+use crate::repeat::Pauses;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
 use crate::user_code;
@@ -43,7 +43,7 @@ struct State {
     /// How it ended its lease.
     end_mode: EndMode,
     /// The pauses between its attempts, while it waits.
-    repeats: Option<Repeats>,
+    repeats: Option<Pauses>,
     /// Whether a shutdown told it to end its work.
     closing: bool,
     /// Whether it must be polled once more before it takes the key.
@@ -197,7 +197,7 @@ impl WaiterState {
     }
 
     /// Sets the pauses of the wait that is about to begin.
-    pub(super) fn set_repeats(&self, repeats: Repeats) {
+    pub(super) fn set_repeats(&self, repeats: Pauses) {
         let before = self.lock().repeats.replace(repeats);
         user_code::discard(before);
     }

@@ -9,7 +9,7 @@ use super::*;
 fn pauses_begin_when_they_are_asked_for() {
     let begun = Arc::new(std::sync::atomic::AtomicU32::new(0));
     let counter = begun.clone();
-    let mut repeats = Repeats::Fresh(Arc::new(move || {
+    let mut repeats = Pauses::Fresh(Arc::new(move || {
         counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut pause = ms(1);
         Box::new(move || {

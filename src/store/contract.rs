@@ -188,7 +188,7 @@ pub enum StoreEvent {
     /// A new connection stands, and what the store knew of our tickets for the keys in `scope` may be
     /// gone: their leases are renewed and their tickets entered again (O4).
     Up {
-        scope: Scope,
+        scope: KeyScope,
         /// Whether grants for these keys can reach us; else nobody must stand in their queues (W5).
         queue: bool,
         /// Whether no part of the store is known to be away any more.
@@ -196,19 +196,19 @@ pub enum StoreEvent {
     },
     /// A connection is gone, or could not be made. Told after the ops that it took along. An `Up`
     /// follows for each key in `scope` that was in use.
-    Down { scope: Scope, error: StoreError },
+    Down { scope: KeyScope, error: StoreError },
 }
 
 /// The keys that an event is about.
 #[derive(Clone)]
-pub enum Scope {
+pub enum KeyScope {
     /// All keys.
     All,
     /// The keys for which this is true.
     Keys(Arc<dyn Fn(&str) -> bool + Send + Sync>),
 }
 
-impl Scope {
+impl KeyScope {
     pub fn contains(&self, key: &str) -> bool {
         match self {
             Self::All => true,
@@ -217,7 +217,7 @@ impl Scope {
     }
 }
 
-impl fmt::Debug for Scope {
+impl fmt::Debug for KeyScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("All"),
@@ -230,7 +230,7 @@ impl StoreEvent {
     /// The whole store is there.
     pub(crate) fn up(queue: bool) -> Self {
         Self::Up {
-            scope: Scope::All,
+            scope: KeyScope::All,
             queue,
             complete: true,
         }
@@ -238,7 +238,7 @@ impl StoreEvent {
 
     /// The whole store is away.
     pub(crate) fn down(error: StoreError) -> Self {
-        let scope = Scope::All;
+        let scope = KeyScope::All;
         Self::Down { scope, error }
     }
 
@@ -267,7 +267,7 @@ pub trait StoreEvents: Send + Sync {
 
     /// Whether a lease is held, or a caller waits, for any key in `scope`: then the store keeps its
     /// connections for these keys open. May be slow: called about once a minute.
-    fn uses(&self, scope: &Scope) -> bool;
+    fn uses(&self, scope: &KeyScope) -> bool;
 
     /// Whether a ticket for the key may stand in its queue, or be entered soon: then its grants must
     /// reach us.

@@ -53,7 +53,7 @@ mod tests {
     use std::sync::{Arc, OnceLock};
 
     use super::*;
-    use crate::store::contract::Scope;
+    use crate::store::contract::KeyScope;
 
     /// Puts more in while it hears some, as a registry does that sends an op at once.
     #[derive(Default)]
@@ -63,7 +63,7 @@ mod tests {
     }
 
     impl StoreEvents for EventSink {
-        fn uses(&self, _: &Scope) -> bool {
+        fn uses(&self, _: &KeyScope) -> bool {
             true
         }
 

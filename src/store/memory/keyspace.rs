@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::slot::{FullOwner, OpCx, Slot, Ticket};
+use super::slot::{FullOwner, OpCx, StoredKey, Ticket};
 use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, ServerTime};
 
 /// How many ops pass between two sweeps, which remove what has expired.
@@ -13,7 +13,7 @@ const SWEEP_EVERY: u32 = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Keyspace {
     /// By prefix and key.
-    slots: HashMap<(Arc<str>, Arc<str>), Slot>,
+    slots: HashMap<(Arc<str>, Arc<str>), StoredKey>,
     /// By prefix: the last epoch.
     fences: HashMap<Arc<str>, u64>,
     /// When the store lost its data last.
@@ -151,7 +151,7 @@ impl Keyspace {
         key: &Arc<str>,
         now: ServerTime,
     ) -> KeyStatus {
-        let mut free = Slot::default();
+        let mut free = StoredKey::default();
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
         let slot = slot.unwrap_or(&mut free);
         slot.run_out(now);

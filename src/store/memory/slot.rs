@@ -45,7 +45,7 @@ impl OpCx<'_> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct StoredKey {
     pub(super) lock: Option<Held>,
     /// Who gets the lock next.
     pub(super) queue: Tickets,
@@ -135,7 +135,7 @@ pub(super) fn micros(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX)
 }
 
-impl Slot {
+impl StoredKey {
     pub(super) fn is_empty(&self) -> bool {
         self.lock.is_none() && self.queue.by_score.is_empty() && self.listeners.by_score.is_empty()
     }

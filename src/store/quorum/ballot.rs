@@ -1,4 +1,4 @@
-//! One operation that the registry waits for: the nodes' replies to it as votes, and the verdict as its
+//! One operation that the registry waits for: the nodes' replies to it as votes, and the result as its
 //! answer. It knows neither nodes nor time.
 
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Question {
 
 /// What one node says to a ballot.
 #[derive(Debug)]
-pub(super) enum Reply {
+pub(super) enum NodeReply {
     Said(Outcome),
     /// A release was not done yet; it will be sent again.
     Later,
@@ -79,7 +79,7 @@ pub(super) struct Ballot {
     pub(super) quarantine: Option<Duration>,
     quorum: Quorum,
     /// `None`: the node is asked.
-    replies: Vec<Option<Reply>>,
+    replies: Vec<Option<NodeReply>>,
     /// The highest epoch of the first majority.
     epoch: Option<u64>,
 }
@@ -97,11 +97,11 @@ impl Ballot {
         }
     }
 
-    pub(super) fn count(&mut self, node: usize, reply: Reply) {
+    pub(super) fn count(&mut self, node: usize, reply: NodeReply) {
         self.replies[node] = Some(match reply {
             // It had lost the lock before its fence was raised.
-            Reply::Said(Outcome::Lost) if self.question != Question::Renew => {
-                Reply::Never(Fault::Forgot.into())
+            NodeReply::Said(Outcome::Lost) if self.question != Question::Renew => {
+                NodeReply::Never(Fault::Forgot.into())
             }
             _ => reply,
         });
@@ -111,7 +111,7 @@ impl Ballot {
     /// fences are behind, or which are to tell their age. Each node is named once.
     pub(super) fn raises(&mut self) -> Option<(u64, Vec<usize>)> {
         let won = self.replies.iter().filter_map(|reply| match reply {
-            Some(Reply::Said(Outcome::Won { epoch })) => Some(*epoch),
+            Some(NodeReply::Said(Outcome::Won { epoch })) => Some(*epoch),
             _ => None,
         });
         if self.epoch.is_none() && won.clone().count() >= self.quorum.majority() {
@@ -120,7 +120,7 @@ impl Ballot {
         let to = self.epoch?;
         let mut nodes = Vec::new();
         for (node, reply) in self.replies.iter_mut().enumerate() {
-            if let Some(Reply::Said(Outcome::Won { epoch })) = *reply
+            if let Some(NodeReply::Said(Outcome::Won { epoch })) = *reply
                 && (epoch < to || self.quarantine.is_some())
             {
                 *reply = None;
@@ -131,9 +131,9 @@ impl Ballot {
     }
 
     /// The vote in a node's reply, if it has come.
-    fn vote(&self, reply: &Reply) -> Option<Vote> {
+    fn vote(&self, reply: &NodeReply) -> Option<Vote> {
         match reply {
-            Reply::Said(outcome) => match outcome {
+            NodeReply::Said(outcome) => match outcome {
                 // For us if whoever is next draws a higher epoch there.
                 Outcome::Won { epoch } => {
                     let is_sure = |to: &u64| epoch >= to && self.quarantine.is_none();
@@ -147,13 +147,13 @@ impl Ballot {
                 | Outcome::Lost
                 | Outcome::Gone { held: false } => Some(Vote::No),
             },
-            Reply::Later => None,
-            Reply::Never(_) => Some(Vote::Unknown),
+            NodeReply::Later => None,
+            NodeReply::Never(_) => Some(Vote::Unknown),
         }
     }
 
-    /// The verdict, as soon as no vote can change it: slow nodes are not waited for.
-    pub(super) fn verdict(&self) -> Option<Vote> {
+    /// The result, as soon as no vote can change it: slow nodes are not waited for.
+    pub(super) fn result(&self) -> Option<Vote> {
         let (majority, spare) = (self.quorum.majority(), self.quorum.spare());
         let votes = self.replies.iter().flatten();
         let votes = votes.filter_map(|reply| self.vote(reply));
@@ -173,10 +173,10 @@ impl Ballot {
         }
     }
 
-    /// The verdict as the registry is to hear it; `None` if too few nodes have a vote. `score` is the place of a
+    /// The result as the registry is to hear it; `None` if too few nodes have a vote. `score` is the place of a
     /// subscription.
     pub(super) fn outcome(&self, score: Option<u64>) -> Option<Outcome> {
-        match (self.question, self.verdict()?) {
+        match (self.question, self.result()?) {
             (_, Vote::Unknown) => None,
             (Question::Acquire | Question::Adopt, Vote::Yes) => {
                 self.epoch.map(|epoch| Outcome::Won { epoch })
@@ -201,7 +201,7 @@ impl Ballot {
     /// How long the longest lasts of the locks in our way; `None` if one has no end.
     fn left(&self) -> Option<Duration> {
         let mut lefts = self.replies.iter().filter_map(|reply| match reply {
-            Some(Reply::Said(Outcome::Busy { left, .. })) => Some(*left),
+            Some(NodeReply::Said(Outcome::Busy { left, .. })) => Some(*left),
             _ => None,
         });
         lefts.try_fold(Duration::ZERO, |longest, left| Some(longest.max(left?)))
@@ -210,7 +210,7 @@ impl Ballot {
     /// Why nodes have no vote.
     pub(super) fn errors(&self) -> impl Iterator<Item = &StoreError> + Clone {
         self.replies.iter().filter_map(|reply| match reply {
-            Some(Reply::Never(error)) => Some(error),
+            Some(NodeReply::Never(error)) => Some(error),
             _ => None,
         })
     }
@@ -233,25 +233,25 @@ mod tests {
         Ballot::new(1, submitted, question, quorum(size))
     }
 
-    fn won(epoch: u64) -> Reply {
-        Reply::Said(Outcome::Won { epoch })
+    fn won(epoch: u64) -> NodeReply {
+        NodeReply::Said(Outcome::Won { epoch })
     }
 
-    fn raised() -> Reply {
-        Reply::Said(Outcome::Raised { age: None })
+    fn raised() -> NodeReply {
+        NodeReply::Said(Outcome::Raised { age: None })
     }
 
-    fn busy(left: Option<Duration>) -> Reply {
+    fn busy(left: Option<Duration>) -> NodeReply {
         let score = None;
-        Reply::Said(Outcome::Busy { left, score })
+        NodeReply::Said(Outcome::Busy { left, score })
     }
 
-    fn absent() -> Reply {
-        Reply::Never(StoreError::new("it is away"))
+    fn absent() -> NodeReply {
+        NodeReply::Never(StoreError::new("it is away"))
     }
 
-    fn gone(held: bool) -> Reply {
-        Reply::Said(Outcome::Gone { held })
+    fn gone(held: bool) -> NodeReply {
+        NodeReply::Said(Outcome::Gone { held })
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
                     let votes: Vec<_> =
                         (0..size).map(|i| way / 3_usize.pow(i as u32) % 3).collect();
                     let mut election = ballot(size, Question::Acquire);
-                    let mut verdict = None;
+                    let mut result = None;
                     let (mut given, mut counts) = (0, [0; 3]);
                     for node in (0..size).map(|i| (i + first) % size) {
                         match votes[node] {
@@ -286,14 +286,14 @@ mod tests {
                         counts[votes[node]] += 1;
                         given += 1;
                         assert_eq!(election.raises(), None, "all drew alike");
-                        verdict = election.verdict();
-                        if verdict.is_some() {
+                        result = election.result();
+                        if result.is_some() {
                             break;
                         }
                     }
                     let [won, against, absent] = counts;
                     let possible = won + size - given;
-                    match verdict.expect("a full vote has a verdict") {
+                    match result.expect("a full vote has a result") {
                         Vote::Yes => {
                             assert_eq!((won * 2 > size, election.epoch), (true, Some(7)));
                             seen[0] += 1;
@@ -323,15 +323,15 @@ mod tests {
         election.count(2, won(7));
         assert_eq!(election.raises(), Some((9, vec![0, 2])));
         assert_eq!(election.raises(), None, "each once");
-        assert_eq!(election.verdict(), None);
+        assert_eq!(election.result(), None);
         election.count(0, raised());
-        assert_eq!(election.verdict(), None);
+        assert_eq!(election.result(), None);
         // One that comes late is raised, too, and one that is higher needs it not.
         election.count(3, won(8));
         assert_eq!(election.raises(), Some((9, vec![3])));
         election.count(4, won(12));
         assert_eq!(election.raises(), None);
-        assert_eq!(election.verdict(), Some(Vote::Yes));
+        assert_eq!(election.result(), Some(Vote::Yes));
         assert_eq!(election.epoch, Some(9));
     }
 
@@ -342,11 +342,11 @@ mod tests {
         election.count(1, won(9));
         assert_eq!(election.raises(), Some((9, vec![0])));
         election.count(0, absent());
-        assert_eq!(election.verdict(), None, "the third may still win");
+        assert_eq!(election.result(), None, "the third may still win");
         election.count(2, won(6));
         assert_eq!(election.raises(), Some((9, vec![2])));
         election.count(2, absent());
-        assert_eq!(election.verdict(), Some(Vote::Unknown));
+        assert_eq!(election.result(), Some(Vote::Unknown));
     }
 
     #[test]
@@ -355,9 +355,9 @@ mod tests {
         election.quarantine = Some(S);
         election.count(0, won(5));
         assert_eq!(election.raises(), Some((5, vec![0])));
-        assert_eq!(election.verdict(), None);
+        assert_eq!(election.result(), None);
         election.count(0, raised());
-        assert_eq!(election.verdict(), Some(Vote::Yes));
+        assert_eq!(election.result(), Some(Vote::Yes));
         assert_eq!(election.epoch, Some(5));
     }
 
@@ -366,55 +366,51 @@ mod tests {
         let mut adoption = ballot(3, Question::Adopt);
         adoption.count(0, absent());
         adoption.count(1, busy(None));
-        assert_eq!(adoption.verdict(), None);
+        assert_eq!(adoption.result(), None);
         adoption.count(2, won(5));
         assert_eq!(adoption.raises(), None);
-        assert_eq!(adoption.verdict(), Some(Vote::Unknown), "not now");
+        assert_eq!(adoption.result(), Some(Vote::Unknown), "not now");
         let mut adoption = ballot(3, Question::Adopt);
         adoption.count(0, busy(Some(S)));
         adoption.count(1, busy(None));
-        assert_eq!(adoption.verdict(), Some(Vote::No));
+        assert_eq!(adoption.result(), Some(Vote::No));
         assert_eq!(adoption.left(), None);
     }
 
     #[test]
     fn a_lease_is_lost_by_a_majority_and_by_nothing_less() {
         let mut roll = ballot(4, Question::Renew);
-        roll.count(0, Reply::Said(Outcome::Renewed));
-        roll.count(1, Reply::Said(Outcome::Renewed));
-        roll.count(2, Reply::Said(Outcome::Lost));
-        assert_eq!(roll.verdict(), None);
+        roll.count(0, NodeReply::Said(Outcome::Renewed));
+        roll.count(1, NodeReply::Said(Outcome::Renewed));
+        roll.count(2, NodeReply::Said(Outcome::Lost));
+        assert_eq!(roll.result(), None);
         roll.count(3, absent());
-        assert_eq!(roll.verdict(), Some(Vote::Unknown));
-        roll.count(3, Reply::Said(Outcome::Lost));
-        assert_eq!(
-            roll.verdict(),
-            Some(Vote::No),
-            "two of four are no majority"
-        );
-        roll.count(3, Reply::Said(Outcome::Renewed));
-        assert_eq!(roll.verdict(), Some(Vote::Yes));
+        assert_eq!(roll.result(), Some(Vote::Unknown));
+        roll.count(3, NodeReply::Said(Outcome::Lost));
+        assert_eq!(roll.result(), Some(Vote::No), "two of four are no majority");
+        roll.count(3, NodeReply::Said(Outcome::Renewed));
+        assert_eq!(roll.result(), Some(Vote::Yes));
     }
 
     #[test]
     fn a_release_is_told_when_a_majority_has_confirmed_it() {
         let mut back = ballot(3, Question::Release);
         back.count(0, gone(true));
-        assert_eq!(back.verdict(), None);
+        assert_eq!(back.result(), None);
         back.count(1, gone(false));
-        assert_eq!(back.verdict(), None, "the third knows");
-        back.count(2, Reply::Later);
-        assert_eq!(back.verdict(), Some(Vote::Yes));
+        assert_eq!(back.result(), None, "the third knows");
+        back.count(2, NodeReply::Later);
+        assert_eq!(back.result(), Some(Vote::Yes));
         back.count(2, gone(false));
-        assert_eq!(back.verdict(), Some(Vote::No));
+        assert_eq!(back.result(), Some(Vote::No));
 
         let mut back = ballot(3, Question::Release);
         back.count(0, gone(true));
-        back.count(1, Reply::Later);
-        back.count(2, Reply::Later);
-        assert_eq!(back.verdict(), None, "they will be told");
+        back.count(1, NodeReply::Later);
+        back.count(2, NodeReply::Later);
+        assert_eq!(back.result(), None, "they will be told");
         back.count(1, absent());
         back.count(2, absent());
-        assert_eq!(back.verdict(), Some(Vote::Unknown));
+        assert_eq!(back.result(), Some(Vote::Unknown));
     }
 }

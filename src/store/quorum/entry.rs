@@ -138,9 +138,9 @@ impl Entry {
         is_raising
     }
 
-    /// Answers the ops whose ballots have a verdict; true if any has.
+    /// Answers the ops whose ballots have a result; true if any has.
     fn conclude(&mut self, nodes: &[Node], deferred: &mut Deferred) -> bool {
-        let is_decided = |ballot: &mut Ballot| ballot.verdict().is_some();
+        let is_decided = |ballot: &mut Ballot| ballot.result().is_some();
         let decided: Vec<_> = self.ballots.extract_if(.., is_decided).collect();
         let any = !decided.is_empty();
         for ballot in decided {

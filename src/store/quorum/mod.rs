@@ -9,7 +9,7 @@
 //! | `node_queue.rs` | what one node is asked about one key, in order, and what it may still hold of ours |
 //! | `node.rs` | what is known of a node, and which of its replies count |
 //! | `quarantine.rs` | for how long a node that was started again has no vote |
-//! | `ballot.rs` | one open operation: the nodes' replies to it as votes, and the verdict as an answer |
+//! | `ballot.rs` | one open operation: the nodes' replies to it as votes, and the result as an answer |
 //! | `fault.rs` | what can go wrong |
 //!
 //! All but `session.rs` is data in, data out.

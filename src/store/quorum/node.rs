@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::{Quorum, Reply};
+use super::ballot::{NodeReply, Quorum};
 use super::fault::Fault;
 use crate::StoreError;
 use crate::store::contract::Outcome;
@@ -67,11 +67,17 @@ impl Node {
     /// A node that was started again lately may have forgotten for whom it voted: its vote for somebody else
     /// does not count before every lease that it may have been part of is over. One that does not tell its age
     /// may have been started again when its connection was made again.
-    pub(super) fn check(&self, now: Instant, quarantine: Option<Duration>, reply: Reply) -> Reply {
+    pub(super) fn check(
+        &self,
+        now: Instant,
+        quarantine: Option<Duration>,
+        reply: NodeReply,
+    ) -> NodeReply {
         if let Link::Duplicate(error) = &self.link {
-            return Reply::Never(error.clone());
+            return NodeReply::Never(error.clone());
         }
-        let (Some(quarantine), Reply::Said(Outcome::Raised { age })) = (quarantine, &reply) else {
+        let (Some(quarantine), NodeReply::Said(Outcome::Raised { age })) = (quarantine, &reply)
+        else {
             return reply;
         };
         let age = match age {
@@ -81,6 +87,6 @@ impl Node {
             }
             _ => return reply,
         };
-        Reply::Never(Fault::TooYoung { age, quarantine }.into())
+        NodeReply::Never(Fault::TooYoung { age, quarantine }.into())
     }
 }

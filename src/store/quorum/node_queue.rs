@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ballot::Reply;
+use super::ballot::NodeReply;
 use super::fault::Fault;
 use super::node::Node;
 use crate::StoreError;
@@ -31,25 +31,25 @@ thread_local! {
 
 #[derive(Debug, Default)]
 pub(super) struct NodeQueue {
-    in_flight: Option<Request>,
+    in_flight: Option<NodeOp>,
     /// What is sent next, after the releases.
-    requests: Vec<Request>,
+    requests: Vec<NodeOp>,
     /// In the order in which our owners come to the node. Boxed, as most keys have one at most.
-    footprints: BTreeMap<Owner, Box<Footprint>>,
+    footprints: BTreeMap<Owner, Box<OwnerRecord>>,
     /// Replies that the ballots have not counted yet.
-    pub(super) replies: Vec<(u64, Reply)>,
+    pub(super) replies: Vec<(u64, NodeReply)>,
 }
 
 /// One operation, and the ballot in which its answer is a vote.
 #[derive(Debug)]
-struct Request {
+struct NodeOp {
     op: Op,
     ballot: Option<u64>,
 }
 
 /// What the node may hold for one owner.
 #[derive(Debug, Default)]
-struct Footprint {
+struct OwnerRecord {
     /// When its lock has run out by itself.
     locked_until: Option<Instant>,
     /// Why the lock counts in no renewal: perhaps too few replicas of the node have it.
@@ -76,7 +76,7 @@ fn outlasted(now: Instant, ttl: Duration) -> Instant {
     now + ttl + ttl / 50 + Duration::from_millis(10)
 }
 
-impl Footprint {
+impl OwnerRecord {
     /// When the node has forgotten the owner by itself.
     fn until(&self) -> Option<Instant> {
         self.locked_until.max(self.subscribed_until)
@@ -132,7 +132,7 @@ fn is_release(op: &Op) -> bool {
     matches!(op, Op::Release { .. } | Op::Unlisten { .. })
 }
 
-const GONE: Reply = Reply::Said(Outcome::Gone { held: false });
+const GONE: NodeReply = NodeReply::Said(Outcome::Gone { held: false });
 
 impl NodeQueue {
     /// Sends an op that takes or keeps the lock, when its turn comes.
@@ -141,14 +141,14 @@ impl NodeQueue {
             // It would take away what is asked for now.
             self.footprint(op.owner()).release = None;
         }
-        self.requests.push(Request { op, ballot });
+        self.requests.push(NodeOp { op, ballot });
     }
 
     /// Sees to it that the node holds no lock for the owner, and with `unlisten` no subscription. Requests of
     /// the owner that were not sent yet are not sent.
     pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
         for unsent in self.requests.extract_if(.., |it| it.op.owner() == owner) {
-            let reply = Reply::Never(Fault::Away.into());
+            let reply = NodeReply::Never(Fault::Away.into());
             self.replies.extend(unsent.ballot.map(|id| (id, reply)));
         }
         let op = self.release_op(owner, unlisten);
@@ -198,7 +198,7 @@ impl NodeQueue {
         None
     }
 
-    fn next_request(&mut self, now: Instant) -> Option<Request> {
+    fn next_request(&mut self, now: Instant) -> Option<NodeOp> {
         let is_due = |release: &mut PendingRelease| {
             release.is_ready || release.retry_at.is_some_and(|at| at <= now)
         };
@@ -206,72 +206,72 @@ impl NodeQueue {
         let due = footprints.find_map(|(owner, it)| Some((*owner, it.release.take_if(is_due)?)));
         if let Some((owner, release)) = due {
             let (op, ballot) = (self.release_op(owner, release.unlisten), release.ballot);
-            return Some(Request { op, ballot });
+            return Some(NodeOp { op, ballot });
         }
         (!self.requests.is_empty()).then(|| self.requests.remove(0))
     }
 
     /// The reply to an op that is not sent: it would change nothing, or the node cannot be asked.
-    fn reply_unasked(&mut self, request: &Request, node: &Node) -> Option<Reply> {
+    fn reply_unasked(&mut self, request: &NodeOp, node: &Node) -> Option<NodeReply> {
         let may_hold = self.may_hold(request.op.owner());
         Some(match (&request.op, node.why_not(is_release(&request.op))) {
             (Op::Release { .. }, _) if !may_hold => GONE,
-            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => Reply::Said(Outcome::Lost),
+            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => NodeReply::Said(Outcome::Lost),
             (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
-            (_, Some(error)) => Reply::Never(error.clone()),
+            (_, Some(error)) => NodeReply::Never(error.clone()),
             (&Op::Renew { owner, ttl, .. }, None) => {
                 let error = self.footprint(owner).unconfirmed.clone()?;
                 // A renewal would make up a majority of votes, one of which a fail-over may forget. Instead the
                 // node is asked to confirm the lock, for the next renewal.
                 let (op, ballot) = (Op::Attempt { owner, ttl }, None);
-                self.requests.insert(0, Request { op, ballot });
-                Reply::Never(error)
+                self.requests.insert(0, NodeOp { op, ballot });
+                NodeReply::Never(error)
             }
             _ => return None,
         })
     }
 
     /// The node answered the op in flight: the reply, and its ballot.
-    pub(super) fn answered(&mut self, now: Instant, result: OpResult) -> Option<(u64, Reply)> {
+    pub(super) fn answered(&mut self, now: Instant, result: OpResult) -> Option<(u64, NodeReply)> {
         let request = self.in_flight.take()?;
         let footprint = self.footprint(request.op.owner());
         footprint.update(now, &request.op, &result);
         let reply = match result {
-            Ok(answer) => Reply::Said(answer.outcome),
+            Ok(answer) => NodeReply::Said(answer.outcome),
             Err(error) if is_release(&request.op) => self.release_failed(now, &request, &error),
-            Err(error) => Reply::Never(error.store_error().clone()),
+            Err(error) => NodeReply::Never(error.store_error().clone()),
         };
         Some((request.ballot?, reply))
     }
 
-    fn release_failed(&mut self, now: Instant, request: &Request, error: &OpError) -> Reply {
+    fn release_failed(&mut self, now: Instant, request: &NodeOp, error: &OpError) -> NodeReply {
         let owner = request.op.owner();
         let mut retry_at = None;
         if let OpError::Refused(error) = error {
             if !error.is_retryable() {
                 // The lock runs out by itself.
                 self.footprint(owner).locked_until = None;
-                return Reply::Never(error.clone());
+                return NodeReply::Never(error.clone());
             }
             retry_at = Some(now + RETRY);
         }
         // If the owner asks for the lock again by now, the release would take that away.
         if self.requests.iter().any(|it| it.op.owner() == owner) {
-            return Reply::Later;
+            return NodeReply::Later;
         }
         self.postpone(request, retry_at)
     }
 
     /// Sends a release later, or with one that was asked for meanwhile. Its ballot waits for that only if there
     /// may be a lock.
-    fn postpone(&mut self, request: &Request, retry_at: Option<Instant>) -> Reply {
+    fn postpone(&mut self, request: &NodeOp, retry_at: Option<Instant>) -> NodeReply {
         let footprint = self.footprint(request.op.owner());
         let may_hold = footprint.locked_until.is_some();
         let release = footprint.release.get_or_insert_default();
         release.ballot = release.ballot.or(request.ballot.filter(|_| may_hold));
         release.unlisten |= matches!(request.op, Op::Unlisten { .. });
         release.retry_at = retry_at;
-        if may_hold { Reply::Later } else { GONE }
+        if may_hold { NodeReply::Later } else { GONE }
     }
 
     /// The node is back, and releases are sent to it. Whether a notice may have been lost with its connection:
@@ -292,7 +292,7 @@ impl NodeQueue {
             if footprint.until().is_none()
                 && let Some(release) = footprint.release.take_if(|release| !release.is_ready)
             {
-                let reply = Reply::Never(Fault::RunOut.into());
+                let reply = NodeReply::Never(Fault::RunOut.into());
                 self.replies.extend(release.ballot.map(|id| (id, reply)));
             }
         }
@@ -300,7 +300,7 @@ impl NodeQueue {
 
     /// When a release is to be sent again, or something to be forgotten.
     pub(super) fn due(&self) -> Option<Instant> {
-        let due = |it: &Footprint| it.release.as_ref().and_then(|release| release.retry_at);
+        let due = |it: &OwnerRecord| it.release.as_ref().and_then(|release| release.retry_at);
         let dues = self.footprints.values();
         let dues = dues.filter_map(|it| due(it).or(it.until()));
         dues.min().filter(|_| self.in_flight.is_none())
@@ -331,7 +331,7 @@ impl NodeQueue {
         let mut footprints = self.footprints.values_mut();
         let first = footprints.find_map(|it| it.subscribed_until.take().map(|_| it));
         let reserve =
-            |it: &mut Box<Footprint>| it.locked_until = it.locked_until.max(Some(now + RESERVED));
+            |it: &mut Box<OwnerRecord>| it.locked_until = it.locked_until.max(Some(now + RESERVED));
         first.map(reserve).is_some()
     }
 
@@ -348,7 +348,7 @@ impl NodeQueue {
         !self.is_busy() && self.footprints.is_empty()
     }
 
-    fn footprint(&mut self, owner: Owner) -> &mut Footprint {
+    fn footprint(&mut self, owner: Owner) -> &mut OwnerRecord {
         self.footprints.entry(owner).or_default()
     }
 }

@@ -19,7 +19,7 @@ use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{
-    KeyStatus, LostOps, Scope, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
+    KeyScope, KeyStatus, LostOps, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
     run_task,
 };
 use crate::store::notifier::OrderedNotifier;
@@ -47,7 +47,7 @@ struct NodeSession {
 }
 
 /// Takes the events of one node.
-struct EventSink {
+struct NodeEvents {
     core: Weak<Core>,
     registry: Weak<dyn StoreEvents>,
     node: usize,
@@ -66,7 +66,7 @@ impl QuorumSession {
         let names = stores.iter().enumerate().map(name).collect();
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
             let open = |(node, store): (usize, &Arc<dyn LockStore>)| {
-                let listener: Arc<dyn StoreEvents> = Arc::new(EventSink {
+                let listener: Arc<dyn StoreEvents> = Arc::new(NodeEvents {
                     core: core.clone(),
                     registry: config.listener.clone(),
                     node,
@@ -148,7 +148,7 @@ impl Core {
     }
 }
 
-impl StoreEvents for EventSink {
+impl StoreEvents for NodeEvents {
     fn on_events(&self, events: Vec<StoreEvent>) {
         if let Some(core) = self.core.upgrade() {
             core.handle(|state, now| {
@@ -175,7 +175,7 @@ impl StoreEvents for EventSink {
         }
     }
 
-    fn uses(&self, scope: &Scope) -> bool {
+    fn uses(&self, scope: &KeyScope) -> bool {
         let registry = self.registry.upgrade();
         registry.is_some_and(|registry| registry.uses(scope))
     }

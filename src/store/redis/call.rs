@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisWrite};
 
 use super::keys::Names;
-use super::request::{Request, Wish};
+use super::request::{Request, RequestKind};
 use super::script::Script;
 use crate::store::contract::{Op, Owner, ServerTime, SubmittedOp};
 use crate::store::send_window::Sendable;
@@ -85,7 +85,7 @@ pub(super) enum Word<'a> {
 /// What `script.lua` calls it, and its arguments.
 pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
     use Word::{None, Number, Text};
-    let Wish::Op(SubmittedOp { op, .. }) = &request.wish else {
+    let RequestKind::Op(SubmittedOp { op, .. }) = &request.kind else {
         return (b'I', [None; 3]);
     };
     let owned = |owner: &Owner| Word::Owner(*owner);
@@ -128,7 +128,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(30);
 
     fn request(op: Op) -> Request {
-        Request::new(Wish::Op(SubmittedOp::unattended("k", op)))
+        Request::new(RequestKind::Op(SubmittedOp::unattended("k", op)))
     }
 
     /// The words after the script's hash.
@@ -228,7 +228,7 @@ mod tests {
         let mut release = request(Op::Release { owner });
         release.is_bare = true;
         assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
-        let look = Request::new(Wish::Look("k".into(), oneshot::channel().0));
+        let look = Request::new(RequestKind::Look("k".into(), oneshot::channel().0));
         assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue1|5|I|");
     }
 

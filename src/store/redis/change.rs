@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use super::backoff::Backoff;
 use super::cluster::Address;
-use super::fault::{Fault, Refusal};
+use super::fault::{ErrorReply, Fault};
 use super::node::{NodeTask, Received};
-use super::request::{Request, Wish};
+use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::slots::{Slot, SlotSet};
 use super::subscriber;
@@ -134,7 +134,7 @@ impl Change<'_> {
                 if self.state.owners.is_empty() {
                     self.state.unrouted.push(request);
                 } else {
-                    let refusal = Refusal::parse("CLUSTERDOWN nobody has the slot");
+                    let refusal = ErrorReply::parse("CLUSTERDOWN nobody has the slot");
                     self.delay(request, &refusal);
                 }
             }
@@ -211,15 +211,11 @@ impl Change<'_> {
             }
             Received::Refused { request, refusal } => self.on_refused(id, request, &refusal),
             Received::Failed { request, error } => self.answer(request, Err(error)),
-            Received::Answer {
-                request,
-                at,
-                verdict,
-            } => self.on_verdict(id, request, at, verdict),
+            Received::Answer { request, at, reply } => self.on_reply(id, request, at, reply),
         }
     }
 
-    pub(super) fn refuse(&mut self, id: Option<NodeId>, request: Request, refusal: &Refusal) {
+    pub(super) fn refuse(&mut self, id: Option<NodeId>, request: Request, refusal: &ErrorReply) {
         let (shared, refusal) = (self.shared, refusal.clone());
         let address = id
             .map_or(shared.topology.address(), |id| {
@@ -249,8 +245,8 @@ impl Change<'_> {
             let failed = result.err().and_then(|error| held.failed(error));
             return self.effects.events.extend(failed);
         }
-        if let (Some(_), Wish::Op(submitted), Ok(answer)) =
-            (self.shared.min_replicas, &mut request.wish, &result)
+        if let (Some(_), RequestKind::Op(submitted), Ok(answer)) =
+            (self.shared.min_replicas, &mut request.kind, &result)
             && let Outcome::Won { .. } = &answer.outcome
             && let Some(owner) = Request::winner(&submitted.op)
         {
@@ -261,16 +257,16 @@ impl Change<'_> {
             self.route(request);
             return;
         }
-        match (request.wish, result) {
-            (Wish::Op(submitted), result) => {
+        match (request.kind, result) {
+            (RequestKind::Op(submitted), result) => {
                 let replied = StoreEvent::Replied { submitted, result };
                 self.effects.events.push(replied);
             }
-            (Wish::Look(_, answer), Err(error)) => {
+            (RequestKind::Look(_, answer), Err(error)) => {
                 let error = error.store_error().clone();
                 self.effects.looks.push((answer, Err(error)));
             }
-            (Wish::Look(..), Ok(_)) => {}
+            (RequestKind::Look(..), Ok(_)) => {}
         }
     }
 

@@ -8,12 +8,12 @@ use crate::store::contract::ServerTime;
 
 /// A time that the server told, and when it reached us.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
+pub(super) struct ServerClock {
     told: ServerTime,
     heard: Instant,
 }
 
-impl Clock {
+impl ServerClock {
     /// `heard`: not before it reached us.
     pub(super) fn told(at: ServerTime, heard: Instant) -> Self {
         Self { told: at, heard }
@@ -42,7 +42,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn o5_a_command_is_of_use_until_we_give_it_up() {
         let timeout = Duration::from_secs(1);
-        let clock = Clock::told(1_000_000, Instant::now());
+        let clock = ServerClock::told(1_000_000, Instant::now());
         assert_eq!(clock.of_use(Instant::now(), timeout), 2_000_000);
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(

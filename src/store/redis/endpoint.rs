@@ -11,7 +11,7 @@ use redis::{
     RedisError, Value, cmd,
 };
 
-use super::fault::{Fault, Refusal};
+use super::fault::{ErrorReply, Fault};
 use super::stream::{Link, Opener};
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
@@ -212,7 +212,7 @@ pub(super) fn ignore(_: PushInfo) -> Result<(), ()> {
 
 fn speaks_no_resp3(error: &RedisError) -> bool {
     error.kind() == ErrorKind::RESP3NotSupported
-        || Refusal::of(error).is_some_and(|refusal| refusal.is_about_hello())
+        || ErrorReply::of(error).is_some_and(|refusal| refusal.is_about_hello())
 }
 
 impl fmt::Debug for Endpoint {

@@ -47,7 +47,10 @@ pub(super) enum Fault {
     #[error("Redis at {address} is not a primary")]
     NotPrimary { address: Arc<str> },
     #[error("Redis at {address} refused: {refusal}")]
-    Refused { address: Arc<str>, refusal: Refusal },
+    Refused {
+        address: Arc<str>,
+        refusal: ErrorReply,
+    },
     #[error("Redis at {address} cannot push grants: {reason}")]
     NoPush { address: Arc<str>, reason: String },
     #[error("renewal not sent to Redis at {address}: too late for an answer in time")]
@@ -96,7 +99,7 @@ impl Fault {
     /// A server's no to a script, where the server is taken for one of its own. A cluster's node
     /// says MOVED, ASK or CROSSSLOT unless all keys are in one slot of its own, as a prefix with a
     /// hash tag makes them.
-    pub(super) fn refused(address: Arc<str>, refusal: Refusal, names: &Names) -> Self {
+    pub(super) fn refused(address: Arc<str>, refusal: ErrorReply, names: &Names) -> Self {
         let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
         if is_clusters && !crate::key::has_hash_tag(names.prefix()) {
             let what = "is a node of a cluster, not a server of its own";
@@ -114,7 +117,7 @@ impl Fault {
             Self::Connect { source, .. } => match source.kind() {
                 ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
                 _ if rejection(source).is_some() => true,
-                _ => Refusal::of(source).is_some_and(|refusal| refusal.is_lasting()),
+                _ => ErrorReply::of(source).is_some_and(|refusal| refusal.is_lasting()),
             },
             _ => false,
         }
@@ -131,7 +134,7 @@ fn rejection(_: &RedisError) -> Option<&'static str> {
 
 /// What a failed attempt to connect comes from, where the error itself does not say so.
 fn hint(error: &RedisError, is_tls: bool) -> Option<&'static str> {
-    if Refusal::of(error).is_some_and(|refusal| refusal.code == "NOAUTH") {
+    if ErrorReply::of(error).is_some_and(|refusal| refusal.code == "NOAUTH") {
         Some("the server requires a password")
     } else if is_tls && error.is_timeout() {
         Some("the server may not speak TLS")
@@ -178,12 +181,12 @@ const NO_RIGHT: [&str; 3] = [
 /// The error that a server answered with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code} {text}")]
-pub(super) struct Refusal {
+pub(super) struct ErrorReply {
     code: String,
     text: String,
 }
 
-impl Refusal {
+impl ErrorReply {
     /// Reads an error as a server sent it, or as a script caught it.
     pub(super) fn parse(message: &str) -> Self {
         // Servers before 7 begin with the place in the script: "@user_script: 12: -READONLY …".
@@ -262,7 +265,7 @@ impl Refusal {
     }
 }
 
-impl From<&ServerError> for Refusal {
+impl From<&ServerError> for ErrorReply {
     fn from(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
         Self::parse(&format!("{} {details}", error.code()))
@@ -303,14 +306,14 @@ mod tests {
             "é".repeat(LONGEST_TEXT / 2),
             "x".repeat(1 << 20)
         );
-        let refusal = Refusal::parse(&long);
+        let refusal = ErrorReply::parse(&long);
         assert_eq!(refusal.code, "OOM");
         assert_eq!(refusal.text.chars().count(), LONGEST_TEXT + 1);
         assert!(!refusal.text.contains(char::is_control), "{refusal}");
         let code = "x".repeat(1 << 20);
-        assert!(Refusal::parse(&code).to_string().len() < 2 * LONGEST_TEXT);
+        assert!(ErrorReply::parse(&code).to_string().len() < 2 * LONGEST_TEXT);
         let short = "READONLY You can't write against a read only replica.";
-        assert_eq!(Refusal::parse(short).to_string(), short);
+        assert_eq!(ErrorReply::parse(short).to_string(), short);
         let source = RedisError::from((ErrorKind::Client, "no", code));
         let address = Arc::from("a:1");
         let broken = Fault::Broken { address, source };
@@ -334,7 +337,7 @@ mod tests {
             "-READONLY You can't write against a read only replica.\r\n",
             "@user_script: 12: -READONLY You can't write against a read only replica.\r\n",
         ] {
-            let refusal = Refusal::parse(message);
+            let refusal = ErrorReply::parse(message);
             assert_eq!(refusal.code, "READONLY", "{message}");
             assert!(refusal.ends_connection() && !refusal.is_lasting());
         }
@@ -345,13 +348,13 @@ mod tests {
             "ERR ACL failure in script: User x has no permissions to run the 'del' command",
             "ERR ACL failure in script: No permissions to access a key",
         ] {
-            let refusal = Refusal::parse(right);
+            let refusal = ErrorReply::parse(right);
             assert!(refusal.is_lasting() && refusal.code == "NOPERM", "{right}");
         }
-        assert!(Refusal::parse("WRONGTYPE Operation against a key").is_lasting());
-        assert!(Refusal::parse("ERR unknown command 'EVALSHA', with args").is_lasting());
-        assert!(Refusal::parse("ERR unknown command 'HELLO'").is_about_hello());
-        assert!(!Refusal::parse("ERR max number of clients reached").is_about_hello());
+        assert!(ErrorReply::parse("WRONGTYPE Operation against a key").is_lasting());
+        assert!(ErrorReply::parse("ERR unknown command 'EVALSHA', with args").is_lasting());
+        assert!(ErrorReply::parse("ERR unknown command 'HELLO'").is_about_hello());
+        assert!(!ErrorReply::parse("ERR max number of clients reached").is_about_hello());
         for code in [
             "BUSY",
             "TRYAGAIN",
@@ -363,7 +366,7 @@ mod tests {
             "ERR",
             "",
         ] {
-            let refusal = Refusal::parse(code);
+            let refusal = ErrorReply::parse(code);
             assert!(
                 !refusal.is_lasting() && !refusal.ends_connection(),
                 "{code}"

@@ -7,10 +7,10 @@ use redis::{Cmd, Pipeline, PushInfo, PushKind, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::clock::Clock;
+use super::clock::ServerClock;
 use super::cluster::Address;
 use super::endpoint::Endpoint;
-use super::fault::{Fault, Refusal};
+use super::fault::{ErrorReply, Fault};
 use super::grant::{self, Message};
 use super::keys::Names;
 use super::node::NodeTask;
@@ -26,7 +26,7 @@ pub(super) struct Connected {
     pub(super) early: Vec<PushInfo>,
     /// Why the server cannot push grants to us, if it cannot.
     pub(super) no_push: Option<String>,
-    pub(super) clock: Clock,
+    pub(super) clock: ServerClock,
     pub(super) id: Option<ClientId>,
     pub(super) server: ServerInfo,
 }
@@ -47,7 +47,7 @@ pub(super) struct ServerInfo {
     /// The memory policy, if it may evict locks.
     pub(super) evicts: Option<String>,
     /// Why the server does not say, if it does not.
-    pub(super) refusal: Option<Refusal>,
+    pub(super) refusal: Option<ErrorReply>,
 }
 
 pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
@@ -87,7 +87,7 @@ impl NodeTask {
         }
         let mut answers = link.ask_all(&commands, address, within).await?;
         let mut last_answer = || answers.pop().unwrap_or(Value::Nil);
-        let (mut clock, mut no_push) = (Clock::told(0, Instant::now()), None);
+        let (mut clock, mut no_push) = (ServerClock::told(0, Instant::now()), None);
         let probed = call.map(|call| (call, last_answer()));
         let subscribed = subscribes.then(&mut last_answer);
         let memory = asks_policy.then(&mut last_answer);
@@ -99,7 +99,7 @@ impl NodeTask {
         let mut early = Vec::new();
         if let Some(subscribed) = subscribed {
             if let Value::ServerError(error) = &subscribed {
-                no_push = Some(Refusal::from(error).naming(names).to_string());
+                no_push = Some(ErrorReply::from(error).naming(names).to_string());
             }
             // What has come is read in any case: a push confirms the subscription, too.
             let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
@@ -128,7 +128,7 @@ impl NodeTask {
         address: &Address,
         command: &Cmd,
         mut answer: Value,
-    ) -> Result<(Clock, Option<String>), Fault> {
+    ) -> Result<(ServerClock, Option<String>), Fault> {
         let shared = self.shared.clone();
         let names = &shared.names;
         let within = shared.config.response_timeout;
@@ -145,7 +145,7 @@ impl NodeTask {
             }
         }
         if let Value::ServerError(error) = &answer {
-            let (address, refusal) = (address.clone(), Refusal::from(error).naming(names));
+            let (address, refusal) = (address.clone(), ErrorReply::from(error).naming(names));
             return Err(match shared.is_cluster() {
                 // Perhaps its slots have moved since: that is no lasting fault.
                 true => Fault::Refused { address, refusal },
@@ -155,7 +155,7 @@ impl NodeTask {
         let (at, refusal) = reply::read_probe(self.number, &answer)
             .ok_or_else(|| Fault::garbled(address, "the reply to the probe is another's"))?;
         let refusal = refusal.map(|refusal| refusal.naming(names).to_string());
-        Ok((Clock::told(at, Instant::now()), refusal))
+        Ok((ServerClock::told(at, Instant::now()), refusal))
     }
 }
 

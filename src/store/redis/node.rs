@@ -12,14 +12,14 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::call;
-use super::clock::Clock;
+use super::clock::ServerClock;
 use super::cluster::Address;
-use super::fault::{Fault, Refusal};
+use super::fault::{ErrorReply, Fault};
 use super::grant::Message;
 use super::handshake::{ClientId, Connected, message};
 use super::pipe::Event;
 use super::replicas::Confirmer;
-use super::reply::{self, Verdict};
+use super::reply::{self, RequestReply};
 use super::request::Request;
 use super::session::{NodeId, Shared};
 use crate::store::contract::{OpError, ServerTime, StoreEvent};
@@ -38,7 +38,7 @@ pub(super) enum Received {
     Answer {
         request: Request,
         at: ServerTime,
-        verdict: Verdict,
+        reply: RequestReply,
     },
     /// A push: a grant, or a lock that is free.
     Heard(StoreEvent),
@@ -47,7 +47,10 @@ pub(super) enum Received {
     /// Enough replicas have what it acquired.
     Confirmed { request: Request },
     /// A question about what it acquired was refused.
-    Refused { request: Request, refusal: Refusal },
+    Refused {
+        request: Request,
+        refusal: ErrorReply,
+    },
 }
 
 /// Dropped, wherever it stands, it gives every request that it has back to the session.
@@ -302,9 +305,9 @@ impl NodeTask {
         let took = now.saturating_duration_since(sent_at);
         connection.round_trip = (connection.round_trip * 7 + took) / 8;
         let mut requests = self.window.answered().expect("each call has one reply");
-        let verdicts = if let Value::ServerError(error) = &reply {
-            let verdict = self.on_refused_call(connection, number, &mut requests, error.into());
-            vec![verdict; requests.len()]
+        let replies = if let Value::ServerError(error) = &reply {
+            let reply = self.on_refused_call(connection, number, &mut requests, error.into());
+            vec![reply; requests.len()]
         } else {
             connection.loaded_by.take_if(|call| number >= *call);
             let Some(reply) = reply::read_reply(number, &requests, reply) else {
@@ -313,30 +316,28 @@ impl NodeTask {
                 return Err(self.garbled("a reply is not the one to its call"));
             };
             if let Some(at) = reply.at {
-                connection.connected.clock = Clock::told(at, now);
+                connection.connected.clock = ServerClock::told(at, now);
             }
-            reply.verdicts
+            reply.replies
         };
         let at = connection.connected.clock.last();
         // Whatever ends the connection does so after the last of the answers.
         let (mut end, mut again) = (Ok(()), Vec::new());
-        for (mut request, verdict) in requests.into_iter().zip(verdicts) {
-            let goes_again = match &verdict {
-                Verdict::More => true,
-                Verdict::Stale => !std::mem::replace(&mut request.was_stale, true),
+        for (mut request, reply) in requests.into_iter().zip(replies) {
+            let goes_again = match &reply {
+                RequestReply::More => true,
+                RequestReply::Stale => !std::mem::replace(&mut request.was_stale, true),
                 _ => false,
             };
             if goes_again {
                 again.push(request);
                 continue;
             }
-            end = end.and(self.look_at(&verdict));
+            end = end.and(self.look_at(&reply));
             self.window.finish(&request);
-            connection.received.push(Received::Answer {
-                request,
-                at,
-                verdict,
-            });
+            connection
+                .received
+                .push(Received::Answer { request, at, reply });
         }
         for request in again.into_iter().rev() {
             self.window.add_again(request);
@@ -350,30 +351,32 @@ impl NodeTask {
         connection: &mut Connection,
         number: u64,
         requests: &mut [Request],
-        refusal: Refusal,
-    ) -> Verdict {
+        refusal: ErrorReply,
+    ) -> RequestReply {
         if refusal.code() == "NOSCRIPT" {
             match connection.loaded_by {
                 Some(call) => connection.sends_text |= number >= call,
                 None => connection.loaded_by = Some(self.number + 1),
             }
-            return Verdict::More;
+            return RequestReply::More;
         }
         // It looks at the keys of a call before it runs any of it, and does not say which of them it
         // minds (S1); so each goes again by itself, at once.
         let may_be_one_keys = ["NOPERM", "CROSSSLOT", "TRYAGAIN"].contains(&refusal.code());
         if requests.len() > 1 && may_be_one_keys {
             requests.iter_mut().for_each(|it| it.alone = true);
-            return Verdict::More;
+            return RequestReply::More;
         }
-        Verdict::Refused(refusal)
+        RequestReply::Refused(refusal)
     }
 
-    /// Errs if the connection is not to be used any more after such a verdict.
-    fn look_at(&self, verdict: &Verdict) -> Result<(), Fault> {
-        match verdict {
-            Verdict::Stale => Err(self.garbled("the server's clock runs away from ours")),
-            Verdict::Refused(refusal) if refusal.ends_connection() && !self.shared.is_cluster() => {
+    /// Errs if the connection is not to be used any more after such a reply.
+    fn look_at(&self, reply: &RequestReply) -> Result<(), Fault> {
+        match reply {
+            RequestReply::Stale => Err(self.garbled("the server's clock runs away from ours")),
+            RequestReply::Refused(refusal)
+                if refusal.ends_connection() && !self.shared.is_cluster() =>
+            {
                 let (address, refusal) = (self.address.clone(), refusal.clone());
                 Err(Fault::refused(address, refusal, &self.shared.names))
             }

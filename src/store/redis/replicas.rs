@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::backoff::Backoff;
 use super::cluster::Address;
-use super::fault::{Fault, Refusal};
+use super::fault::{ErrorReply, Fault};
 use super::keys::Names;
 use super::node::{IDLE, Received};
 use super::request::Request;
@@ -117,7 +117,7 @@ struct Round {
     link: Link,
     address: Address,
     /// For each request whether the lock is its owner's.
-    states: Vec<Result<bool, Refusal>>,
+    states: Vec<Result<bool, ErrorReply>>,
     /// How many replicas have all locks that are.
     replicas: u64,
 }
@@ -270,7 +270,7 @@ fn read(
     calls: &[usize],
     answers: Vec<Value>,
     address: &Address,
-) -> Result<(Vec<Result<bool, Refusal>>, u64), Fault> {
+) -> Result<(Vec<Result<bool, ErrorReply>>, u64), Fault> {
     // ASKING is answered by OK.
     let mut answers = answers.into_iter().filter(|answer| *answer != Value::Okay);
     let garbled = || Fault::garbled(address, "an answer about replicas makes no sense");
@@ -278,7 +278,7 @@ fn read(
     for count in calls {
         match answers.next() {
             Some(Value::ServerError(error)) if error.code() != "NOSCRIPT" => {
-                states.extend(vec![Err(Refusal::from(&error)); *count]);
+                states.extend(vec![Err(ErrorReply::from(&error)); *count]);
             }
             Some(Value::Array(flags)) if flags.len() == *count => {
                 states.extend(flags.iter().map(|flag| Ok(*flag == Value::Int(1))));
@@ -351,7 +351,7 @@ mod tests {
             panic!("{all:?}")
         };
         let (states, replicas) = read(calls, answers, &"a:1".into())?;
-        let short = |state: &Result<bool, Refusal>| match state {
+        let short = |state: &Result<bool, ErrorReply>| match state {
             Ok(true) => "ours".to_owned(),
             Ok(false) => "gone".to_owned(),
             Err(refusal) => refusal.code().to_owned(),

@@ -5,14 +5,14 @@ use std::time::Duration;
 use redis::Value;
 
 use super::call::spell;
-use super::fault::Refusal;
-use super::request::{Request, Wish};
+use super::fault::ErrorReply;
+use super::request::{Request, RequestKind};
 use crate::store::contract::{KeyStatus, Outcome, ServerTime};
 use crate::token::is_epoch;
 
 /// What a reply says about one request.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum RequestReply {
     Done(Outcome),
     Seen(KeyStatus),
     /// The script ran too late for it to be of use (O5).
@@ -20,7 +20,7 @@ pub(super) enum Verdict {
     /// To be sent again at once: dead tickets were cleared and others stand behind them, the lock is as
     /// it was (G3); or the call was refused as a whole, for a reason that is seen to.
     More,
-    Refused(Refusal),
+    Refused(ErrorReply),
 }
 
 /// A reply, taken apart.
@@ -28,7 +28,7 @@ pub(super) enum Verdict {
 pub(super) struct Reply {
     /// The server's time; a call of releases alone does not ask for it.
     pub(super) at: Option<ServerTime>,
-    pub(super) verdicts: Vec<Verdict>,
+    pub(super) replies: Vec<RequestReply>,
 }
 
 /// Takes the reply to call `number` apart. `None` if it is not the reply to this call about these
@@ -41,43 +41,43 @@ pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Opt
     // The epochs of plain wins follow each other, from the server's time on.
     let mut epochs = at.into_iter().flat_map(|at| at..u64::MAX);
     let answers = requests.iter().zip(answers);
-    let verdicts = answers.map(|(request, answer)| match answer {
-        Answer::Word(word) => read_word(request, word, &mut epochs),
-        Answer::Table(fields) => read_table(&request.wish, fields),
+    let replies = answers.map(|(request, answer)| match answer {
+        RawReply::Word(word) => read_word(request, word, &mut epochs),
+        RawReply::Table(fields) => read_table(&request.kind, fields),
     });
-    let verdicts = verdicts.collect::<Option<_>>()?;
-    Some(Reply { at, verdicts })
+    let replies = replies.collect::<Option<_>>()?;
+    Some(Reply { at, replies })
 }
 
 /// Reads the reply to a probe: the server's time, and why nothing was published.
-pub(super) fn read_probe(number: u64, reply: &Value) -> Option<(ServerTime, Option<Refusal>)> {
+pub(super) fn read_probe(number: u64, reply: &Value) -> Option<(ServerTime, Option<ErrorReply>)> {
     let (at, answers) = read_head(number, reply)?;
     let refusal = match answers[..] {
-        [Answer::Word("1")] => None,
-        [Answer::Table(fields)] => Some(read_error(fields)?),
+        [RawReply::Word("1")] => None,
+        [RawReply::Table(fields)] => Some(read_error(fields)?),
         _ => return None,
     };
     Some((at?, refusal))
 }
 
 /// One op's part of a reply.
-enum Answer<'a> {
+enum RawReply<'a> {
     Word(&'a str),
     Table(&'a [Value]),
 }
 
 /// The server's time and the answers, if the reply names this call.
-fn read_head<'a>(number: u64, reply: &'a Value) -> Option<(Option<ServerTime>, Vec<Answer<'a>>)> {
+fn read_head<'a>(number: u64, reply: &'a Value) -> Option<(Option<ServerTime>, Vec<RawReply<'a>>)> {
     let read = |value: &'a Value| match value {
-        Value::Array(fields) => Some(Answer::Table(fields)),
-        value => Some(Answer::Word(text(value)?)),
+        Value::Array(fields) => Some(RawReply::Table(fields)),
+        value => Some(RawReply::Word(text(value)?)),
     };
     let answers: Vec<_> = match reply {
         Value::Array(values) => values.iter().map(read).collect::<Option<_>>()?,
-        value => text(value)?.split(' ').map(Answer::Word).collect(),
+        value => text(value)?.split(' ').map(RawReply::Word).collect(),
     };
     let mut answers = answers.into_iter();
-    let (Answer::Word(echo), Answer::Word(at)) = (answers.next()?, answers.next()?) else {
+    let (RawReply::Word(echo), RawReply::Word(at)) = (answers.next()?, answers.next()?) else {
         return None;
     };
     let at = match at {
@@ -91,10 +91,12 @@ fn read_word(
     request: &Request,
     word: &str,
     epochs: &mut impl Iterator<Item = u64>,
-) -> Option<Verdict> {
+) -> Option<RequestReply> {
     let outcome = match (spell(request).0, word) {
-        (b'A' | b'E' | b'L' | b'D', "stale") => return Some(Verdict::Stale),
-        (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U', "more") => return Some(Verdict::More),
+        (b'A' | b'E' | b'L' | b'D', "stale") => return Some(RequestReply::Stale),
+        (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U', "more") => {
+            return Some(RequestReply::More);
+        }
         (b'Y' | b'D', "not-old") => Outcome::NotOld,
         (b'N' | b'V', "lost") => Outcome::Lost,
         (b'N', "1") => Outcome::Renewed,
@@ -114,7 +116,7 @@ fn read_word(
         },
         _ => return None,
     };
-    Some(Verdict::Done(outcome))
+    Some(RequestReply::Done(outcome))
 }
 
 fn won(epoch: u64) -> Option<Outcome> {
@@ -131,11 +133,12 @@ fn read_busy(place: &str) -> Option<Outcome> {
     Some(Outcome::Busy { left, score })
 }
 
-fn read_table(wish: &Wish, fields: &[Value]) -> Option<Verdict> {
+fn read_table(kind: &RequestKind, fields: &[Value]) -> Option<RequestReply> {
     if let Some(refusal) = read_error(fields) {
-        return Some(Verdict::Refused(refusal));
+        return Some(RequestReply::Refused(refusal));
     }
-    let (Wish::Look(..), [tag, owner, Value::Int(left), Value::Int(tickets)]) = (wish, fields)
+    let (RequestKind::Look(..), [tag, owner, Value::Int(left), Value::Int(tickets)]) =
+        (kind, fields)
     else {
         return None;
     };
@@ -145,12 +148,12 @@ fn read_table(wish: &Wish, fields: &[Value]) -> Option<Verdict> {
         left: read_left(*left),
         tickets: u64::try_from(*tickets).ok()?,
     };
-    (text(tag)? == "key_status").then_some(Verdict::Seen(key_status))
+    (text(tag)? == "key_status").then_some(RequestReply::Seen(key_status))
 }
 
-fn read_error(fields: &[Value]) -> Option<Refusal> {
+fn read_error(fields: &[Value]) -> Option<ErrorReply> {
     match fields {
-        [tag, message] if text(tag)? == "error" => Some(Refusal::parse(text(message)?)),
+        [tag, message] if text(tag)? == "error" => Some(ErrorReply::parse(text(message)?)),
         _ => None,
     }
 }

@@ -12,10 +12,10 @@ use crate::StoreError;
 use crate::store::contract::{Grant, KeyStatus, Op, Owner, StoreEvent, SubmittedOp};
 use crate::store::send_window::{Priority, Sendable};
 
-/// One wish about one lock.
+/// One request about one lock.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) wish: Wish,
+    pub(super) kind: RequestKind,
     /// Where its key lies on a cluster; 0 elsewhere.
     pub(super) slot: Slot,
     /// When the session took it.
@@ -41,15 +41,15 @@ pub(super) struct Request {
 }
 
 #[derive(Debug)]
-pub(super) enum Wish {
+pub(super) enum RequestKind {
     Op(SubmittedOp),
     Look(Arc<str>, oneshot::Sender<Result<KeyStatus, StoreError>>),
 }
 
 impl Request {
-    pub(super) fn new(wish: Wish) -> Self {
+    pub(super) fn new(kind: RequestKind) -> Self {
         Self {
-            wish,
+            kind,
             slot: 0,
             since: Instant::now(),
             alone: false,
@@ -69,7 +69,7 @@ impl Request {
         let Grant { owner, ttl, .. } = grant;
         let score = None;
         let op = Op::Enter { owner, ttl, score };
-        let mut request = Self::new(Wish::Op(SubmittedOp::unattended(key.clone(), op)));
+        let mut request = Self::new(RequestKind::Op(SubmittedOp::unattended(key.clone(), op)));
         request.slot = slot;
         request.hold(owner, StoreEvent::Granted { key, grant });
         request
@@ -87,7 +87,7 @@ impl Request {
 
     /// Who cannot be told is not to be.
     pub(super) fn listen_to_nothing(&mut self) {
-        if let Wish::Op(submitted) = &mut self.wish
+        if let RequestKind::Op(submitted) = &mut self.kind
             && let Op::Listen { owner, ttl } = submitted.op
         {
             submitted.op = Op::Attempt { owner, ttl };
@@ -111,9 +111,9 @@ impl Request {
     }
 
     fn op(&self) -> Option<&Op> {
-        match &self.wish {
-            Wish::Op(submitted) => Some(&submitted.op),
-            Wish::Look(..) => None,
+        match &self.kind {
+            RequestKind::Op(submitted) => Some(&submitted.op),
+            RequestKind::Look(..) => None,
         }
     }
 
@@ -153,9 +153,9 @@ impl Sendable for Request {
     type Key = Arc<str>;
 
     fn key(&self) -> &Arc<str> {
-        match &self.wish {
-            Wish::Op(submitted) => &submitted.key,
-            Wish::Look(key, _) => key,
+        match &self.kind {
+            RequestKind::Op(submitted) => &submitted.key,
+            RequestKind::Look(key, _) => key,
         }
     }
 

@@ -11,13 +11,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::backoff::Backoff;
 use super::change::{Change, Node};
 use super::cluster::{Seeds, SlotMap, absolute, ask_map};
-use super::fault::{Fault, Refusal};
-use super::reply::Verdict;
-use super::request::{Request, Wish};
+use super::fault::{ErrorReply, Fault};
+use super::reply::RequestReply;
+use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::contract::{Answer, OpError, Outcome, Scope, ServerTime, StoreEvent};
+use crate::store::contract::{Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent};
 use crate::store::send_window::Sendable;
 
 /// A request is redirected so often at once; then it is delayed, so that two nodes that name each
@@ -29,23 +29,23 @@ const SEARCH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers and redirections.
 impl Change<'_> {
-    pub(super) fn on_verdict(
+    pub(super) fn on_reply(
         &mut self,
         id: NodeId,
         mut request: Request,
         at: ServerTime,
-        verdict: Verdict,
+        reply: RequestReply,
     ) {
         let node = &self.state.nodes[id];
-        match verdict {
+        match reply {
             // Now it enters the queue, once the grants of its key are heard.
-            Verdict::Done(Outcome::Busy { .. })
+            RequestReply::Done(Outcome::Busy { .. })
                 if node.no_push.is_none() && request.attempts_first =>
             {
                 request.attempts_first = false;
                 self.route(request);
             }
-            Verdict::Done(outcome) => {
+            RequestReply::Done(outcome) => {
                 let (key, heard) = (request.key().clone(), request.heard);
                 let is_busy = matches!(outcome, Outcome::Busy { .. });
                 self.answer(request, Ok(Answer { at, outcome }));
@@ -53,30 +53,30 @@ impl Change<'_> {
                 if is_busy && heard.is_some_and(|it| !subscriptions.is_heard(&key, it)) {
                     // The ticket may have been dropped for want of a subscription meanwhile.
                     self.effects.events.push(StoreEvent::Up {
-                        scope: Scope::Keys(Arc::new(move |other| *other == *key)),
+                        scope: KeyScope::Keys(Arc::new(move |other| *other == *key)),
                         queue: true,
                         complete: false,
                     });
                 }
             }
-            Verdict::Seen(key_status) => {
-                if let Wish::Look(_, answer) = request.wish {
+            RequestReply::Seen(key_status) => {
+                if let RequestKind::Look(_, answer) = request.kind {
                     self.effects.looks.push((answer, Ok(key_status)));
                 }
             }
-            Verdict::Stale | Verdict::More => {
+            RequestReply::Stale | RequestReply::More => {
                 let fault = Fault::Garbled {
                     address: node.address.clone(),
                     what: "the server's clock runs away from ours",
                 };
                 self.answer(request, Err(OpError::Unknown(fault.into())));
             }
-            Verdict::Refused(refusal) => self.on_refused(id, request, &refusal),
+            RequestReply::Refused(refusal) => self.on_refused(id, request, &refusal),
         }
     }
 
     /// Nothing of the call was done.
-    pub(super) fn on_refused(&mut self, id: NodeId, mut request: Request, refusal: &Refusal) {
+    pub(super) fn on_refused(&mut self, id: NodeId, mut request: Request, refusal: &ErrorReply) {
         match refusal.code() {
             _ if !self.shared.is_cluster() => self.refuse(Some(id), request, refusal),
             code @ ("MOVED" | "ASK") => {
@@ -118,7 +118,7 @@ impl Change<'_> {
     }
 
     /// Tries again after a pause, as long as the answer is of use.
-    pub(super) fn delay(&mut self, mut request: Request, refusal: &Refusal) {
+    pub(super) fn delay(&mut self, mut request: Request, refusal: &ErrorReply) {
         let now = Instant::now();
         let patience = request.since + self.shared.config.response_timeout * 3 / 4;
         let patience = request.useful_until().unwrap_or(patience);
@@ -235,7 +235,7 @@ impl SearchTask {
                 Err(fault) => {
                     is_wanted = shared.change(|change| change.on_no_map(fault.into()));
                     let listener = shared.config.listener.upgrade();
-                    is_wanted &= listener.is_some_and(|it| it.uses(&Scope::All));
+                    is_wanted &= listener.is_some_and(|it| it.uses(&KeyScope::All));
                 }
             }
             // Under one lock: a search that is wanted after this starts the next task.

@@ -17,12 +17,12 @@ use super::handshake::Connected;
 use super::keys::Names;
 use super::node::Received;
 use super::replicas::MinReplicas;
-use super::request::{Request, Wish};
+use super::request::{Request, RequestKind};
 use super::script::{self, Script};
 use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
-use crate::store::contract::{KeyStatus, Scope, Session, SessionConfig, SubmittedOp, run_task};
+use crate::store::contract::{KeyScope, KeyStatus, Session, SessionConfig, SubmittedOp, run_task};
 use crate::store::notifier::OrderedNotifier;
 use crate::store::send_window::{SendWindow, Sendable};
 use crate::user_code::log;
@@ -106,7 +106,7 @@ impl Session for RedisSession {
     }
 
     fn submit(&self, submitted: SubmittedOp) {
-        self.shared.submit(Request::new(Wish::Op(submitted)));
+        self.shared.submit(Request::new(RequestKind::Op(submitted)));
     }
 
     fn identity(&self) -> Option<Arc<str>> {
@@ -117,7 +117,7 @@ impl Session for RedisSession {
         let shared = self.shared.clone();
         async move {
             let (answer, answered) = oneshot::channel();
-            shared.submit(Request::new(Wish::Look(key, answer)));
+            shared.submit(Request::new(RequestKind::Look(key, answer)));
             answered
                 .await
                 .unwrap_or_else(|_| Err(shared.abandoned_error()))
@@ -239,12 +239,12 @@ impl Shared {
     }
 
     /// The keys in these slots.
-    pub(super) fn scope(&self, slots: SlotSet) -> Scope {
+    pub(super) fn scope(&self, slots: SlotSet) -> KeyScope {
         if !self.is_cluster() {
-            return Scope::All;
+            return KeyScope::All;
         }
         let names = self.names.clone();
-        Scope::Keys(Arc::new(move |key| slots.contains(&names.slot(key))))
+        KeyScope::Keys(Arc::new(move |key| slots.contains(&names.slot(key))))
     }
 
     /// Whether the registry holds or waits for a key of this node.

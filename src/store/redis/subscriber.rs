@@ -17,14 +17,14 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 use super::backoff::Backoff;
 use super::change::Change;
 use super::cluster::Address;
-use super::fault::{Fault, Refusal};
+use super::fault::{ErrorReply, Fault};
 use super::grant::Message;
 use super::handshake::{ClientId, ONLY_RESP2, Probe, UNHEARD, client_commands, message};
 use super::node::Received;
 use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Order;
-use crate::store::contract::{Scope, StoreEvent};
+use crate::store::contract::{KeyScope, StoreEvent};
 use crate::user_code::log;
 
 /// So many subscriptions are unconfirmed at a time.
@@ -110,7 +110,7 @@ impl SubscriberTask {
         let answers = link.ask_all(&commands, &self.address, within).await?;
         for answer in &answers[optional..] {
             if let Value::ServerError(error) = answer {
-                let refusal = Refusal::from(error).naming(names);
+                let refusal = ErrorReply::from(error).naming(names);
                 if refusal.is_lasting() {
                     return Err(self.no_push(refusal.to_string()));
                 }
@@ -183,7 +183,7 @@ impl SubscriberTask {
 
     fn on_answer(&self, order: Option<Order>, answer: Value) -> Result<(), Fault> {
         let refusal = match (&order, &answer) {
-            (_, Value::ServerError(error)) => Some(Refusal::from(error)),
+            (_, Value::ServerError(error)) => Some(ErrorReply::from(error)),
             (Some(order), Value::Push { kind, data }) if self.is_done(order, kind, data) => None,
             (None, answer) if !matches!(answer, Value::Push { .. }) => None,
             _ => return Err(self.condemned()),
@@ -295,7 +295,7 @@ impl Shared {
             let doubtful = change.state.subscriptions.renew(id);
             if !doubtful.is_empty() {
                 change.effects.events.push(StoreEvent::Up {
-                    scope: Scope::Keys(Arc::new(move |key| doubtful.contains(key))),
+                    scope: KeyScope::Keys(Arc::new(move |key| doubtful.contains(key))),
                     queue: true,
                     complete: false,
                 });
@@ -347,7 +347,7 @@ impl Shared {
 
     /// The node followed an order, or refused to. Whoever has lost the slot refuses to be left, too;
     /// then nothing is heard there any more.
-    fn told(self: &Arc<Self>, id: NodeId, order: &Order, refusal: Option<&Refusal>) {
+    fn told(self: &Arc<Self>, id: NodeId, order: &Order, refusal: Option<&ErrorReply>) {
         self.change(|change| {
             for request in change.state.subscriptions.told(order, refusal.is_none()) {
                 match refusal {

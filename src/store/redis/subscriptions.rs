@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::store::contract::{Op, Owner, SubmittedOp};
-    use crate::store::redis::request::Wish;
+    use crate::store::redis::request::RequestKind;
 
     fn request(key: &str) -> Request {
         let op = Op::Enter {
@@ -189,7 +189,7 @@ mod tests {
             ttl: Duration::from_secs(30),
             score: None,
         };
-        Request::new(Wish::Op(SubmittedOp::unattended(key, op)))
+        Request::new(RequestKind::Op(SubmittedOp::unattended(key, op)))
     }
 
     /// As if nobody waited for the key for two rounds of the clean-up.

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::nodes::{Node, ms};
 use crate::store::contract::{
-    Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent, StoreEvents,
+    KeyScope, Op, OpError, Outcome, Owner, Session, SessionConfig, StoreEvent, StoreEvents,
     SubmittedOp,
 };
 use crate::store::{LockStore, QuorumStore};
@@ -19,7 +19,7 @@ pub(super) const TTL: Duration = Duration::from_secs(30);
 pub(super) struct Recorder(Mutex<Vec<StoreEvent>>);
 
 impl StoreEvents for Recorder {
-    fn uses(&self, _: &Scope) -> bool {
+    fn uses(&self, _: &KeyScope) -> bool {
         true
     }
 

@@ -9,7 +9,7 @@ use crate::store::contract::{Op, Owner, SubmittedOp};
 const TTL: Duration = Duration::from_secs(30);
 
 fn job(op: Op) -> Request {
-    Request::new(Wish::Op(SubmittedOp::unattended("k", op)))
+    Request::new(RequestKind::Op(SubmittedOp::unattended("k", op)))
 }
 
 fn word(word: &str) -> Value {
@@ -17,7 +17,7 @@ fn word(word: &str) -> Value {
 }
 
 /// Op by op.
-fn read(jobs: &[Request], reply: &str) -> Option<Vec<Verdict>> {
+fn read(jobs: &[Request], reply: &str) -> Option<Vec<RequestReply>> {
     let told = read_reply(5, jobs, word(reply))?;
     assert_eq!(told.at, Some(9));
     let array = reply.split(' ').map(word).collect();
@@ -25,7 +25,7 @@ fn read(jobs: &[Request], reply: &str) -> Option<Vec<Verdict>> {
         read_reply(5, jobs, Value::Array(array)).as_ref(),
         Some(&told)
     );
-    Some(told.verdicts)
+    Some(told.replies)
 }
 
 /// A server that was started at 10.9 s and asked at 11.1 says that it has been up for 1 s: taken at its word it
@@ -46,7 +46,7 @@ fn an_age_in_whole_seconds_is_not_believed_to_the_last() {
         ("-1", None),
     ] {
         let age = age.map(Duration::from_secs);
-        let raised = Verdict::Done(Outcome::Raised { age });
+        let raised = RequestReply::Done(Outcome::Raised { age });
         assert_eq!(read(&[raise()], &format!("5 9 {told}")), Some(vec![raised]));
     }
 }
@@ -63,11 +63,11 @@ fn a_reply_is_read_op_by_op() {
             score: None,
         })
     };
-    let won = |epoch| Verdict::Done(Outcome::Won { epoch });
-    let gone = |held| Verdict::Done(Outcome::Gone { held });
+    let won = |epoch| RequestReply::Done(Outcome::Won { epoch });
+    let gone = |held| RequestReply::Done(Outcome::Gone { held });
     let busy = |left: Option<u64>, score| {
         let left = left.map(Duration::from_millis);
-        Verdict::Done(Outcome::Busy { left, score })
+        RequestReply::Done(Outcome::Busy { left, score })
     };
     // Plain wins follow each other from the server's time on.
     let jobs = [take(), release(), enter(), release(), enter(), take()];
@@ -87,20 +87,20 @@ fn a_reply_is_read_op_by_op() {
         read(&jobs, "5 9 busy:-1: more more stale"),
         Some(vec![
             busy(None, None),
-            Verdict::More,
-            Verdict::More,
-            Verdict::Stale
+            RequestReply::More,
+            RequestReply::More,
+            RequestReply::Stale
         ])
     );
     // A call of releases alone need not ask for the time.
     let told = read_reply(5, &[release()], word("5  1")).unwrap();
-    assert_eq!((told.at, told.verdicts), (None, vec![gone(true)]));
+    assert_eq!((told.at, told.replies), (None, vec![gone(true)]));
     // What is no word makes an array of the whole.
     let refused = Value::Array(vec![word("error"), word("OOM full")]);
     let reply = Value::Array(vec![word("5"), word("9"), refused, word("1")]);
     let told = read_reply(5, &[take(), release()], reply).unwrap();
     assert!(
-        matches!(&told.verdicts[..], [Verdict::Refused(why), Verdict::Done(_)] if why.code() == "OOM")
+        matches!(&told.replies[..], [RequestReply::Refused(why), RequestReply::Done(_)] if why.code() == "OOM")
     );
 }
 
@@ -312,10 +312,10 @@ fn value() -> impl Strategy<Value = Value> {
 /// What is read is about these very ops, and an epoch makes tokens that grow.
 fn is_sound(ops: &[Op], reply: Option<&Reply>) {
     let Some(reply) = reply else { return };
-    assert_eq!(reply.verdicts.len(), ops.len());
-    for (op, verdict) in ops.iter().zip(&reply.verdicts) {
-        match verdict {
-            Verdict::Done(Outcome::Won { epoch }) => {
+    assert_eq!(reply.replies.len(), ops.len());
+    for (op, reply) in ops.iter().zip(&reply.replies) {
+        match reply {
+            RequestReply::Done(Outcome::Won { epoch }) => {
                 let wins = matches!(
                     op,
                     Op::Attempt { .. }
@@ -327,14 +327,14 @@ fn is_sound(ops: &[Op], reply: Option<&Reply>) {
                 assert!(wins, "{op:?}");
                 assert!(i64::try_from(epoch.checked_mul(64).unwrap() + 63).is_ok());
             }
-            Verdict::Done(Outcome::Renewed) => assert!(matches!(op, Op::Renew { .. })),
-            Verdict::Done(Outcome::Gone { .. }) => {
+            RequestReply::Done(Outcome::Renewed) => assert!(matches!(op, Op::Renew { .. })),
+            RequestReply::Done(Outcome::Gone { .. }) => {
                 assert!(matches!(
                     op,
                     Op::Release { .. } | Op::Withdraw { .. } | Op::Unlisten { .. }
                 ));
             }
-            Verdict::Seen(_) => panic!("{op:?} is no look"),
+            RequestReply::Seen(_) => panic!("{op:?} is no look"),
             _ => {}
         }
     }
@@ -371,9 +371,9 @@ proptest! {
 
     #[test]
     fn no_value_shows_a_lock_that_it_does_not_name(reply in value()) {
-        let look = Request::new(Wish::Look("k".into(), oneshot::channel().0));
+        let look = Request::new(RequestKind::Look("k".into(), oneshot::channel().0));
         if let Some(reply) = read_reply(5, &[look], reply) {
-            let [Verdict::Seen(_) | Verdict::Refused(_)] = &reply.verdicts[..] else {
+            let [RequestReply::Seen(_) | RequestReply::Refused(_)] = &reply.replies[..] else {
                 panic!("{reply:?}")
             };
         }

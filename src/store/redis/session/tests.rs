@@ -15,7 +15,7 @@ struct Nobody;
 impl StoreEvents for Nobody {
     fn on_events(&self, _: Vec<StoreEvent>) {}
 
-    fn uses(&self, _: &Scope) -> bool {
+    fn uses(&self, _: &KeyScope) -> bool {
         false
     }
 
@@ -105,7 +105,7 @@ fn a_node_for_which_something_is_pending_is_not_forgotten() {
     let session = session();
     install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
     let owner = Owner(1);
-    let mut request = Request::new(Wish::Op(SubmittedOp::unattended(
+    let mut request = Request::new(RequestKind::Op(SubmittedOp::unattended(
         "k",
         Op::Release { owner },
     )));
@@ -145,7 +145,11 @@ fn a_request_that_is_lost_inside_is_told_as_lost() {
     session.shared.lock().nodes[0].inbox.clear();
     expect_lost("inbox", &release);
 
-    let mut request = Request::new(Wish::Op(SubmittedOp::new("k".into(), enter.clone(), &lost)));
+    let mut request = Request::new(RequestKind::Op(SubmittedOp::new(
+        "k".into(),
+        enter.clone(),
+        &lost,
+    )));
     request.slot = session.shared.names.slot("k");
     session.shared.change(|change| change.route(request));
     assert!(lost.is_empty(), "it waits for its subscription");

@@ -17,8 +17,8 @@ use crate::store::contract::{Op, Outcome, Owner, SubmittedOp};
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
-use crate::store::redis::reply::{self, Verdict};
-use crate::store::redis::request::{Request, Wish};
+use crate::store::redis::reply::{self, RequestReply};
+use crate::store::redis::request::{Request, RequestKind};
 use crate::store::redis::script;
 
 const KEYS: [&str; 3] = ["k", "l", "m"];
@@ -185,7 +185,7 @@ impl Both {
         })
     }
 
-    /// Takes back a ticket, or a wish to be told.
+    /// Takes back a ticket, or a kind to be told.
     fn leave(&self, owner: u64) -> Op {
         if self.listens.get(&owner) == Some(&true) {
             let owner = Owner(owner);
@@ -238,14 +238,17 @@ impl Both {
             Step::BadFence if !self.is_ahead => {
                 self.ask::<()>(&["SET", &fence, "no number"]);
                 self.last_owner += 1;
-                let verdicts = self.send(
+                let replies = self.send(
                     0,
-                    &[Request::new(Wish::Op(SubmittedOp::unattended(
+                    &[Request::new(RequestKind::Op(SubmittedOp::unattended(
                         "other",
                         attempt(self.last_owner),
                     )))],
                 );
-                assert!(matches!(verdicts[0], Verdict::Refused(_)), "{verdicts:?}");
+                assert!(
+                    matches!(replies[0], RequestReply::Refused(_)),
+                    "{replies:?}"
+                );
                 assert_eq!(self.ask::<String>(&["GET", &fence]), "no number");
                 assert!(!self.ask::<bool>(&["EXISTS", "p:other"]));
                 self.ask::<()>(&["DEL", &fence]);
@@ -266,7 +269,7 @@ impl Both {
         seconds * 1_000_000 + micros
     }
 
-    fn send(&mut self, who: usize, jobs: &[Request]) -> Vec<Verdict> {
+    fn send(&mut self, who: usize, jobs: &[Request]) -> Vec<RequestReply> {
         let names = Names::new(PREFIX.into(), INSTANCES[who].into());
         self.number += 1;
         let until = u64::MAX >> 12;
@@ -282,7 +285,7 @@ impl Both {
             .connection
             .req_packed_command(&full.get_packed_command());
         let reply = reply::read_reply(self.number, jobs, reply.unwrap());
-        reply.expect("the reply to this call").verdicts
+        reply.expect("the reply to this call").replies
     }
 
     fn call(&mut self, who: usize, wants: &[(usize, Want)]) {
@@ -308,18 +311,21 @@ impl Both {
         let jobs: Vec<_> = ops
             .iter()
             .map(|(key, op)| {
-                Request::new(Wish::Op(SubmittedOp::unattended(KEYS[*key], op.clone())))
+                Request::new(RequestKind::Op(SubmittedOp::unattended(
+                    KEYS[*key],
+                    op.clone(),
+                )))
             })
             .collect();
         let before = self.last_epoch;
-        let verdicts = self.send(who, &jobs);
+        let replies = self.send(who, &jobs);
         let told = self.heard();
         let live = |instance: &Arc<str>| &**instance != "dead";
         let mut expected = Vec::new();
         let mut epochs = Vec::new();
-        for ((key, op), verdict) in ops.iter().zip(verdicts) {
-            let Verdict::Done(outcome) = verdict else {
-                panic!("{op:?}: {verdict:?}");
+        for ((key, op), reply) in ops.iter().zip(replies) {
+            let RequestReply::Done(outcome) = reply else {
+                panic!("{op:?}: {reply:?}");
             };
             if let Outcome::Won { epoch } = outcome {
                 epochs.push(epoch);

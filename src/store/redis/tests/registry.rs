@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::support::RedisServer;
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, Grant, Op, OpError, Outcome, Owner, Scope, Session, SessionConfig, StoreEvent,
+    Answer, Grant, KeyScope, Op, OpError, Outcome, Owner, Session, SessionConfig, StoreEvent,
     StoreEvents, SubmittedOp,
 };
 use crate::store::{LockStore, RedisStore};
@@ -32,7 +32,7 @@ impl StoreEvents for Recorder {
         }
     }
 
-    fn uses(&self, _: &Scope) -> bool {
+    fn uses(&self, _: &KeyScope) -> bool {
         true
     }
 

@@ -71,7 +71,7 @@ fn check(server: &RedisServer, cases: &[(&str, Op)], told: &Told) {
             assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(owner));
         };
         let is_free = || assert!(!server.exists(&format!("lock:{key}")), "{key}");
-        let verdict = &told.verdicts[at];
+        let reply = &told.replies[at];
         match *key {
             "free" | "free, entered" | "free too" | "dead ticket" | "ours" => {
                 told.won(at);
@@ -104,19 +104,19 @@ fn check(server: &RedisServer, cases: &[(&str, Op)], told: &Told) {
                 is_free();
             }
             "gone" => {
-                assert_eq!(*verdict, NOT_HELD, "{key}");
+                assert_eq!(*reply, NOT_HELD, "{key}");
                 is_free();
             }
             "another's" => {
-                assert_eq!(*verdict, NOT_HELD, "{key}");
+                assert_eq!(*reply, NOT_HELD, "{key}");
                 value("a1:99");
             }
             "held, live ticket" => {
-                assert_eq!(*verdict, HELD, "{key}");
+                assert_eq!(*reply, HELD, "{key}");
                 value("b2:2");
             }
             _ => {
-                assert_eq!(*verdict, HELD, "{key}");
+                assert_eq!(*reply, HELD, "{key}");
                 is_free();
             }
         }

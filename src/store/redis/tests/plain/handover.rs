@@ -28,10 +28,10 @@ async fn a_hand_over_takes_few_commands() {
         ("zadd", 1),
         ("zrange", 1),
     ]);
-    let Verdict::Done(Outcome::Busy {
+    let RequestReply::Done(Outcome::Busy {
         left: None,
         score: Some(score),
-    }) = told.verdicts[0]
+    }) = told.replies[0]
     else {
         panic!("{told:?}")
     };
@@ -82,10 +82,10 @@ async fn a_hand_over_takes_few_commands() {
             (Owner(1), Duration::from_secs(20))
         );
         assert!(grant.epoch > before && fence(&server) == grant.epoch, "f1");
-        let Verdict::Done(Outcome::Busy {
+        let RequestReply::Done(Outcome::Busy {
             left,
             score: Some(score),
-        }) = told.verdicts[0]
+        }) = told.replies[0]
         else {
             panic!("{told:?}")
         };
@@ -110,7 +110,7 @@ async fn a_hand_over_takes_few_commands() {
     let before = fence(&server);
     server.reset_stats();
     let told = caller.call(&[("k", release(4))]);
-    assert_eq!(told.verdicts, [HELD]);
+    assert_eq!(told.replies, [HELD]);
     inside(&[
         ("exists", 1),
         ("get", 1),
@@ -155,7 +155,7 @@ async fn s1_a_right_too_few_leaves_no_hand_over_half_done() {
         let mut other = Registry::on(&server, "b2").await;
         let mut caller = Caller::on(&server);
         stand(&server);
-        assert_eq!(bare.call(&[("k", release(1))]).verdicts, [HELD], "{rights}");
+        assert_eq!(bare.call(&[("k", release(1))]).replies, [HELD], "{rights}");
         assert!(!server.exists("lock:k"), "{rights}");
         assert_eq!(queue(&server, "lock:k"), stood, "{rights}");
         assert!((55_000..=70_000).contains(&server.pttl(queue_of)), "k3");
@@ -185,7 +185,7 @@ async fn s1_a_right_too_few_leaves_no_hand_over_half_done() {
 
         // Nobody has heard of anything before this.
         stand(&server);
-        assert_eq!(caller.call(&[("k", release(1))]).verdicts, [HELD]);
+        assert_eq!(caller.call(&[("k", release(1))]).replies, [HELD]);
         assert_eq!(other.granted().await.1.owner, Owner(1), "{rights}");
         other
             .has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
@@ -201,7 +201,7 @@ async fn s1_a_right_too_few_leaves_no_hand_over_half_done() {
         if rights != "-zadd" {
             assert_eq!(queue(&server, "lock:k"), stood, "{rights}");
         }
-        assert_eq!(bare.call(&[("k", release(1))]).verdicts, [HELD], "{rights}");
+        assert_eq!(bare.call(&[("k", release(1))]).replies, [HELD], "{rights}");
     }
 }
 
@@ -220,7 +220,7 @@ async fn s1_on_a_full_server_lone_ops_hand_over() {
     server.set("lock:alone", "a1:1");
     server.set("lock:foreign", "somebody");
     server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(caller.call(&[("released", release(1))]).verdicts, [HELD]);
+    assert_eq!(caller.call(&[("released", release(1))]).replies, [HELD]);
     assert_eq!(&*other.granted().await.0, "released");
     let told = caller.call(&[("yielded", yield_turn(1, 2))]);
     told.busy(0);
@@ -262,8 +262,8 @@ fn k1_a_lone_ticket_entered_again_keeps_its_place() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     server.set("lock:k", "somebody");
-    let place = |told: &Told| match told.verdicts[0] {
-        Verdict::Done(Outcome::Busy { score, .. }) => score.unwrap(),
+    let place = |told: &Told| match told.replies[0] {
+        RequestReply::Done(Outcome::Busy { score, .. }) => score.unwrap(),
         _ => panic!("{told:?}"),
     };
     let first = place(&caller.call(&[("k", enter(1))]));

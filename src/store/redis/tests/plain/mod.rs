@@ -13,16 +13,16 @@ use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent, SubmittedOp};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
-use crate::store::redis::reply::{self, Verdict};
-use crate::store::redis::request::{Request, Wish};
+use crate::store::redis::reply::{self, RequestReply};
+use crate::store::redis::request::{Request, RequestKind};
 use crate::store::redis::script;
 
 const FENCE: &str = "lock:~fence";
 const NUMBER: u64 = 7;
 const ANY_TIME: u64 = 4_000_000_000_000_000;
 
-const HELD: Verdict = Verdict::Done(Outcome::Gone { held: true });
-const NOT_HELD: Verdict = Verdict::Done(Outcome::Gone { held: false });
+const HELD: RequestReply = RequestReply::Done(Outcome::Gone { held: true });
+const NOT_HELD: RequestReply = RequestReply::Done(Outcome::Gone { held: false });
 
 /// Makes calls as the registry `a1`.
 struct Caller {
@@ -33,7 +33,7 @@ struct Caller {
 /// What the reply says of each op.
 #[derive(Debug)]
 struct Told {
-    verdicts: Vec<Verdict>,
+    replies: Vec<RequestReply>,
 }
 
 impl Caller {
@@ -56,39 +56,41 @@ impl Caller {
     fn call_until(&mut self, of_use: u64, ops: &[(&str, Op)]) -> Told {
         let jobs: Vec<_> = ops
             .iter()
-            .map(|(key, op)| Request::new(Wish::Op(SubmittedOp::unattended(*key, op.clone()))))
+            .map(|(key, op)| {
+                Request::new(RequestKind::Op(SubmittedOp::unattended(*key, op.clone())))
+            })
             .collect();
         let script = &script::SERVER;
         let command = call::command(script, &self.names, NUMBER, of_use, &jobs);
         let command = script.in_full(&command).get_packed_command();
         let reply = self.connection.req_packed_command(&command).unwrap();
         let reply = reply::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
-        let verdicts = reply.verdicts;
-        Told { verdicts }
+        let replies = reply.replies;
+        Told { replies }
     }
 }
 
 impl Told {
     #[track_caller]
     fn won(&self, at: usize) -> u64 {
-        match &self.verdicts[at] {
-            Verdict::Done(Outcome::Won { epoch }) => *epoch,
+        match &self.replies[at] {
+            RequestReply::Done(Outcome::Won { epoch }) => *epoch,
             other => panic!("{at} has not won: {other:?}"),
         }
     }
 
     fn epochs(&self) -> Vec<u64> {
-        let epoch = |verdict: &Verdict| match verdict {
-            Verdict::Done(Outcome::Won { epoch }) => Some(*epoch),
+        let epoch = |reply: &RequestReply| match reply {
+            RequestReply::Done(Outcome::Won { epoch }) => Some(*epoch),
             _ => None,
         };
-        self.verdicts.iter().filter_map(epoch).collect()
+        self.replies.iter().filter_map(epoch).collect()
     }
 
     #[track_caller]
     fn refused(&self, at: usize, why: &str) {
-        match &self.verdicts[at] {
-            Verdict::Refused(refusal) => {
+        match &self.replies[at] {
+            RequestReply::Refused(refusal) => {
                 assert!(refusal.to_string().contains(why), "{at}: {refusal}");
             }
             other => panic!("{at} was not refused: {other:?}"),
@@ -97,10 +99,10 @@ impl Told {
 
     #[track_caller]
     fn busy(&self, at: usize) {
-        let verdict = &self.verdicts[at];
+        let reply = &self.replies[at];
         assert!(
-            matches!(verdict, Verdict::Done(Outcome::Busy { .. })),
-            "{at}: {verdict:?}"
+            matches!(reply, RequestReply::Done(Outcome::Busy { .. })),
+            "{at}: {reply:?}"
         );
     }
 }
@@ -152,7 +154,7 @@ fn what_goes_plainly() {
         assert_eq!(fence(&server), first + count as u64 - 1);
 
         let told = caller.call(&releases()[..count]);
-        assert!(told.verdicts.iter().all(|verdict| *verdict == HELD));
+        assert!(told.replies.iter().all(|reply| *reply == HELD));
         assert_eq!(server.keys("*"), [FENCE]);
     }
 }
@@ -164,7 +166,7 @@ fn releases_and_wins_share_a_call() {
     let first = caller.call(&attempts()[..2]).won(1);
     let told = caller.call(&[("x", release(1)), ("z", enter(3)), ("y", release(2))]);
     assert_eq!(
-        [&told.verdicts[0], &told.verdicts[2]],
+        [&told.replies[0], &told.replies[2]],
         [&HELD, &HELD],
         "{told:?}"
     );
@@ -236,7 +238,7 @@ fn s1_what_is_no_fence_stays_as_it_is_and_hinders_no_release() {
                 told.refused(at, "WRONGTYPE");
             }
             if count > 1 {
-                assert_eq!(told.verdicts[count], HELD);
+                assert_eq!(told.replies[count], HELD);
                 assert_eq!(server.keys("*"), [FENCE]);
             } else {
                 assert_eq!(server.keys("*"), ["lock:held", FENCE]);
@@ -258,10 +260,13 @@ fn o5_what_is_stale_is_left_and_what_never_is_gets_done() {
         1_000,
         &[("x", attempt(1)), ("held", release(9)), ("y", enter(2))],
     );
-    assert_eq!(told.verdicts, [Verdict::Stale, HELD, Verdict::Stale]);
+    assert_eq!(
+        told.replies,
+        [RequestReply::Stale, HELD, RequestReply::Stale]
+    );
     assert_eq!(server.keys("*"), [""; 0]);
     let told = caller.call_until(1_000, &[("x", attempt(1))]);
-    assert_eq!(told.verdicts, [Verdict::Stale]);
+    assert_eq!(told.replies, [RequestReply::Stale]);
     assert_eq!(server.keys("*"), [""; 0]);
 }
 
@@ -279,7 +284,7 @@ fn s1_no_right_to_the_fence_leaves_nothing_done() {
         server.set(key, owner);
     }
     let told = bare.call(&releases());
-    assert_eq!(told.verdicts, [HELD, HELD, HELD], "they need none");
+    assert_eq!(told.replies, [HELD, HELD, HELD], "they need none");
 }
 
 /// Rights to a command and a key are asked for within a script; those to a key alone before it.
@@ -297,7 +302,7 @@ fn s1_no_right_to_one_lock_harms_no_other() {
         bare.call(&attempts()[at..=at]).won(0);
     }
     let told = bare.call(&releases());
-    assert_eq!([&told.verdicts[0], &told.verdicts[2]], [&HELD, &HELD]);
+    assert_eq!([&told.replies[0], &told.replies[2]], [&HELD, &HELD]);
     told.refused(1, "NOPERM");
     assert_eq!(server.keys("lock:?"), ["lock:y"]);
     bare.call(&[("y", release(2))]).refused(0, "NOPERM");
@@ -320,7 +325,7 @@ fn without_the_right_to_a_command_of_the_plain_case_all_goes_in_full() {
                 told.won(at);
             }
             let told = bare.call(&releases()[..count]);
-            assert!(told.verdicts.iter().all(|verdict| *verdict == HELD));
+            assert!(told.replies.iter().all(|reply| *reply == HELD));
             assert_eq!(server.keys("*"), [FENCE], "{rights}");
         }
     }
@@ -366,9 +371,9 @@ fn s1_on_a_full_server_releases_come_first() {
     assert_eq!(server.keys("lock:[ab]"), [""; 0]);
 
     let told = caller.call(&[("a", attempt(7)), ("x", release(1)), ("y", release(2))]);
-    assert_eq!(told.verdicts[1..], [HELD, HELD]);
+    assert_eq!(told.replies[1..], [HELD, HELD]);
     let told = caller.call(&[("z", release(3))]);
-    assert_eq!(told.verdicts, [HELD]);
+    assert_eq!(told.replies, [HELD]);
     assert_eq!(server.keys("lock:[xyz]"), [""; 0]);
 }
 
