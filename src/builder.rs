@@ -12,7 +12,7 @@ use crate::{BuildError, LockRegistry};
 
 /// Settings of a registry; made by [`LockRegistry::builder`].
 ///
-/// What is out of range is told by [`build`](Self::build).
+/// [`build`](Self::build) reports a setting that is out of range.
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockRegistryBuilder {
     store: Arc<dyn LockStore>,
@@ -29,15 +29,15 @@ impl LockRegistryBuilder {
         }
     }
 
-    /// What stands before every name in the store: 1 to 128 bytes, no control characters, no `~`.
-    /// Registries with different prefixes share nothing. Default: `lock`.
+    /// The first part of every name in the store: 1 to 128 bytes, no control characters, no `~`. Registries with
+    /// different prefixes share no locks. Default: `lock`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into().into();
         self
     }
 
-    /// A name for people, which [`Lock::inspect`](crate::Lock::inspect) shows where this registry has a lock: 1 to 64 of `A-Z`,
-    /// `a-z`, `0-9`, `.`, `_` and `-`; a host's, say. Names need not be unique. Default: none.
+    /// A name that [`Lock::inspect`](crate::Lock::inspect) shows for locks of this registry, such as a host name: 1 to
+    /// 64 of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`. Names need not be unique. Default: none.
     ///
     /// # Examples
     ///
@@ -57,65 +57,63 @@ impl LockRegistryBuilder {
         self
     }
 
-    /// How long a lease lasts unless it is renewed, as it is at every third of this if
-    /// [`renewal`](Self::renewal) is not off: from 10 ms to 24 h. Default: 30 s.
+    /// How long a lease lasts: from 10 ms to 24 h. It is renewed at every third of this, unless
+    /// [`renewal`](Self::renewal) is off. Default: 30 s.
     ///
-    /// It is also for how long others wait when a holder has crashed.
+    /// After a crash of a holder the others wait this long.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
     }
 
-    /// How long a caller is ready to wait. Default: 30 s; [`Duration::MAX`] is for ever.
+    /// How long a caller waits for a lock. Default: 30 s; [`Duration::MAX`] waits for ever.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.settings.wait = wait;
         self
     }
 
-    /// How to try again on a store that cannot tell who is next.
+    /// How to poll a store that cannot notify waiters.
     pub fn repeat(mut self, repeat: Repeat) -> Self {
         self.settings.repeat = repeat;
         self
     }
 
-    /// Whether the leases of locks that set no [`ttl`](crate::Lock::ttl) of their own are prolonged while
-    /// they are held. Default: [`Renewal::watchdog`], at every third of the ttl, without end.
+    /// Whether leases are renewed while they are held, for locks without a [`ttl`](crate::Lock::ttl) of their own.
+    /// Default: [`Renewal::watchdog`], at every third of the ttl, without a limit.
     pub fn renewal(mut self, renewal: Renewal) -> Self {
         self.settings.renewal = renewal;
         self
     }
 
-    /// How many callers may wait for one key in this registry; one more gets
-    /// [`LockError::QueueFull`](crate::LockError::QueueFull). A caller whose first question to the
-    /// store is under way waits, too. Default: no limit.
+    /// How many callers may wait for one key in this registry. One more gets
+    /// [`LockError::QueueFull`](crate::LockError::QueueFull). A caller that awaits the store's first answer counts,
+    /// too. Default: no limit.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.settings.max_waiters = max_waiters;
         self
     }
 
-    /// How often the lock may be handed on to the next waiter in this process before another
-    /// process gets its turn: 0 to 63. Four times as often, but no more than 63 times, where the store has
-    /// said twice in a row that no other process stands in the key's queue. Default: 16.
+    /// How often the lock may be passed to the next waiter in this process before another process gets it: 0 to 63.
+    /// Four times as often, up to 63, if no other process was in the key's queue twice in a row. Default: 16.
     pub fn local_passes(mut self, local_passes: u32) -> Self {
         self.settings.local_passes = local_passes;
         self
     }
 
-    /// For how long the lock may be handed on within this process before another process gets its
-    /// turn. Default: 20 ms.
+    /// How long the lock may be passed on within this process before another process gets it. Default: 20 ms.
     pub fn local_span(mut self, local_span: Duration) -> Self {
         self.settings.local_span = local_span;
         self
     }
 
-    /// How long the store may take to answer before its connection is given up and made anew: from
-    /// 1 ms to 24 h. Default: 1 s.
+    /// How long the store may take to answer before its connection is given up and made again: from 1 ms to 24 h.
+    /// Default: 1 s.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.settings.response_timeout = response_timeout;
         self
     }
 
-    /// The registry. Does no I/O.
+    /// Builds the registry. Does no I/O.
     ///
     /// # Errors
     ///

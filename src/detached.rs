@@ -13,14 +13,14 @@ const HEAD: &str = "lockstream-lease-1";
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 200;
 
-/// A lease without a holder: what [`Lease::detach`](crate::Lease::detach) leaves in the store, for
-/// [`LockRegistry::adopt`](crate::LockRegistry::adopt) to take, in this process or another.
+/// A lease without a holder. [`Lease::detach`](crate::Lease::detach) leaves it in the store, and
+/// [`LockRegistry::adopt`](crate::LockRegistry::adopt) takes it over, in this process or another.
 ///
-/// It goes by [`Display`](fmt::Display) and [`FromStr`] as one line of text, which later versions
-/// of the crate read as well; with the feature `serde` it is serialized as that line. Nothing
-/// happens when it is dropped: the key runs out by itself.
+/// [`Display`](fmt::Display) and [`FromStr`] convert it to and from one line of text, which later versions of the
+/// crate can read, too. With the feature `serde` it is serialized as that line. Dropping it does nothing: the key
+/// expires.
 ///
-/// Whoever knows the text can take the lease.
+/// Anyone who has the text can take the lease.
 ///
 /// # Examples
 ///
@@ -88,18 +88,18 @@ impl DetachedLease {
         &self.key
     }
 
-    /// Who left it, as the store has it: `<instance>:<sequence>`, at most 200 bytes.
+    /// The owner that left it, as stored: `<instance>:<sequence>`, at most 200 bytes.
     pub fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// The fencing token that it had. Whoever adopts it gets a greater one.
+    /// Its fencing token. Adopting it yields a greater one.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// When it ends, by the clock of the machine that left it, in whole milliseconds: for people to
-    /// read. Nothing is decided by it.
+    /// When it ends, by the clock of the machine that left it, in whole milliseconds. For people: nothing depends on
+    /// it.
     pub fn deadline(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_millis(self.deadline)
     }
@@ -160,7 +160,7 @@ fn number(word: &str, fault: &'static str) -> Result<u64, ParseDetachedLeaseErro
     number.ok_or(ParseDetachedLeaseError(fault))
 }
 
-/// What was read is no [`DetachedLease`].
+/// The text is not a [`DetachedLease`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid detached lease: {0}")]
 pub struct ParseDetachedLeaseError(&'static str);
@@ -183,8 +183,7 @@ impl TryFrom<String> for DetachedLease {
 
 /// Future of [`LockRegistry::adopt`](crate::LockRegistry::adopt).
 ///
-/// Dropped while it asks, what was taken for it is given back; dropped when it has the lease but
-/// has not looked, too.
+/// Dropped before it has resolved, a lease that it has adopted is released.
 pub type Adopt = AcquireLease;
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use crate::Token;
 
-/// What can go wrong with a lock. Every variant names its key.
+/// The error of a lock. Every variant has its key.
 ///
-/// "Not to be had in time", "lost", "queue full", "closed" and "the store did not answer" are
-/// different things and call for different acts, so they never collapse into one another.
+/// "Not acquired in time", "lost", "queue full", "closed" and "the store did not answer" call for different reactions,
+/// so each is a variant.
 ///
 /// Its `Display` does not repeat its [`source`](Error::source), which is the [`StoreError`] of
-/// [`LockError::Store`] and `None` of the others. To log what the store said, log the whole chain, as
-/// `{:#}` of `anyhow` does.
+/// [`LockError::Store`] and `None` for the others. To log what the store said, log the whole chain, as `{:#}` of
+/// `anyhow` does.
 ///
 /// # Examples
 ///
@@ -32,7 +32,7 @@ use crate::Token;
 pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
     ///
-    /// Perhaps by the very work that asks: a lock is not [reentrant](crate::Lock::reentrant) unless asked.
+    /// Perhaps the work around this call holds it: a lock is [reentrant](crate::Lock::reentrant) only on request.
     #[error("lock {key:?} not acquired{}", within(*waited))]
     #[non_exhaustive]
     NotAcquired {
@@ -41,10 +41,10 @@ pub enum LockError {
         /// How long the caller waited in the queue.
         waited: Duration,
     },
-    /// The lease was over before the work was done, or the detached one before it was
-    /// [adopted](crate::LockRegistry::adopt): others may hold the key now.
+    /// The lease ended before the work was done, or the detached lease before it was
+    /// [adopted](crate::LockRegistry::adopt). Others may hold the key now.
     ///
-    /// Renewal or a longer ttl makes it rarer. Where the work writes, the token is to be checked.
+    /// Renewal or a longer ttl makes it rarer. What the work writes to should check the token.
     #[error("lease on {key:?} lost (token {token})")]
     #[non_exhaustive]
     Lost {
@@ -53,7 +53,7 @@ pub enum LockError {
         /// The fencing token of the lease that is gone.
         token: Token,
     },
-    /// As many callers as `max_waiters` allows wait for this key in this registry already.
+    /// `max_waiters` callers wait for this key in this registry already.
     #[error("queue for lock {key:?} full: limit of {limit} waiters reached")]
     #[non_exhaustive]
     QueueFull {
@@ -64,7 +64,7 @@ pub enum LockError {
     },
     /// A bare key was locked, but no registry is [installed](crate::LockRegistry::install).
     ///
-    /// To name the registry, lock `(registry, key)`, or write `registry = …` in `#[with_lock]`.
+    /// Lock `(registry, key)`, or write `registry = …` in `#[with_lock]`.
     #[error("no registry installed for lock {key:?}")]
     #[non_exhaustive]
     NoRegistry {
@@ -96,8 +96,8 @@ pub enum LockError {
         /// The ttl as it was given.
         ttl: Duration,
     },
-    /// A setting does not go with what the lock asks for: a ttl that is no longer than
-    /// `min_replicas` of the store gives its replicas.
+    /// A setting contradicts another one: the ttl is not longer than the time that `min_replicas` of the store gives
+    /// its replicas.
     #[error("invalid setting `{setting}` for lock {key:?}: {reason}")]
     #[non_exhaustive]
     InvalidSetting {
@@ -145,7 +145,7 @@ impl LockError {
         matches!(self, Self::Lost { .. })
     }
 
-    /// Whether as many callers as `max_waiters` allows wait already.
+    /// Whether `max_waiters` callers waited already.
     pub fn is_queue_full(&self) -> bool {
         matches!(self, Self::QueueFull { .. })
     }
@@ -158,8 +158,8 @@ impl LockError {
     /// Whether the same call may succeed later: true if others had the lock or the queue was full;
     /// if the store failed, what [`StoreError::is_retryable`] says.
     ///
-    /// False for all others. After [`Lost`](Self::Lost) the work has run, at least in part: whether
-    /// it may run again is not for the lock to say.
+    /// False for all others. After [`Lost`](Self::Lost) the work has run, at least in part, and only you know whether
+    /// it may run again.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NotAcquired { .. } | Self::QueueFull { .. } => true,
@@ -174,8 +174,7 @@ impl LockError {
     }
 }
 
-/// Why [`LockRegistryBuilder::build`](crate::LockRegistryBuilder::build) made no registry: a setting
-/// is out of range.
+/// The error of [`LockRegistryBuilder::build`](crate::LockRegistryBuilder::build): a setting is out of range.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("invalid setting `{setting}`: {reason}")]
 pub struct BuildError {
@@ -203,10 +202,11 @@ fn within(waited: Duration) -> String {
     }
 }
 
-/// What a store said when it failed: the connection broke, nobody answered in time, the server
-/// refused. No type of the `redis` crate shows through.
+/// The error of a store: the connection broke, no answer came in time, or the server refused. No type of the `redis`
+/// crate is visible.
 ///
-/// It stands for what it wraps: its `Display` is that of the wrapped error, and its [`source`](Error::source) that
+/// It stands for the error that it wraps: it has the same `Display` and the same [`source`](Error::source). The stores
+/// of this crate put everything into one line, without a source.
 /// error's source. The stores of this crate say all in one line, without a source.
 #[derive(Clone)]
 pub struct StoreError {
@@ -215,7 +215,7 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// Wraps whatever went wrong, as something that may mend itself.
+    /// Wraps an error that may go away: a retry may help.
     pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             source: Arc::from(source.into()),
@@ -223,7 +223,7 @@ impl StoreError {
         }
     }
 
-    /// Wraps a fault that asking again will not mend: a wrong password, a missing right.
+    /// Wraps an error that a retry does not help: a wrong password, a missing right.
     pub(crate) fn lasting(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             retryable: false,
@@ -231,8 +231,8 @@ impl StoreError {
         }
     }
 
-    /// Whether asking again may help: true for a broken connection or a server that is starting,
-    /// false for a wrong password or a missing right.
+    /// Whether a retry may help: true for a broken connection or a server that is starting, false for a wrong password
+    /// or a missing right.
     pub fn is_retryable(&self) -> bool {
         self.retryable
     }

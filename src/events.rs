@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{StoreError, Token};
 
-/// What happens in one registry, as [`LockRegistry::events`](crate::LockRegistry::events) tells it.
+/// An event of a registry; see [`LockRegistry::events`](crate::LockRegistry::events).
 ///
 /// Every [`Waiting`](Self::Waiting) is followed by exactly one of [`Acquired`](Self::Acquired),
 /// [`GaveUp`](Self::GaveUp) and [`QueueFull`](Self::QueueFull) of the same waiter, and every
@@ -21,21 +21,21 @@ use crate::{StoreError, Token};
 /// [`Unreleased`](Self::Unreleased), [`LeftToExpire`](Self::LeftToExpire),
 /// [`Detached`](Self::Detached), [`Lost`](Self::Lost) and [`Closed`](Self::Closed) with the same key
 /// and token, before the next [`Acquired`](Self::Acquired) of that key in this registry. A
-/// [reentrant](crate::Lock::reentrant) lock that shares a lease is told of by neither. More variants,
-/// and more fields, may come: match with `..` and a last arm `_`.
+/// [reentrant](crate::Lock::reentrant) lock that shares a lease has no events. More variants and fields may be added:
+/// match with `..` and a last arm `_`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LockEvent {
-    /// A caller wants the lock; told at the first poll, also when it gets the lock at once. One that
-    /// lost its turn, because it did not look in time, and wants it again is still waiting.
+    /// A caller wants the lock. Sent at its first poll, also if it gets the lock at once. A caller that was granted
+    /// the key, was not polled in time and queues again is still waiting.
     #[non_exhaustive]
     Waiting {
         /// The name of what is locked.
         key: Arc<str>,
-        /// Which caller: a number that no other caller of this registry has.
+        /// The caller: a number that is unique in this registry.
         waiter: u64,
     },
-    /// A waiter has the lock, and knows it.
+    /// A waiter has acquired the lock.
     #[non_exhaustive]
     Acquired {
         /// The name of what is locked.
@@ -47,8 +47,8 @@ pub enum LockEvent {
         /// How long it has waited.
         waited: Duration,
     },
-    /// Told right before [`Acquired`](Self::Acquired) if this registry had the lock in the store
-    /// already, and handed it on from one of its own callers to the next.
+    /// This registry passed the lock from one of its callers to the next without asking the store. Sent right before
+    /// [`Acquired`](Self::Acquired).
     #[non_exhaustive]
     Passed {
         /// The name of what is locked.
@@ -56,7 +56,7 @@ pub enum LockEvent {
         /// The fencing token of the lease that begins.
         token: Token,
     },
-    /// The store has prolonged a lease.
+    /// A lease was renewed.
     #[non_exhaustive]
     Renewed {
         /// The name of what is locked.
@@ -66,8 +66,8 @@ pub enum LockEvent {
         /// Its new deadline.
         deadline: Instant,
     },
-    /// A renewal got no answer, or a refusal, or was not sent since its answer could not have come in
-    /// time. It changes nothing, and is tried again until the deadline.
+    /// A renewal got no answer, was refused, or was not sent because its answer would have come too late. It is
+    /// retried until the deadline.
     #[non_exhaustive]
     RenewalUnknown {
         /// The name of what is locked.
@@ -77,10 +77,10 @@ pub enum LockEvent {
         /// What the store said.
         error: StoreError,
     },
-    /// A renewal that was due is not confirmed yet, and of the time that the lease had left when it was due only
-    /// a third remains (two ninths of the ttl, if the renewal was due at its usual time). Without a
-    /// [`Renewed`](Self::Renewed) the lease is lost at its deadline. Told once, until the lease is renewed, whatever
-    /// the cause: a slow store, more leases than can be renewed, or a store that is away.
+    /// A due renewal is not confirmed yet, and only a third remains of the time that the lease had left when it was
+    /// due (two ninths of the ttl, if it was due at its usual time). Without a [`Renewed`](Self::Renewed) the lease is
+    /// lost at its deadline. Sent once until the lease is renewed, whatever the cause: a slow store, an outage, or
+    /// more leases than can be renewed.
     #[non_exhaustive]
     RenewalLate {
         /// The name of what is locked.
@@ -101,7 +101,7 @@ pub enum LockEvent {
         /// When it ends.
         deadline: Instant,
     },
-    /// A lease was over before its holder was done, or its release found it gone.
+    /// A lease was lost: it ended before its holder released it, or the release found it gone.
     #[non_exhaustive]
     Lost {
         /// The name of what is locked.
@@ -111,7 +111,7 @@ pub enum LockEvent {
         /// How long it was held.
         held: Duration,
     },
-    /// A lease was given back, and the store has confirmed it.
+    /// A lease was released, and the store has confirmed it.
     #[non_exhaustive]
     Released {
         /// The name of what is locked.
@@ -121,8 +121,7 @@ pub enum LockEvent {
         /// From when it was taken until it was given back.
         held: Duration,
     },
-    /// A lease was given back, but the store could not be told before its deadline. It has run out
-    /// by itself.
+    /// A lease was released, but the store did not confirm it before the deadline. It has expired.
     #[non_exhaustive]
     Unreleased {
         /// The name of what is locked.
@@ -132,7 +131,7 @@ pub enum LockEvent {
         /// From when it was taken until it was given back.
         held: Duration,
     },
-    /// A lease ended, and its key stays in the store until its ttl is over, as
+    /// A lease ended, and its key stays in the store until its ttl is over:
     /// [`OnFinish::LetExpire`](crate::OnFinish::LetExpire) asks.
     #[non_exhaustive]
     LeftToExpire {
@@ -163,8 +162,8 @@ pub enum LockEvent {
         /// How long it was held.
         held: Duration,
     },
-    /// A wait ended with nothing: its time was over, it was dropped, the store failed, or the
-    /// registry was shut down.
+    /// A wait ended without the lock: its time was over, it was dropped, the store failed, or the registry was shut
+    /// down.
     #[non_exhaustive]
     GaveUp {
         /// The name of what is locked.
@@ -174,8 +173,7 @@ pub enum LockEvent {
         /// How long it had waited.
         waited: Duration,
     },
-    /// A caller was turned away, since as many as
-    /// [`max_waiters`](crate::LockRegistryBuilder::max_waiters) allows waited already.
+    /// A caller was refused, because [`max_waiters`](crate::LockRegistryBuilder::max_waiters) callers waited already.
     #[non_exhaustive]
     QueueFull {
         /// The name of what is locked.
@@ -185,8 +183,8 @@ pub enum LockEvent {
         /// How many may wait.
         limit: usize,
     },
-    /// The last handle of a held [`Lock`](crate::Lock) was dropped, which releases it: as a rule a
-    /// mistake. How the lease ends is told after this.
+    /// The last handle of a held [`Lock`](crate::Lock) was dropped, which releases it. Usually a mistake. The end of
+    /// the lease is a separate event after this one.
     #[non_exhaustive]
     DroppedWhileHeld {
         /// The name of what is locked.
@@ -194,17 +192,17 @@ pub enum LockEvent {
         /// The fencing token of the lease.
         token: Token,
     },
-    /// The connection to the store is gone, or could not be made; told once an outage, however
-    /// often it is tried again.
+    /// The connection to the store is lost, or could not be made. Sent once for each outage, however many attempts
+    /// there are.
     #[non_exhaustive]
     StoreDown {
         /// What went wrong.
         error: StoreError,
     },
-    /// The connection to the store stands, for the first time or again.
+    /// The connection to the store is up, for the first time or again.
     #[non_exhaustive]
     StoreUp {},
-    /// This reader was too slow: so many events between the last and the next are gone.
+    /// This reader was too slow and has missed this many events.
     #[non_exhaustive]
     Missed {
         /// How many.
@@ -304,7 +302,7 @@ impl fmt::Display for LockEvent {
     }
 }
 
-/// An instant says nothing to people; how far away it is does.
+/// An `Instant` is unreadable; the time until it is not.
 fn left(deadline: Instant) -> String {
     let left = deadline.saturating_duration_since(Instant::now());
     format!("{left:.1?} left")
@@ -320,7 +318,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Whoever sends wakes `waker` afterwards.
+    /// The next sender wakes `waker`.
     pub(crate) fn new(channel: &Sender<LockEvent>, waker: Arc<AtomicWaker>) -> Self {
         Self {
             channel: channel.subscribe(),
@@ -329,7 +327,7 @@ impl Events {
         }
     }
 
-    /// The next event, if there is one already.
+    /// The next event, if there is one.
     fn next_now(&mut self) -> Poll<Option<LockEvent>> {
         Poll::Ready(match self.channel.try_recv() {
             Ok(event) => Some(event),
@@ -366,8 +364,7 @@ impl FusedStream for Events {
 mod tests {
     use super::*;
 
-    /// A line names the key, what happened and, of a lease, the token; an instant is told by how far
-    /// away it is.
+    /// A line has the key, the event and, for a lease, the token. An instant is shown as the time until it.
     #[tokio::test(start_paused = true)]
     async fn an_event_is_one_line_for_people() {
         let key: Arc<str> = "order:42".into();

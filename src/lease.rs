@@ -16,13 +16,13 @@ use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
 use crate::{LockError, Token};
 
-/// The time-limited right to a key, as a guard: dropping it releases the lock in the background,
-/// unless its lock's [`on_finish`](crate::Lock::on_finish) lets the key run out.
+/// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
+/// [`on_finish`](crate::Lock::on_finish) lets the key expire.
 ///
-/// Made by [`Lock::lease`](crate::Lock::lease) and its sisters. [`release`](Self::release) tells
-/// whether it was ours to the end; a drop does not wait and tells nobody. A lease that is dropped
-/// just before the runtime ends is released by nobody and lasts its ttl: end a program with
-/// `release().await` or [`LockRegistry::shutdown`](crate::LockRegistry::shutdown).
+/// Made by [`Lock::lease`](crate::Lock::lease), `lease_within` and `lease_once`. [`release`](Self::release) reports
+/// whether the lease was valid to the end; a drop does not wait and reports nothing. If a lease is dropped just before
+/// the runtime ends, nobody releases it and it lasts for its ttl: end a program with `release().await` or
+/// [`LockRegistry::shutdown`](crate::LockRegistry::shutdown).
 ///
 /// # Examples
 ///
@@ -46,11 +46,10 @@ pub struct Lease {
     on_finish: OnFinish,
 }
 
-/// Sees a lease, and cannot release it: for work that wants the fencing token, or wants to know
-/// when the lease is lost.
+/// A view of a lease, which cannot release it: for work that needs the fencing token, the deadline, or the loss.
 #[derive(Clone)]
 pub struct LeaseView {
-    /// A view keeps no registry at work.
+    /// A view does not keep the registry alive.
     view_context: Arc<ViewContext>,
     caller: Arc<WaiterState>,
     token: Token,
@@ -76,7 +75,7 @@ impl Lease {
         }
     }
 
-    /// One more guard of a lease that the caller is inside of, if it is still held.
+    /// Another guard of the lease around the caller, if it is still held.
     pub(crate) fn share(
         engine: Arc<Engine>,
         caller: Arc<WaiterState>,
@@ -96,13 +95,13 @@ impl Lease {
         self.view.token
     }
 
-    /// Until when nobody else can hold the key, on our own clock. Each renewal moves it to a later
-    /// instant; suspended time counts, so that may move it to an earlier one.
+    /// The time until which nobody else can hold the key, on our own clock. Each renewal moves it later. It may move
+    /// earlier after the machine was suspended, since suspended time counts.
     pub fn deadline(&self) -> Instant {
         self.view.deadline()
     }
 
-    /// Whether the lease is held, and its deadline still to come. False once its registry is shut down.
+    /// Whether the lease is held and its deadline has not passed. False after a shutdown of its registry.
     pub fn is_valid(&self) -> bool {
         self.view.is_valid()
     }
@@ -118,23 +117,22 @@ impl Lease {
         self.view.clone()
     }
 
-    /// Makes the lease last at least `ttl` from now: from 10 ms to 24 h, and never shorter than it
-    /// was. Resolves to its new deadline.
+    /// Extends the lease to at least `ttl` from now (10 ms to 24 h); it never gets shorter. Resolves to the new
+    /// deadline.
     ///
-    /// For fixed leases and renewed ones; a renewed one goes on being renewed to its own ttl. If this
-    /// process crashes, others wait for as long as it was extended to; when the lease ends, the next
-    /// one has a ttl of its own.
+    /// For fixed and renewed leases. A renewed lease is renewed to its own ttl afterwards. If this process crashes,
+    /// others wait until the extended end. The next lease of the key has its own ttl.
     ///
     /// # Errors
     ///
     /// [`LockError::InvalidTtl`] before anything is sent. [`LockError::Lost`] if the lease is over
-    /// before the store has answered, [`LockError::Closed`] if its registry was shut down.
-    /// [`LockError::Store`] if no answer came within the registry's response time-out: the wish
-    /// stands all the same, and is tried again for as long as the lease lasts.
+    /// before the store has answered, [`LockError::Closed`] if its registry was shut down. [`LockError::Store`] if no
+    /// answer came within the registry's response time-out: the extension is still retried as long as the lease lasts.
     ///
     /// # Cancel safety
     ///
-    /// Unpolled it has asked for nothing; once polled, the wish stands when it is dropped.
+    /// Dropped before its first poll, it has done nothing. Once polled, the extension goes on if the future is
+    /// dropped.
     ///
     /// # Examples
     ///
@@ -154,13 +152,11 @@ impl Lease {
         Operation::new(extend(self.engine.clone(), self.view(), ttl))
     }
 
-    /// Lets go of the lease without giving it back, so that another process may
-    /// [adopt](crate::LockRegistry::adopt) it: nothing is sent, renewal stops, and the key stays in
-    /// the store for what is left of its ttl.
+    /// Gives up the lease without releasing it, so that another process may [adopt](crate::LockRegistry::adopt) it.
+    /// Nothing is sent, renewal stops, and the key stays in the store for the rest of its ttl.
     ///
-    /// Whoever [shares](crate::Lock::reentrant) the lease has lost it then. A renewal that is
-    /// under way may lengthen the key's life once more. What comes of a lease that is over
-    /// already cannot be adopted: that is told as [`LockError::Lost`] there.
+    /// Others that [share](crate::Lock::reentrant) the lease lose it then. A renewal in flight may prolong the key
+    /// once more. If the lease is over already, adopting it yields [`LockError::Lost`].
     ///
     /// # Examples
     ///
@@ -177,9 +173,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] if the lease was over before; [`LockError::Store`] if the store could
-    /// not be told until the deadline: the key is free then all the same, within the drift (1 % of
-    /// the ttl and 2 ms) and one round trip. [`LockError::Closed`] after a shutdown.
+    /// [`LockError::Lost`] if the lease was over before. [`LockError::Store`] if the store could not be told until the
+    /// deadline: the key expires then, within the drift (1 % of the ttl and 2 ms) and one round trip.
+    /// [`LockError::Closed`] after a shutdown.
     ///
     /// # Cancel safety
     ///
@@ -190,7 +186,7 @@ impl Lease {
         self.end()
     }
 
-    /// Ends it as its lock says. Dropped before its first poll, the future ends it as well.
+    /// Ends the lease as its lock's `on_finish` says, also if the future is dropped before its first poll.
     pub(crate) fn end(mut self) -> LeaseRelease {
         Operation::new(async move {
             // Before it leaves: after that the other holders may end the lease at any moment.
@@ -243,7 +239,7 @@ impl Lease {
         self.on_finish == OnFinish::LetExpire
     }
 
-    /// Leaves the lease, once. Whoever leaves last ends it, and is told so.
+    /// Leaves the lease, once. Returns true for the last one that shares it, which ends it.
     fn part(&mut self) -> bool {
         if std::mem::replace(&mut self.parted, true) {
             return false;
@@ -273,26 +269,25 @@ impl LeaseView {
         self.token
     }
 
-    /// Until when nobody else can hold the key, on our own clock. Suspended time counts, so it may
-    /// move to an earlier instant.
+    /// The time until which nobody else can hold the key, on our own clock. It may move earlier after the machine was
+    /// suspended, since suspended time counts.
     pub fn deadline(&self) -> Instant {
         self.view_context.clock.instant(self.caller.deadline())
     }
 
-    /// Whether the lease is held, and its deadline still to come. False once it is being released, or
-    /// its registry shut down.
+    /// Whether the lease is held and its deadline has not passed. False once it is being released, and after a
+    /// shutdown of its registry.
     pub fn is_valid(&self) -> bool {
         self.caller.is_held(self.view_context.clock.now())
     }
 
-    /// Resolves to the ready-made error when the lease is lost ([`LockError::Lost`]) or its
-    /// registry shut down ([`LockError::Closed`]), also if that was before it was asked, and if only
-    /// the release found that the lease was lost. After any other release it is pending for ever, as
-    /// it is once the lease was [detached](Lease::detach) or left to expire.
+    /// Resolves to the error when the lease is lost ([`LockError::Lost`]) or its registry is shut down
+    /// ([`LockError::Closed`]), also if that happened before this call, or if only the release found the loss. It
+    /// never resolves after any other release, nor after the lease was [detached](Lease::detach) or left to expire.
     ///
     /// # Cancel safety
     ///
-    /// It only looks: dropping it costs nothing.
+    /// Dropping it has no effect.
     pub fn lost(&self) -> Lost {
         Lost {
             view: self.clone(),
@@ -337,7 +332,7 @@ impl fmt::Debug for LeaseView {
     }
 }
 
-/// Future of [`LeaseView::lost`] and [`Lease::lost`]; resolves to the error that tells the loss.
+/// Future of [`LeaseView::lost`] and [`Lease::lost`]; resolves to the error.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Lost {

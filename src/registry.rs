@@ -14,16 +14,15 @@ use crate::store::{LockStore, MemoryStore};
 /// The process's own registry, if one was installed.
 static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 
-/// Where locks come from: a store, settings, and what is in use of it in this process.
+/// A registry makes locks. It has a store, settings, and the state of the keys in use.
 ///
-/// Cheap to clone; clones are one registry. Each registry made anew is an instance of its own, to
-/// others like another process. When the last registry, lock, lease and future of it are gone, its
-/// connection closes and its tasks end.
+/// Cheap to clone; clones are the same registry. Two registries that are built separately compete with each other like
+/// two processes. When the last registry, lock, lease and future of it are dropped, its connection closes and its
+/// tasks end.
 ///
-/// Making one needs no runtime (it may stand in a `static`). Its tasks start at the first poll, on
-/// the runtime that polls, and again when that runtime has gone. A runtime that is kept but not
-/// driven (a current-thread one between two `block_on`) keeps its tasks from working: drop it, or
-/// use the registry on one that runs.
+/// No runtime is needed to build one, so it may be a `static`. Its tasks start at the first poll, on the runtime that
+/// polls, and again on another runtime if that one ends. Its tasks do not run while their runtime is not driven (a
+/// current-thread runtime between two calls of `block_on`): drop such a runtime, or use the registry on one that runs.
 ///
 /// # Examples
 ///
@@ -47,8 +46,8 @@ impl LockRegistry {
         Self { engine }
     }
 
-    /// A registry on a memory store of its own: it excludes tasks of this process that use it, and
-    /// nobody else. For tests, and for trying things out.
+    /// A registry on a memory store of its own: it excludes the tasks of this process that use it. For tests and first
+    /// steps.
     pub fn in_memory() -> Self {
         Self::with_defaults(MemoryStore::new())
     }
@@ -60,8 +59,8 @@ impl LockRegistry {
     ///
     /// # Errors
     ///
-    /// [`StoreError`](crate::StoreError) if the url cannot be read, or the server not be reached
-    /// within 5 s. To boot while the server is away, use
+    /// [`StoreError`](crate::StoreError) if the url is invalid, or the server cannot be reached within 5 s. If the
+    /// service may start before its server, use
     /// [`RedisStore::connect_lazy`](crate::store::RedisStore::connect_lazy).
     #[cfg(feature = "redis")]
     pub fn connect(url: impl Into<String>) -> Connect {
@@ -74,16 +73,16 @@ impl LockRegistry {
         built.expect("the default settings are in range")
     }
 
-    /// A registry on any store, with settings of its own.
+    /// Builds a registry on any store, with settings of its own.
     pub fn builder(store: impl LockStore) -> LockRegistryBuilder {
         LockRegistryBuilder::new(store)
     }
 
-    /// Makes this registry the process's own, which bare keys ask: `work.with_lock("order:42")`.
+    /// Makes this registry the default of the process. Bare keys use it: `work.with_lock("order:42")`.
     ///
     /// # Errors
     ///
-    /// [`AlreadyInstalled`] if another one is; installing the same again is `Ok`.
+    /// [`AlreadyInstalled`] if another one is installed. Installing the same one again is `Ok`.
     pub fn install(&self) -> Result<(), AlreadyInstalled> {
         let installed = INSTALLED.get_or_init(|| self.clone());
         if Arc::ptr_eq(&installed.engine, &self.engine) {
@@ -93,36 +92,33 @@ impl LockRegistry {
         }
     }
 
-    /// A handle to the lock that `key` names: 1 to 512 bytes, no control characters.
+    /// A handle to the lock named `key`: 1 to 512 bytes, no control characters.
     ///
-    /// Does no I/O and cannot fail: what is wrong with the key is told at the first poll.
+    /// Does no I/O and cannot fail: an invalid key is reported at the first poll.
     pub fn obtain(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(Some(self.engine.clone()), key.as_ref())
     }
 
     /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
     ///
-    /// The new lease has this registry's ttl, counted from now, its [`Renewal`](crate::Renewal), and a token of its
-    /// own, greater than the detached one: what is still written under that one is refused where
-    /// tokens are checked. It does not enter the queue: whoever waits for the key waits on, and a
-    /// process of which some wait may lose its place in the store's queue.
+    /// The new lease has this registry's ttl, counted from now, and its [`Renewal`](crate::Renewal). Its token is
+    /// greater than the detached one, so late writes with that one are refused where tokens are checked. Adopting does
+    /// not use the queue: waiters for the key keep waiting, and this registry's own ticket may lose its place.
     ///
-    /// A detached lease can be adopted once, by a registry with the same prefix on the same server.
-    /// Its text is all that is needed to take it, so keep it from whoever may not have the lock.
+    /// A detached lease can be adopted once, by a registry with the same prefix on the same server. The text is all
+    /// that is needed to take the lease, so keep it secret.
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`](crate::LockError::Lost) with the detached token if the lease is not there to be taken: it ran
-    /// out, or was adopted before, or lies under another prefix; also if the future was not polled
-    /// for a third of the ttl when it had it. [`LockError::Store`](crate::LockError::Store) if no answer came within the
-    /// registry's response time-out: it may lie there still, so try again.
-    /// [`LockError::Closed`](crate::LockError::Closed); what is wrong with the key or the settings.
+    /// [`LockError::Lost`](crate::LockError::Lost) with the detached token if the lease has expired, was adopted
+    /// before, or has another prefix; also if the future had the lease and was not polled for a third of the ttl.
+    /// [`LockError::Store`](crate::LockError::Store) if no answer came within the response time-out: the lease may
+    /// still be there, so try again. [`LockError::Closed`](crate::LockError::Closed); an invalid key or setting.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is polled, it has done nothing. Dropped later, before it is done, it
-    /// leaves the detached lease as it was, or has taken it: then it is given back in the
-    /// background.
+    /// Dropped before its first poll, it has done nothing. Dropped later, it has left the detached lease as it was, or
+    /// has adopted it: then the lease is released in the background.
     ///
     /// # Examples
     ///
@@ -145,31 +141,29 @@ impl LockRegistry {
         AcquireLease(Acquiring::adopting(self.engine.clone(), detached))
     }
 
-    /// What happens in this registry from now on: who waits, who has a lock, how each lease ends,
-    /// and whether the store is there.
+    /// The events of this registry from now on: waits, acquisitions, ends of leases, and outages of the store.
     ///
-    /// A stream of [`LockEvent`](crate::LockEvent), in the order in which things came about; each
-    /// reader has its own. The last 1,024 events are kept for a reader that does not come: a slower
-    /// one is told by [`LockEvent::Missed`](crate::LockEvent::Missed) how many it did not get, and
-    /// goes on with the oldest that is left. All readers share these, in less than 100 KiB. Where nobody
-    /// reads, nothing is kept, and next to nothing is spent.
+    /// A stream of [`LockEvent`](crate::LockEvent)s in order. Each reader gets all of them. The last 1,024 events are
+    /// stored for slow readers, in less than 100 KiB for all of them together. A reader that is slower gets
+    /// [`LockEvent::Missed`](crate::LockEvent::Missed) with the number of lost events, and continues with the oldest
+    /// stored one. Without a reader no events are stored, and they cost next to nothing.
     ///
-    /// It keeps no registry at work, and ends after the last event of one that was shut down, or is
-    /// gone. What happens in other registries is not told, be they on the same store.
+    /// The stream does not keep the registry alive. It ends after the last event of a registry that was shut down or
+    /// dropped. Other registries on the same store have their own events.
     ///
-    /// With the feature `metrics` the same is counted for the recorder of the `metrics` facade, by
-    /// prefix and not by key, since there may be any number of keys: the gauges
+    /// With the feature `metrics` the events are also counted for the recorder of the `metrics` facade, by prefix and
+    /// not by key, since there may be any number of keys: the gauges
     /// `lockstream_waiting` and `lockstream_held`; the counters `lockstream_acquired_total`,
     /// `lockstream_passed_total`, `lockstream_renewed_total`,
     /// `lockstream_renewal_unknown_total`, `lockstream_renewal_late_total`, `lockstream_lost_total`,
     /// `lockstream_given_up_total`, `lockstream_queue_full_total` and `lockstream_store_down_total`; the histograms
-    /// `lockstream_wait_seconds` and `lockstream_hold_seconds`. Install the recorder before the first
-    /// registry is made, or it does not get their descriptions.
+    /// `lockstream_wait_seconds` and `lockstream_hold_seconds`. Install the recorder before the first registry is
+    /// built, or it does not get their descriptions.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it, or a `next()` on it, loses nothing for other readers; the next event stays the
-    /// next.
+    /// Dropping the stream, or a `next()` on it, loses no event for other readers. The next `next()` gets the next
+    /// event.
     ///
     /// # Examples
     ///
@@ -202,10 +196,10 @@ impl LockRegistry {
         self.engine.every_event()
     }
 
-    /// What this registry holds and waits for at this moment, and since when.
+    /// The leases and waiters of this registry now, and since when.
     ///
-    /// Asks nobody: what other processes hold is not in it. It is gone through under the registry's
-    /// own lock, so it costs as much as there are keys in use and callers waiting.
+    /// It sends nothing: leases of other processes are not in it. It is made under the registry's own lock, and takes
+    /// time proportional to the keys in use and the waiters.
     ///
     /// # Examples
     ///
@@ -227,43 +221,40 @@ impl LockRegistry {
         self.engine.snapshot()
     }
 
-    /// Shuts the registry down: no new callers, everybody who waits and everything that runs under
-    /// a lock ends with [`LockError::Closed`](crate::LockError::Closed), every lease is released
-    /// (unless it is to [run out](crate::OnFinish::LetExpire)) and every place in a queue given up. Resolves
-    /// when the store has confirmed that, after three response time-outs at the latest; what is left then
-    /// runs out by itself.
+    /// Shuts the registry down. New callers, waiters and running work get
+    /// [`LockError::Closed`](crate::LockError::Closed). Every lease is released, unless it is to
+    /// [expire](crate::OnFinish::LetExpire), and every ticket is withdrawn. Resolves when the store has confirmed
+    /// that, after three response time-outs at the latest. What is left then expires.
     ///
-    /// Work that hears of it, a combinator's or whoever awaits [`Lease::lost`](crate::Lease::lost), is
-    /// dropped before its lease is given back, so that nobody else begins before it has ended: it has
-    /// 100 ms for that (one response time-out, where that is less). A guard whose end nobody watches for
-    /// is given back at once: release it before. A program that ends before this resolves leaves to its ttl
-    /// what still had time.
+    /// Work in a combinator, or of a task that awaits [`Lease::lost`](crate::Lease::lost), is dropped before its lease
+    /// is released, so nobody else begins before it has ended. It has 100 ms for that (one response time-out, if that
+    /// is less). A guard whose loss nobody awaits is released at once: release it yourself before. If the program ends
+    /// before this future resolves, leases that are left last for their ttl.
     ///
-    /// It begins at the first poll. A second shutdown is a no-op.
+    /// The shutdown begins at the first poll. A second shutdown does nothing.
     ///
     /// # Cancel safety
     ///
-    /// Once polled it goes on in the background when it is dropped.
+    /// Once polled, the shutdown goes on in the background if the future is dropped.
     pub fn shutdown(&self) -> Shutdown {
         Operation::new(shut_down(self.engine.clone()))
     }
 
-    /// Takes no new callers, lets what is held and the work that runs end by itself for `within`, and then
-    /// does what [`shutdown`](Self::shutdown) does: for a process that is to stop without cutting work off.
+    /// Refuses new callers, waits up to `within` for held leases to end by themselves, and then [shuts
+    /// down](Self::shutdown). For a process that is to stop without cutting off work.
     ///
-    /// Those who come get [`LockError::Closed`](crate::LockError::Closed), of all clones of this registry; so
-    /// do at once those who wait already, since no new turn begins. Leases are renewed as before, and
-    /// work may still lock what it holds, by [`reentrant`](Lock::reentrant). Nothing tells the work that it is to end: a
-    /// service tells its own loops before.
+    /// New callers of all clones of this registry get [`LockError::Closed`](crate::LockError::Closed), and so do
+    /// waiters, since no new turn begins. Leases are renewed as before, and work may still lock what it holds, by
+    /// [`reentrant`](Lock::reentrant). The work is not told: a service stops its own loops first.
     ///
-    /// It resolves when the shutdown is done: as soon as nothing is held any more, and else after `within` and
-    /// what the shutdown takes. [`Duration::MAX`] waits for as long as anything is held. A shutdown meanwhile ends
-    /// it at once, and of two drains the one that ends first ends both.
+    /// Resolves when the shutdown is done: as soon as nothing is held, or after `within` and the time of the shutdown.
+    /// [`Duration::MAX`] waits as long as anything is held. A [`shutdown`](Self::shutdown) meanwhile ends the drain at
+    /// once. Of two drains the one that ends first ends both.
     ///
     /// # Cancel safety
     ///
-    /// It begins at the first poll. Dropped after that, the registry goes on taking nobody, and what is held goes on:
-    /// nothing ends it until the next `drain` or `shutdown`.
+    /// The drain begins at the first poll. If it is dropped after that, the registry still refuses callers, and leases
+    /// stay held until the next `drain` or `shutdown`.
     ///
     /// # Examples
     ///
@@ -290,7 +281,7 @@ impl LockRegistry {
         })
     }
 
-    /// How many keys are in use: waited for, held, or being given back.
+    /// How many keys are in use: waited for, held, or being released.
     #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn in_use(&self) -> usize {
@@ -310,14 +301,14 @@ async fn shut_down(engine: Arc<Engine>) {
     engine.disconnect();
 }
 
-/// A lock of the installed registry, or one that says that there is none.
+/// A lock of the installed registry. Without one its futures yield an error.
 pub(crate) fn obtain_installed(key: &str) -> Lock {
     let engine = INSTALLED.get().map(|registry| registry.engine.clone());
     Lock::new(engine, key)
 }
 
-/// What [`LockRegistry::install`] says if another registry is installed: it stays so for the life of the
-/// process. Lock `(registry, key)` instead.
+/// The error of [`LockRegistry::install`] if another registry is installed: it stays so for the life of the process.
+/// Lock `(registry, key)` instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("another registry is already installed")]
 pub struct AlreadyInstalled(());

@@ -1,23 +1,19 @@
-/// Whether a lease is prolonged while it is held, and how often.
+/// Whether a lease is renewed while it is held, and how often.
 ///
-/// The watchdog prolongs a lease at every third of its ttl, to its whole ttl, until it is released,
-/// dropped or lost. A renewal that finds the key in other hands loses the lease at once; one that
-/// gets no answer changes nothing and is tried again until the deadline, which alone decides.
+/// The watchdog renews a lease to its whole ttl at every third of it, until the lease is released, dropped or lost. If
+/// a renewal finds the key deleted or held by another owner, the lease is lost at once. A renewal without an answer
+/// changes nothing and is retried until the deadline.
 ///
-/// This is the default: a lock is held for as long as the work under it runs. A lock that sets a
-/// [`ttl`](crate::Lock::ttl) of its own asks for a lease of just that length, and is renewed only if
-/// [`Lock::renewal`](crate::Lock::renewal) says so; the registry's
-/// [`ttl`](crate::LockRegistryBuilder::ttl) is renewed.
-/// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) settles it for all locks
-/// that set neither.
+/// This is the default: a lock is held as long as its work runs. A lock with a [`ttl`](crate::Lock::ttl) of its own
+/// gets a lease of that length, which is renewed only if [`Lock::renewal`](crate::Lock::renewal) is set, too.
+/// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) is the default of all locks that set neither.
+/// The registry's [`ttl`](crate::LockRegistryBuilder::ttl) does not turn renewal off.
 ///
-/// A renewal belongs to its lease and ends with it: nothing is prolonged after a release, a drop or
-/// a loss, also if a renewal is on its way right then.
+/// Renewal ends with the lease: nothing is renewed after a release, a drop or a loss.
 ///
-/// A lease leaked by [`std::mem::forget`] is renewed for as long as its runtime lives, as a
-/// forgotten `MutexGuard` is locked, unless [`max_renewals`](Self::max_renewals) bounds it. One
-/// whose runtime has gone, the one on which it was acquired, is not renewed, also if the registry is
-/// at work on another.
+/// A lease leaked by [`std::mem::forget`] stays locked, like a forgotten `MutexGuard`: it is renewed until
+/// [`max_renewals`](Self::max_renewals) are used up, or the runtime on which it was acquired ends. That holds even if
+/// the registry is in use on another runtime.
 ///
 /// # Examples
 ///
@@ -37,25 +33,25 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// At every third of the ttl, for as long as the lease is held.
+    /// At every third of the ttl, as long as the lease is held.
     pub const fn watchdog() -> Self {
         Self { times: u32::MAX }
     }
 
-    /// Not at all: the lease ends its ttl after it began.
+    /// Never: the lease ends one ttl after it began.
     pub const fn off() -> Self {
         Self { times: 0 }
     }
 
-    /// At most so many times; then the lease ends its ttl after the last. 0 is [`off`](Self::off).
+    /// At most this many times. Then the lease ends one ttl after the last renewal. 0 is [`off`](Self::off).
     ///
-    /// A renewal that the store did not confirm is not counted, and is tried again.
+    /// A renewal that the store did not confirm is not counted and is retried.
     #[must_use]
     pub const fn max_renewals(self, times: u32) -> Self {
         Self { times }
     }
 
-    /// Without end, as [`watchdog`](Self::watchdog) comes.
+    /// [`watchdog`](Self::watchdog), without a limit.
     #[must_use]
     pub const fn unlimited(self) -> Self {
         Self::watchdog()

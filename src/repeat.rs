@@ -6,26 +6,24 @@ use rand::RngExt;
 
 use crate::user_code;
 
-/// How to try again when an attempt came back empty: the pauses between attempts.
+/// The pauses between the attempts of a waiter where the store cannot notify it.
 ///
-/// It serves where the store cannot tell who is next: a server that cannot push (a proxy, an old
-/// protocol, a missing right to subscribe). Elsewhere a waiter stands in the store's queue and is
-/// told, and `Repeat` is not asked. The lock's `wait` bounds it, on tokio's clock; a policy that
-/// ends before that makes the caller see "busy" there and then.
+/// That is so if the server cannot push (RESP2, a proxy, a missing right to subscribe), and in a quorum. Elsewhere
+/// waiters are in the store's queue and no attempts are made. The lock's `wait` bounds the attempts, on tokio's clock.
+/// A policy that ends earlier ends the wait: the caller gets "busy".
 ///
-/// | policy | the pauses |
+/// | policy | pauses |
 /// |---|---|
-/// | [`fixed`](Self::fixed) | the same each time, and up to a tenth more |
-/// | [`exponential`](Self::exponential) | doubled each time, up to a longest; half of each is random. The default, from 20 ms to 500 ms |
-/// | [`decorrelated`](Self::decorrelated) | random, up to three times the last, up to a longest |
-/// | [`spin_then`](Self::spin_then) | none at first, then the same each time |
-/// | [`from_fn`](Self::from_fn), `backoff` | your own, or the `backoff` crate's |
+/// | [`fixed`](Self::fixed) | always the same, plus up to a tenth |
+/// | [`exponential`](Self::exponential) | doubled each time up to a limit; half of each is random. The default, from 20 ms to 500 ms |
+/// | [`decorrelated`](Self::decorrelated) | random, up to three times the last one, up to a limit |
+/// | [`spin_then`](Self::spin_then) | none at first, then always the same |
+/// | [`from_fn`](Self::from_fn), `backoff` | your own, or those of the `backoff` crate |
 /// | [`until`](Self::until), on any of them | ended by a condition |
 ///
-/// Of several callers that wait for one key in one registry the first in the queue asks for all, and its
-/// policy says how long to pause. A pause of nothing asks again as soon as the server has answered:
-/// that is as many calls as the wire carries, for as long as the policy names it. Timers tick in
-/// milliseconds, and a pause that is longer than the rest of the `wait` is cut off by its end.
+/// Of all callers that wait for a key in one registry only the first asks the store, with its own policy. A zero pause
+/// retries immediately: a busy loop at network speed. Timers have a resolution of a millisecond. A pause is cut short
+/// at the end of the `wait`.
 ///
 /// # Examples
 ///
@@ -45,12 +43,12 @@ pub struct Repeat {
     policy: Arc<dyn Fn() -> PauseFn + Send + Sync>,
 }
 
-/// The pauses of one wait, one by one; `None` ends them.
+/// Yields the pauses of one wait; `None` ends the wait.
 type PauseFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// The pauses between the attempts of one wait.
 pub(crate) enum Pauses {
-    /// Not asked for yet, and mostly never: an arrival allocates nothing for them.
+    /// Not used yet, and mostly never: an arrival allocates nothing for it.
     Fresh(Arc<dyn Fn() -> PauseFn + Send + Sync>),
     Begun(PauseFn),
 }
@@ -71,17 +69,16 @@ impl Pauses {
     }
 }
 
-/// What a pause of nothing grows from where a policy makes it grow: nothing would stay nothing.
+/// A zero pause would never grow, so growing pauses start from this.
 const LEAST: Duration = Duration::from_millis(1);
 
 impl Repeat {
-    /// The same pause each time, and up to a tenth more, so that callers do not march in step.
+    /// The same pause each time, plus up to a tenth, so that callers do not stay in step.
     pub fn fixed(pause: Duration) -> Self {
         Self::from_fn(move || move || Some(pause.saturating_add(spread(pause / 10))))
     }
 
-    /// A pause that doubles from `first` up to `longest`; each time, between half of it and all
-    /// of it is taken, at random.
+    /// A pause that doubles from `first` up to `longest`. Half of each pause is random.
     ///
     /// A `first` of nothing counts as 1 ms, and one over `longest` as `longest`.
     pub fn exponential(first: Duration, longest: Duration) -> Self {
@@ -117,8 +114,7 @@ impl Repeat {
 
     /// No pause for the first `spins` repeats, then `pause` each time.
     ///
-    /// For locks that are held for about as long as a question takes: to spin costs the server a
-    /// call a round trip.
+    /// For locks that are held for about one round trip. Spinning costs the server one call for each round trip.
     pub fn spin_then(spins: u32, pause: Duration) -> Self {
         Self::from_fn(move || {
             let mut left = spins;
@@ -133,9 +129,9 @@ impl Repeat {
         })
     }
 
-    /// Any policy: `start` is called for each wait that comes to a pause, and makes the pauses of that
-    /// wait. `None`, or a panic, ends the wait, and the caller sees "busy". Both must not block: whoever
-    /// brings the store's answer calls them, and the other answers wait for that.
+    /// Any policy: `start` is called for each wait that needs a pause, and returns the pauses of that wait. `None`, or
+    /// a panic, ends the wait, and the caller gets "busy". Neither may block: they run where the answers of the store
+    /// are handled, and other answers wait for them.
     ///
     /// ```
     /// use std::time::Duration;
@@ -158,13 +154,12 @@ impl Repeat {
         }
     }
 
-    /// This policy, ended early: before each pause `over` is asked with the number of repeats there
-    /// have been in this wait, 0 before the first; true ends it, and the caller sees "busy".
+    /// This policy, ended early. Before each pause `over` is called with the number of repeats so far, 0 before the
+    /// first; true ends the wait, and the caller gets "busy".
     ///
-    /// So `until(|n| n >= 9)` makes ten attempts in all. What ended by itself stays ended. A caller
-    /// that [lost its turn](crate::Lock::acquire) begins a new wait. `over` must not
-    /// block, as a policy must not. It is asked only where the policy is, and on behalf of the first in
-    /// line: a caller in the store's queue waits its `wait`.
+    /// So `until(|n| n >= 9)` makes ten attempts in all. A caller that [lost its turn](crate::Lock::acquire) begins a
+    /// new wait. `over` must not block, like a policy. It is called only where policies are, for the first waiter of
+    /// the registry: a caller in the store's queue waits until its `wait` is over.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -198,10 +193,10 @@ impl Repeat {
         })
     }
 
-    /// Any policy of the `backoff` crate: `start` makes one for each wait.
+    /// A policy of the `backoff` crate: `start` makes one for each wait.
     ///
-    /// An [`ExponentialBackoff`](backoff::ExponentialBackoff)'s own limit (15 minutes of the
-    /// standard clock, as it comes) is switched off: the lock's `wait` alone bounds the wait.
+    /// The limit of an [`ExponentialBackoff`](backoff::ExponentialBackoff) (15 minutes by default) is switched off:
+    /// only the lock's `wait` bounds the wait.
     #[cfg(feature = "backoff")]
     pub fn backoff<S, B>(start: S) -> Self
     where
@@ -218,7 +213,7 @@ impl Repeat {
         })
     }
 
-    /// The pauses of one wait, which begins when the first is asked for.
+    /// The pauses of one wait.
     pub(crate) fn start(&self) -> Pauses {
         Pauses::Fresh(self.policy.clone())
     }

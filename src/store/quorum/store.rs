@@ -11,59 +11,53 @@ use crate::store::{LockStore, sealed};
 
 /// Leases on a majority of several independent stores, by the Redlock algorithm.
 ///
-/// A lock is held by whoever has it on more than half of the nodes, so it survives that the others
-/// are away: one of three, two of five. Nodes are servers that know nothing of each other: no
-/// replicas of one another, no databases of one server. An even number is allowed and needs one
-/// more for a majority: four stand the loss of one, as three do. One node alone works as it does
-/// without a quorum, but for the queue.
+/// A lock is held by the owner that has it on more than half of the nodes. So the others may be down: one of three,
+/// two of five. Nodes must be servers that know nothing of each other: not replicas of one another, nor databases of
+/// one server. An even number is allowed, but needs one more node for a majority: four nodes tolerate the loss of one,
+/// as three do. A single node works as without a quorum, but has no queue.
 ///
 /// The algorithm is Salvatore Sanfilippo's ([Distributed Locks with
 /// Redis](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)), with what its
 /// critics asked for (Martin Kleppmann, [How to do distributed
 /// locking](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)):
 ///
-/// - All nodes are asked at once, and a majority decides; a slow one is not waited for.
-/// - A lease counts from before the first node was asked, less what clocks may drift.
-/// - Every vote that is not known to have refused is given back, one that comes late behind its
-///   answer, and one on a node that was away when that is back.
-/// - [Tokens](crate::Lease::token) grow: a lease has the highest of its majority, and a majority is
-///   raised to it before the lease is told.
-/// - A renewal needs a majority, too. A node that has lost the lock, or was away, is then given it
-///   again if it is free there.
+/// - All nodes are asked at once, and a majority decides; a slow node is not waited for.
+/// - A lease counts from before the first node was asked, less the drift of clocks.
+/// - Every vote that was not refused is released: a late one after its answer, and one on a node that is down when the
+///   node is back.
+/// - [Tokens](crate::Lease::token) grow: a lease has the highest of its majority, and a majority is raised to it
+///   before the holder gets its lease.
+/// - A renewal needs a majority, too. A node that has lost the lock, or was down, gets it again if it is free there.
 ///
 /// # What it promises
 ///
-/// Until its deadline no other lease of the key is held through the same nodes, as long as these
-/// keep what they acknowledged and clocks run within 0.1 % of each other. A node that forgets a vote
-/// (by a restart without its data, a clock that jumps, a deletion by hand) is survived by every lease
-/// that has more votes than it needs: one that all nodes voted for, as they do when none is away,
-/// stands until a majority has forgotten it; one that has a bare majority of an even number of
-/// nodes survives one of them, and of an odd number none.
+/// Until its deadline no other lease of the key is held through the same nodes, as long as these keep what they
+/// acknowledged and clocks run within 0.1 % of each other. A node may forget a vote: by a restart without its data, a
+/// clock that jumps, or a deletion by hand. A lease with more votes than it needs survives that. One with the votes of
+/// all nodes, the usual case, is safe until a majority has forgotten it. One with a bare majority survives the loss of
+/// one vote if the number of nodes is even, and of none if it is odd.
 ///
-/// What it does not:
+/// What it does not promise:
 ///
-/// - **Restarts.** With two of three nodes for a lease, one of them started again without its data
-///   and the third could elect another holder. So one that was started lately has no vote for anybody new
-///   for as long as the registry's [ttl](crate::LockRegistryBuilder::ttl): see [`quarantine`](Self::quarantine)
-///   for longer leases, and for how to turn it off.
-/// - **Tokens after a restart without data** grow as long as the nodes' clocks agree within the time
-///   for which the node was not asked: draws begin with a server's clock.
-/// - **Fairness.** There is no queue that all nodes share. Where nodes can push, each tells the registry that
-///   has waited there longest when the key is free, and keeps it for 100 ms for that one: mostly that is the
-///   same registry on all of them, so turns go round, and those who wait do not all ask at once and split the
-///   votes. Nothing promises it: nodes may see waiters in different orders, and a notice may be lost. So who
-///   waits also asks when a connection to a node is made again, which may have told meanwhile, and else as
-///   [`Repeat`](crate::Repeat) says, and where nodes cannot push that is all: somebody
-///   may wait while others take turns. [`acquire_once`](crate::Lock::acquire_once) may find a lock busy that
-///   nobody gets.
-/// - **Speed.** An acquisition takes two round trips, as the majority's second fastest node
-///   answers: the vote, and the raising of its fences.
+/// - **Restarts.** If a lease has two votes of three, and one of the two nodes restarts without its data, that node
+///   and the third could elect another holder. So a node that has restarted gives no vote to a new owner for the
+///   registry's [ttl](crate::LockRegistryBuilder::ttl). See [`quarantine`](Self::quarantine) for longer leases, and
+///   for how to turn it off.
+/// - **Tokens after a restart without data** grow if the nodes' clocks agree within the time for which the node was
+///   not asked: epochs start with a server's clock.
+/// - **Fairness.** The nodes have no common queue. If a node can push, it notifies the registry that has waited
+///   longest there when the key is released, and keeps the key for 100 ms for it. Mostly that is the same registry on
+///   all nodes, so registries take turns and do not split the votes. That is not guaranteed: nodes may see waiters in
+///   different orders, and a notice may be lost. So waiters also ask when a connection to a node is made again, and by
+///   their [`Repeat`](crate::Repeat) policy. Where nodes cannot push, only the policy is left, and a waiter may wait
+///   while others take turns. [`acquire_once`](crate::Lock::acquire_once) may find a key busy that nobody gets.
+/// - **Speed.** An acquisition takes two round trips to a majority: the votes, and raising the fences.
 ///
-/// A notice costs nothing where nobody waits, and one that lies does no harm: however many come, a waiter
-/// asks a few times more in each of its pauses, later each time.
+/// Notices cost nothing if nobody waits. False notices do no harm: a waiter asks only a few more times in each of its
+/// pauses, however many come.
 ///
-/// Nodes are for quorums alone: a registry that uses one of them by itself under the same prefix
-/// counts there as one that stands in the way. All processes name the same nodes, in any order.
+/// Use the nodes only for quorums: a registry that uses one of them alone, with the same prefix, counts there as
+/// another owner. All processes must name the same nodes, in any order.
 ///
 /// # Examples
 ///
@@ -82,7 +76,7 @@ use crate::store::{LockStore, sealed};
 /// # Ok(()) }
 /// ```
 ///
-/// On servers, some of which may be away while the service boots:
+/// On servers, some of which may be down when the service starts:
 ///
 /// ```
 /// # #[cfg(feature = "redis")] fn f() -> Result<(), lockstream::StoreError> {
@@ -103,14 +97,14 @@ pub struct QuorumStore {
 }
 
 impl QuorumStore {
-    /// Of these nodes, which are all of one type; mix them as `Arc<dyn LockStore>`.
+    /// Makes a quorum of these nodes, which are all of one type; mix types as `Arc<dyn LockStore>`.
     ///
     /// # Errors
     ///
-    /// If there is none, or two are one: clones of a [`MemoryStore`](crate::store::MemoryStore), or
-    /// [`RedisStore`](crate::store::RedisStore)s with the same host and port, as they are written, whatever the
-    /// database. Two names of one server are noticed when it is connected to, if it lets us ask (`INFO server`): the
-    /// second has no vote, which is logged as an error, and told when no majority is left.
+    /// If there is no node, or two are the same: clones of a [`MemoryStore`](crate::store::MemoryStore), or
+    /// [`RedisStore`](crate::store::RedisStore)s with the same host and port as written, whatever the database. Two
+    /// names of one server are noticed at the connection, with the right to `INFO server`: the second node has no
+    /// vote. An error is logged, and later errors say so if no majority is left.
     pub fn new<I>(nodes: I) -> Result<Self, StoreError>
     where
         I: IntoIterator,
@@ -133,21 +127,18 @@ impl QuorumStore {
         Ok(Self { nodes, quarantine })
     }
 
-    /// Does not count the votes of a node for anybody new for this long after it was started. `None`
-    /// turns it off. By default it is the registry's [ttl](crate::LockRegistryBuilder::ttl), or the
-    /// lock's where that is longer.
+    /// A node that has restarted gives no vote to a new owner for this long after its start. `None` turns that off.
+    /// Default: the registry's [ttl](crate::LockRegistryBuilder::ttl), or the lock's if that is longer.
     ///
-    /// By then every lease that a node may have voted for and forgotten is over, if none lasts longer.
-    /// Set it where leases do ([`extend`](crate::Lease::extend), other processes with other ttls): to the
-    /// longest, and to the same in all processes. Leases that a node has not forgotten are renewed
-    /// meanwhile.
+    /// After that time every lease that the node has forgotten is over, if none lasts longer. If leases last longer
+    /// ([`extend`](crate::Lease::extend), other processes with other ttls), set it to the longest of them, and to the
+    /// same in all processes. Leases that the node has not forgotten are renewed meanwhile.
     ///
-    /// Servers tell how long they have been up (`INFO server`, whole seconds); after one
-    /// that does not let us know has broken its connection to us, this registry, but no other, takes
-    /// it for started again. A [`MemoryStore`](crate::store::MemoryStore) is old from the start. So **new
-    /// servers give no lock before that time is over**: who asks once gets an error, and who waits goes on
-    /// waiting. Turn it off for tests, and where servers keep each vote (`appendfsync always`). Data lost
-    /// in another way than by a restart (`FLUSHALL`, a fail-over behind the address) is not noticed.
+    /// Servers report how long they have been up (`INFO server`, in whole seconds). If the right to that is missing, a
+    /// registry takes the server for restarted after each reconnect. A [`MemoryStore`](crate::store::MemoryStore)
+    /// counts as old from the start. So **new servers give no lock before that time is over**: `acquire_once` gets an
+    /// error, and waiters wait. Turn it off for tests, and for servers that keep each vote (`appendfsync always`).
+    /// Data that is lost without a restart (`FLUSHALL`, a fail-over behind the address) is not noticed.
     #[must_use]
     pub fn quarantine(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.quarantine = Some(Quarantine::Fixed(time.into()));

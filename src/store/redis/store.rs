@@ -19,27 +19,25 @@ use crate::operation::Operation;
 use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
-/// How long [`RedisStore::connect`] waits for a server. Longer than a registry's usual
-/// `response_timeout`, which it does not know.
+/// How long [`RedisStore::connect`] waits for a server. Longer than the usual `response_timeout` of a registry, which
+/// it does not know.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Leases on a Redis server, from version 6.2 on, or on Valkey; alone, behind sentinels, or in a cluster.
 ///
-/// Each registry that is built on a store has a connection of its own, which carries its calls and the grants that the
-/// server pushes. It is opened at the registry's first use, and closed after a minute in which nothing was asked, held or
-/// waited for. (On a cluster there is one to each primary whose keys are used, and a second one while a key of that
-/// primary is waited for. [`RedisStoreBuilder::min_replicas`] takes one more.) RESP3 is used whatever the url says; a
-/// server or proxy that does not speak it still works, but then waiting costs a question every now and then.
+/// Each registry on a store has a connection of its own for calls and for the grants that the server pushes. It opens
+/// at the first use. It closes after a minute in which the registry sent nothing, held nothing and waited for nothing.
+/// On a cluster there is one connection to each primary whose keys are used, and a second one while a key of that
+/// primary is waited for. [`RedisStoreBuilder::min_replicas`] takes one more. RESP3 is used whatever the url says.
+/// With a server or proxy that does not speak it, waiters poll.
 ///
-/// A connection that breaks is made again for as long as it is needed. Each attempt comes after a random pause: of up to
-/// 250 ms after a lost connection, then up to 1 s and 2 s, and up to 10 s once the outage has lasted a minute. A caller
-/// who comes during a pause waits for its end. Then the leases on that server are renewed, and waiters enter their queues
-/// again at the place that they had.
+/// A broken connection is made again as long as it is needed. Each attempt comes after a random pause: up to 250 ms
+/// after a lost connection, then up to 1 s and 2 s, and up to 10 s after an outage of a minute. A caller that arrives
+/// during a pause waits for its end. After that the leases on that server are renewed, and waiters enter their queues
+/// again at their old places.
 ///
-/// Clones share what TLS needs: the roots of the system are read once, and sessions are resumed. Nothing is installed for
-/// the whole process.
-///
-/// Otherwise clones share nothing but the address.
+/// Clones share the address and the TLS configuration: the roots of the system are read once, and sessions are
+/// resumed. Nothing is installed for the whole process.
 ///
 /// # Examples
 ///
@@ -56,59 +54,56 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects once, to prove that there is a server that takes us in.
+    /// Connects once, to check that there is a server and that it accepts the user and password.
     ///
     /// Urls are `redis://[user][:password@]host[:port][/db]`, the same with `rediss://` for TLS
     /// (feature `tls-rustls`), or `unix:///path[?db=0&user=…&pass=…]`.
     ///
     /// With the feature `sentinel` also `redis+sentinel://[user][:password@]host[:port],host[:port]/service[/db]`
-    /// (port 26379 unless told), and `rediss+sentinel://` for TLS to sentinels and servers alike. User and password are
-    /// those of the servers. Sentinels get none, or those of `?sentinel_user=…&sentinel_password=…`, percent-encoded.
-    /// Before each connection the sentinels are asked in turn where the primary of that service is, each for one
-    /// `response_timeout` at most, the one that answered last first; the server is then asked for its role. A connection
-    /// ends as soon as a sentinel names another primary. A fail-over may forget leases: `docs/operations.md` says which.
+    /// (port 26379 by default), and `rediss+sentinel://` for TLS to sentinels and servers. User and password are those
+    /// of the servers. Sentinels get those of `?sentinel_user=…&sentinel_password=…`, percent-encoded, or none. Before
+    /// each connection the sentinels are asked in turn for the primary, each for one `response_timeout` at most; the
+    /// one that answered last is asked first. Then the server is asked for its role. The connection ends as soon as a
+    /// sentinel names another primary. A fail-over may lose leases: see `docs/operations.md`.
     ///
     /// With the feature `cluster` also `redis+cluster://[user][:password@]host[:port],host[:port]/`, and
     /// `rediss+cluster://`: see `RedisStore::cluster`.
     ///
     /// # Errors
     ///
-    /// The future yields an error if the url is no such thing, nobody answers within 5 seconds (each sentinel, and the
-    /// server), the server does not let us in, or no sentinel says where it is. Errors never show the password.
+    /// The future yields an error if the url is invalid, if a server or sentinel does not answer within 5 seconds, if
+    /// the server refuses the user or password, or if no sentinel names a primary. Errors never show the password.
     pub fn connect(url: impl Into<String>) -> ConnectStore {
         Self::builder(url).connect()
     }
 
-    /// The same without connecting: a service boots while its server is away, and locks fail until
-    /// it is there.
+    /// The same without connecting: a service may start before its server, and locks fail until the server is there.
     ///
     /// # Errors
     ///
-    /// If the url is not one, or needs a feature that is not there.
+    /// If the url is invalid, or needs a feature that is not enabled.
     pub fn connect_lazy(url: impl Into<String>) -> Result<Self, StoreError> {
         Self::builder(url).connect_lazy()
     }
 
-    /// For what a url cannot say: certificates, and how many replicas must have a lease.
+    /// For settings that a url cannot express: certificates, and how many replicas must have a lease.
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder::new(Topology::parse(&url.into()))
     }
 
-    /// Connects once to a cluster, of which these are some nodes: one that answers is enough, and the
-    /// cluster names the others.
+    /// Connects once to a cluster. The urls are some of its nodes: one that answers is enough, and names the others.
     ///
     /// The same as [`RedisStore::connect`] with the one url `redis+cluster://host:port,host:port/`, which
-    /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. The first url's user and
-    /// password are shown to all nodes. Each registry has one connection to each primary whose keys it uses, opened at the
-    /// first of them, and a second one while it waits for a key there: it carries grants, which come by sharded
-    /// pub/sub. Both are closed when they are not needed any more, the first after a minute. Clusters before Redis 7, which
-    /// have no sharded pub/sub, still work, but waiting there costs a question every now and then.
+    /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. User and password of the first url are
+    /// used for all nodes. Each registry has one connection to each primary whose keys it uses. While it waits for a
+    /// key there, it has a second one for grants, which come by sharded pub/sub. Both close when they are no longer
+    /// needed, the first one after a minute. Before Redis 7 there is no sharded pub/sub, and waiters poll.
     ///
     /// # Errors
     ///
-    /// Those of [`RedisStore::connect`], and if there is no url, no server that answers is part of a cluster,
-    /// or a url names a socket's path or a database other than 0. If no node answers as it should, the error says of
-    /// each why, of five at most.
+    /// Those of [`RedisStore::connect`]. Also if there is no url, if no server that answers is part of a cluster, or
+    /// if a url has a socket path or a database other than 0. If no node can be used, the error has the reason of
+    /// each, of five at most.
     ///
     /// # Examples
     ///
@@ -132,23 +127,23 @@ impl RedisStore {
         RedisStoreBuilder::new(seeds.map(Topology::Cluster)).connect()
     }
 
-    /// Opens its connections as `client` would, but for the protocol, which is RESP3.
+    /// Opens its connections with the settings of `client`, but always with RESP3.
     ///
-    /// For what neither a url nor [`RedisStore::builder`] can say. Ties your version of the `redis`
-    /// crate to ours, hence the feature. [`RedisStoreBuilder::from_client`] does the same and goes on, as with replicas
-    /// that must have a lease.
+    /// For settings that neither a url nor [`RedisStore::builder`] can express. It ties your version of the `redis`
+    /// crate to ours, hence the feature. [`RedisStoreBuilder::from_client`] does the same and takes more settings,
+    /// such as `min_replicas`.
     ///
-    /// The store opens the connections itself, as with a url. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are as
-    /// `client` has them; `SO_LINGER` cannot be read from it.
+    /// The store opens the connections itself, as with a url. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are
+    /// those of `client`; `SO_LINGER` cannot be read from it.
     ///
     /// With `rediss://` and the feature `tls-rustls` the roots of the system are trusted, whatever your `redis` was
     /// compiled with: its `tls-rustls-webpki-roots` and `tls-native-tls` are not used.
     ///
-    /// Certificates cannot be read from a client. One that was built with some, or that checks none, or any with
-    /// `rediss://` where the feature is off, opens its connections itself: it makes a TLS configuration for each, resumes
-    /// no session, uses the crypto provider of the process (rustls installs one, or panics if it cannot choose), and
-    /// a message of any length is read. None of that holds if certificates are given to a builder, also to
-    /// [`RedisStoreBuilder::from_client`].
+    /// Certificates cannot be read from a client. So some clients open their connections themselves: those with
+    /// certificates, those that check none, and those with `rediss://` if the feature is off. They make a TLS
+    /// configuration for each connection, resume no session, use the crypto provider of the process (rustls installs
+    /// one, or panics if it cannot choose), and read messages of any length. If you give the certificates to a
+    /// builder, also to [`RedisStoreBuilder::from_client`], none of that applies.
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     #[must_use]
@@ -187,7 +182,7 @@ impl LockStore for RedisStore {
     }
 }
 
-/// A store to be; made by [`RedisStore::builder`].
+/// Builds a [`RedisStore`]; made by [`RedisStore::builder`].
 ///
 /// # Examples
 ///
@@ -222,12 +217,12 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// For a store that opens its connections as `client` would, as [`RedisStore::from_client`] does; that page says whom
-    /// it trusts with `rediss://`.
+    /// Builds a store that opens its connections with the settings of `client`, like [`RedisStore::from_client`]. That
+    /// page says which authorities it trusts with `rediss://`.
     ///
-    /// Certificates that this builder is given (`root_certificate`, `client_certificate`) replace all that `client` has of
-    /// them, whichever of both is given: then the authorities are the builder's, or whom the system trusts if it was given
-    /// none; the client certificate is the builder's or none; and the server's is checked, also if `client` checks none.
+    /// `root_certificate` and `client_certificate` replace all certificates of `client`, even if only one of them is
+    /// given. Then the server's certificate is always checked: against the given authorities, or those of the system.
+    /// The client certificate is the given one, or none.
     ///
     /// # Examples
     ///
@@ -250,46 +245,46 @@ impl RedisStoreBuilder {
 
     /// Lets an acquisition count only when at least `n` replicas of the server have it.
     ///
-    /// `within`, from 1 ms to less than the ttl of any lock, is how long they have from when they are asked; 0 replicas
-    /// are not asked, as without this. Whatever they have not in time is given back, and goes to whoever is next. To the
-    /// caller it is as if the server had refused: [`acquire_once`](crate::Lock::acquire_once) yields
-    /// [`LockError::Store`](crate::LockError::Store), which says how many had it, and who waits asks again, behind the
-    /// others, until its wait is over and it is told the same.
+    /// `within` is how long the replicas have from when they are asked: from 1 ms to less than the ttl of any lock.
+    /// With `n` = 0 replicas are not asked. A lock that the replicas do not have in time is released, and goes to the
+    /// next waiter. For the caller it is as if the server had refused: [`acquire_once`](crate::Lock::acquire_once)
+    /// yields [`LockError::Store`](crate::LockError::Store) with the number of replicas that had it. A waiter asks
+    /// again, behind the others, until its wait is over; then it gets that error.
     ///
-    /// A replica that hears the primary mostly has it within a round trip, and acquisitions that come together ask
-    /// together, however many they are. An acquisition takes that much longer, at worst `within` twice: once for those
-    /// before it, and once for itself. Since a lease
-    /// counts from before it was sent to the server, this is taken from its ttl. `within` should be well
-    /// below the ttl, and below the [`response_timeout`](crate::LockRegistryBuilder::response_timeout), after which
-    /// who asks once gives up. Passes within a registry, renewals and releases ask no replica.
+    /// A connected replica usually has the lock within a round trip. Acquisitions that come together share one
+    /// question. So an acquisition takes that much longer, and twice `within` at worst: once for those before it, and
+    /// once for itself. A lease counts from before it was sent to the server, so this time is part of its ttl.
+    /// `within` should be well below the ttl, and below the
+    /// [`response_timeout`](crate::LockRegistryBuilder::response_timeout), after which `acquire_once` gives up. Passes
+    /// within a registry, renewals and releases ask no replica.
     ///
-    /// The registry has one more connection to the server for it, which is opened at the first acquisition, made again
-    /// when it breaks or the one for calls does, and closed after a minute without use; the user needs the rights to
+    /// The registry has a second connection to the server for it. It opens at the first acquisition, is made again
+    /// when it or the first connection breaks, and closes after a minute without use. The user needs the rights to
     /// `wait` and `eval`.
     ///
-    /// On a cluster it is the primary that has the lock's slot whose replicas count, and there is one more connection to
-    /// each primary that is asked. Primaries do not wait for each other. While a slot moves, or a replica takes over, whoever has the
-    /// lock by then is asked. Nobody asks the replicas of a primary to which a slot moves after that.
+    /// On a cluster the replicas of the primary of the lock's slot count, with a second connection to each primary
+    /// that is asked. Primaries do not wait for each other. While a slot moves, or a replica takes over, the node that
+    /// has the lock by then is asked. If a slot moves later, the replicas of the new primary are not asked.
     ///
     /// # What it promises
     ///
-    /// A lease that is told was on the server and on `n` of its replicas. If any of those takes over, the lease is there,
-    /// and its holder keeps it.
+    /// When a holder gets its lease, the lease is on the server and on `n` of its replicas. If one of those is
+    /// promoted, the lease is there, and its holder keeps it.
     ///
     /// # What it does not
     ///
-    /// This is no consensus. A fail-over may promote a replica that lacks it: with `n` less than all of them, any but
-    /// the `n`; and a replica that is started again without its data. Then another may get the lock while it is held, and
-    /// only the [fencing token](crate::Lease::token) tells the two apart. It makes the moment for that rare, and does not
-    /// rule it out; a [`QuorumStore`](crate::store::QuorumStore) does. Nor does it ask
-    /// for renewals: a replica that missed the last one holds the lock for two thirds of its ttl after that, by
-    /// when the holder has been renewed at the new primary, or not.
+    /// This is no consensus. A fail-over may promote a replica that lacks the lease: one that is not among the `n`, or
+    /// one that restarted without its data. Then another owner may get the lock while it is held, and only the
+    /// [fencing token](crate::Lease::token) tells the two apart. This makes that rare, and does not rule it out; a
+    /// [`QuorumStore`](crate::store::QuorumStore) does. Renewals do not wait for replicas. A replica that missed the
+    /// last renewal keeps the lock for two thirds of its ttl after it; by then the holder has been renewed at the new
+    /// primary, or has not.
     ///
     /// # Errors
     ///
     /// None here: [`connect`](Self::connect) and [`connect_lazy`](Self::connect_lazy) refuse a `within` out of these
-    /// bounds. A lock whose ttl is not longer than `within` is
-    /// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting), before anything is sent.
+    /// bounds. A lock whose ttl is not longer than `within` yields
+    /// [`LockError::InvalidSetting`](crate::LockError::InvalidSetting) before anything is sent.
     ///
     /// # Examples
     ///
@@ -311,11 +306,9 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Trusts servers whose certificate comes from this authority, in PEM, instead of those that the system trusts. (The
-    /// system's are read once, at the first connection of a store.)
-    ///
-    /// The text may hold several; so may several calls. Of a client (`from_client`) it
-    /// replaces all certificates, its own one too.
+    /// Trusts servers whose certificate was signed by this authority, in PEM, in place of the authorities of the
+    /// system. The text may hold several, and several calls add to each other. It replaces all certificates of a
+    /// client (`from_client`), its own certificate as well.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
@@ -323,9 +316,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Shows this certificate, and whatever stands between it and its authority, to servers that ask for one. Both are
-    /// in PEM, the key without a passphrase. Of a client (`from_client`) it
-    /// replaces all certificates, its authorities too.
+    /// Presents this certificate and its chain to servers that ask for one. Both are in PEM, the key without a
+    /// passphrase. It replaces all certificates of a client (`from_client`), its authorities as well.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
@@ -335,17 +327,17 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Connects once, to prove that there is a server that takes us in.
+    /// Connects once, to check that there is a server and that it accepts the user and password.
     ///
     /// # Errors
     ///
-    /// Those of [`RedisStore::connect`], and if a certificate or key is none, they do not belong together, or the url is
-    /// not `rediss://`. A server's certificate that is not believed, because it is out of date, for another host, or from
-    /// an unknown authority, and a client's that the server does not believe, are errors that asking again will not mend.
+    /// Those of [`RedisStore::connect`]. Also if a certificate or key is invalid, if they do not belong together, or
+    /// if the url is not `rediss://`. A certificate that is refused, the server's by us or ours by the server, is an
+    /// error that a retry does not help.
     ///
-    /// With [`min_replicas`](Self::min_replicas) also if the server is a replica, or does not let us wait for any. How many
-    /// there are does not matter yet. On a cluster all primaries are asked at once, for another 5 seconds in all, and one
-    /// that lets us wait is enough; else the error is of one that said why it does not, if any did.
+    /// With [`min_replicas`](Self::min_replicas) also if the server is a replica, or the right to `wait` is missing.
+    /// The number of replicas does not matter yet. On a cluster all primaries are asked at once, for another 5 seconds
+    /// in all, and one that allows it is enough. Otherwise the error is one of theirs.
     pub fn connect(self) -> ConnectStore {
         let store = self.connect_lazy();
         Operation::new(async move {
@@ -362,8 +354,8 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the url is not one, needs a feature that is not there, or does not go with the certificates, those are none, or
-    /// replicas are given no time, or a day and more.
+    /// If the url is invalid or needs a feature that is not enabled, if the certificates are invalid or do not go with
+    /// the url, or if `within` is zero, or a day or more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
         let topology = self.topology?;
         #[cfg(feature = "tls-rustls")]
