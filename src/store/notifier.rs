@@ -4,12 +4,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use super::contract::{StoreEvent, StoreEvents};
 
-/// Delivers events in the order in which they were put in, by whichever thread. More may be put in meanwhile.
+/// Delivers events in the order in which they were queued, by any thread. More may be queued meanwhile.
 pub(super) struct OrderedNotifier {
     listener: Weak<dyn StoreEvents>,
     events: Mutex<Vec<StoreEvent>>,
-    /// Held while events are delivered. It is only ever tried: other threads leave their events to the
-    /// one that delivers, which keeps the order. (It is not poisoned if the listener panics.)
+    /// Held while events are delivered. It is only tried: other threads leave their events to the one that delivers,
+    /// which keeps the order. (It is not poisoned if the listener panics.)
     telling: tokio::sync::Mutex<()>,
 }
 
@@ -23,19 +23,19 @@ impl OrderedNotifier {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<StoreEvent>> {
-        // Every change leaves it whole.
+        // Every change leaves the queue consistent.
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts in what follows from a change, while the lock is held under which that was made: so it is told in the order
-    /// of the changes.
+    /// Queues the events of a change. Called while the lock of that change is held, so events keep the order of the
+    /// changes.
     pub(super) fn put(&self, events: impl IntoIterator<Item = StoreEvent>) {
         self.lock().extend(events);
     }
 
-    /// Tells the registry what is to be told, unless somebody does.
+    /// Delivers the queued events, unless another thread does.
     pub(super) fn tell(&self) {
-        // Looks again after each turn: what came meanwhile was left to us.
+        // Checks again after each batch: another thread may have left its events to us.
         while !self.lock().is_empty()
             && let Ok(_telling) = self.telling.try_lock()
         {

@@ -1,6 +1,6 @@
-//! Which requests go out next, which of them share a call, and which calls are in flight.
+//! Which requests go out next, which of them share a call, and how many calls are in flight.
 //!
-//! Pure, so that the simulator runs this very code.
+//! Pure, so that the simulator can run this code.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -15,7 +15,7 @@ pub(crate) enum Priority {
 }
 
 impl Priority {
-    /// The most urgent first: leases must survive whatever else is wanted (G4).
+    /// The most urgent first: leases must survive whatever else is requested (G4).
     pub(crate) const ALL: [Self; 3] = [Self::Renew, Self::Change, Self::Inspect];
 }
 
@@ -30,17 +30,17 @@ pub(crate) trait Sendable {
     /// Only requests of one group share a call: those of one slot of a cluster.
     fn group(&self) -> u16;
 
-    /// Whether it must have a call of its own.
+    /// Whether it needs a call of its own.
     fn is_alone(&self) -> bool;
 
     /// About how many bytes it adds to a call.
     fn size(&self) -> usize;
 }
 
-/// How much is sent before an answer is awaited.
+/// How much is sent before an answer has come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Requests in a call. A longer script would hold up everybody else's.
+    /// Requests in a call. A longer script would block all other clients.
     pub(crate) requests: usize,
     /// Calls in flight.
     pub(crate) calls: usize,
@@ -56,7 +56,7 @@ impl Limits {
     };
 }
 
-/// Requests that were sent in one call.
+/// The requests of one call.
 #[derive(Debug)]
 struct Call<R> {
     requests: Vec<R>,
@@ -65,14 +65,14 @@ struct Call<R> {
     renews: Option<u16>,
 }
 
-/// Keeps the order: the changes of one key go one at a time, in the order in which they came, also
-/// when one has to go again (O2). Renewals and looks wait for nobody.
+/// Keeps the order: the changes of one key go one at a time, in the order in which they came, even if one has to be
+/// sent again (O2). Renewals and inspections do not wait.
 #[derive(Debug)]
 pub(crate) struct SendWindow<R: Sendable> {
     limits: Limits,
     /// What may be sent, by priority and group. None of them is empty.
     waiting: BTreeMap<(Priority, u16), VecDeque<R>>,
-    /// The groups of each priority of which something is waiting: they take turns.
+    /// The groups of each priority with waiting requests: they take turns.
     turns: [VecDeque<u16>; Priority::ALL.len()],
     /// The keys with a change that is waiting or in flight, and the changes that wait behind it.
     changing: HashMap<R::Key, VecDeque<R>>,
@@ -106,12 +106,12 @@ impl<R: Sendable> SendWindow<R> {
         }
     }
 
-    /// Sends a request of an answered call again, before whatever else waits for its key.
+    /// Sends a request of an answered call again, before all others of its key.
     pub(crate) fn add_again(&mut self, request: R) {
         self.beside(&request).push_front(request);
     }
 
-    /// What waits with the same priority and group. Whoever calls this adds the request to it.
+    /// The waiting requests with the same priority and group. The caller adds the request.
     fn beside(&mut self, request: &R) -> &mut VecDeque<R> {
         let (priority, group) = (request.priority(), request.group());
         self.waiting.entry((priority, group)).or_insert_with(|| {
@@ -120,7 +120,7 @@ impl<R: Sendable> SendWindow<R> {
         })
     }
 
-    /// A request of an answered call is done here: the next one for its key may go.
+    /// A request of an answered call is finished: the next one of its key may go.
     pub(crate) fn finish(&mut self, request: &R) {
         if request.priority() == Priority::Change
             && let Entry::Occupied(mut behind) = self.changing.entry(request.key().clone())
@@ -132,7 +132,7 @@ impl<R: Sendable> SendWindow<R> {
         }
     }
 
-    /// The requests of the next call that may go, all of one priority and group.
+    /// The requests of the next call, if one may go. They have one priority and group.
     pub(crate) fn next_call(&mut self) -> Option<(Priority, Vec<R>)> {
         let bytes: usize = self.in_flight.iter().map(|call| call.bytes).sum();
         if self.in_flight.len() >= self.limits.calls || bytes >= self.limits.bytes {
@@ -167,7 +167,7 @@ impl<R: Sendable> SendWindow<R> {
         Some((priority, requests))
     }
 
-    /// The call is on its way.
+    /// The call was sent.
     pub(crate) fn sent(&mut self, requests: Vec<R>) {
         let renewal = requests
             .first()
@@ -184,7 +184,7 @@ impl<R: Sendable> SendWindow<R> {
         self.in_flight.pop_front().map(|call| call.requests)
     }
 
-    /// Whether a call is not answered yet.
+    /// Whether a call is in flight.
     pub(crate) fn is_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
@@ -194,8 +194,7 @@ impl<R: Sendable> SendWindow<R> {
         !self.waiting.is_empty()
     }
 
-    /// No answer will come any more: the requests in flight, the oldest first, and those that were
-    /// not sent.
+    /// No more answers will come. Returns the requests in flight, the oldest first, and those that were not sent.
     pub(crate) fn abort(&mut self) -> (Vec<R>, Vec<R>) {
         let calls = std::mem::take(&mut self.in_flight).into_iter();
         let waiting = std::mem::take(&mut self.waiting).into_values();

@@ -8,20 +8,20 @@ use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, Serve
 /// How many ops pass between two sweeps, which remove what has expired.
 const SWEEP_EVERY: u32 = 1024;
 
-/// The store as data: lock keys, their queues and the fences, with ttls on a clock that comes in
-/// with every op. It does what the scripts do on Redis, rule by rule.
+/// The data of the store: lock keys, their queues and the fences, with ttls on a clock that comes in with every
+/// operation. It does what the scripts do on Redis, rule by rule.
 #[derive(Debug, Default)]
 pub(crate) struct Keyspace {
     /// By prefix and key.
     slots: HashMap<(Arc<str>, Arc<str>), StoredKey>,
     /// By prefix: the last epoch.
     fences: HashMap<Arc<str>, u64>,
-    /// When the store lost its data last.
+    /// When the store last lost its data.
     born: Option<ServerTime>,
     ops: u32,
 }
 
-/// Who asks, and when.
+/// The caller of an operation, and the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking<'a> {
     pub(crate) prefix: &'a Arc<str>,
@@ -34,12 +34,12 @@ pub(crate) struct Asking<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     pub(crate) instance: Arc<str>,
-    /// `None`: the lock was freed, and the registry listened for that.
+    /// `None`: the lock was freed, and the registry had subscribed to that.
     pub(crate) grant: Option<Grant>,
 }
 
 impl Keyspace {
-    /// Does one op. `is_live` says whether a registry can be reached (S2).
+    /// Runs one operation. `is_live` says whether a registry can be reached (S2).
     pub(crate) fn apply(
         &mut self,
         asking: Asking<'_>,
@@ -163,7 +163,7 @@ impl Keyspace {
         }
     }
 
-    /// Lets the locks of a key run out at once, under whatever prefix.
+    /// Expires the locks of a key at once, under any prefix.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn expire(&mut self, key: &str) {
         for ((_, name), slot) in &mut self.slots {
@@ -173,7 +173,7 @@ impl Keyspace {
         }
     }
 
-    /// Everything is gone, as after a restart without data.
+    /// Deletes everything, as a restart without data does.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn forget(&mut self, now: ServerTime) {
         *self = Self {

@@ -47,14 +47,14 @@ impl Core {
     fn reply(&self, submitted: SubmittedOp, result: Result<Answer, OpError>) {
         let failed = result.is_err();
         self.tell(StoreEvent::Replied { submitted, result });
-        // The store may have come back between the failure and this report. It says so once more, or
-        // the registry would believe that it is still away.
+        // The store may have come back between the failure and this report. It reports that again, or the registry
+        // would believe that the store is still down.
         if failed && !self.is_offline() {
             self.tell(StoreEvent::up(true));
         }
     }
 
-    /// Does the op. A grant is delivered here; the reply is left to the caller.
+    /// Runs the operation. A grant is delivered here; the caller handles the reply.
     fn apply(&self, SubmittedOp { key, op, .. }: &SubmittedOp) -> Result<Answer, OpError> {
         let (answer, delivery) = {
             let mut state = self.shared.lock();
@@ -94,7 +94,7 @@ impl Core {
         self.shared.lock().latency
     }
 
-    /// The reply to an op that was under way when the store went offline is lost.
+    /// The reply to an operation that was in flight when the store went offline is lost.
     fn is_offline(&self) -> bool {
         self.shared.lock().offline
     }
@@ -111,7 +111,7 @@ impl Session for MemorySession {
             return self.core.reply(submitted, result);
         };
         let core = self.core.clone();
-        // A task of its own: the op goes on if its caller is dropped.
+        // A task of its own: the operation goes on if its caller is dropped.
         let listener = self.core.config.listener.clone();
         runtime.spawn(run_task(listener, async move {
             tokio::time::sleep(latency / 2).await;

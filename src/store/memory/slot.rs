@@ -1,4 +1,4 @@
-//! One lock and who waits for it.
+//! One lock, its queue and its subscriptions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::keyspace::Delivery;
 use crate::store::contract::{Grant, Outcome, Owner, ServerTime};
 
-/// How much longer than its lock a queue is kept, in microseconds (K3).
+/// How much longer than its lock a queue lasts, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;
 
-/// How long a lock that was freed is kept for the first that listened (W7).
+/// How long a freed lock is kept for the first subscriber (W7).
 const RESERVED: Duration = Duration::from_millis(100);
 
 /// `<instance>:<sequence>`.
@@ -27,7 +27,7 @@ impl fmt::Display for FullOwner {
     }
 }
 
-/// What an op needs beside its slot, and the message that it sends.
+/// What an operation needs besides its key, and the message that it sends.
 pub(super) struct OpCx<'a> {
     pub(super) now: ServerTime,
     pub(super) fence: &'a mut u64,
@@ -37,7 +37,7 @@ pub(super) struct OpCx<'a> {
 }
 
 impl OpCx<'_> {
-    /// F1: epochs grow through the loss of the fence and through a clock set back, each alone.
+    /// F1: epochs grow through the loss of the fence and through a clock that is set back, each alone.
     fn next_epoch(&mut self) -> u64 {
         *self.fence = (*self.fence + 1).max(self.now);
         *self.fence
@@ -47,26 +47,26 @@ impl OpCx<'_> {
 #[derive(Debug, Default)]
 pub(super) struct StoredKey {
     pub(super) lock: Option<Held>,
-    /// Who gets the lock next.
+    /// The owners that get the lock next.
     pub(super) queue: Tickets,
-    /// Who listens for the lock to be freed: a set beside the queue, with the same expiry.
+    /// The owners that are notified when the lock is free: a set beside the queue, with the same expiry.
     pub(super) listeners: Tickets,
 }
 
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) by: FullOwner,
-    /// `NEVER` if the lock has no ttl, as a stranger's may.
+    /// `NEVER` if the lock has no ttl, which a foreign lock may not have.
     pub(super) until: ServerTime,
 }
 
 pub(super) const NEVER: ServerTime = ServerTime::MAX;
 
-/// A sorted set of the server.
+/// A sorted set, as on the server.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
     pub(super) by_score: BTreeMap<u64, Ticket>,
-    /// When the set runs out.
+    /// When the set expires.
     ends: ServerTime,
 }
 
@@ -110,7 +110,7 @@ impl Tickets {
         self.by_score.retain(|_, ticket| ticket.owner != *owner);
     }
 
-    /// Takes the tickets of registries that cannot be reached off the front (S2).
+    /// Removes the tickets of unreachable registries from the front (S2).
     fn drop_dead(&mut self, cx: &OpCx<'_>) {
         while let Some(first) = self.by_score.first_entry()
             && !(cx.is_live)(&first.get().owner.instance)
@@ -155,7 +155,7 @@ impl StoredKey {
         Some(Duration::from_micros(held.until.saturating_sub(now)))
     }
 
-    /// K3: how long a queue is kept that is added to now.
+    /// K3: how long a queue lasts if a ticket is added now.
     pub(super) fn kept_until(&self, now: ServerTime) -> ServerTime {
         now + self.left(now).map_or(0, micros) + QUEUE_MARGIN
     }
@@ -166,7 +166,7 @@ impl StoredKey {
         self.listeners.run_out(now);
     }
 
-    /// The lock is `by`'s for `ttl` from now, or longer if it had it for longer (S3).
+    /// Gives the lock to `by` for `ttl` from now, or longer if it had it for longer (S3).
     pub(super) fn hold(&mut self, now: ServerTime, by: FullOwner, ttl: Duration) {
         let mut until = now + micros(ttl);
         if let Some(held) = self.lock.as_ref().filter(|held| held.by == by) {
@@ -181,7 +181,7 @@ impl StoredKey {
         Outcome::Won { epoch }
     }
 
-    /// Whether the owner may have the lock now. A lock that is free goes to the first in the queue.
+    /// Whether the owner may have the lock now. A free lock goes to the first in the queue.
     pub(super) fn claim(&mut self, cx: &mut OpCx<'_>, owner: &FullOwner) -> bool {
         if self.lock.is_none() {
             self.queue.drop_dead(cx);
@@ -198,7 +198,7 @@ impl StoredKey {
         is_won
     }
 
-    /// S2: the lock is the first live ticket's, or nobody's.
+    /// S2: gives the lock to the first live ticket, or frees it.
     pub(super) fn hand_over(&mut self, cx: &mut OpCx<'_>) {
         self.lock = None;
         let Some(Ticket { owner, ttl }) = self.queue.pop_live(cx) else {
@@ -217,8 +217,8 @@ impl StoredKey {
         self.hold(cx.now, owner, ttl);
     }
 
-    /// S2. If nobody is in the queue, the first that listens is told that the lock is free. It is kept for
-    /// that one as long as asking may take (W7).
+    /// S2. If the queue is empty, the first subscriber is told that the lock is free. The lock is kept for it as long
+    /// as a question may take (W7).
     pub(super) fn let_go(&mut self, cx: &mut OpCx<'_>) {
         self.hand_over(cx);
         if self.lock.is_none()

@@ -17,9 +17,8 @@ use crate::store::{LockStore, sealed};
 
 /// Leases in this process, on tokio's clock.
 ///
-/// It does what the Redis store does, queue, grants and ttl included, so several registries on
-/// clones of one `MemoryStore` behave as several processes on one server. With tokio's clock
-/// paused, a test of hours takes no time.
+/// It does what the Redis store does, with queue, grants and ttl. So several registries on clones of one `MemoryStore`
+/// behave like several processes on one server. With tokio's clock paused, a test of hours ends at once.
 ///
 /// # Examples
 ///
@@ -42,20 +41,19 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store. Does not need a runtime.
+    /// An empty store. Needs no runtime.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets whatever lease there is on `key` run out this instant, as if its ttl were over: the
-    /// holder is not told before its own clock or the store says so.
+    /// Expires the lease on `key` now, as if its ttl were over. The holder is not told; it learns of it from its own
+    /// clock or from the store.
     #[cfg(feature = "test-util")]
     pub fn expire(&self, key: impl AsRef<str>) {
         self.shared.lock().keyspace.expire(key.as_ref());
     }
 
-    /// Makes the store unreachable for all registries on it, or reachable again. What it keeps
-    /// stays, and runs out in time.
+    /// Makes the store unreachable for all registries on it, or reachable again. Its data stays, and expires in time.
     #[cfg(feature = "test-util")]
     pub fn set_offline(&self, offline: bool) {
         let listeners: Vec<_> = {
@@ -75,14 +73,14 @@ impl MemoryStore {
         }
     }
 
-    /// Makes every op take this long, half of it on the way there. Needs a runtime.
+    /// Makes every operation take this long; half of it is the way to the store. Needs a runtime.
     #[cfg(feature = "test-util")]
     pub fn set_latency(&self, latency: Duration) {
         self.shared.lock().latency = latency;
     }
 
-    /// Forgets everything, fences too, as a server does that is started again without its data:
-    /// every registry's connection breaks and is made again.
+    /// Deletes all data, fences too, as a server that restarts without its data: the connection of every registry
+    /// breaks and is made again.
     #[cfg(feature = "test-util")]
     pub fn forget(&self) {
         let (listeners, offline): (Vec<_>, _) = {
@@ -102,7 +100,7 @@ impl MemoryStore {
         }
     }
 
-    /// How many keys the store keeps: locks that are held or have not run out, and queues.
+    /// How many keys the store has: locks that are held or have not expired, and queues.
     #[cfg(feature = "test-util")]
     #[doc(hidden)]
     pub fn keys(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Ops as the words of a script call.
+//! Operations as the words of a script call.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::script::Script;
 use crate::store::contract::{Op, Owner, ServerTime, SubmittedOp};
 use crate::store::send_window::Sendable;
 
-/// The call for these requests, which are all renewals, all bare releases, all looks, or all others.
-/// `of_use`: the last server time at which whoever asks still waits for an answer (O5).
+/// The call for these requests. They are all renewals, all bare releases, all inspections, or all others. `of_use`:
+/// the last server time at which the caller still waits for an answer (O5).
 pub(super) fn command(
     script: &Script,
     names: &Names,
@@ -21,7 +21,7 @@ pub(super) fn command(
     requests: &[Request],
 ) -> Cmd {
     let ops: Vec<_> = requests.iter().map(spell).collect();
-    // Of the locks, the queues, the listeners and the fence so many are named, in this order.
+    // The numbers of locks, queues, subscriptions and fences that follow, in this order.
     let sets = match ops.first() {
         Some((b'N' | b'F', _)) => 1,
         Some((b'I', _)) => 2,
@@ -44,7 +44,7 @@ pub(super) fn command(
     let letters: Vec<_> = ops.iter().map(|(letter, _)| *letter).collect();
     let is_of_use_for_a_time = letters.iter().any(|letter| b"AELD".contains(letter));
     command.arg(number).arg(letters);
-    // As long as what the script compares it with (O5).
+    // As long as the number that the script compares it with (O5).
     let of_use = is_of_use_for_a_time.then(|| format!("{of_use:016}"));
     command.arg(of_use.as_deref().unwrap_or(""));
     let is_said = |index: &usize| ops.iter().any(|(_, words)| words[*index] != Word::None);
@@ -65,7 +65,7 @@ pub(super) fn command(
 
 const TAKES_ALL: &str = "a command takes everything";
 
-/// Adds one word that comes in pieces.
+/// Adds one word that is given in pieces.
 fn add(command: &mut Cmd, pieces: &[&str]) {
     let mut word = command.writer_for_next_arg();
     for piece in pieces {
@@ -73,7 +73,7 @@ fn add(command: &mut Cmd, pieces: &[&str]) {
     }
 }
 
-/// One argument of an op.
+/// One argument of an operation.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Word<'a> {
     None,
@@ -82,7 +82,7 @@ pub(super) enum Word<'a> {
     Owner(Owner),
 }
 
-/// What `script.lua` calls it, and its arguments.
+/// Its name in `script.lua`, and its arguments.
 pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
     use Word::{None, Number, Text};
     let RequestKind::Op(SubmittedOp { op, .. }) = &request.kind else {

@@ -22,23 +22,22 @@ use super::subscriptions::Subscriptions;
 use crate::StoreError;
 use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent, SubmittedOp};
 
-/// What a session knows. Nothing is called while it is locked that is not ours.
+/// What a session knows. While it is locked, no code but ours is called.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) is_closed: bool,
     pub(super) nodes: Vec<Node>,
-    /// The node that has each slot, if one has; of one server there is slot 0 alone. Empty until it is
-    /// known.
+    /// The node of each slot, if known. A single server has slot 0 alone. Empty until the topology is known.
     pub(super) owners: Vec<Option<u16>>,
-    /// What waits until that is known.
+    /// Requests that wait for the topology.
     pub(super) unrouted: Vec<Request>,
     /// The slots whose keys wait for a [`StoreEvent::Up`].
     pub(super) unsettled: SlotSet,
-    /// Whether the registry takes a part of the store to be away.
+    /// Whether the registry believes that a part of the store is down.
     owes_complete: bool,
     pub(super) subscriptions: Subscriptions,
     pub(super) search: Search,
-    /// Of one server: which run of it answered last.
+    /// Of a single server: the run id of its last answer.
     pub(super) identity: Option<Arc<str>>,
 }
 
@@ -46,7 +45,7 @@ pub(super) struct State {
 #[derive(Debug, Default)]
 pub(super) struct Search {
     pub(super) is_running: bool,
-    /// The map is to be asked for (again).
+    /// The map must be asked for (again).
     pub(super) is_due: bool,
     pub(super) backoff: Backoff,
 }
@@ -55,11 +54,11 @@ pub(super) struct Search {
 #[derive(Default)]
 pub(super) struct Node {
     pub(super) address: Address,
-    /// Its task is to look at what has changed.
+    /// Its task must look for changes.
     pub(super) wake: Arc<Notify>,
     pub(super) inbox: Vec<Request>,
     pub(super) has_task: bool,
-    /// While it stands.
+    /// While its connection is up.
     pub(super) connection: Option<MultiplexedConnection>,
     /// Its connection was lost, and is needed.
     pub(super) is_lost: bool,
@@ -73,7 +72,7 @@ impl State {
     /// The node at an address.
     pub(super) fn node(&mut self, address: &Address) -> NodeId {
         let find = |address: &str| self.nodes.iter().position(|it| *it.address == *address);
-        // One that is forgotten has no address, and makes room for another.
+        // A forgotten node has no address; its index is used again.
         let id = find(address).or_else(|| find(""));
         let id = id.unwrap_or(self.nodes.len());
         self.nodes
@@ -93,15 +92,15 @@ impl Node {
     }
 }
 
-/// What follows from a change, once the state is unlocked.
+/// What a change causes once the state is unlocked.
 #[derive(Default)]
 pub(super) struct Effects {
     pub(super) events: Vec<StoreEvent>,
-    /// Answers to looks at locks.
+    /// Answers to inspections.
     pub(super) looks: Vec<Look>,
-    /// Nodes with a new request. A woken task may run at once: it is not to find the state locked.
+    /// Nodes with a new request. They are notified without the lock, since a woken task may run at once.
     pub(super) woken: Vec<Arc<Notify>>,
-    /// What is to be spawned. Dropped before it was ever polled, each says so to the session.
+    /// Tasks to spawn. A task that is dropped before its first poll tells the session.
     pub(super) tasks: Vec<BoxFuture<'static, ()>>,
 }
 
@@ -158,11 +157,11 @@ impl Change<'_> {
         }
     }
 
-    /// A ticket is entered once the grants of its key are heard.
+    /// A ticket is entered only after the subscription to its grants is confirmed.
     fn enter(&mut self, id: NodeId, request: Request) {
         let node = &self.state.nodes[id];
         if let Some(reason) = node.no_push.clone() {
-            // The registry is told in a moment that it must not stand in a queue there (W5).
+            // The registry will be told that it must not use a queue there (W5).
             let address = node.address.clone();
             self.answer_unsent(request, Fault::NoPush { address, reason });
             self.search();
@@ -177,7 +176,7 @@ impl Change<'_> {
     /// Starts what had to wait for a runtime.
     pub(super) fn start_tasks(&mut self) {
         for id in 0..self.state.nodes.len() {
-            // A forgotten node has no task: another may take its place before the task runs.
+            // A forgotten node has no task, and another may get its index before the task runs.
             if self.state.nodes[id].address.is_empty() {
                 continue;
             }
@@ -250,7 +249,7 @@ impl Change<'_> {
             && let Outcome::Won { .. } = &answer.outcome
             && let Some(owner) = Request::winner(&submitted.op)
         {
-            // It is told when replicas have it.
+            // It is reported when the replicas have it.
             let asked = SubmittedOp::unattended(submitted.key.clone(), submitted.op.clone());
             let submitted = std::mem::replace(submitted, asked);
             request.hold(owner, StoreEvent::Replied { submitted, result });
@@ -270,8 +269,7 @@ impl Change<'_> {
         }
     }
 
-    /// What waited longer for its connection than an answer may take is asked anew, if it is still
-    /// wanted.
+    /// Asks again for requests that waited for a connection longer than an answer may take, if they are still wanted.
     pub(super) fn answer_old(&mut self, id: NodeId) {
         let (now, within) = (Instant::now(), self.shared.config.response_timeout);
         let node = &mut self.state.nodes[id];
@@ -293,7 +291,7 @@ impl Change<'_> {
         owned.map(|(slot, _)| slot).collect()
     }
 
-    /// A connection to the node has ended: `sent` may be done or not.
+    /// A connection to the node has ended. The requests in `sent` may be done or not.
     pub(super) fn give_up(
         &mut self,
         id: NodeId,
@@ -306,7 +304,7 @@ impl Change<'_> {
             self.answer(request, Err(OpError::Unknown(error.clone())));
         }
         for request in unsent {
-            // What replicas were to confirm was done before.
+            // Those that wait for replicas were done before.
             match request.held {
                 Some(_) => self.answer(request, Err(OpError::Unknown(error.clone()))),
                 None => self.answer_unsent(request, error.clone()),
@@ -321,7 +319,7 @@ impl Change<'_> {
         }
     }
 
-    /// Tells the registry that it may ask again for keys whose node stands.
+    /// Tells the registry that it may ask again for keys whose node is connected.
     pub(super) fn settle(&mut self) {
         let is_known = !self.state.owners.is_empty();
         let complete = is_known && !self.state.nodes.iter().any(|node| node.is_lost);

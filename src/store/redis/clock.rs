@@ -1,4 +1,4 @@
-//! The server's clock, guessed from the last time that it told.
+//! The server's clock, estimated from its last known time.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::store::contract::ServerTime;
 
-/// A time that the server told, and when it reached us.
+/// A time of the server, and when we received it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ServerClock {
     told: ServerTime,
@@ -14,19 +14,19 @@ pub(super) struct ServerClock {
 }
 
 impl ServerClock {
-    /// `heard`: not before it reached us.
+    /// `heard`: not earlier than it was received.
     pub(super) fn told(at: ServerTime, heard: Instant) -> Self {
         Self { told: at, heard }
     }
 
-    /// The last time that the server told.
+    /// The last known time of the server.
     pub(super) fn last(&self) -> ServerTime {
         self.told
     }
 
-    /// The server's time when what is sent now is given up (O5). Never later than that: it counts
-    /// from when the time reached us, not from when it was read, and with the slowest clock that
-    /// we allow for. So it may be too early, after hours without a word; then the server says so.
+    /// The server's time when a command that is sent now is given up (O5), or earlier. It counts from when the last
+    /// time was received, with the slowest clock that is allowed. So after hours without a reply it may be too early;
+    /// then the server says so.
     pub(super) fn of_use(&self, now: Instant, response_timeout: Duration) -> ServerTime {
         let since = now.saturating_duration_since(self.heard);
         let ahead = since - since / 1000 + response_timeout;

@@ -19,8 +19,8 @@ use super::tls::Tls;
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
 
-/// Takes a url apart, and decodes nothing: the scheme in lower case; user and password, with the `@`
-/// after them; the hosts; and what begins with the first `/`, `?` or `#` after these.
+/// Splits a url and decodes nothing: the scheme in lower case; user and password with the `@` after them; the hosts;
+/// and the rest from the first `/`, `?` or `#` on.
 pub(super) fn split_url(url: &str) -> (String, &str, &str, &str) {
     let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
     let rest = rest.strip_prefix("//").unwrap_or("");
@@ -29,14 +29,14 @@ pub(super) fn split_url(url: &str) -> (String, &str, &str, &str) {
     (scheme.to_ascii_lowercase(), user, hosts, tail)
 }
 
-/// Where a server is, and the user there. Shows neither user nor password.
+/// The address of a server, and the user there. Its `Debug` shows neither user nor password.
 #[derive(Clone)]
 pub(super) struct Endpoint {
     pub(super) info: ConnectionInfo,
-    /// Host and port, or the socket's path: for errors and logs.
+    /// Host and port, or the path of the socket: for errors and logs.
     pub(super) address: Arc<str>,
     opener: Opener,
-    /// Sentinels named it, who may be wrong: its role is asked for at each connection.
+    /// Named by sentinels, which may be wrong: its role is checked at each connection.
     pub(super) must_be_primary: bool,
 }
 
@@ -44,7 +44,7 @@ impl Endpoint {
     /// Reads `redis://`, `rediss://` and `unix://` urls, and their `valkey` variants.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
         let (scheme, _, hosts, tail) = split_url(url);
-        // Else the rest of a password would be taken for something that is shown, such as a host.
+        // Otherwise the rest of a password could be taken for a host, which is shown.
         if !scheme.contains("unix") && tail.contains('@') {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
             return Err(Fault::url(reason));
@@ -60,7 +60,7 @@ impl Endpoint {
             return Err(Fault::url(reason));
         }
         let info = url.into_connection_info().map_err(|error| {
-            // The client library's errors about urls never show the password.
+            // The client library's errors about urls do not show the password.
             let text = error.to_string();
             let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
             Fault::url(format!("{text}; expected {EXPECTED}"))
@@ -77,14 +77,14 @@ impl Endpoint {
         Ok(Self::new(info.set_tcp_settings(settings)))
     }
 
-    /// The server and user of a client, whatever protocol it was made for.
+    /// The server and user of a client, whatever its protocol version.
     #[cfg(feature = "redis-1")]
     pub(super) fn of(client: &redis::Client) -> Self {
         Self::new(client.get_connection_info().clone())
     }
 
-    /// Over TLS it trusts the system's roots, and shows no certificate; but for a client that was made
-    /// with others, which are in it and cannot be read.
+    /// Over TLS it trusts the roots of the system and has no client certificate, unless the client was made with
+    /// certificates, which cannot be read.
     fn new(info: ConnectionInfo) -> Self {
         let opener = match info.addr() {
             #[cfg(feature = "redis-1")]
@@ -107,7 +107,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes the TLS configuration of its store, where it needs one.
+    /// Takes the TLS configuration of its store, if it needs one.
     #[cfg(feature = "tls-rustls")]
     pub(super) fn secure(&mut self, tls: &Arc<Tls>) -> Result<(), Fault> {
         if tls.has_certificates() && !self.is_tls() {
@@ -142,8 +142,8 @@ impl Endpoint {
         }
     }
 
-    /// Connects, and tells whether there may be pushes. There are none where the server, or a proxy
-    /// before it, speaks RESP2 only.
+    /// Connects, and returns whether pushes are possible. They are not if the server, or a proxy before it, speaks
+    /// only RESP2.
     pub(super) async fn connect(
         &self,
         within: Duration,
@@ -162,10 +162,10 @@ impl Endpoint {
         self.open(ProtocolVersion::RESP2, within, ignore).await
     }
 
-    /// Connects and disconnects: whether the server answers, and lets this user in.
+    /// Connects and disconnects: checks that the server answers and accepts this user.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
         let (mut link, _) = self.connect(within, ignore).await?;
-        // With RESP2 connecting does not show whether a password is missing.
+        // With RESP2, connecting does not show whether a password is missing.
         match link.ask(&cmd("PING"), &self.address, within).await {
             Err(Fault::Refused { refusal, .. }) if refusal.code() == "NOPERM" => Ok(()),
             answer => answer.map(drop),
@@ -189,10 +189,10 @@ impl Endpoint {
         if !self.must_be_primary {
             return Ok(link);
         }
-        // Asks the server itself: sentinels may be late to learn of a fail-over.
+        // Asks the server itself: sentinels may learn of a fail-over late.
         let master = Value::BulkString("master".into());
         match link.ask(&cmd("ROLE"), &self.address, within).await {
-            // Without the right to ask, the probe of a session finds out whether it takes writes.
+            // Without the right to ask, the probe of a session finds out whether the server accepts writes.
             Err(Fault::Refused { refusal, .. }) if matches!(refusal.code(), "NOPERM" | "ERR") => {
                 Ok(link)
             }
@@ -205,7 +205,7 @@ impl Endpoint {
     }
 }
 
-/// For connections to which nothing is pushed that matters.
+/// For connections on which no pushes matter.
 pub(super) fn ignore(_: PushInfo) -> Result<(), ()> {
     Ok(())
 }
@@ -221,9 +221,9 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Whether what a server names may be a host's name or number: it is kept, and shown in logs.
+/// Whether a name from a server may be a host name or an IP address: it is stored and logged.
 pub(super) fn is_host(text: &str) -> bool {
     let may_be = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%[]".contains(&byte);
-    // No name has more bytes.
+    // No host name is longer.
     (1..=253).contains(&text.len()) && text.bytes().all(may_be)
 }

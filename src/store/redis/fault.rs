@@ -1,4 +1,4 @@
-//! What goes wrong between a session and a server, and whether to ask again may help.
+//! Errors between a session and a server, and whether a retry may help.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,14 +9,13 @@ use redis::{ErrorKind, RedisError, ServerError};
 use super::keys::Names;
 use crate::StoreError;
 
-/// What a [`StoreError`] of this store holds. No variant shows a password: an address is host and
-/// port alone, and servers do not send passwords back.
+/// The content of a [`StoreError`] of this store. No variant shows a password: an address is host and port, and
+/// servers do not send passwords back.
 ///
-/// A message includes its cause, so the cause is no `source()`. (`r#source` is a name that the
-/// derive passes over.)
+/// A message includes its cause, so the cause is no `source()`. (`r#source` is a name that the derive ignores.)
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// What nobody takes apart.
+    /// Errors that nobody matches on.
     #[error("{text}")]
     Told { text: String, is_lasting: bool },
     #[error(
@@ -60,7 +59,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// What the user configured cannot be used.
+    /// The configuration cannot be used.
     pub(super) fn invalid(what: &str, reason: impl fmt::Display) -> Self {
         Self::told(format!("invalid {what}: {reason}"), true)
     }
@@ -69,7 +68,7 @@ impl Fault {
         Self::invalid("Redis url", reason)
     }
 
-    /// The session ends the connection, for it is not what it should be.
+    /// The session ends the connection, because the server is not what it should be.
     pub(super) fn garbled(address: &Arc<str>, what: &'static str) -> Self {
         let address = address.clone();
         Self::Garbled { address, what }
@@ -85,20 +84,19 @@ impl Fault {
         Self::Told { text, is_lasting }
     }
 
-    /// No sentinel, or no node of a cluster, says where the keys are: this is what they answered.
+    /// No sentinel, or no node of a cluster, says where the keys are. These are their answers.
     pub(super) fn not_found(what: impl fmt::Display, faults: &[Self]) -> Self {
         let mut answers: Vec<_> = faults.iter().take(LISTED).map(Self::to_string).collect();
         if let Some(more @ 1..) = faults.len().checked_sub(LISTED) {
             answers.push(format!("and {more} more"));
         }
         let text = format!("{what} not found: {}", answers.join("; "));
-        // Those that are away may know it.
+        // Those that are down may know it.
         Self::told(text, faults.iter().all(Self::is_lasting))
     }
 
-    /// A server's no to a script, where the server is taken for one of its own. A cluster's node
-    /// says MOVED, ASK or CROSSSLOT unless all keys are in one slot of its own, as a prefix with a
-    /// hash tag makes them.
+    /// A server that was taken for a single one refused a script, because it is a node of a cluster. A node says
+    /// MOVED, ASK or CROSSSLOT unless all keys are in one slot of its own, as with a prefix that has a hash tag.
     pub(super) fn refused(address: Arc<str>, refusal: ErrorReply, names: &Names) -> Self {
         let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
         if is_clusters && !crate::key::has_hash_tag(names.prefix()) {
@@ -109,7 +107,7 @@ impl Fault {
         }
     }
 
-    /// Whether to ask again is in vain.
+    /// Whether a retry cannot help.
     pub(super) fn is_lasting(&self) -> bool {
         match self {
             Self::Told { is_lasting, .. } => *is_lasting,
@@ -132,7 +130,7 @@ fn rejection(_: &RedisError) -> Option<&'static str> {
     None
 }
 
-/// What a failed attempt to connect comes from, where the error itself does not say so.
+/// The cause of a failed attempt to connect, if the error itself does not name it.
 fn hint(error: &RedisError, is_tls: bool) -> Option<&'static str> {
     if ErrorReply::of(error).is_some_and(|refusal| refusal.code == "NOAUTH") {
         Some("the server requires a password")
@@ -145,13 +143,13 @@ fn hint(error: &RedisError, is_tls: bool) -> Option<&'static str> {
     }
 }
 
-/// So many of several errors are told in one.
+/// How many of several errors are reported in one.
 const LISTED: usize = 5;
 
-/// So many characters of a server's text are kept.
+/// How many characters of a server's text are kept.
 const LONGEST_TEXT: usize = 400;
 
-/// One line of a length that a log can take.
+/// One line of a length that fits a log.
 fn brief(text: &str) -> String {
     let text = match text.char_indices().nth(LONGEST_TEXT) {
         Some((end, _)) => &format!("{}…", &text[..end]),
@@ -170,8 +168,8 @@ impl From<Fault> for StoreError {
     }
 }
 
-/// How servers say that a right is missing where no code says so: within scripts, Redis to 7.2 and all
-/// others; and of a command that sets a connection up, whose code the client library drops.
+/// How servers report a missing right without an error code: in scripts, Redis up to 7.2 and all others; and for a
+/// command that sets up a connection, whose code the client library drops.
 const NO_RIGHT: [&str; 3] = [
     "The user executing the script can't",
     "ACL failure in script",
@@ -206,7 +204,7 @@ impl ErrorReply {
         Self { code, text }
     }
 
-    /// The refusal in an error that the client library made of a server's reply.
+    /// The error reply inside an error of the client library.
     pub(super) fn of(error: &RedisError) -> Option<Self> {
         let is_servers = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         let code = error.code().unwrap_or("ERR");
@@ -223,7 +221,7 @@ impl ErrorReply {
         &self.text
     }
 
-    /// Names the keys or channels that a right is missing to, which no server does.
+    /// Adds the keys or channels to which a right is missing. No server names them.
     pub(super) fn naming(mut self, names: &Names) -> Self {
         let prefix = names.prefix();
         if self.code == "NOPERM" && self.text.contains("key") {
@@ -234,8 +232,8 @@ impl ErrorReply {
         self
     }
 
-    /// A missing right, a wrong password, a key of another type, a cluster, a server without
-    /// scripts or databases: to ask again is in vain.
+    /// A missing right, a wrong password, a key of another type, a cluster, a server without scripts or databases: a
+    /// retry does not help.
     pub(super) fn is_lasting(&self) -> bool {
         match self.code.as_str() {
             "NOPERM" | "NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "CROSSSLOT" => true,
@@ -251,15 +249,15 @@ impl ErrorReply {
         }
     }
 
-    /// Whether the server does not know HELLO, or its version 3. (A full server says ERR to it as
-    /// well, and would to anything.)
+    /// Whether the server does not know HELLO, or its version 3. (A full server also answers ERR to it, and would to
+    /// any command.)
     pub(super) fn is_about_hello(&self) -> bool {
         let text = self.text.to_ascii_lowercase();
         self.code == "NOPROTO"
             || self.code == "ERR" && (text.contains("command") || text.contains("hello"))
     }
 
-    /// Whether the server has become another: this counts as a reconnect (O4).
+    /// Whether the server has changed its role or identity: this counts as a reconnect (O4).
     pub(super) fn ends_connection(&self) -> bool {
         matches!(self.code.as_str(), "READONLY" | "LOADING" | "MOVED")
     }

@@ -1,4 +1,4 @@
-//! What is said on a new connection before it is used (O4, G2).
+//! The set-up of a new connection (O4, G2).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::stream::Link;
 
 /// A connection that is ready for calls.
 pub(super) struct Connected {
-    /// Each request is a call, and its tag the call's number.
+    /// Each request is a call; its tag is the call's number.
     pub(super) pipe: Pipe<u64>,
     /// Grants that came during the handshake.
     pub(super) early: Vec<PushInfo>,
@@ -31,22 +31,22 @@ pub(super) struct Connected {
     pub(super) server: ServerInfo,
 }
 
-/// A connection, as its server knows it.
+/// A connection as its server sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ClientId {
     id: String,
-    /// Our end; a server that was restarted gives the same ids to others.
+    /// Our address; a server that has restarted gives the same ids to others.
     address: String,
 }
 
-/// What `INFO` says of a server.
+/// What `INFO` says about a server.
 #[derive(Debug, Default)]
 pub(super) struct ServerInfo {
-    /// Differs from server to server, and from start to start.
+    /// Different for each server and each start.
     pub(super) run_id: Option<Arc<str>>,
     /// The memory policy, if it may evict locks.
     pub(super) evicts: Option<String>,
-    /// Why the server does not say, if it does not.
+    /// Why the server does not say it, if so.
     pub(super) refusal: Option<ErrorReply>,
 }
 
@@ -54,7 +54,7 @@ pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only
 pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
 
 impl NodeTask {
-    /// Connects. May be dropped half-way: no step touches a lock.
+    /// Connects. Cancel safe: no step touches a lock.
     pub(super) async fn set_up(&mut self, endpoint: &Endpoint) -> Result<Connected, Fault> {
         let shared = self.shared.clone();
         let names = &shared.names;
@@ -63,9 +63,8 @@ impl NodeTask {
         let (mut link, speaks_resp3) = endpoint.connect(within, sender).await?;
         let subscribes = !shared.is_cluster() && speaks_resp3;
         let probe = Probe::new(names);
-        // Sees that the server takes writes and gives us the rights that the scripts need, and has it
-        // publish the probe. It names a lock that never exists. A node that has no slot yet can run
-        // none: its first call brings its time (O5).
+        // Checks that the server accepts writes and that we have the rights for the scripts, and publishes the probe.
+        // It names a lock that never exists. A node without a slot cannot run it: its first call brings its time (O5).
         let call = shared.probe_names(self.id).map(|[lock, queue, channel]| {
             let channel = if subscribes { &*channel } else { "" };
             let mut call = shared.script.command(2, 5);
@@ -101,7 +100,7 @@ impl NodeTask {
             if let Value::ServerError(error) = &subscribed {
                 no_push = Some(ErrorReply::from(error).naming(names).to_string());
             }
-            // What has come is read in any case: a push confirms the subscription, too.
+            // Reads what has come in any case: a push confirms the subscription, too.
             let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
             let heard;
             (heard, early) = probe.hear(&mut pipe, wait).await?;
@@ -121,7 +120,7 @@ impl NodeTask {
         })
     }
 
-    /// Tells the server's time, and why it does not publish.
+    /// Returns the server's time, and why it does not publish.
     async fn read_probe(
         &mut self,
         link: &mut Link,
@@ -147,7 +146,7 @@ impl NodeTask {
         if let Value::ServerError(error) = &answer {
             let (address, refusal) = (address.clone(), ErrorReply::from(error).naming(names));
             return Err(match shared.is_cluster() {
-                // Perhaps its slots have moved since: that is no lasting fault.
+                // Perhaps its slots have moved since: not a lasting error.
                 true => Fault::Refused { address, refusal },
                 false => Fault::refused(address, refusal, names),
             });
@@ -159,12 +158,12 @@ impl NodeTask {
     }
 }
 
-/// What a connection asks first: who it is to the server, and that the one before it is closed.
+/// The first commands of a connection: who it is for the server, and closing the one before it.
 pub(super) fn client_commands(predecessor: Option<&ClientId>) -> Pipeline {
     let mut commands = Pipeline::new();
     commands.cmd("CLIENT").arg("INFO");
     if let Some(predecessor) = predecessor {
-        // Without the right to do so it is refused, and O5 guards against the worst.
+        // Without that right it is refused, and O5 guards against late commands.
         let words = ["KILL", "ID", &predecessor.id, "ADDR", &predecessor.address];
         commands.cmd("CLIENT").arg(&words);
     }
@@ -187,8 +186,8 @@ impl<'a> Probe<'a> {
         grant::probe(&self.nonce)
     }
 
-    /// Whether the message comes within that time, and what else came until then. No other message
-    /// proves anything: the predecessor may still be subscribed, too.
+    /// Whether the message arrives in time, and what else came until then. No other message proves anything: the
+    /// previous connection may still be subscribed, too.
     pub(super) async fn hear<T>(
         &self,
         pipe: &mut Pipe<T>,
@@ -212,7 +211,7 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// The message in a push, if it is one that we understand.
+/// The message in a push, if we understand it.
 pub(super) fn message<'a>(names: &Names, push: &'a PushInfo) -> Option<Message<'a>> {
     match (&push.kind, &push.data[..]) {
         (PushKind::Message | PushKind::SMessage, [_, Value::BulkString(payload)]) => {
@@ -248,12 +247,12 @@ impl ServerInfo {
     }
 }
 
-/// Hosts that hide the id give the same for all servers.
+/// Hosts that hide the id give the same one for all servers.
 fn is_run_id(id: &str) -> bool {
     id.len() == 40 && id.bytes().any(|digit| digit != b'0')
 }
 
-/// The word that follows `name`, with which a word of the text begins.
+/// The word that follows `name`, where `name` starts a word of the text.
 fn field<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
     let text = match info {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
@@ -299,7 +298,7 @@ mod tests {
         #[test]
         fn nothing_like_client_info_panics(text in "(id=|addr=|name=|[ \\t=]|[0-9a-z.:]{0,9}|\\PC){0,12}") {
             if let Some(ClientId { id, address }) = ClientId::read(&Value::BulkString(text.clone().into())) {
-                // They become words of a command, and name no more than was said.
+                // They become words of a command, so they must be plain numbers.
                 prop_assert!(text.contains(&id) && text.contains(&address));
                 prop_assert!(!id.contains(char::is_whitespace) && !address.contains(char::is_whitespace));
             }

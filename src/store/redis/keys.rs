@@ -15,12 +15,12 @@ pub(super) struct Names {
     channel: Box<str>,
 }
 
-/// In which slots the locks are, and the fences for them.
+/// The slots of the locks, and the fences for them.
 #[derive(Clone, Debug)]
 enum Slots {
-    /// All in this one, with one fence.
+    /// All locks in this slot, with one fence.
     One(Slot),
-    /// Each in its own. There is a fence in each slot, whose name ends with the slot's tag.
+    /// Each lock in its own slot. Each slot has a fence, whose name ends with the slot's tag.
     All(Arc<Tags>),
 }
 
@@ -35,8 +35,8 @@ impl Names {
         }
     }
 
-    /// The same on a cluster, whose scripts name nothing outside of a lock's slot. Under a prefix with
-    /// a hash tag all locks have one slot, and so one fence.
+    /// For a cluster, whose scripts may use only names in the lock's slot. Under a prefix with a hash tag all locks
+    /// have one slot, and one fence.
     pub(super) fn clustered(prefix: Arc<str>, instance: Arc<str>) -> Self {
         let slots = match has_hash_tag(&prefix) {
             true => Slots::One(slots::slot(&prefix)),
@@ -48,17 +48,17 @@ impl Names {
         }
     }
 
-    /// What every name begins with.
+    /// The first part of every name.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The registry's id, with which all its owners begin.
+    /// The registry's id, the first part of its owners.
     pub(super) fn instance(&self) -> &str {
         &self.instance
     }
 
-    /// Where every epoch of the lock comes from.
+    /// The key from which every epoch of the lock comes.
     pub(super) fn fence<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
         self.fence_in(self.slot(key))
     }
@@ -71,7 +71,7 @@ impl Names {
         }
     }
 
-    /// Where the lock lies on a cluster; 0 elsewhere.
+    /// The lock's slot on a cluster; 0 elsewhere.
     pub(super) fn slot(&self, key: &str) -> Slot {
         match &self.slots {
             Slots::All(_) => slots::slot(&self.lock(key).concat()),
@@ -87,12 +87,12 @@ impl Names {
         }
     }
 
-    /// Where the grants of the lock for this registry are published on a cluster: in its slot.
+    /// The channel for grants of the lock to this registry, on a cluster: in the lock's slot.
     pub(super) fn channel_of(&self, key: &str) -> String {
         self.beside(key, ":~grant:").concat() + &self.instance
     }
 
-    /// Names of nobody's for a probe in a slot: a lock, its queue and its channel.
+    /// Names for a probe in a slot, which nothing else uses: a lock, its queue and its channel.
     pub(super) fn probe_in(&self, slot: Slot) -> [String; 3] {
         let (stem, instance) = (self.fence_in(slot).concat(), &self.instance);
         let lock = format!("{stem}:~probe:{instance}");
@@ -107,24 +107,23 @@ impl Names {
         [lock, queue, self.channel().to_owned()]
     }
 
-    /// Where the grants for this registry are published.
+    /// The channel for grants to this registry.
     pub(super) fn channel(&self) -> &str {
         &self.channel
     }
 
-    /// The plain string that holds the owner of `key`; in pieces, so that it need not be put together
-    /// elsewhere than in the command.
+    /// The string that holds the owner of `key`; in pieces, so that it is put together only in the command.
     pub(super) fn lock<'a>(&'a self, key: &'a str) -> [&'a str; 3] {
         [&self.prefix, ":", key]
     }
 
-    /// The sorted set of the tickets for the lock, in the lock's hash slot. The number is the
-    /// format's: another version of this crate must not misread these tickets.
+    /// The sorted set of tickets for the lock, in its slot. The number is the format's: another version of this crate
+    /// must not misread the tickets.
     pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
         self.beside(key, ":~queue1")
     }
 
-    /// The sorted set of those who are told when the lock is free (W7).
+    /// The sorted set of subscriptions to the release of the lock (W7).
     pub(super) fn listeners<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
         self.beside(key, ":~listen1")
     }
@@ -179,8 +178,8 @@ mod tests {
         assert_eq!(names.channel(), "p:~grant:1f");
     }
 
-    /// Other versions of this crate on the same server go by them: a change of one is a change of a
-    /// format, and takes another number in the queue's name.
+    /// Other versions of this crate on the same server rely on these names. A change of one is a change of the format,
+    /// and needs another number in the queue's name.
     #[test]
     fn names_are_as_other_versions_know_them() {
         let all = |names: &Names, key| {

@@ -1,4 +1,4 @@
-//! The task that has the connection to one primary: connects, sends calls, and reads what comes.
+//! The task that owns the connection to one primary: it connects, sends calls and reads replies and pushes.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ use crate::store::contract::{OpError, ServerTime, StoreEvent};
 use crate::store::send_window::{Limits, Priority, SendWindow};
 use crate::user_code::log;
 
-/// A connection that was not used for so long is closed, unless leases or callers need it.
+/// A connection is closed after this time without use, unless leases or callers need it.
 pub(super) const IDLE: Duration = Duration::from_secs(60);
 
-/// When the last answers went to more callers than this, others may be about to ask, too.
+/// If the last answers went to more callers than this, more requests may follow at once.
 const FEW: usize = 2;
 
-/// What a node said.
+/// What comes from a node.
 #[derive(Debug)]
 pub(super) enum Received {
     Answer {
@@ -40,20 +40,20 @@ pub(super) enum Received {
         at: ServerTime,
         reply: RequestReply,
     },
-    /// A push: a grant, or a lock that is free.
+    /// A push: a grant, or a notice that a lock is free.
     Heard(StoreEvent),
     /// Not sent in time, or not confirmed by enough replicas.
     Failed { request: Request, error: OpError },
-    /// Enough replicas have what it acquired.
+    /// Enough replicas have the acquisition.
     Confirmed { request: Request },
-    /// A question about what it acquired was refused.
+    /// The question to the replicas was refused.
     Refused {
         request: Request,
         refusal: ErrorReply,
     },
 }
 
-/// Dropped, wherever it stands, it gives every request that it has back to the session.
+/// When it is dropped, it returns every request that it has to the session.
 pub(super) struct NodeTask {
     pub(super) shared: Arc<Shared>,
     pub(super) id: NodeId,
@@ -61,7 +61,7 @@ pub(super) struct NodeTask {
     wake: Arc<Notify>,
     window: SendWindow<Request>,
     confirmer: Confirmer,
-    /// The last call's number, over all connections of this task.
+    /// The number of the last call, over all connections of this task.
     pub(super) number: u64,
     /// The connection that ended with calls in flight.
     pub(super) predecessor: Option<ClientId>,
@@ -69,24 +69,23 @@ pub(super) struct NodeTask {
     pub(super) has_connected: bool,
     /// Whether the task was ever polled.
     has_begun: bool,
-    /// Whether the session knows that it has ended: there may be another by now.
+    /// Whether the session knows that the task has ended: there may be another by now.
     has_ended: bool,
 }
 
 /// A connection in use.
 struct Connection {
     connected: Connected,
-    /// The call that brings the script anew; neither it nor a later one was answered yet.
+    /// The call that loads the script again. Neither it nor a later one was answered yet.
     loaded_by: Option<u64>,
-    /// Whether each call carries the whole script: it cannot be loaded, or a proxy stands before
-    /// several servers.
+    /// Whether each call carries the whole script: it cannot be loaded, or a proxy stands before several servers.
     sends_text: bool,
     /// How long the last calls took, smoothed.
     round_trip: Duration,
     last_used: Instant,
-    /// What came and was not told yet.
+    /// Events that were received and not delivered yet.
     received: Vec<Received>,
-    /// Resolves when the primary is another server.
+    /// Resolves when another server is the primary.
     moved: BoxFuture<'static, Fault>,
 }
 
@@ -171,7 +170,7 @@ impl NodeTask {
         })
     }
 
-    /// Sends and reads on a connection until it is lost, or nobody needs it.
+    /// Sends and reads on a connection until it is lost or not needed.
     async fn serve(&mut self, mut connection: Connection) -> Result<(), Fault> {
         self.predecessor = None;
         let connected = &connection.connected;
@@ -226,7 +225,7 @@ impl NodeTask {
         }
     }
 
-    /// Sends as many calls as may go.
+    /// Sends as many calls as the window allows.
     fn send_calls(&mut self, connection: &mut Connection) {
         if !self.window.is_waiting() {
             return;
@@ -234,7 +233,7 @@ impl NodeTask {
         let now = Instant::now();
         while let Some((priority, mut requests)) = self.window.next_call() {
             if priority == Priority::Renew {
-                // A renewal that cannot be in time any more is not sent (G4).
+                // A renewal that cannot be in time is not sent (G4).
                 let in_time = now + connection.round_trip;
                 let is_late = |request: &mut Request| {
                     request.useful_until().is_some_and(|until| until <= in_time)
@@ -259,7 +258,7 @@ impl NodeTask {
         let shared = &self.shared;
         let connected = &connection.connected;
         if connected.no_push.is_some() {
-            // Nobody may wait for a message that cannot reach us (W5).
+            // Nobody may wait for a push that cannot arrive (W5).
             requests
                 .iter_mut()
                 .for_each(|request| request.listen_to_nothing());
@@ -311,7 +310,7 @@ impl NodeTask {
         } else {
             connection.loaded_by.take_if(|call| number >= *call);
             let Some(reply) = reply::read_reply(number, &requests, reply) else {
-                // Perhaps they are done, perhaps not: lost() tells so of all that is in flight.
+                // They may be done or not: lost() reports all that are in flight.
                 self.window.sent(requests);
                 return Err(self.garbled("a reply is not the one to its call"));
             };
@@ -321,7 +320,7 @@ impl NodeTask {
             reply.replies
         };
         let at = connection.connected.clock.last();
-        // Whatever ends the connection does so after the last of the answers.
+        // An error that ends the connection comes after the last of the answers.
         let (mut end, mut again) = (Ok(()), Vec::new());
         for (mut request, reply) in requests.into_iter().zip(replies) {
             let goes_again = match &reply {
@@ -345,7 +344,7 @@ impl NodeTask {
         end
     }
 
-    /// What the server says of all the requests of a call of which it did nothing.
+    /// The reply to each request of a call that the server refused as a whole.
     fn on_refused_call(
         &self,
         connection: &mut Connection,
@@ -360,8 +359,8 @@ impl NodeTask {
             }
             return RequestReply::More;
         }
-        // It looks at the keys of a call before it runs any of it, and does not say which of them it
-        // minds (S1); so each goes again by itself, at once.
+        // The server checks the keys of a call before it runs any of it, and does not say which one it refuses (S1).
+        // So each request is sent again by itself, at once.
         let may_be_one_keys = ["NOPERM", "CROSSSLOT", "TRYAGAIN"].contains(&refusal.code());
         if requests.len() > 1 && may_be_one_keys {
             requests.iter_mut().for_each(|it| it.alone = true);
@@ -370,7 +369,7 @@ impl NodeTask {
         RequestReply::Refused(refusal)
     }
 
-    /// Errs if the connection is not to be used any more after such a reply.
+    /// Fails if the connection must not be used after such a reply.
     fn look_at(&self, reply: &RequestReply) -> Result<(), Fault> {
         match reply {
             RequestReply::Stale => Err(self.garbled("the server's clock runs away from ours")),
@@ -388,16 +387,16 @@ impl NodeTask {
         let event = match (message(&self.shared.names, push), &push.kind) {
             (Some(Message::Granted { key, grant }), _) => StoreEvent::Granted { key, grant },
             (Some(Message::Freed { key }), _) => StoreEvent::Freed { key },
-            // A late probe's, or of another format.
+            // From a late probe, or of another format.
             (_, PushKind::Message | PushKind::SMessage | PushKind::Other(_)) => return Ok(()),
-            // The client takes most of the others for the answer to its oldest request.
+            // The client takes most other pushes for the answer to its oldest request.
             _ => return Err(self.garbled("a subscription changed that nobody asked to")),
         };
         connection.received.push(Received::Heard(event));
         Ok(())
     }
 
-    /// Whether nobody needs the connection any more.
+    /// Whether the connection is not needed any more.
     fn is_idle(&self, connection: &mut Connection) -> bool {
         let now = Instant::now();
         if now < connection.last_used + IDLE {
@@ -413,7 +412,7 @@ impl NodeTask {
     }
 }
 
-/// Sends these commands, of which only the last one's answer counts.
+/// Sends these commands. Only the answer to the last one counts.
 async fn send_command(
     mut client: MultiplexedConnection,
     mut first: Pipeline,
@@ -429,7 +428,7 @@ async fn send_command(
 }
 
 impl Drop for NodeTask {
-    /// The session was dropped, or the runtime has gone.
+    /// The session was dropped, or the runtime has ended.
     fn drop(&mut self) {
         if self.has_ended {
             return;

@@ -16,15 +16,14 @@ use super::cluster::Address;
 use super::fault::Fault;
 use super::stream::Link;
 
-/// A request has a tag, which says what it asks.
+/// Each request has a tag, which says what it asks.
 pub(super) enum Event<T> {
     Push(PushInfo),
-    /// To the oldest request, which was sent at that time.
+    /// The reply to the oldest request, which was sent at that time.
     Reply(T, Instant, Value),
 }
 
-/// Replies come in the order of the requests. Dropped, it closes the connection with all that was not
-/// written (O4).
+/// Replies come in the order of the requests. Dropping it closes the connection; unwritten requests are lost (O4).
 pub(super) struct Pipe<T> {
     address: Address,
     /// A request must be answered within this time.
@@ -33,7 +32,7 @@ pub(super) struct Pipe<T> {
     pushes: UnboundedReceiver<PushInfo>,
     /// The oldest first.
     sent: VecDeque<Sent<T>>,
-    /// Not later than the time when the oldest request is overdue.
+    /// At the latest when the oldest request is overdue.
     alarm: Pin<Box<Sleep>>,
 }
 
@@ -64,30 +63,29 @@ impl<T> Pipe<T> {
         self.link.connection.clone()
     }
 
-    /// Writes a request. The future is polled once, so that it is sent whatever happens to this task
-    /// (O2: a call that is dropped before it is written is never sent, and nobody knows).
+    /// Writes a request. The future is polled once here, so the request is sent even if this task is dropped (O2: a
+    /// call that is dropped before it is written is never sent, and nobody knows).
     pub(super) fn send(
         &mut self,
         tag: T,
         at: Instant,
         sending: impl Future<Output = RedisResult<Value>> + Send + 'static,
     ) {
-        // The client has room for more requests than its users send, so it never waits here; nor may
-        // tokio's budget make it wait.
+        // The client library has room for more requests than are sent, so it never waits here. tokio's budget must not
+        // make it wait either.
         let mut reply = maybe_done(coop::unconstrained(sending).boxed());
         (&mut reply).now_or_never();
         self.sent.push_back(Sent { tag, at, reply });
     }
 
-    /// What comes next. Errs when the connection has ended, or the oldest request is overdue. May be
-    /// dropped: what was not returned stays here.
+    /// The next event. Fails when the connection has ended, or the oldest request is overdue. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Event<T>, Fault> {
         loop {
             let oldest = self.sent.front_mut();
             let due = oldest.as_ref().map(|it| it.at + self.within);
             tokio::select! {
                 biased;
-                // All that the connection brought has been received by then.
+                // All that the connection received has been handled by then.
                 () = self.link.ended() => return self.ready().unwrap_or_else(|| Err(self.closed())),
                 Some(()) = OptionFuture::from(oldest.map(|it| &mut it.reply)) => {}
                 Some(push) = self.pushes.recv() => return self.heard(push),
@@ -106,8 +104,8 @@ impl<T> Pipe<T> {
         }
     }
 
-    /// What has come already. A push that came before a reply is returned before it; above all a
-    /// change of subscriptions, after which the client gives each request its neighbour's reply (O4).
+    /// What has come already. A push that came before a reply is returned before it. Above all a change of
+    /// subscriptions, after which the client library shifts replies by one request (O4).
     pub(super) fn ready(&mut self) -> Option<Result<Event<T>, Fault>> {
         let reply = self.sent.front_mut().map(|it| &mut it.reply);
         let is_answered = reply.is_some_and(|reply| reply.now_or_never().is_some());
@@ -141,7 +139,7 @@ impl<T> Pipe<T> {
         self.sent.iter().map(|it| &it.tag)
     }
 
-    /// How many they are.
+    /// How many requests are not answered yet.
     pub(super) fn len(&self) -> usize {
         self.sent.len()
     }

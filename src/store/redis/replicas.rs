@@ -1,21 +1,18 @@
 //! Acquisitions that count only when replicas have them.
 //!
-//! A request that won a lock is not answered, but goes to the node that has the lock's slot once more:
-//! to be confirmed there. So does each grant. On its way it is redirected, delayed and lost like any
-//! other request.
+//! A request that has won a lock is not answered yet. It goes once more to the node that has the lock's slot, to be
+//! confirmed there. So does each grant. Meanwhile it may be redirected, delayed and lost like any other request.
 //!
-//! `WAIT` holds up its connection, and counts the writes of that connection alone. So each node's task
-//! has one more connection, on which it first writes something that comes after the acquisition in the
-//! stream to the replicas: a replica that has the one has the other. All acquisitions that come
-//! meanwhile share the next question.
+//! `WAIT` blocks its connection, and counts only the writes of that connection. So each node's task has a second
+//! connection. On it the task first writes something that comes after the acquisition in the replication stream: a
+//! replica that has the one has the other. All acquisitions that come meanwhile share the next question.
 //!
-//! Whoever has the lock by then is asked, which need not be the node that gave it: a slot has moved, or
-//! a replica was promoted. What counts is that one node says, on one connection, that the lock is its
-//! owner's and how many of its replicas know that.
+//! The node that has the lock by then is asked. That may be another node than the one that gave it, if a slot has
+//! moved or a replica was promoted. What counts is that one node says, on one connection, that the owner has the lock
+//! and how many replicas have it.
 //!
-//! Renewals and releases ask nobody. A replica that missed a renewal has the lock for as long as the
-//! renewal before said. A replica that missed a release keeps the lock until its ttl is over, and gives
-//! it to nobody.
+//! Renewals and releases do not wait for replicas. A replica that missed a renewal keeps the lock until the end of the
+//! renewal before. A replica that missed a release keeps the lock until its ttl is over, and gives it to nobody.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -43,12 +40,12 @@ use crate::store::contract::{OpError, Owner, StoreEvent};
 use crate::store::send_window::Sendable;
 use crate::user_code::log;
 
-/// So many locks share a call at most: a longer script would hold up everybody else's.
+/// How many locks may share a call: a longer script would block all other clients.
 const MOST_IN_CALL: usize = 512;
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("confirm.lua")));
 
-/// How many replicas must have an acquisition, and how long they have.
+/// How many replicas must have an acquisition, and within what time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinReplicas {
     least: u32,
@@ -56,9 +53,9 @@ pub(super) struct MinReplicas {
 }
 
 impl MinReplicas {
-    /// `None` for no replicas: nobody is asked.
+    /// `None` for no replicas.
     pub(super) fn new(least: u32, within: Duration) -> Result<Option<Self>, Fault> {
-        // To the server no time at all is for ever.
+        // For the server a zero time-out means for ever.
         if !(Duration::from_millis(1)..*TTL.end()).contains(&within) {
             let reason = format!("{within:?} is not from 1 ms to less than 24 h");
             return Err(Fault::invalid("min_replicas", reason));
@@ -67,18 +64,18 @@ impl MinReplicas {
     }
 }
 
-/// An acquisition on its way to the replicas and back.
+/// An acquisition that waits for its confirmation by replicas.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) owner: Owner,
-    /// What is told once it is confirmed.
+    /// The event to report once it is confirmed.
     pub(super) event: StoreEvent,
-    /// When it is given up, counted from when the replicas were first asked.
+    /// When it is given up, counted from the first question.
     pub(super) until: Option<Instant>,
 }
 
 impl Held {
-    /// What is told if it was not confirmed. Of a grant whose connection broke that is nothing (O3).
+    /// The event to report if it was not confirmed. For a grant whose connection broke there is none (O3).
     pub(super) fn failed(self, error: OpError) -> Option<StoreEvent> {
         let error = match error {
             OpError::Unsent(error) | OpError::Refused(error) => {
@@ -99,15 +96,14 @@ impl Held {
     }
 }
 
-/// The requests of a node that wait for replicas, and the connection on which these are asked.
-/// Dropped, it closes the connection: `WAIT` holds that up.
+/// The requests of a node that wait for replicas, and the connection for `WAIT`. Dropping it closes that connection.
 #[derive(Default)]
 pub(super) struct Confirmer {
     pub(super) waiting: Vec<Request>,
-    /// What the round under way is about. Those that share a call follow each other.
+    /// The requests of the current round. Those that share a call are next to each other.
     asked: Vec<Request>,
     round: Option<BoxFuture<'static, Result<Round, Fault>>>,
-    /// While no round is under way, and since when. Its server has the script.
+    /// Its server has the script. Absent during a round; with the time since when it is idle.
     connection: Option<(Link, Address, Instant)>,
     backoff: Backoff,
 }
@@ -116,9 +112,9 @@ struct Round {
     rule: MinReplicas,
     link: Link,
     address: Address,
-    /// For each request whether the lock is its owner's.
+    /// For each request whether its owner has the lock.
     states: Vec<Result<bool, ErrorReply>>,
-    /// How many replicas have all locks that are.
+    /// How many replicas have all of these locks.
     replicas: u64,
 }
 
@@ -133,7 +129,7 @@ impl Confirmer {
         aborted.asked.into_iter().chain(aborted.waiting)
     }
 
-    /// Begins a round with all that waits, however much that is: so nobody waits for more than two.
+    /// Starts a round with all waiting requests, so that nobody waits for more than two rounds.
     pub(super) fn begin(&mut self, shared: &Arc<Shared>, address: &Address) {
         let now = Instant::now();
         let is_idle = |it: &mut (_, _, Instant)| now >= it.2 + IDLE;
@@ -186,7 +182,7 @@ impl Confirmer {
         self.round = Some(Box::pin(round));
     }
 
-    /// Resolves when a round has ended. May be dropped half-way.
+    /// Resolves when a round has ended. Cancel safe.
     pub(super) async fn end(&mut self) -> Vec<Received> {
         if let Some(round) = &mut self.round {
             let ended = round.await;
@@ -210,7 +206,7 @@ impl Confirmer {
         self.backoff = Backoff::default();
         let MinReplicas { least, within } = round.rule;
         let (replicas, address) = (round.replicas, round.address);
-        // A server that knows nothing of ours may be another one than the session's.
+        // A server that has none of our locks may be another one than the session's.
         if !round.states.iter().all(|state| *state == Ok(false)) {
             self.connection = Some((round.link, address.clone(), now));
         }
@@ -220,10 +216,10 @@ impl Confirmer {
                 Ok(true) => format!(
                     "{replicas} of {least} replicas of Redis at {address} had it within {within:?}"
                 ),
-                // It was given back meanwhile, or another server was asked than gave it.
+                // It was released meanwhile, or another server was asked than the one that gave it.
                 Ok(false) => format!("it was gone before Redis at {address} was asked"),
                 Err(refusal) => {
-                    // Where its slot is not yet, others of it may be missing.
+                    // If its slot is not there yet, others may be missing, too.
                     request.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
                     return Received::Refused { request, refusal };
                 }
@@ -233,7 +229,7 @@ impl Confirmer {
         told.collect()
     }
 
-    /// What has time left goes with the next round.
+    /// Requests with time left go into the next round.
     fn on_fault(&mut self, mut asked: Vec<Request>, fault: &Fault, now: Instant) -> Vec<Received> {
         log!(debug, %fault, "could not ask the replicas");
         self.backoff.failed(now, None);
@@ -260,12 +256,12 @@ fn call(names: &Names, requests: &[Request]) -> Cmd {
 }
 
 fn wait(replicas: u32, within: Duration) -> Cmd {
-    // Rounded up: to the server no time at all is for ever.
+    // Rounded up: for the server a zero time-out means for ever.
     let millis = u64::try_from(within.as_millis() + 1).unwrap_or(u64::MAX);
     cmd("WAIT").arg(replicas).arg(millis).take()
 }
 
-/// Reads the answers to calls for so many locks each, and to the `WAIT` after them.
+/// Reads the answers to calls for this many locks each, and to the `WAIT` after them.
 fn read(
     calls: &[usize],
     answers: Vec<Value>,
@@ -283,12 +279,12 @@ fn read(
             Some(Value::Array(flags)) if flags.len() == *count => {
                 states.extend(flags.iter().map(|flag| Ok(*flag == Value::Int(1))));
             }
-            // Also if it has forgotten the script, which the next connection brings.
+            // Also if it has lost the script, which the next connection loads.
             _ => return Err(garbled()),
         }
     }
     let replicas = match answers.next() {
-        // A server that has nothing of ours may be a replica by now, and refuse to count.
+        // A server that has none of our locks may be a replica by now, and refuse to count.
         _ if !states.contains(&Ok(true)) => 0,
         Some(Value::Int(count)) => u64::try_from(count).unwrap_or(0),
         Some(Value::ServerError(error)) => {
@@ -306,8 +302,7 @@ fn unconfirmed(request: Request, reason: impl fmt::Display, is_lasting: bool) ->
     Received::Failed { request, error }
 }
 
-/// Whether the server, or a primary of the cluster, lets us wait for its replicas. `within` is for all
-/// of it.
+/// Whether the server, or a primary of the cluster, allows `WAIT`. `within` bounds all attempts together.
 pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(), Fault> {
     let until = Instant::now() + within;
     let nodes: BTreeSet<Address> = match topology.seeds() {
@@ -319,7 +314,7 @@ pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(),
     };
     let asking = nodes.iter().map(async |node| {
         let (mut link, address) = topology.connect_resp2(node, within).await?;
-        // For none, so that the answer comes at once. A replica says that it is one.
+        // For no replicas, so the answer comes at once. A replica refuses.
         let wait = wait(0, Duration::from_millis(1));
         link.ask(&wait, &address, within).await
     });
@@ -329,7 +324,7 @@ pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(),
         let Err(fault) = answer else {
             return Ok(());
         };
-        // What asking again will not mend is told before what may be over in a moment.
+        // A lasting error is reported in preference to a temporary one.
         told = told.filter(Fault::is_lasting).or(Some(fault));
     }
     let address = topology.address().clone();
@@ -342,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads what a server answers to calls for so many locks.
+    /// Reads the answers of a server to calls for this many locks.
     fn read_bytes(calls: &[usize], bytes: &str) -> Result<(Vec<String>, u64), Fault> {
         let count = bytes.matches("\r\n").count();
         let all =
@@ -375,7 +370,7 @@ mod tests {
                 &["MOVED", "ours"],
                 3,
             ),
-            // ASKING is answered, too.
+            // ASKING has an answer, too.
             (
                 &[1, 1],
                 "*1\r\n:1\r\n+OK\r\n-ASK 2 :7\r\n:1\r\n",

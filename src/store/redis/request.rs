@@ -1,4 +1,4 @@
-//! A request on its way to the node that has its key, and back.
+//! A request to the node that has its key.
 
 use std::sync::Arc;
 
@@ -16,27 +16,27 @@ use crate::store::send_window::{Priority, Sendable};
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) kind: RequestKind,
-    /// Where its key lies on a cluster; 0 elsewhere.
+    /// The slot of its key on a cluster; 0 elsewhere.
     pub(super) slot: Slot,
     /// When the session took it.
     pub(super) since: Instant,
-    /// Whether it was refused with the whole of a call, perhaps for a neighbour's sake (S1).
+    /// Whether it was refused with its whole call, perhaps because of another request (S1).
     pub(super) alone: bool,
-    /// Whether the server has refused it once for coming too late (O5).
+    /// Whether the server has refused it once because it came too late (O5).
     pub(super) was_stale: bool,
-    /// A release that names the lock key alone, since its slot is being moved.
+    /// A release with the lock key alone, since its slot is being moved.
     pub(super) is_bare: bool,
-    /// How often it was redirected since it was taken or delayed.
+    /// How often it was redirected since it came or was delayed.
     pub(super) hops: u32,
     /// How often it was delayed.
     pub(super) delays: u32,
-    /// Which node imports its slot, if that is to be asked (`ASK`).
+    /// The node that imports its slot, if that one must be asked (`ASK`).
     pub(super) asking: Option<NodeId>,
-    /// Under which subscription it is entered, if it is.
+    /// The subscription under which its ticket is entered, if there is one.
     pub(super) heard: Option<u64>,
-    /// An enter that is sent as an attempt: a lock that is free is won without a subscription.
+    /// An enter that is sent as an attempt: a free lock is won without a subscription.
     pub(super) attempts_first: bool,
-    /// It got the lock, which replicas are to confirm.
+    /// It won the lock, and replicas must confirm that.
     pub(super) held: Option<Held>,
 }
 
@@ -64,7 +64,7 @@ impl Request {
         }
     }
 
-    /// Has replicas confirm a grant.
+    /// Asks replicas to confirm a grant.
     pub(super) fn granted(key: Arc<str>, grant: Grant, slot: Slot) -> Self {
         let Grant { owner, ttl, .. } = grant;
         let score = None;
@@ -85,7 +85,7 @@ impl Request {
         });
     }
 
-    /// Who cannot be told is not to be.
+    /// A caller that cannot be notified does not subscribe.
     pub(super) fn listen_to_nothing(&mut self) {
         if let RequestKind::Op(submitted) = &mut self.kind
             && let Op::Listen { owner, ttl } = submitted.op
@@ -94,7 +94,7 @@ impl Request {
         }
     }
 
-    /// For whom an answer wins the lock.
+    /// The owner that an answer may give the lock.
     pub(super) fn winner(op: &Op) -> Option<Owner> {
         match *op {
             Op::Attempt { owner, .. }
@@ -117,7 +117,7 @@ impl Request {
         }
     }
 
-    /// Whether it asks for the lock, for a caller who may have gone by the time that it is sent.
+    /// Whether it asks for the lock, for a caller that may be gone when it is sent.
     pub(super) fn asks(&self) -> bool {
         matches!(
             self.op(),
@@ -133,13 +133,13 @@ impl Request {
         matches!(self.op(), Some(Op::Release { .. }))
     }
 
-    /// Whether it puts a ticket into the queue, so that grants for its key must reach us.
+    /// Whether it enters the queue, so that grants of its key must arrive.
     pub(super) fn enters(&self) -> bool {
         let is_ticket = matches!(self.op(), Some(Op::Enter { .. } | Op::Yield { .. }));
         is_ticket && self.held.is_none() && !self.attempts_first
     }
 
-    /// When its answer is of no use any more, if it is a renewal or asked replicas.
+    /// When its answer is no longer of use, if it is a renewal or waits for replicas.
     pub(super) fn useful_until(&self) -> Option<Instant> {
         match (&self.held, self.op()) {
             (Some(held), _) => held.until,
@@ -171,7 +171,7 @@ impl Sendable for Request {
         self.alone
     }
 
-    /// A call names one slot, and is redirected or not as a whole.
+    /// A call is about one slot, and is redirected as a whole.
     fn group(&self) -> u16 {
         self.slot | u16::from(self.asking.is_some()) << 15 | u16::from(self.is_bare) << 14
     }

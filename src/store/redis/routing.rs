@@ -20,11 +20,11 @@ use crate::StoreError;
 use crate::store::contract::{Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent};
 use crate::store::send_window::Sendable;
 
-/// A request is redirected so often at once; then it is delayed, so that two nodes that name each
-/// other are not kept busy.
+/// A request is redirected this often without a pause. Then it is delayed, so that two nodes that name each other do
+/// not cause a busy loop.
 const HOPS: u32 = 4;
 
-/// The map is asked for no more often, however many redirections come.
+/// The map is not asked for more often than this, however many redirections come.
 const SEARCH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers and redirections.
@@ -38,7 +38,7 @@ impl Change<'_> {
     ) {
         let node = &self.state.nodes[id];
         match reply {
-            // Now it enters the queue, once the grants of its key are heard.
+            // Now it enters the queue, after its subscription is confirmed.
             RequestReply::Done(Outcome::Busy { .. })
                 if node.no_push.is_none() && request.attempts_first =>
             {
@@ -51,7 +51,7 @@ impl Change<'_> {
                 self.answer(request, Ok(Answer { at, outcome }));
                 let subscriptions = &self.state.subscriptions;
                 if is_busy && heard.is_some_and(|it| !subscriptions.is_heard(&key, it)) {
-                    // The ticket may have been dropped for want of a subscription meanwhile.
+                    // The ticket may have been dropped meanwhile, since there was no subscription.
                     self.effects.events.push(StoreEvent::Up {
                         scope: KeyScope::Keys(Arc::new(move |other| *other == *key)),
                         queue: true,
@@ -75,7 +75,7 @@ impl Change<'_> {
         }
     }
 
-    /// Nothing of the call was done.
+    /// The server did nothing of the call.
     pub(super) fn on_refused(&mut self, id: NodeId, mut request: Request, refusal: &ErrorReply) {
         match refusal.code() {
             _ if !self.shared.is_cluster() => self.refuse(Some(id), request, refusal),
@@ -137,9 +137,8 @@ impl Change<'_> {
         self.effects.tasks.push(task.run(due.min(patience)).boxed());
     }
 
-    /// Asks a cluster for its map after a pause, unless that is under way. After the pause the
-    /// registry is told which unsettled keys it may ask for: what is refused at once is not asked
-    /// again at once.
+    /// Asks a cluster for its map after a pause, unless a search is running. After the pause the registry is told
+    /// which unsettled keys it may ask for, so that what is refused at once is not asked again at once.
     pub(super) fn search(&mut self) {
         let Some(seeds) = self.shared.topology.seeds() else {
             return;
@@ -186,7 +185,7 @@ impl Change<'_> {
         }
     }
 
-    /// True: the map is to be asked for again.
+    /// True: the map must be asked for again.
     fn on_no_map(&mut self, error: StoreError) -> bool {
         self.state.search.backoff.failed(Instant::now(), None);
         for request in std::mem::take(&mut self.state.unrouted) {
@@ -202,7 +201,7 @@ impl Change<'_> {
 
 /// Asks for the map until it is found; with an older one at hand only once.
 ///
-/// Made before it is spawned, so that its drop tells also when the runtime never ran it.
+/// Made before it is spawned, so its drop reports even if the runtime never ran it.
 struct SearchTask {
     shared: Arc<Shared>,
     seeds: Seeds,
@@ -216,7 +215,7 @@ impl SearchTask {
             let not_before = shared.change(|change| {
                 let search = &mut change.state.search;
                 search.is_due = false;
-                // A fleet that hears of a change at the same moment does not ask at the same moment.
+                // Jitter: a fleet hears of a change at the same moment.
                 let jitter = SEARCH_PAUSE.mul_f64(rand::random_range(0.5..=1.5));
                 let has_map = !change.state.owners.is_empty();
                 let jitter = has_map.then(|| Instant::now() + jitter);
@@ -247,8 +246,7 @@ impl SearchTask {
         }
     }
 
-    /// Settles now and then until `future` has ended: slots whose node is known and connected do not wait
-    /// for the map.
+    /// Settles now and then until `future` ends: slots whose node is known and connected do not wait for the map.
     async fn settling<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         loop {
@@ -293,8 +291,7 @@ impl Drop for SearchTask {
     }
 }
 
-/// A request that is routed again after a pause. Dropped before that, its runtime has gone: then it is
-/// answered.
+/// A request that is routed again after a pause. If its runtime ends before that, it is answered when it is dropped.
 struct DelayedRequest {
     shared: Arc<Shared>,
     request: Option<Request>,

@@ -27,7 +27,7 @@ use crate::store::notifier::OrderedNotifier;
 use crate::store::send_window::{SendWindow, Sendable};
 use crate::user_code::log;
 
-/// A node's place in the list of all that a session knows.
+/// A node's index in the session's list.
 pub(super) type NodeId = usize;
 
 pub(super) struct RedisSession {
@@ -39,19 +39,19 @@ pub(super) struct Shared {
     pub(super) topology: Topology,
     pub(super) config: SessionConfig,
     pub(super) names: Arc<Names>,
-    /// How many replicas must have what is acquired.
+    /// How many replicas must have an acquisition.
     pub(super) min_replicas: Option<MinReplicas>,
     pub(super) script: &'static Script,
     notifier: OrderedNotifier,
     state: Mutex<State>,
     warned: Warned,
-    /// Whether a task is to be started as soon as somebody comes with a runtime.
+    /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
     /// True when the session was dropped.
     closing: watch::Sender<bool>,
 }
 
-/// What was said in the log already.
+/// What was logged already.
 #[derive(Default)]
 struct Warned {
     no_push: AtomicBool,
@@ -138,7 +138,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and then does what follows from that.
+    /// Changes the state, and then runs the effects of the change.
     pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut Change<'_>) -> R) -> R {
         let mut effects = Effects::default();
         let mut state = self.lock();
@@ -149,7 +149,7 @@ impl Shared {
         });
         let tells = !effects.events.is_empty();
         if tells {
-            // Under the lock: it is told in the order of the changes.
+            // Queued under the lock, so events keep the order of the changes.
             self.notifier.put(effects.events.drain(..));
         }
         drop(state);
@@ -158,11 +158,11 @@ impl Shared {
             self.notifier.tell();
         }
         for (answer, key_status) in effects.looks.drain(..) {
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = answer.send(key_status);
         }
         for task in effects.tasks {
-            // Without a runtime it is dropped, which it tells the session.
+            // Without a runtime the task is dropped, and its drop tells the session.
             if let Ok(runtime) = Handle::try_current() {
                 runtime.spawn(run_task(self.config.listener.clone(), task));
             }
@@ -170,12 +170,12 @@ impl Shared {
         result
     }
 
-    /// A task was dropped with its runtime: somebody with another runtime is to start the next one.
+    /// A task was dropped with its runtime. A caller with another runtime starts the next one.
     pub(super) fn lack_task(&self) {
         self.lacks_task.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a task can be started here. If not, somebody with a runtime is to start it.
+    /// Whether a task can be started here. If not, a caller with a runtime starts it later.
     pub(super) fn has_runtime(&self) -> bool {
         let has_one = Handle::try_current().is_ok();
         if !has_one {
@@ -191,7 +191,7 @@ impl Shared {
     /// Resolves when the session is dropped.
     pub(super) async fn closed(&self) {
         let mut closing = self.closing.subscribe();
-        // An error would mean that this sender is gone.
+        // An error would mean that the sender is dropped.
         let _ = closing.wait_for(|is_closed| *is_closed).await;
     }
 
@@ -204,8 +204,7 @@ impl Shared {
         request.slot = self.names.slot(request.key());
         self.change(|change| {
             if self.is_cluster() {
-                // Notices that a lock is free need a subscription each: who listens asks by its
-                // policy instead (W7).
+                // Each subscriber to notices needs a subscription of its own, so waiters here poll instead (W7).
                 request.listen_to_nothing();
                 let is_heard = change.state.subscriptions.contains(request.key());
                 request.attempts_first = request.is_enter() && !is_heard;
@@ -250,12 +249,12 @@ impl Shared {
     /// Whether the registry holds or waits for a key of this node.
     pub(super) fn is_needed(self: &Arc<Self>, id: NodeId) -> bool {
         let slots = self.change(|change| change.slots_of(id));
-        // Without the lock: the registry has one of its own.
+        // Not under our lock: the registry takes its own.
         let listener = self.config.listener.upgrade();
         listener.is_some_and(|listener| listener.uses(&self.scope(slots)))
     }
 
-    /// When the node's task is to connect; `None`: not at all, and the task ends.
+    /// When the node's task connects next. `None`: never, and the task ends.
     pub(super) fn next_attempt(self: &Arc<Self>, id: NodeId) -> Option<Option<Instant>> {
         let is_needed = self.is_needed(id);
         self.change(|change| {
@@ -265,7 +264,7 @@ impl Shared {
                 return Some(node.backoff.not_before());
             }
             node.has_task = false;
-            // Nobody there waits to be told.
+            // Nobody waits for grants there.
             let slots = change.slots_of(id);
             change.state.unsettled.retain(|slot| !slots.contains(slot));
             if slots.is_empty() {
@@ -357,7 +356,7 @@ impl Shared {
             node.is_lost = true;
             node.backoff.failed(Instant::now(), stood_since);
             unsent.append(&mut node.inbox);
-            // What could not be sent waits for the next attempt, once.
+            // Unsent requests wait for the next attempt, once.
             let goes_again = |request: &mut Request| {
                 request.held.is_none() && (request.asking.is_some() || stood_since.is_some())
             };
@@ -371,8 +370,8 @@ impl Shared {
         });
     }
 
-    /// The node's task has ended. `has_begun`: it was polled; else a runtime on its way down has
-    /// dropped it, and an answer could start the next task on that runtime, without end.
+    /// The node's task has ended. `has_begun`: it was polled. Otherwise its runtime is shutting down and has dropped
+    /// it; an answer could start the next task on that runtime, without end.
     pub(super) fn abandoned(
         self: &Arc<Self>,
         id: NodeId,

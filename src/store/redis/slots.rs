@@ -1,4 +1,4 @@
-//! Which slot a name lies in, and the shortest hash tag for each slot.
+//! The slot of a name, and the shortest hash tag for each slot.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -14,7 +14,7 @@ pub(super) type SlotSet = BTreeSet<Slot>;
 
 pub(super) const SLOTS: usize = 16_384;
 
-/// The slot of a name, or of the hash tag in it.
+/// The slot of a name, or of its hash tag.
 pub(super) fn slot(name: &str) -> Slot {
     slot_of(hash_tag(name).unwrap_or(name))
 }
@@ -26,19 +26,19 @@ fn slot_of(hashed: &str) -> Slot {
 /// The checksum that the specification of Redis Cluster names.
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
-/// Tags are tried in this order. All processes must make the same, so it never changes.
+/// Tags are tried in this order. It never changes, since all processes must get the same tags.
 const LETTERS: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// For each slot the shortest hash tag that is in it: a fence's name ends with one, between braces.
+/// The shortest hash tag of each slot. A fence's name ends with one, in braces.
 #[derive(Debug)]
 pub(super) struct Tags(Box<[Box<str>]>);
 
-/// Those for all prefixes without a brace.
+/// The tags for all prefixes without a brace.
 static USUAL: LazyLock<Arc<Tags>> = LazyLock::new(|| Arc::new(Tags::make("")));
 
 impl Tags {
-    /// The tags for the fences of a prefix. One with an open brace makes all that follows it part of
-    /// the hash tag, so it needs others.
+    /// The tags for the fences of a prefix. A prefix with an open brace makes all that follows part of the hash tag,
+    /// so it needs other tags.
     pub(super) fn after(prefix: &str) -> Arc<Self> {
         match prefix.split_once('{') {
             None => USUAL.clone(),
@@ -50,7 +50,7 @@ impl Tags {
         &self.0[usize::from(slot)]
     }
 
-    /// Tries all texts, the shortest first, after that `before` them.
+    /// Tries all texts, the shortest first, with `before` in front of them.
     fn make(before: &str) -> Self {
         let mut tags = vec![Box::<str>::default(); SLOTS];
         let (mut missing, mut texts) = (SLOTS, (1..).map(text));
@@ -67,7 +67,7 @@ impl Tags {
     }
 }
 
-/// The texts from 1 on, in their order: the shortest first, the last letter counts fastest.
+/// The texts in order: the shortest first; the last letter changes fastest.
 fn text(number: usize) -> String {
     match number.checked_sub(1) {
         None => String::new(),

@@ -1,4 +1,4 @@
-//! A connection's stream: how it is opened, and how much may come on it.
+//! A connection's stream: how it is opened, and how long a message on it may be.
 
 use std::io;
 use std::pin::Pin;
@@ -28,11 +28,11 @@ use super::fault::Fault;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
 
-/// How many requests the client library takes before it makes their senders wait. The send window of
-/// a session is far smaller, so that it never does.
+/// How many requests the client library takes before their senders wait. The send window of a session is far smaller,
+/// so that never happens.
 const QUEUE: usize = 1024;
 
-/// How many bytes a message may have: far more than any reply to a session.
+/// The longest message in bytes: far more than any reply to a session.
 const LONGEST_MESSAGE: usize = 16 << 20;
 
 /// Who opens the stream.
@@ -48,11 +48,10 @@ pub(super) enum Opener {
     Client,
 }
 
-/// A connection, and the task that moves its bytes. Dropped, it closes the connection with all that
-/// was not written.
+/// A connection, and the task that moves its bytes. Dropping it closes the connection; unwritten bytes are lost.
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
-    /// Never ends where the client library opened the stream and so moves the bytes by itself.
+    /// Never ends if the client library opened the stream, which then moves the bytes itself.
     driver: JoinSet<()>,
 }
 
@@ -67,7 +66,7 @@ impl Link {
         let received = Received::default();
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(within))
-            // A session watches for silence itself.
+            // A session detects silence itself.
             .set_response_timeout(None)
             .set_pipeline_buffer_size(QUEUE);
         if info.redis_settings().protocol() == ProtocolVersion::RESP3 {
@@ -127,12 +126,12 @@ impl Link {
         Self { connection, driver }
     }
 
-    /// Resolves when the connection has ended: what it brought is here, and calls under way err.
+    /// Resolves when the connection has ended. All that it received is available then, and pending calls fail.
     pub(super) async fn ended(&mut self) {
         self.driver.join_next().await;
     }
 
-    /// Sends one command, and waits for its reply no longer than `within`.
+    /// Sends one command, and waits for its reply for `within` at most.
     pub(super) async fn ask(
         &mut self,
         command: &Cmd,
@@ -142,7 +141,7 @@ impl Link {
         ask(&mut self.connection, command, address, within).await
     }
 
-    /// The same of several commands, which are sent in one go. Refusals are among the replies.
+    /// The same for several commands in one write. Errors are among the replies.
     pub(super) async fn ask_all(
         &mut self,
         commands: &Pipeline,
@@ -155,7 +154,7 @@ impl Link {
     }
 }
 
-/// Sends one command, and waits for its reply no longer than `within`.
+/// Sends one command, and waits for its reply for `within` at most.
 pub(super) async fn ask(
     connection: &mut MultiplexedConnection,
     command: &Cmd,
@@ -184,7 +183,7 @@ async fn in_time<T>(
     }
 }
 
-/// Connects to all addresses of a host at once; the first that answers is taken.
+/// Connects to all addresses of a host at once, and takes the first that answers.
 async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResult<TcpStream> {
     let addresses = tokio::net::lookup_host((host, port)).await?;
     let attempts: Vec<_> = addresses
@@ -208,12 +207,12 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> RedisResu
 
 /// How many bytes have come since a message began.
 ///
-/// The client keeps a message until its end has come. Where the end of the last one was cannot be
-/// seen from the stream, so the count starts anew at each push, and at each write: a reply follows a
-/// write, and a session that writes notices by itself that no reply comes.
+/// The client library buffers a message until its end. The stream does not show where the last message ended, so the
+/// count starts again at each push and at each write. A reply follows a write, and a session notices a missing reply
+/// itself.
 type Received = Arc<AtomicUsize>;
 
-/// A stream that errs when a message on it is too long.
+/// A stream that fails when a message on it is too long.
 struct Limited {
     stream: Pin<Box<dyn AsyncStream + Send>>,
     received: Received,

@@ -1,9 +1,9 @@
-//! The task that has a second connection to a primary of a cluster: it carries the subscriptions of
-//! the keys that are waited for there.
+//! The task that owns the second connection to a primary of a cluster. It has the subscriptions of the keys that are
+//! waited for there.
 //!
-//! The client takes a `sunsubscribe` that nobody asked for, as when a slot has moved away, for the
-//! answer to its oldest request. So such a push ends this connection, and another one replaces it at
-//! once; the connection for calls does not notice.
+//! When a slot has moved away, the server sends a `sunsubscribe` that nobody asked for. The client library takes it
+//! for the answer to its oldest request. So such a push ends this connection, and another one replaces it at once. The
+//! connection for calls is not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,13 +27,13 @@ use super::subscriptions::Order;
 use crate::store::contract::{KeyScope, StoreEvent};
 use crate::user_code::log;
 
-/// So many subscriptions are unconfirmed at a time.
+/// How many subscriptions may be unconfirmed at a time.
 const UNCONFIRMED: usize = 64;
 
-/// How often keys that nobody waits for any more are left.
+/// How often keys that nobody waits for are unsubscribed.
 const CLEANUP: Duration = Duration::from_secs(1);
 
-/// How often a connection that says nothing is asked whether it is there.
+/// How often an idle connection is probed.
 const PING: Duration = Duration::from_secs(10);
 
 /// What a session knows of the task.
@@ -49,9 +49,9 @@ pub(super) struct SubscriberTask {
     id: NodeId,
     address: Address,
     wake: Arc<Notify>,
-    /// The last connection: the server may take it for one that hears our grants.
+    /// The last connection: the server may still count it as a subscriber.
     predecessor: Option<ClientId>,
-    /// Whether the session knows that it has ended: there may be another by now.
+    /// Whether the session knows that the task has ended: there may be another by now.
     has_ended: bool,
 }
 
@@ -89,7 +89,7 @@ impl SubscriberTask {
         self.has_ended = true;
     }
 
-    /// Connects, and sees that a message that is published in a slot of the node arrives (O4).
+    /// Connects, and checks that a message published in a slot of the node arrives (O4).
     async fn connect(&mut self) -> Result<Connection, Fault> {
         let within = self.shared.config.response_timeout;
         let endpoint = self.shared.topology.endpoint(&self.address, within).await?;
@@ -98,7 +98,7 @@ impl SubscriberTask {
             return Err(self.no_push(ONLY_RESP2.to_owned()));
         };
         let names = &self.shared.names;
-        // A channel of nobody's in a slot of the node.
+        // A channel in a slot of the node that nothing else uses.
         let probe_names = self.shared.probe_names(self.id);
         let [.., channel] = probe_names.unwrap_or_else(|| names.probe_in(0));
         let probe = Probe::new(names);
@@ -122,13 +122,13 @@ impl SubscriberTask {
         if !probe.hear(&mut connection, within).await?.0 {
             return Err(self.no_push(UNHEARD.to_owned()));
         }
-        // The rest is about the probe's channel.
+        // All that follows is about the probe's channel.
         while connection.ready().is_some() {}
         self.predecessor = ClientId::read(&answers[0]);
         Ok(connection)
     }
 
-    /// Ends well when no key of the node is waited for.
+    /// Returns `Ok` when no key of the node is waited for.
     async fn serve(&self, mut connection: Connection) -> Result<(), Fault> {
         let mut cleanup = interval_at(Instant::now() + CLEANUP, CLEANUP);
         cleanup.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -194,7 +194,7 @@ impl SubscriberTask {
         Ok(())
     }
 
-    /// Whether a push says that the order was followed.
+    /// Whether a push confirms the order.
     fn is_done(&self, order: &Order, kind: &PushKind, data: &[Value]) -> bool {
         let wanted = match order.number {
             Some(_) => PushKind::SSubscribe,
@@ -208,7 +208,7 @@ impl SubscriberTask {
         Fault::NoPush { address, reason }
     }
 
-    /// The server took a subscription away.
+    /// The server ended a subscription.
     fn condemned(&self) -> Fault {
         let what = "a subscription changed that nobody asked to";
         Fault::garbled(&self.address, what)
@@ -237,7 +237,7 @@ impl Drop for SubscriberTask {
 }
 
 impl Change<'_> {
-    /// There are new orders for the tasks.
+    /// The tasks have new orders.
     pub(super) fn wake_subscribers(&mut self) {
         let nodes: Vec<_> = self.state.subscriptions.nodes_with_orders().collect();
         for id in nodes {
@@ -264,13 +264,13 @@ impl Change<'_> {
 }
 
 impl Shared {
-    /// When the task is to connect; `None`: not at all, and it ends.
+    /// When the task connects next. `None`: never, and it ends.
     fn next_subscriber_attempt(self: &Arc<Self>, id: NodeId) -> Option<Option<Instant>> {
         self.clean_up_subscriptions(id);
         self.change(|change| {
             let is_wanted = !change.state.is_closed && change.state.subscriptions.is_wanted_at(id);
             if !is_wanted {
-                // Nobody is there to be told what was left.
+                // Nobody is there to tell which keys were left.
                 change.state.subscriptions.lost(id);
             }
             let subscriber = &mut change.state.nodes[id].subscriber;
@@ -283,8 +283,8 @@ impl Shared {
         self.change(|change| change.state.subscriptions.next_order(id))
     }
 
-    /// A connection for subscriptions stands: all are asked for, and grants that came meanwhile are
-    /// made good by entering again.
+    /// A connection for subscriptions is up. All subscriptions are asked for, and grants that were missed are
+    /// recovered by entering again.
     fn subscriber_up(self: &Arc<Self>, id: NodeId) {
         self.change(|change| {
             if change.state.nodes[id].no_push.take().is_some() {
@@ -309,8 +309,8 @@ impl Shared {
         }
         self.change(|change| {
             let node = &mut change.state.nodes[id];
-            // The first replacement of a connection that stood for a while has no pause, if the server
-            // ended a subscription. Perhaps a slot has moved.
+            // If the server ended a subscription, the first replacement of a connection that stood for a while has no
+            // pause. Perhaps a slot has moved.
             let is_condemned = matches!(fault, Fault::Garbled { .. });
             if !is_condemned || stood_since.is_none_or(|since| since.elapsed() < CLEANUP) {
                 node.subscriber.backoff.failed(Instant::now(), stood_since);
@@ -324,7 +324,7 @@ impl Shared {
             }
             if let Fault::NoPush { reason, .. } = &fault {
                 change.state.nodes[id].no_push = Some(reason.clone());
-                // All its keys are to be waited for in another way (W5).
+                // Its keys must be waited for without grants (W5).
                 let slots = change.slots_of(id);
                 change.state.unsettled.extend(&slots);
             }
@@ -345,8 +345,8 @@ impl Shared {
         });
     }
 
-    /// The node followed an order, or refused to. Whoever has lost the slot refuses to be left, too;
-    /// then nothing is heard there any more.
+    /// The node has confirmed an order, or refused it. A node that has lost the slot refuses unsubscriptions, too;
+    /// then no grants come from there any more.
     fn told(self: &Arc<Self>, id: NodeId, order: &Order, refusal: Option<&ErrorReply>) {
         self.change(|change| {
             for request in change.state.subscriptions.told(order, refusal.is_none()) {
@@ -358,12 +358,12 @@ impl Shared {
         });
     }
 
-    /// Leaves the keys that nobody waits for any more; false: no key is left.
+    /// Unsubscribes keys that nobody waits for. Returns false if no key is left.
     fn clean_up_subscriptions(self: &Arc<Self>, id: NodeId) -> bool {
         let keys = self.change(|change| change.state.subscriptions.unused_at(id));
         let listener = self.config.listener.upgrade();
         let waits = |key: &Arc<str>| listener.as_ref().is_some_and(|it| it.waits(key));
-        // Without the lock: it asks the registry, which has a lock of its own.
+        // Not under our lock: it asks the registry, which takes its own.
         let needless: Vec<_> = keys.into_iter().filter(|key| !waits(key)).collect();
         self.change(|change| {
             for key in &needless {

@@ -1,4 +1,4 @@
-//! Which keys of a cluster need their grants heard, and where.
+//! Which keys of a cluster need a subscription to their grants, and at which node.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use crate::store::send_window::Sendable;
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     keys: HashMap<Arc<str>, Subscription>,
-    /// The keys that were subscribed to or left at each node, and of which it was not told yet.
+    /// By node: the keys whose subscription must change, and which the node was not told of yet.
     changed: HashMap<NodeId, VecDeque<Arc<str>>>,
-    /// Counts the subscriptions.
+    /// The number of the last subscription.
     last: u64,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     node: NodeId,
-    /// Differs from that of an earlier subscription to the same key.
+    /// Unlike that of an earlier subscription to the same key.
     number: u64,
     is_confirmed: bool,
-    /// Grants may have been missed since it was confirmed first.
+    /// Grants may have been missed since the first confirmation.
     is_doubtful: bool,
-    /// Whether something was entered since the last look for keys that nobody waits for.
+    /// Whether a ticket was entered since the last clean-up.
     is_used: bool,
-    /// What goes to the node when the subscription is confirmed.
+    /// Requests that are sent when the subscription is confirmed.
     pending: Vec<Request>,
 }
 
-/// What a node is to be told.
+/// An order for a node.
 pub(super) struct Order {
     pub(super) key: Arc<str>,
-    /// Of the subscription that is wanted, if one is.
+    /// The number of the subscription that is wanted, if one is.
     pub(super) number: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Subscriptions {
         self.keys.contains_key(key)
     }
 
-    /// Gives a request back if the grants of its key are heard at `node`; else it waits for that.
+    /// Returns a request if its key is subscribed to at `node`. Otherwise the request waits for that.
     pub(super) fn enter(&mut self, node: NodeId, mut request: Request) -> Option<Request> {
         let key = request.key();
         if self.keys.get(key).is_none_or(|it| it.node != node) {
@@ -72,20 +72,20 @@ impl Subscriptions {
         None
     }
 
-    /// Whether the grants of the key were heard all the time since that subscription.
+    /// Whether the key has been subscribed to without a gap since that subscription.
     pub(super) fn is_heard(&self, key: &str, number: u64) -> bool {
         let subscription = self.keys.get(key);
         subscription.is_some_and(|it| it.is_confirmed && it.number == number)
     }
 
-    /// The nodes whose task is to be told something.
+    /// The nodes whose task has new orders.
     pub(super) fn nodes_with_orders(&self) -> impl Iterator<Item = NodeId> {
         let changed = self.changed.iter().filter(|(_, keys)| !keys.is_empty());
         changed.map(|(node, _)| *node)
     }
 
-    /// What a node is to be told next. However often a key changed, its last order says what is wanted:
-    /// an order is made when it is sent, and each change after that makes another.
+    /// The next order for a node. However often a key changed, its last order says what is wanted: an order is made
+    /// when it is sent, and each change after that makes another.
     pub(super) fn next_order(&mut self, node: NodeId) -> Option<Order> {
         let key = self.changed.get_mut(&node)?.pop_front()?;
         let wanted = self.keys.get(&key).filter(|it| it.node == node);
@@ -93,7 +93,7 @@ impl Subscriptions {
         Some(Order { key, number })
     }
 
-    /// The node followed an order, or refused to: what waited for that.
+    /// The node has confirmed an order, or refused it. Returns what waited for that.
     pub(super) fn told(&mut self, order: &Order, is_followed: bool) -> Vec<Request> {
         let subscription = self.keys.get_mut(&order.key);
         let Some(subscription) = subscription.filter(|it| order.number == Some(it.number)) else {
@@ -112,8 +112,8 @@ impl Subscriptions {
         pending
     }
 
-    /// A new connection to the node has no subscription yet: each is asked for again. Returns the
-    /// keys that had been confirmed before, whose grants may have been missed.
+    /// A new connection to the node has no subscriptions, so each is asked for again. Returns the keys that were
+    /// confirmed before: their grants may have been missed.
     pub(super) fn renew(&mut self, node: NodeId) -> HashSet<Arc<str>> {
         let mut doubtful = HashSet::new();
         let mut here = VecDeque::new();
@@ -127,7 +127,7 @@ impl Subscriptions {
         doubtful
     }
 
-    /// The connection that carried the subscriptions at the node has ended.
+    /// The connection with the subscriptions at the node has ended.
     pub(super) fn lost(&mut self, node: NodeId) {
         self.changed.remove(&node);
         for subscription in self.keys.values_mut().filter(|it| it.node == node) {
@@ -137,8 +137,8 @@ impl Subscriptions {
         }
     }
 
-    /// No connection could be made for the subscriptions at the node, either. Forgets those that never
-    /// were, so that their keys are attempted again; returns what waited.
+    /// No connection for subscriptions could be made at the node. Forgets those that were never confirmed, so that
+    /// their keys are attempted again. Returns what waited.
     pub(super) fn take_pending(&mut self, node: NodeId) -> Vec<Request> {
         let mut pending = Vec::new();
         self.keys.retain(|_, it| {
@@ -150,19 +150,19 @@ impl Subscriptions {
         pending
     }
 
-    /// Whether any key is to be heard at the node.
+    /// Whether any key at the node needs a subscription.
     pub(super) fn is_wanted_at(&self, node: NodeId) -> bool {
         self.keys.values().any(|it| it.node == node)
     }
 
-    /// The keys at the node into which nothing was entered since the last call.
+    /// The keys at the node without a new ticket since the last call.
     pub(super) fn unused_at(&mut self, node: NodeId) -> Vec<Arc<str>> {
         let here = self.keys.iter_mut().filter(|(_, it)| it.node == node);
         let unused = here.filter_map(|(key, it)| (!std::mem::take(&mut it.is_used)).then_some(key));
         unused.cloned().collect()
     }
 
-    /// The key is not waited for any more, as far as nothing is pending.
+    /// The key is not waited for any more, unless something is pending.
     pub(super) fn leave(&mut self, node: NodeId, key: &Arc<str>) {
         if let Some(subscription) = self.keys.get(key)
             && subscription.node == node
@@ -230,9 +230,8 @@ mod tests {
         assert!(!subscriptions.is_wanted_at(0) && subscriptions.is_wanted_at(1));
     }
 
-    /// Its subscription was on its way when the key was left and entered again. Its answer comes
-    /// before that to the order to leave: whoever believed it would enter a ticket whose grants are
-    /// not heard.
+    /// The key was left and entered again while its subscription was in flight. The answer to that comes before the
+    /// answer to the unsubscription. If it counted, a ticket would be entered whose grants do not arrive.
     #[test]
     fn the_answer_to_an_earlier_subscription_confirms_nothing() {
         let mut subscriptions = Subscriptions::default();
