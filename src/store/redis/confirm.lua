@@ -1,5 +1,5 @@
--- Writes something that comes after what made these owners the holders, in the stream that goes to the replicas, and
--- changes nothing.
+-- Writes something that changes nothing. In the replication stream it comes after the writes that made these owners
+-- the holders.
 --
 -- KEYS  the locks
 -- ARGV  the owner of each
@@ -8,8 +8,8 @@
 local answers, written = {}, false
 for i, lock in ipairs(KEYS) do
   local left = redis.call('GET', lock) == ARGV[i] and redis.call('PTTL', lock) or 0
-  -- One write is enough for all of them. It says again when the lock ends, and never ends it: nothing is left of one
-  -- that ends in this very millisecond.
+  -- One write is enough for all of them. It sets the lock's expiry to its present value, and never ends the lock:
+  -- one that expires in this millisecond is left alone.
   written = written or left > 0 and redis.call('PEXPIRE', lock, left)
   answers[i] = left > 0 and 1 or 0
 end

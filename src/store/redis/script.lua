@@ -1,26 +1,26 @@
--- Every op on locks. One call does any number of ops, each on another lock. An op that fails harms no
--- other: it has done nothing, or it has left a lock whose owner knows of it (S1).
+-- All operations on locks. One call runs any number of operations (ops), each on another lock. A failed op does
+-- not affect the others: it has done nothing, or it has left a lock whose owner knows of it (S1).
 --
--- KEYS  the lock of each op; for R..V and I then the queue of each; for R..V then the listeners of
---       each, and the fence
+-- KEYS  the lock of each op; for R..V and I then the queue of each; for R..V then the subscribers
+--       of each, and the fence
 -- ARGV  the call's number; a letter for each op; the last server time at which A, E, L and D are of use
 --       (O5); the owner of each op; then the second and the third argument of each op. Empty arguments
 --       at the end may be left out.
 --         A attempt: ttl      R release              Y yield: ttl, new owner        N renew: ttl
 --         E enter: ttl, score W withdraw: ttl        D adopt: ttl, present value    F free, without hand-over
---         L listen: ttl       U unlisten             V raise the fence: epoch, age  I inspect
+--         L subscribe: ttl    U unsubscribe          V raise the fence: epoch, age  I inspect
 --       P probe, alone: KEYS are a lock that never exists and its queue; the owner is a channel or
 --       '', the second argument is what to publish there.
 -- ->    the call's number, the server's time or '', and for each op one of these; as one text with
 --       spaces between, or as an array if a table is among them:
 --         won: its epoch              busy:<ms left, or -1>:<score or ''>
 --         R, W, U, F: 1 was held, 0 was not      N: 1 renewed     V: seconds that the server is up, or -1
---         stale  lost  not-old  more: the same op is to be sent again
+--         stale  lost  not-old  more: the same op must be sent again
 --         I: {'key_status', value or nil, ms left or negative, tickets}        {'error', text}
 --
--- Times are in µs, ttls in ms. What comes before the shortest path runs in every call. A reply of nested
--- tables costs the server as much as two commands; a function, and each variable that it takes from
--- outside, costs half a command.
+-- Times are in µs, ttls in ms. The code above the shortest path runs in every call. A reply of nested
+-- tables costs the server as much as two commands; a function, and each outer variable that it uses,
+-- costs half a command.
 
 -- On a cluster grants go through the shard that has the lock's slot, by a channel for each lock.
 local publish, numsub, sharded = 'PUBLISH', 'NUMSUB', false
@@ -37,8 +37,8 @@ local function read_clock()
 end
 
 if ops == 'P' then
-  -- O4: servers do not say beforehand which command they refuse a script. So each that the script
-  -- needs is tried in a form that changes nothing, and all that are missing are named at once.
+  -- O4: servers do not say in advance which commands they refuse in a script. So each command is tried in
+  -- a form that changes nothing, and all that are refused are named at once.
   local needed = [[time,get L,mget L,set L x XX,del L,pttl L,pexpire L 1,exists Q,zadd Q XX 0 x,zrem Q x,
     zrange Q 0 0,zscore Q x,zcard Q,pubsub|]] .. numsub:lower()
   local meant = { L = KEYS[1], Q = KEYS[2], C = ARGV[4], M = ARGV[5] }
@@ -72,10 +72,10 @@ end
 if of_use ~= '' then
   read_clock()
 end
--- All keys of a call are looked at in one or two commands. What these do not tell, the op asks again.
+-- All keys of a call are read by one or two commands. An op reads what these do not show.
 local found = fence and (count > 1 or ops == 'R' or of_use ~= '') and try('EXISTS', unpack(KEYS, 1, 3 * count))
 
--- The shortest path: one lock that is free, or is released, and nobody waits. F1, F3: as in `next_epoch`.
+-- The shortest path: one lock that is free or released, and an empty queue. F1, F3: as in `next_epoch`.
 if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and clock <= of_use then
   local last = try('SET', fence, clock, 'KEEPTTL', 'GET')
   local is_later = not last or (tonumber(last) or 9e15) < now
@@ -89,8 +89,8 @@ elseif found == 1 and ops == 'R' and try('GET', KEYS[1]) == ARGV[4] and try('DEL
 end
 
 -- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
--- every op. A double counts no further than 2^53. KEEPTTL: a key that is no fence is left as it was.
--- F3: `n .. ''` would lose the last digits of a number of 16. To spell one costs more than to reuse `clock`.
+-- every op. A double is exact up to 2^53. KEEPTTL: a key that is no fence is left as it was.
+-- F3: `n .. ''` would lose the last digits of a number of 16. Formatting one costs more than reusing `clock`.
 local function next_epoch()
   if not epoch then
     local last = count == 1 and clock or string.format('%d', now + count - 1)
@@ -110,13 +110,13 @@ end
 
 local reply, values = { ARGV[1], clock or '' }, found ~= 0 and count > 1 and try('MGET', unpack(KEYS, 1, count)) or {}
 
--- A table among the answers is no text.
+-- Answers with a table cannot be joined into one text.
 local function finish()
   local is_flat, text = pcall(table.concat, reply, ' ')
   return is_flat and text or reply
 end
 
--- The same for many locks, before anything is made that only others need.
+-- The same for many locks, before the functions that other ops need are created.
 if fence and count > 1 then
   local held, free, freed = 0, {}, {}
   for i = 1, count do
@@ -137,7 +137,7 @@ if fence and count > 1 then
       end
     end
   end
-  -- First, since it frees memory (S1). A refused one has deleted nothing.
+  -- First, since it frees memory (S1). If it is refused, nothing was deleted.
   if freed[1] and try('DEL', unpack(freed)) ~= #freed then
     freed, reply = {}, { ARGV[1], clock or '' }
   end
@@ -157,13 +157,13 @@ if not now then
   reply[2] = clock
 end
 local prefix = fence and string.match(fence, '^(.*):~fence')
--- G3: how many tickets and listeners of registries that are gone one call clears.
+-- G3: how many tickets and subscribers of dead registries one call removes.
 local clears = 100
 local TICKET, LISTENER = '^(([^%s:]+):%d+) ([1-9]%d*)$', '^(([^%s:]+):%d+)$'
 
--- The first in a queue, or of the listeners, whose registry is there: its channel has a subscriber.
--- (What PUBLISH returns says nothing: replicas pass messages on, and patterns make the dead look
--- alive.) Those before it are dropped, and nothing is published to them (S2).
+-- The first member of a queue, or of the subscribers, whose registry is alive: its channel is subscribed to.
+-- (The result of PUBLISH proves nothing: replicas pass messages on, and pattern subscriptions count, too.)
+-- Members before it are dropped, and nothing is published to them (S2).
 local function first_live(op, set, pattern)
   while true do
     local head = redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')
@@ -182,10 +182,10 @@ local function first_live(op, set, pattern)
   end
 end
 
--- Adds a ticket or a listener, or leaves it where it stands (K1). The place named before is kept,
--- unless the clock has been set back behind it (K2). Removing the last member deletes a set and its
--- expiry with it, so each ZADD sets that anew: 60 s more than the lock lasts, never shorter (K3). The
--- second beyond saves the next one the write.
+-- Adds a ticket or a subscriber, or leaves it where it is (K1). Its earlier score is kept, unless the clock
+-- has been set back behind it (K2). Removing the last member deletes a set and its expiry, so each ZADD
+-- sets the expiry again: 60 s more than the lock lasts, never shorter (K3). One more second saves the next
+-- ZADD that write.
 local added
 local function stand(set, member, place, left)
   if not place or place > now then
@@ -202,8 +202,8 @@ local function stand(set, member, place, left)
   return score
 end
 
--- S2: gives the lock to the first ticket, and `member` joins `set` meanwhile. The ticket leaves first,
--- since that frees memory: a full server refuses a script whose first write takes some. State first,
+-- S2: gives the lock to the first ticket, and adds `member` to `set`. The ticket is removed first, since
+-- that frees memory: a full server refuses a script whose first write needs memory. State first,
 -- publish last: a lock whose owner cannot be told is free (S1).
 local function hand_over(op, head, owner, ttl, channel, set, member, place)
   op.head, added = head, nil
@@ -219,8 +219,8 @@ local function hand_over(op, head, owner, ttl, channel, set, member, place)
   return place
 end
 
--- Serves the first ticket, or else frees the lock if it was held. W7: then the first listener is told
--- that the lock is free, and nobody else gets it for the 100 ms that it may take to ask.
+-- Serves the first ticket, or else frees the lock if it was held. W7: then the first subscriber is notified,
+-- and the lock is kept for it for 100 ms, the time that it may take to ask.
 local function let_go(op, held)
   local head, owner, ttl, channel = first_live(op, op.queue, TICKET)
   if head then
@@ -239,7 +239,7 @@ local function let_go(op, held)
   end
 end
 
--- Whoever has won waits no more. What is wrong with the sets is no affair of the lock's owner.
+-- A winner leaves queue and subscribers. Errors of these sets do not concern the lock's owner.
 local function wait_no_more(op)
   redis.pcall('ZREM', op.queue, op.owner .. ' ' .. op.ttl)
   redis.pcall('ZREM', op.listeners, op.owner)
@@ -252,10 +252,10 @@ local function lengthen(op)
   end
 end
 
--- One function for all letters: to make one for each would cost every call more than its op does.
+-- One function for all letters: creating one for each would cost every call more than its op.
 local function perform(op, letter, known)
   local owner = op.owner
-  -- What MGET shows as nothing may hold no string.
+  -- A key that MGET shows as nil may be of another type.
   local value = type(known) == 'string' and known or redis.call('GET', op.lock)
   local held = value == owner
   if not held and (letter == 'N' or letter == 'V') then
@@ -264,12 +264,12 @@ local function perform(op, letter, known)
     lengthen(op)
     return '1'
   elseif letter == 'F' then
-    -- For a slot that is being moved, where a call that names other keys beside the lock is refused.
+    -- For a slot that is being moved, where a call with keys besides the lock is refused.
     return held and redis.call('DEL', op.lock) == 1 and '1' or '0'
   elseif letter == 'I' then
     return { 'key_status', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue) }
   elseif letter == 'V' then
-    -- The next next_epoch of this call, too, goes on from there.
+    -- The next `next_epoch` of this call continues from there, too.
     local least = tonumber(op.ttl)
     if least >= 9e15 then
       error('ERR no fence can go on from there', 0)
@@ -308,12 +308,12 @@ local function perform(op, letter, known)
     left = redis.call('PTTL', op.lock)
     place = member and stand(set, member, place, left)
   else
-    -- An owner leaves its lock to whoever knows its name, and the queue stays.
+    -- Whoever knows the owner's name may take its lock, and the queue stays.
     local head, first, ttl, channel
     if letter ~= 'D' then
       head, first, ttl, channel = first_live(op, op.queue, TICKET)
     end
-    -- K2: before the connection broke, ours may have stood in front of all that stand now.
+    -- K2: before the connection broke, ours may have been in front of all present tickets.
     if not head or first == owner or place and place <= now and place < tonumber(head[2]) then
       local taken = next_epoch()
       redis.call('SET', op.lock, winner, 'PX', op.ttl)
@@ -331,7 +331,7 @@ for i = 1, count do
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
     local ok, result = pcall(perform, op, sub(ops, i, i), values[i])
     if not ok and op.head then
-      -- S1: a hand-over that failed is undone, and the ticket stands again.
+      -- S1: a failed hand-over is undone, and the ticket is back.
       if added then
         try('ZREM', op.queue, added)
         try('ZREM', op.listeners, added)
@@ -339,8 +339,8 @@ for i = 1, count do
       pcall(stand, op.queue, op.head[1], tonumber(op.head[2]), 0)
     end
     if not ok and op.answer and not result[1] then
-      -- What hinders a hand-over neither keeps the lock locked nor fails the op: waiters find it free by
-      -- themselves (W2).
+      -- An error in the hand-over neither keeps the lock locked nor fails the op: waiters find it free by
+      -- asking (W2).
       local freed = op.frees and try('DEL', op.lock)
       ok = type(freed) ~= 'table'
       result = ok and op.answer or freed
