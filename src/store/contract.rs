@@ -1,9 +1,9 @@
 //! The interface between a registry and a store.
 //!
-//! A store is asked by [`Session::submit`], one op a key at a time (rule O2; renewals excepted),
-//! and answers each op exactly once by [`StoreEvents::on_event`]. An op that it drops without an answer is
-//! noted in the registry's [`LostOps`]. It decides nothing: who waits, when to ask again and what an
-//! answer is worth is the turnstile's business.
+//! A registry sends operations (ops) with [`Session::submit`], one at a time for each key (rule O2), renewals
+//! excepted. The store answers each op exactly once by [`StoreEvents::on_event`]. An op that is dropped without an
+//! answer is noted in the registry's [`LostOps`]. A store decides nothing: the turnstile decides who waits, when to
+//! ask again and what an answer is worth.
 
 use std::any::Any;
 use std::fmt;
@@ -20,33 +20,32 @@ use crate::StoreError;
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
 
-/// One ticket and the tenure it leads to: the sequence in `<instance>:<sequence>`, whose instance
-/// is the session's. Never reused (rule O1).
+/// A ticket and the tenure it leads to: the sequence in `<instance>:<sequence>`, where the instance is the session's.
+/// Never used again (rule O1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
-/// One operation of the store. Each is idempotent for its owner, so it may be sent again when its
-/// answer was lost.
+/// An operation of the store. Each is idempotent for its owner, so it may be sent again if its answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Take the lock if it is free and nobody is before us in the queue.
+    /// Take the lock if it is free and the queue is empty.
     Attempt { owner: Owner, ttl: Duration },
-    /// The same, else enter the queue. `score` is the place that a first answer named (K2).
+    /// The same, or else enter the queue. `score` is the place in the first answer (K2).
     Enter {
         owner: Owner,
         ttl: Duration,
         score: Option<u64>,
     },
-    /// Take the lock as an attempt does, else be told once when it is freed: a [`StoreEvent::Freed`]. It
-    /// gives no turn: of those that listen the first is told, and asks like anybody else. A store
-    /// that cannot tell takes it for an attempt.
+    /// Take the lock as an attempt does, or else subscribe to its release: one [`StoreEvent::Freed`] follows. That is
+    /// no turn: the first subscriber is notified, and asks like any other. A store that cannot notify treats it as an
+    /// attempt.
     Listen { owner: Owner, ttl: Duration },
-    /// Leave the queue, and release the lock if it was granted meanwhile. `ttl` is the ticket's: with it
-    /// the op names the whole ticket (G3).
+    /// Leave the queue, and release the lock if it was granted meanwhile. `ttl` is the ticket's, so that the op names
+    /// the whole ticket (G3).
     Withdraw { owner: Owner, ttl: Duration },
-    /// Stop listening, and release the lock if the last [`Op::Listen`] took it.
+    /// Unsubscribe, and release the lock if the last [`Op::Listen`] took it.
     Unlisten { owner: Owner },
-    /// Give the lock to the first live ticket, else free it.
+    /// Give the lock to the first live ticket, or else free it.
     Release { owner: Owner },
     /// Release, and enter the end of the queue under a new owner.
     Yield {
@@ -54,28 +53,27 @@ pub enum Op {
         new: Owner,
         ttl: Duration,
     },
-    /// Make the lock last `ttl` from now, if that is longer than what it has. `within`, counted from
-    /// when the session takes the op, is how long the lease still lasts: a renewal that cannot be
-    /// answered by then is not sent (G4).
+    /// Extend the lock to `ttl` from now, unless it lasts longer already. `within`, counted from when the session
+    /// takes the op, is how long the lease still lasts: a renewal that cannot be answered by then is not sent (G4).
     Renew {
         owner: Owner,
         ttl: Duration,
         within: Duration,
     },
-    /// Take the lock over from the owner that left it: `from` is the whole value of its key,
-    /// perhaps another registry's. Whoever stands in the queue stays there.
+    /// Take over the lock from the owner that left it. `from` is the whole value of its key, perhaps of another
+    /// registry. The queue stays as it is.
     Adopt {
         owner: Owner,
         from: Arc<str>,
         ttl: Duration,
     },
-    /// Make the next epoch of this store greater than `epoch`, which another store of a quorum made,
-    /// if the lock is the owner's. `age`: whether the answer is to name the store's age.
+    /// Raise the next epoch of this store above `epoch`, which another store of a quorum made, if the owner has the
+    /// lock. `age`: whether the answer must have the store's age.
     Raise { owner: Owner, epoch: u64, age: bool },
 }
 
 impl Op {
-    /// Whose op it is; of a yield, the old owner.
+    /// The owner of the op; for a yield, the old owner.
     pub(crate) fn owner(&self) -> Owner {
         match *self {
             Self::Attempt { owner, .. }
@@ -92,35 +90,32 @@ impl Op {
     }
 }
 
-/// What the store did about an op.
+/// What the store did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// To attempt, enter, listen, yield and adopt: the lock is the (new) owner's for its ttl, counted from
-    /// this very command (S3), under a fresh epoch from the fence.
+    /// To attempt, enter, listen, yield and adopt: the (new) owner has the lock for its ttl, counted from this command
+    /// (S3), with a new epoch from the fence.
     Won { epoch: u64 },
-    /// To attempt, enter, listen and yield: another has the lock, for `left` unless it is prolonged
-    /// (`None`: it has no ttl). `score` is the place of our ticket, or of who listens, if there is
-    /// one.
+    /// To attempt, enter, listen and yield: another owner has the lock, for `left` unless it is renewed (`None`: it
+    /// has no ttl). `score` is the place of our ticket or subscription, if there is one.
     Busy {
         left: Option<Duration>,
         score: Option<u64>,
     },
-    /// To yield and adopt: the lock was not the old owner's, so nothing was written. To adopt it says
-    /// that it is not the new owner's either.
+    /// To yield and adopt: the old owner did not have the lock, so nothing was written. For an adoption the new owner
+    /// does not have it either.
     NotOld,
-    /// To release and withdraw: done. `held`: the lock was this owner's until now.
+    /// To release and withdraw: done. `held`: this owner had the lock until now.
     Gone { held: bool },
-    /// To renew: the lock is the owner's for the ttl, counted from this command, or longer.
+    /// To renew: the owner has the lock for the ttl, counted from this command, or longer.
     Renewed,
-    /// To raise: done. `age`: for how long at least the store has forgotten nothing, if that was
-    /// asked for and can be told.
+    /// To raise: done. `age`: the store has lost nothing for at least this long, if that was asked for and is known.
     Raised { age: Option<Duration> },
-    /// To renew and raise: the lock is another's, or nobody's.
+    /// To renew and raise: another owner has the lock, or none.
     Lost,
 }
 
-/// An outcome, and the store's time when it came about; after a release perhaps an earlier one, the
-/// last that it told.
+/// An outcome, and the store's time at that moment. After a release it may be an earlier time, the last known one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub at: ServerTime,
@@ -134,12 +129,12 @@ pub enum OpError {
     Unknown(StoreError),
     /// There was no connection to send it on: it was not done.
     Unsent(StoreError),
-    /// The store answered that it would not do it: it was not done.
+    /// The store refused it: it was not done.
     Refused(StoreError),
-    /// A renewal was not sent, since its answer could not have come in time. The connection is well.
+    /// A renewal was not sent, since its answer could not have come in time. The connection is fine.
     TooLate(StoreError),
-    /// It gave us the lock, which does not count, since too few of those who have to know of it do. The
-    /// lock is, or was, the owner's: it is to be given back, and the owner retired.
+    /// It gave us the lock, but too few replicas or nodes confirmed it, so it does not count. The owner has, or had,
+    /// the lock: it must be released, and the owner retired.
     Unconfirmed(StoreError),
 }
 
@@ -158,7 +153,7 @@ impl OpError {
     }
 }
 
-/// The store gave a free lock to one of our tickets.
+/// The store gave the lock to one of our tickets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub owner: Owner,
@@ -170,7 +165,7 @@ pub struct Grant {
 /// What a session reports to the registry that opened it.
 #[derive(Debug)]
 pub enum StoreEvent {
-    /// The one answer to an op that was submitted.
+    /// The one answer to a submitted op.
     Replied {
         submitted: SubmittedOp,
         result: OpResult,
@@ -183,18 +178,18 @@ pub enum StoreEvent {
         grant: Grant,
         error: StoreError,
     },
-    /// A lock was freed that one of our owners listened for. It may be another's again.
+    /// A lock was freed that one of our owners had subscribed to. Another may have it by now.
     Freed { key: Arc<str> },
-    /// A new connection stands, and what the store knew of our tickets for the keys in `scope` may be
-    /// gone: their leases are renewed and their tickets entered again (O4).
+    /// A new connection is up, and the store may have lost our tickets for the keys in `scope`: their leases are
+    /// renewed and their tickets entered again (O4).
     Up {
         scope: KeyScope,
-        /// Whether grants for these keys can reach us; else nobody must stand in their queues (W5).
+        /// Whether grants for these keys can arrive. If not, no ticket may be in their queues (W5).
         queue: bool,
-        /// Whether no part of the store is known to be away any more.
+        /// Whether no part of the store is known to be down.
         complete: bool,
     },
-    /// A connection is gone, or could not be made. Told after the ops that it took along. An `Up`
+    /// A connection is lost, or could not be made. Sent after the answers to the ops that were lost with it. An `Up`
     /// follows for each key in `scope` that was in use.
     Down { scope: KeyScope, error: StoreError },
 }
@@ -204,7 +199,7 @@ pub enum StoreEvent {
 pub enum KeyScope {
     /// All keys.
     All,
-    /// The keys for which this is true.
+    /// The keys for which this returns true.
     Keys(Arc<dyn Fn(&str) -> bool + Send + Sync>),
 }
 
@@ -227,7 +222,7 @@ impl fmt::Debug for KeyScope {
 }
 
 impl StoreEvent {
-    /// The whole store is there.
+    /// The whole store is up.
     pub(crate) fn up(queue: bool) -> Self {
         Self::Up {
             scope: KeyScope::All,
@@ -236,13 +231,13 @@ impl StoreEvent {
         }
     }
 
-    /// The whole store is away.
+    /// The whole store is down.
     pub(crate) fn down(error: StoreError) -> Self {
         let scope = KeyScope::All;
         Self::Down { scope, error }
     }
 
-    /// Whether it speaks of one key alone.
+    /// Whether it is about one key alone.
     pub(crate) fn is_of_a_key(&self) -> bool {
         matches!(
             self,
@@ -254,26 +249,25 @@ impl StoreEvent {
     }
 }
 
-/// The registry, as its session sees it.
+/// The registry, as its session knows it.
 pub trait StoreEvents: Send + Sync {
-    /// Handles events in this order, such as the answers of one call. May be called from any thread, with
-    /// no lock held that [`Session::submit`] takes.
+    /// Handles events in this order, such as the answers of one call. May be called from any thread, without a lock
+    /// that [`Session::submit`] takes.
     fn on_events(&self, events: Vec<StoreEvent>);
 
-    /// The same for one event.
+    /// Handles one event.
     fn on_event(&self, event: StoreEvent) {
         self.on_events(vec![event]);
     }
 
-    /// Whether a lease is held, or a caller waits, for any key in `scope`: then the store keeps its
-    /// connections for these keys open. May be slow: called about once a minute.
+    /// Whether a lease is held, or a caller waits, for any key in `scope`: then the store keeps its connections for
+    /// these keys. May be slow: it is called about once a minute.
     fn uses(&self, scope: &KeyScope) -> bool;
 
-    /// Whether a ticket for the key may stand in its queue, or be entered soon: then its grants must
-    /// reach us.
+    /// Whether a ticket for the key may be in its queue, or be entered soon: then its grants must arrive.
     fn waits(&self, key: &str) -> bool;
 
-    /// A task of the session has panicked: what it knew is lost, and the registry closes.
+    /// A task of the session has panicked. Its state is lost, and the registry closes.
     fn failed(&self, panicked: &(dyn Any + Send));
 }
 
@@ -286,29 +280,29 @@ pub(crate) async fn run_task(listener: Weak<dyn StoreEvents>, task: impl Future<
     }
 }
 
-/// Who opens a session.
+/// The settings of a session.
 #[derive(Clone)]
 #[allow(
     missing_debug_implementations,
     reason = "whom it tells is not for printing"
 )]
 pub struct SessionConfig {
-    /// Before every name in the store.
+    /// The first part of every name in the store.
     pub prefix: Arc<str>,
     /// The registry's id: random bits, after its name and `~` if it has one.
     pub instance: Arc<str>,
-    /// How long the registry's locks last unless they say otherwise.
+    /// The default ttl of the registry's locks.
     pub ttl: Duration,
-    /// How long the oldest unanswered op may take before the connection is given up.
+    /// How long the oldest unanswered op may take before its connection is given up.
     pub response_timeout: Duration,
     /// The registry, which gets the events.
     pub listener: Weak<dyn StoreEvents>,
 }
 
-/// What a lock looks like in the store.
+/// A lock as it is in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyStatus {
-    /// The value of the lock key: an owner as text, or what a foreign lock put there.
+    /// The value of the lock key: an owner as text, or what a foreign lock wrote there.
     pub owner: Option<String>,
     /// How long it lasts; `None` if it is free or has no ttl.
     pub left: Option<Duration>,
@@ -318,23 +312,22 @@ pub struct KeyStatus {
 
 /// One registry's session with a store. Dropping it ends its connection and its tasks.
 pub trait Session: Send + Sync {
-    /// Starts the session's tasks on the caller's runtime if they are needed and do not run, perhaps
-    /// because the runtime that they ran on has gone. Called at every arrival, and now and then while
-    /// anything is waited for, so it must cost next to nothing. Does nothing on a thread without a
-    /// runtime, and shortens no pause between two attempts to connect (G1).
+    /// Starts the session's tasks on the caller's runtime, if they are needed and do not run, perhaps because their
+    /// runtime has ended. It is called at every arrival, and now and then while anybody waits, so it must be cheap. On
+    /// a thread without a runtime it does nothing. It does not shorten the pause before an attempt to connect (G1).
     fn start(&self);
 
-    /// Takes an op. Its answer comes as [`StoreEvent::Replied`], also when the connection breaks; it may
-    /// come before this returns. Ops of one key are done in the order in which they were taken.
+    /// Takes an op. Its answer comes as [`StoreEvent::Replied`], also if the connection breaks, and perhaps before
+    /// this returns. Ops of one key are done in the order in which they were taken.
     fn submit(&self, submitted: SubmittedOp);
 
-    /// Which server the connection that stands leads to, or the last that did: two sessions that say
-    /// the same are at the same server, by whatever name it is called. Known before [`StoreEvent::Up`] is
-    /// told; `None` if it cannot be known, or is not one server.
+    /// The identity of the server of the present or last connection. Two sessions with the same identity are at the
+    /// same server, whatever its names. It is known before [`StoreEvent::Up`]. `None` if it cannot be known, or is not
+    /// one server.
     fn identity(&self) -> Option<Arc<str>> {
         None
     }
 
-    /// Looks at a lock without touching it.
+    /// Reads the state of a lock without changing it.
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>>;
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`MemoryStore`] | one process, and tests: several registries on one store behave as several processes |
 //! | [`RedisStore`] | processes that share a server, its replicas behind sentinels, or a cluster |
-//! | [`QuorumStore`] | processes that share several servers, some of which may be away |
+//! | [`QuorumStore`] | processes that share several servers, some of which may be down |
 
 pub(crate) mod contract;
 pub(crate) mod memory;
@@ -25,22 +25,22 @@ pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 
-/// Where leases live.
+/// A place where leases are stored.
 ///
-/// Sealed: its ops are not part of the public face until they have stood still. What implements
-/// it: [`MemoryStore`], [`RedisStore`], [`QuorumStore`], and an [`Arc`] of any of them (also of `dyn LockStore`).
+/// Sealed: its operations may still change. Implemented by [`MemoryStore`], [`RedisStore`], [`QuorumStore`], and an
+/// [`Arc`] of any of them (also of `dyn LockStore`).
 pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     /// Opens one registry's session. Does no I/O before [`contract::Session::start`].
     #[doc(hidden)]
     fn open(&self, config: contract::SessionConfig) -> Arc<dyn contract::Session>;
 
-    /// How much of a lease may be over before the store confirms it: each must last longer.
+    /// How much of a lease may pass before the store confirms it: each lease must last longer.
     #[doc(hidden)]
     fn overhead(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Where it keeps leases, as far as it can tell: two that name the same are no two nodes of a quorum.
+    /// Its identity, if known. Two stores with the same identity cannot both be members of a quorum.
     #[doc(hidden)]
     fn place(&self) -> Option<String> {
         None

@@ -1,4 +1,4 @@
-//! Ops on their way to a store and back.
+//! Submitted operations, and those that were lost.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,8 +8,8 @@ use tokio::sync::Notify;
 use super::contract::Op;
 use crate::StoreError;
 
-/// An op that waits for its one answer. Dropped before that, it is noted as lost: somebody waits, and no other op of the
-/// key is sent before the answer (O2).
+/// An op that awaits its one answer. If it is dropped before that, it is noted as lost: a caller waits for it, and no
+/// other op of the key is sent before the answer (O2).
 #[derive(Debug)]
 pub struct SubmittedOp {
     pub key: Arc<str>,
@@ -23,7 +23,7 @@ impl SubmittedOp {
         Self { key, op, lost }
     }
 
-    /// One whose answer nobody awaits.
+    /// An op whose answer nobody awaits.
     pub fn unattended(key: impl Into<Arc<str>>, op: Op) -> Self {
         let (key, lost) = (key.into(), Weak::new());
         Self { key, op, lost }
@@ -46,8 +46,8 @@ impl Drop for SubmittedOp {
 
 /// The ops that a session has lost. Their outcome is unknown.
 ///
-/// They may be dropped under any lock of the session, or by a panic. So they are only noted, and nothing is called that
-/// might lock.
+/// They may be dropped under any lock of the session, or by a panic. So they are only noted here, and nothing is
+/// called that might lock.
 #[derive(Debug, Default)]
 pub struct LostOps {
     ops: Mutex<Vec<(Arc<str>, Op)>>,
@@ -55,7 +55,7 @@ pub struct LostOps {
 }
 
 impl LostOps {
-    /// `wake` is notified of each.
+    /// `wake` is notified of each lost op.
     pub(crate) fn new(wake: Arc<Notify>) -> Self {
         let ops = Mutex::default();
         Self { ops, wake }
@@ -65,13 +65,13 @@ impl LostOps {
         self.lock().is_empty()
     }
 
-    /// In the order in which they were lost.
+    /// Takes them, in the order in which they were lost.
     pub(crate) fn take(&self) -> Vec<(Arc<str>, Op)> {
         mem::take(&mut *self.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Arc<str>, Op)>> {
-        // Every change leaves it whole.
+        // Every change leaves the list consistent.
         self.ops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! One operation that the registry waits for: the nodes' replies to it as votes, and the result as its
-//! answer. It knows neither nodes nor time.
+//! One open operation: the nodes' replies to it as votes, and the result as its answer. It knows neither nodes nor
+//! time.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use super::fault::Fault;
 use crate::StoreError;
 use crate::store::contract::{Op, Outcome, SubmittedOp};
 
-/// How many nodes there are.
+/// The number of nodes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Quorum {
     pub(super) size: usize,
 }
 
 impl Quorum {
-    /// So many that any two majorities share a node.
+    /// The least number for which any two majorities share a node.
     pub(super) fn majority(self) -> usize {
         self.size / 2 + 1
     }
@@ -28,18 +28,18 @@ impl Quorum {
 /// What the nodes vote on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
-    /// Whether we get the lock.
+    /// Do we get the lock?
     Acquire,
-    /// The same, but the lock may be ours to adopt on a node that is absent: then that is no refusal.
+    /// The same for an adoption. An absent node may have the lock that is adopted, so its absence is no refusal.
     Adopt,
-    /// Whether we still have the lock.
+    /// Do we still have the lock?
     Renew,
-    /// Whether we had the lock until we released it.
+    /// Did we have the lock until the release?
     Release,
 }
 
 impl Question {
-    /// What an op asks the nodes; `None`: no quorum does it.
+    /// The question that an op asks the nodes. `None`: not an op for a quorum.
     pub(super) fn of(op: &Op) -> Option<Self> {
         match op {
             Op::Attempt { .. } | Op::Enter { .. } | Op::Listen { .. } => Some(Self::Acquire),
@@ -51,7 +51,7 @@ impl Question {
     }
 }
 
-/// What one node says to a ballot.
+/// The reply of one node.
 #[derive(Debug)]
 pub(super) enum NodeReply {
     Said(Outcome),
@@ -66,7 +66,7 @@ pub(super) enum NodeReply {
 pub(super) enum Vote {
     Yes,
     No,
-    /// A node that has no vote, or too many that have none.
+    /// A node without a vote, or too many of them.
     Unknown,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Ballot {
     /// How old a node must be for its vote to count.
     pub(super) quarantine: Option<Duration>,
     quorum: Quorum,
-    /// `None`: the node is asked.
+    /// `None`: the node's reply is outstanding.
     replies: Vec<Option<NodeReply>>,
     /// The highest epoch of the first majority.
     epoch: Option<u64>,
@@ -99,7 +99,7 @@ impl Ballot {
 
     pub(super) fn count(&mut self, node: usize, reply: NodeReply) {
         self.replies[node] = Some(match reply {
-            // It had lost the lock before its fence was raised.
+            // The lock was lost before the fence was raised.
             NodeReply::Said(Outcome::Lost) if self.question != Question::Renew => {
                 NodeReply::Never(Fault::Forgot.into())
             }
@@ -107,8 +107,8 @@ impl Ballot {
         });
     }
 
-    /// Once a majority has given us the lock: the epoch that fences are to be raised to, and the nodes whose
-    /// fences are behind, or which are to tell their age. Each node is named once.
+    /// Once a majority has given us the lock: the epoch to which fences must be raised, and the nodes whose fence is
+    /// lower or whose age is unknown. Each node is returned once.
     pub(super) fn raises(&mut self) -> Option<(u64, Vec<usize>)> {
         let won = self.replies.iter().filter_map(|reply| match reply {
             Some(NodeReply::Said(Outcome::Won { epoch })) => Some(*epoch),
@@ -134,7 +134,7 @@ impl Ballot {
     fn vote(&self, reply: &NodeReply) -> Option<Vote> {
         match reply {
             NodeReply::Said(outcome) => match outcome {
-                // For us if whoever is next draws a higher epoch there.
+                // It counts for us if the next owner draws a higher epoch there.
                 Outcome::Won { epoch } => {
                     let is_sure = |to: &u64| epoch >= to && self.quarantine.is_none();
                     self.epoch.filter(is_sure).map(|_| Vote::Yes)
@@ -152,7 +152,7 @@ impl Ballot {
         }
     }
 
-    /// The result, as soon as no vote can change it: slow nodes are not waited for.
+    /// The result, as soon as no other vote can change it: it does not wait for slow nodes.
     pub(super) fn result(&self) -> Option<Vote> {
         let (majority, spare) = (self.quorum.majority(), self.quorum.spare());
         let votes = self.replies.iter().flatten();
@@ -165,15 +165,15 @@ impl Ballot {
             _ if no > spare => Some(Vote::No),
             Question::Acquire | Question::Adopt if absent > spare => Some(Vote::Unknown),
             Question::Acquire if no + absent > spare => Some(Vote::No),
-            // It was ours to the end unless a majority lacked it: a node that cannot tell may have had it.
+            // We had the lock to the end unless a majority lacked it: a node without an answer may have had it.
             Question::Release if have_all_replied && yes + no >= majority => Some(Vote::Yes),
-            // Those that were not asked yet will be.
+            // Nodes that were not asked yet will be.
             Question::Release if absent <= spare => None,
             _ => have_all_replied.then_some(Vote::Unknown),
         }
     }
 
-    /// The result as the registry is to hear it; `None` if too few nodes have a vote. `score` is the place of a
+    /// The result as an outcome for the registry; `None` if too few nodes have a vote. `score` is the place of a
     /// subscription.
     pub(super) fn outcome(&self, score: Option<u64>) -> Option<Outcome> {
         match (self.question, self.result()?) {
@@ -187,7 +187,7 @@ impl Ballot {
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
             (Question::Renew, Vote::Yes) => Some(match self.submitted.op {
-                // In a quorum of quorums each has asked its nodes for their age already.
+                // In a quorum of quorums each one has asked its nodes for their age already.
                 Op::Raise { .. } => Outcome::Raised { age: None },
                 _ => Outcome::Renewed,
             }),
@@ -198,7 +198,7 @@ impl Ballot {
         }
     }
 
-    /// How long the longest lasts of the locks in our way; `None` if one has no end.
+    /// The longest of the locks that exclude us; `None` if one has no end.
     fn left(&self) -> Option<Duration> {
         let mut lefts = self.replies.iter().filter_map(|reply| match reply {
             Some(NodeReply::Said(Outcome::Busy { left, .. })) => Some(*left),

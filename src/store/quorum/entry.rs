@@ -13,20 +13,21 @@ use super::node_queue::NodeQueue;
 use super::state::Deferred;
 use crate::store::contract::{Answer, Op, OpError, OpResult, Outcome, Owner, StoreEvent};
 
-/// How long one node's notice waits for those of a majority. Whoever asks when the first node is free may
-/// find the others still locked, and go away again.
+/// How long the first notice waits for those of a majority. A waiter that asks when the first node is free may find
+/// the others still locked.
 const TOGETHER: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(super) struct Entry {
     key: Arc<str>,
     quorum: Quorum,
-    /// One for each node.
+    /// One queue for each node.
     pub(super) queues: Vec<NodeQueue>,
     pub(super) ballots: Vec<Ballot>,
-    /// The nodes that have said that the key is free, and when the registry is told of fewer than a majority.
+    /// The nodes that have notified us that the key is free, and when the registry is told if they stay fewer than a
+    /// majority.
     freed: Option<(HashSet<usize>, Instant)>,
-    /// Its entry among the alarms of all keys.
+    /// The time under which it is listed in the timeouts of all keys.
     pub(super) alarm: Option<Instant>,
 }
 
@@ -43,7 +44,7 @@ impl Entry {
         }
     }
 
-    /// A node says that the key is free: that counts if it has notified one of ours.
+    /// A node has notified us that the key is free. It counts if one of our owners was notified.
     pub(super) fn freed(&mut self, now: Instant, node: usize) {
         if self.queues[node].notified(now) {
             self.may_be_free(now, node);
@@ -56,24 +57,24 @@ impl Entry {
     }
 
     pub(super) fn node_is_back(&mut self, now: Instant, node: usize) {
-        // Those who wait ask again, and subscribe again by that.
+        // Waiters ask again, and that subscribes again.
         if self.queues[node].node_is_back() {
             self.may_be_free(now, node);
         }
     }
 
-    /// When there is something to do without an event.
+    /// When it needs a call without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         let dues = self.queues.iter().filter_map(NodeQueue::due);
         dues.chain(self.freed.as_ref().map(|(_, due)| *due)).min()
     }
 
-    /// Whether anything is in flight, or to be sent.
+    /// Whether anything is in flight or waits to be sent.
     pub(super) fn is_busy(&self) -> bool {
         self.queues.iter().any(NodeQueue::is_busy)
     }
 
-    /// Whether the connection to a node matters to it.
+    /// Whether it depends on the connection to a node.
     pub(super) fn is_active(&self) -> bool {
         self.is_busy() || self.queues.iter().any(NodeQueue::has_subscriptions)
     }
@@ -94,7 +95,7 @@ impl Entry {
         }
     }
 
-    /// Does what the nodes' replies ask for.
+    /// Does what follows from the nodes' replies.
     pub(super) fn settle(&mut self, now: Instant, nodes: &[Node], deferred: &mut Deferred) {
         self.send(now, nodes, deferred);
         while self.raise() | self.conclude(nodes, deferred) {
@@ -108,7 +109,7 @@ impl Entry {
         }
     }
 
-    /// Sends what may be sent, and counts the replies for which no node need be asked.
+    /// Sends the next ops, and counts the replies that need no node.
     fn send(&mut self, now: Instant, nodes: &[Node], deferred: &mut Deferred) {
         for (at, (queue, node)) in self.queues.iter_mut().zip(nodes).enumerate() {
             if let Some(op) = queue.next_op(now, node) {
@@ -122,7 +123,7 @@ impl Entry {
         }
     }
 
-    /// Has the fences of a majority raised to the epoch that is to win; true if any is.
+    /// Sends ops that raise the fences of a majority to the winning epoch. Returns true if there were any.
     fn raise(&mut self) -> bool {
         let mut is_raising = false;
         for ballot in &mut self.ballots {
@@ -138,25 +139,25 @@ impl Entry {
         is_raising
     }
 
-    /// Answers the ops whose ballots have a result; true if any has.
+    /// Answers the ops whose ballots have a result. Returns true if there were any.
     fn conclude(&mut self, nodes: &[Node], deferred: &mut Deferred) -> bool {
         let is_decided = |ballot: &mut Ballot| ballot.result().is_some();
         let decided: Vec<_> = self.ballots.extract_if(.., is_decided).collect();
         let any = !decided.is_empty();
         for ballot in decided {
             let op = &ballot.submitted.op;
-            // It has a place on each node, and none among all.
+            // It has a place on each node, but none in the quorum.
             let listens = matches!(op, Op::Listen { .. })
                 && self.queues.iter().any(|it| it.listens(op.owner()));
             let outcome = ballot.outcome(listens.then_some(0));
             self.follow(op, outcome.as_ref());
             let error = || too_few(self.quorum, ballot.errors());
             let result = match outcome {
-                // A quorum has no clock, and no grants that are measured by one.
+                // A quorum has no clock, and no grants that need one.
                 Some(outcome) => Ok(Answer { at: 0, outcome }),
-                // The registry asks again when it is told that the store is up.
+                // The registry asks again when it hears that the store is up.
                 None if is_down(nodes) => Err(OpError::Unknown(error())),
-                // It asks again after a pause.
+                // The registry asks again after a pause.
                 None => Err(OpError::Refused(error())),
             };
             let submitted = ballot.submitted;
@@ -167,23 +168,22 @@ impl Entry {
         any
     }
 
-    /// What an answer brings about on the nodes.
+    /// What follows on the nodes from an answer.
     fn follow(&mut self, op: &Op, outcome: Option<&Outcome>) {
         let owner = op.owner();
         let mut queues = self.queues.iter();
         let is_kept = queues.any(|queue| queue.may_hold(owner) && !queue.is_busy());
         match (op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
-            // It is answered as if nothing had been done. So nobody will withdraw a subscription that one of the
-            // nodes has, or gets by an answer that comes late.
+            // The registry takes it for not done. So nobody else will remove a subscription that one of the nodes has,
+            // or gets by a late answer.
             (Op::Listen { .. }, None) => self.release(owner, None, true),
-            // Every vote that is not known to have refused is given back, after its answer, however late that
-            // comes.
+            // Every vote that was not refused is released after its answer, however late that comes.
             (Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. }, _)
             | (_, Some(Outcome::NotOld | Outcome::Lost)) => self.release(owner, None, false),
-            // A node that was away, or has lost the lock, is given it again if it is free there: not for this
-            // majority, but so that the next can do without another node. But if the lease was released
-            // meanwhile, each node that has it still is busy with that, and no node is given it again.
+            // A node that was down, or has lost the lock, gets it again if it is free there. That does not count for
+            // this majority, but the next one can do without another node. If the lease was released meanwhile, each
+            // node that still has it has a release pending, and no node gets the lock again.
             (&Op::Renew { ttl, .. }, Some(Outcome::Renewed)) if is_kept => {
                 for queue in &mut self.queues {
                     if !queue.may_hold(owner) && !queue.is_busy() {
@@ -191,12 +191,12 @@ impl Entry {
                     }
                 }
             }
-            // Whoever adopts asks again, or else gives back.
+            // The registry asks again, or else releases.
             _ => {}
         }
     }
 
-    /// Gives a lock back on all nodes, and with `unlisten` ends the subscriptions.
+    /// Releases a lock on all nodes; with `unlisten` it also ends the subscriptions.
     pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
         for queue in &mut self.queues {
             queue.release(owner, ballot, unlisten);

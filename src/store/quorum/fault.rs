@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::ballot::Quorum;
 use crate::StoreError;
 
-/// What goes wrong in a quorum itself.
+/// Errors of a quorum itself.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("a quorum needs a node at least")]
@@ -19,7 +19,7 @@ pub(super) enum Fault {
         size: usize,
         majority: usize,
         reasons: String,
-        /// Whether that does not mend by itself.
+        /// Whether a retry does not help.
         lasting: bool,
     },
     #[error("a node of the quorum is away")]
@@ -50,7 +50,7 @@ impl From<Fault> for StoreError {
     }
 }
 
-/// The error where no majority has a vote: why the nodes have none, and first what does not mend by itself.
+/// The error if no majority has a vote: why the nodes have none, lasting reasons first.
 pub(super) fn too_few<'a>(
     quorum: Quorum,
     errors: impl Iterator<Item = &'a StoreError> + Clone,

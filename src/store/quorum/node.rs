@@ -1,4 +1,4 @@
-//! What is known of a node, and which of its replies count.
+//! The state of a node, and which of its replies count.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::store::contract::Outcome;
 
 #[derive(Debug, Default)]
 pub(super) struct Node {
-    /// For errors.
+    /// Its name, for errors.
     pub(super) name: String,
     pub(super) link: Link,
-    /// When its connection was made again: the node may have been started again shortly before.
+    /// When its connection was last made again: the node may have restarted shortly before.
     pub(super) back_at: Option<Instant>,
-    /// The server to which its connection leads, or the last one did.
+    /// The server of its present or last connection.
     pub(super) identity: Option<Arc<str>>,
 }
 
@@ -25,16 +25,16 @@ pub(super) struct Node {
 #[derive(Debug, Default)]
 pub(super) enum Link {
     #[default]
-    /// Nothing was heard of it.
+    /// No event came from it yet.
     Unknown,
     Up,
     Away(StoreError),
-    /// It leads to the server of another node, and its replies do not count. The node is asked only to take back
-    /// what it may have been asked for before that was known.
+    /// It leads to the server of another node, so its replies do not count. The node only gets releases of what it was
+    /// asked for before that was known.
     Duplicate(StoreError),
 }
 
-/// Whether too few nodes are there for a majority.
+/// Whether too few nodes are up for a majority.
 pub(super) fn is_down(nodes: &[Node]) -> bool {
     let quorum = Quorum { size: nodes.len() };
     let away = nodes.iter().filter(|node| node.why_not(false).is_some());
@@ -64,9 +64,9 @@ impl Node {
 
     /// The reply as it counts.
     ///
-    /// A node that was started again lately may have forgotten for whom it voted: its vote for somebody else
-    /// does not count before every lease that it may have been part of is over. One that does not tell its age
-    /// may have been started again when its connection was made again.
+    /// A node that has restarted may have forgotten its votes. Its vote for a new owner does not count until every
+    /// lease that it may have voted for is over. A node that does not report its age may have restarted when its
+    /// connection was made again.
     pub(super) fn check(
         &self,
         now: Instant,

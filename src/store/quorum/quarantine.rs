@@ -1,13 +1,13 @@
-//! For how long a node that was started again has no vote for anybody new.
+//! How long a node that has restarted gives no vote to a new owner.
 
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Quarantine {
-    /// For this long, the registry's ttl, or for the ttl of the lock, where that is longer: who else
-    /// uses the lock mostly has it for as long.
+    /// For the registry's ttl, or for that of the lock if that is longer: others that use the lock mostly have the
+    /// same ttl.
     AtLeast(Duration),
-    /// For so long, or not at all.
+    /// For this long; `None` turns it off.
     Fixed(Option<Duration>),
 }
 

@@ -34,19 +34,19 @@ struct Core {
     nodes: Vec<NodeSession>,
     state: Mutex<State>,
     notifier: OrderedNotifier,
-    /// Notified after each change of the state: what is dropped waits for the last.
+    /// Notified after each change of the state: the drop of a session waits for the last one.
     changed: Notify,
 }
 
 struct NodeSession {
     session: Arc<dyn Session>,
-    /// The ops that the session has lost: looked at by each start and timer.
+    /// The ops that the node sessions have lost: read at each start and timer.
     lost: Arc<LostOps>,
-    /// The session knows it weakly.
+    /// The node sessions hold it weakly.
     _listener: Arc<dyn StoreEvents>,
 }
 
-/// Takes the events of one node.
+/// Receives the events of one node.
 struct NodeEvents {
     core: Weak<Core>,
     registry: Weak<dyn StoreEvents>,
@@ -99,7 +99,7 @@ impl QuorumSession {
 
 impl Core {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
+        // Every change leaves the state consistent, so a panic elsewhere does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -116,7 +116,7 @@ impl Core {
         if let Some(error) = &deferred.same_server {
             log!(error, %error, "a node of the quorum has no vote");
         }
-        // At most one op for each node and key is in flight, so the order is right whoever sends.
+        // At most one op for each node and key is in flight, so any thread may send it.
         for (node, key, op) in deferred.sends {
             let node = &self.nodes[node];
             node.session.submit(SubmittedOp::new(key, op, &node.lost));
@@ -135,7 +135,7 @@ impl Core {
         self.notifier.tell();
     }
 
-    /// Does what is due, and counts the ops that were lost.
+    /// Does what is due, and handles lost ops.
     fn tick(self: &Arc<Self>) {
         self.handle(|state, now| {
             for (at, node) in self.nodes.iter().enumerate() {
@@ -167,7 +167,7 @@ impl StoreEvents for NodeEvents {
                         }
                         StoreEvent::Down { error, .. } => state.went_down(self.node, error),
                         StoreEvent::Freed { key } => state.freed(now, self.node, &key),
-                        // Nobody of ours stands in a node's queue.
+                        // None of our tickets is in a node's queue.
                         StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
                     }
                 }
@@ -186,7 +186,7 @@ impl StoreEvents for NodeEvents {
         }
     }
 
-    /// Nobody of ours stands in a node's queue.
+    /// None of our tickets is in a node's queue.
     fn waits(&self, _: &str) -> bool {
         false
     }
@@ -195,7 +195,7 @@ impl StoreEvents for NodeEvents {
 impl Session for QuorumSession {
     fn start(&self) {
         self.core.nodes.iter().for_each(|node| node.session.start());
-        // The runtime of the timer may have gone.
+        // The runtime of the timer may have ended.
         let is_overdue = self.core.lock().is_overdue(Instant::now());
         if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
             self.core.tick();
@@ -230,7 +230,7 @@ impl Session for QuorumSession {
     }
 }
 
-/// What a majority shows of a lock, with so many nodes still to come. Once they have all come, an owner that
+/// The state of a lock as a majority shows it, with this many replies outstanding. When all have come, an owner that
 /// the absent nodes may have is taken for the holder.
 fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatus> {
     let (majority, silent) = (quorum.majority(), quorum.size - seen.len());
@@ -249,7 +249,7 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
         if lefts.len() < majority && to_come > 0 {
             return None;
         }
-        // It is held for as long as a majority has it, or longer; no ttl is the longest.
+        // A majority has it for that long, or longer; no ttl counts as the longest.
         lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
         agreed.left = lefts[majority.min(lefts.len()) - 1];
         agreed.owner.clone_from(&holder.owner);
@@ -259,8 +259,8 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
 
 impl Drop for QuorumSession {
     fn drop(&mut self) {
-        // Votes that come late, or whose node is away for a moment, are still to be given back: for as
-        // long as a shutdown waits (O6).
+        // Late votes, and those on nodes that are briefly down, must still be released: for as long as a shutdown
+        // waits (O6).
         let core = self.core.clone();
         if core.lock().is_busy()
             && let Ok(runtime) = Handle::try_current()

@@ -14,29 +14,28 @@ use super::quarantine::Quarantine;
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, lost_error};
 
-/// No timer sleeps longer: what it is set for may be a ttl away, and the registry gone by then.
+/// No timer sleeps longer: its time may be a ttl away, and the registry dropped by then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// One registry's view of all nodes and of the keys that it uses.
+/// One registry's view of the nodes and of its keys in use.
 #[derive(Debug)]
 pub(super) struct State {
     quorum: Quorum,
     quarantine: Quarantine,
     nodes: Vec<Node>,
     keys: HashMap<Arc<str>, Entry>,
-    /// Keys to which the connection to a node matters. An event about one key or node must not look at all
-    /// the others.
+    /// Keys to which the connection to a node matters. An event about one key or node must not read all the others.
     active: HashSet<Arc<str>>,
-    /// Keys with something to do at a point in time: each once.
+    /// Keys with a timeout: each once.
     alarms: BTreeSet<(Instant, Arc<str>)>,
     /// When the session's timer ends.
     timer: Option<Instant>,
     last_ballot: u64,
-    /// Whether the registry was told last that the store is up.
+    /// Whether the registry was last told that the store is up.
     told: Option<bool>,
-    /// Whether the log says that two nodes are one server.
+    /// Whether it was logged that two nodes are one server.
     has_logged: bool,
-    /// To be taken after each event.
+    /// Must be taken after each event.
     pub(super) deferred: Deferred,
 }
 
@@ -45,12 +44,12 @@ pub(super) struct State {
 pub(super) struct Deferred {
     pub(super) sends: Vec<(usize, Arc<str>, Op)>,
     pub(super) events: Vec<StoreEvent>,
-    /// To be logged: the log sink is the user's code.
+    /// To be logged later: the log sink is the user's code.
     pub(super) same_server: Option<StoreError>,
 }
 
 impl State {
-    /// Of nodes with these names.
+    /// For nodes with these names.
     pub(super) fn new(names: Vec<String>, quarantine: Quarantine) -> Self {
         Self {
             quorum: Quorum { size: names.len() },
@@ -67,7 +66,7 @@ impl State {
         }
     }
 
-    /// Whether anything is in flight, or waits. Looks at all active keys.
+    /// Whether anything is in flight or waits to be sent. Reads all active keys.
     pub(super) fn is_busy(&self) -> bool {
         self.active.iter().any(|key| self.keys[key].is_busy())
     }
@@ -77,7 +76,7 @@ impl State {
         self.alarms.first().map(|(at, _)| *at)
     }
 
-    /// When a timer is to end that is to be started now, if the one before ends too late or has ended.
+    /// When a new timer must end, if the present one ends too late or has ended.
     pub(super) fn next_timer(&mut self, now: Instant) -> Option<Instant> {
         self.timer.take_if(|timer| *timer <= now);
         let due = self.next_timeout()?.min(now + LONGEST_SLEEP);
@@ -112,7 +111,7 @@ impl State {
             op = Op::Attempt { owner, ttl };
         }
         let mut ballot = Ballot::new(id, submitted, question, quorum);
-        // Who adopts a lock has votes for it that no restart has taken away.
+        // An adopted lock has its votes already; a restart does not matter.
         if let Op::Attempt { ttl, .. } | Op::Listen { ttl, .. } = op {
             ballot.quarantine = self.quarantine.time(ttl);
         }
@@ -129,7 +128,7 @@ impl State {
         self.change(now, &key, |_, _| {});
     }
 
-    /// A node answered.
+    /// A reply of a node.
     pub(super) fn replied(&mut self, now: Instant, node: usize, key: &Arc<str>, result: OpResult) {
         let link = &mut self.nodes[node].link;
         if let Err(OpError::Unknown(error) | OpError::Unsent(error)) = &result
@@ -146,8 +145,8 @@ impl State {
         self.tell_down();
     }
 
-    /// A node's session has lost an op. The node is not taken to be away for that: nobody would tell that it is
-    /// back.
+    /// A node's session has lost an op. The node is not marked as down for that, since no event would mark it as up
+    /// again.
     pub(super) fn op_lost(&mut self, now: Instant, node: usize, key: &Arc<str>, op: &Op) {
         let error = match op {
             // It is sent again after a pause, not when the node is back.
@@ -160,19 +159,19 @@ impl State {
         });
     }
 
-    /// A node says that a key is free there: the registry, if it listens, is told when a majority says so, or
-    /// a moment later.
+    /// A node says that a key is free there. If the registry subscribed, it is told when a majority says so, or a
+    /// moment later.
     pub(super) fn freed(&mut self, now: Instant, node: usize, key: &Arc<str>) {
         self.change(now, key, |entry, _| entry.freed(now, node));
     }
 
-    /// A node's connection is gone, or could not be made. Each op that was lost with it is answered by itself.
+    /// A node's connection is lost, or could not be made. The ops that were lost with it have answers of their own.
     pub(super) fn went_down(&mut self, node: usize, error: StoreError) {
         self.nodes[node].link = Link::Away(error);
         self.tell_down();
     }
 
-    /// A node's connection stands, to the server of this identity, if that is known.
+    /// A node's connection is up, to the server of this identity, if known.
     pub(super) fn came_up(&mut self, now: Instant, node: usize, identity: Option<Arc<str>>) {
         let link = self.same_server(node, identity.as_ref());
         let link = link.map_or(Link::Up, Link::Duplicate);
@@ -189,7 +188,7 @@ impl State {
         self.tell_down();
     }
 
-    /// Time went by.
+    /// Time has passed.
     pub(super) fn tick(&mut self, now: Instant) {
         while self.alarms.first().is_some_and(|(at, _)| *at <= now)
             && let Some((_, key)) = self.alarms.pop_first()
@@ -198,8 +197,8 @@ impl State {
         }
     }
 
-    /// Why a node has no vote if it is the server of another node: two votes of one server make no majority.
-    /// The names of nodes do not tell that, since a server may have several.
+    /// Why a node has no vote if it is the same server as another node: two votes of one server make no majority.
+    /// Names do not show that, since a server may have several.
     fn same_server(&mut self, node: usize, identity: Option<&Arc<str>>) -> Option<StoreError> {
         let is_same = |(other, it): &(usize, &Node)| {
             *other != node && it.is_up() && it.identity.as_ref() == identity
@@ -236,8 +235,7 @@ impl State {
         }
     }
 
-    /// Tells of a majority, before what it answered: until then a registry takes the store for one with a
-    /// queue.
+    /// Reports that a majority is up, before its answers: until then a registry takes the store for one with a queue.
     fn tell_up(&mut self) {
         let up = self.nodes.iter().filter(|node| node.is_up()).count();
         if self.told != Some(true) && up >= self.quorum.majority() {
@@ -246,7 +244,7 @@ impl State {
         }
     }
 
-    /// Tells that no majority is there, after the ops that failed with it. The registry sends releases again.
+    /// Reports that no majority is up, after the answers to the ops that failed. The registry sends releases again.
     fn tell_down(&mut self) {
         if self.told == Some(false) || !is_down(&self.nodes) {
             return;
