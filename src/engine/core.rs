@@ -29,13 +29,13 @@ use crate::user_code;
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
-/// What one registry does: callers and leases call it, and it drives their turnstiles.
+/// A registry's core: callers and leases call it, and it drives their turnstiles.
 pub(crate) struct Engine {
     pub(crate) view_context: Arc<ViewContext>,
     /// The registry's id, which begins its owners: its name, if it has one, and random bits.
     instance: Arc<str>,
     pub(crate) settings: Settings,
-    /// What every ttl has to be longer than.
+    /// Every ttl must be longer than this.
     pub(crate) overhead: Duration,
     pub(super) state: Mutex<State>,
     /// Events are sent under the state's lock.
@@ -47,13 +47,13 @@ pub(crate) struct Engine {
     pub(super) idle: Notify,
 }
 
-/// What the views of a lease need of their registry. They do not keep it alive.
+/// The part of a registry that views of a lease need. They do not keep it alive.
 pub(crate) struct ViewContext {
     pub(crate) clock: Arc<Clock>,
     pub(crate) engine: Weak<Engine>,
 }
 
-/// What a caller wants.
+/// A caller's request for a lease.
 pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
     pub(crate) renewals: u32,
@@ -65,7 +65,7 @@ pub(crate) struct Arrival {
     pub(crate) repeats: Pauses,
 }
 
-/// One event that all turnstiles are fed.
+/// An event for all turnstiles.
 type Event<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
 
 impl Engine {
@@ -114,7 +114,7 @@ impl Engine {
         })
     }
 
-    /// The session with the store, with its tasks running; `None` once the registry is shut down.
+    /// The session with the store, with its tasks started; `None` after a shutdown.
     pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
         let session = self.lock().session.clone();
         if let Some(session) = &session {
@@ -123,8 +123,8 @@ impl Engine {
         session
     }
 
-    /// Somebody waits on this runtime for the end of a lease. So the timer's task may move here, if the
-    /// runtime on which it runs ends first.
+    /// A caller waits on this runtime for the end of a lease. The timer's task may move here if its own runtime ends
+    /// first.
     pub(crate) fn note_runtime(&self) {
         self.timer.note_runtime(Handle::try_current().ok().as_ref());
         self.timer.ensure(&self.view_context.engine);
@@ -143,7 +143,7 @@ impl Engine {
         self.events.subscribe_unbounded()
     }
 
-    /// What is held and waited for now.
+    /// The leases and waiters now.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let state = self.lock();
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
@@ -341,7 +341,7 @@ impl Engine {
         let gone = self.timer.gone();
         let due = self.locked(&mut deferred, |state, at| {
             if !gone.is_empty() {
-                // First: what is due below may be the renewal of a lease whose runtime has gone.
+                // First, since the renewal of a lease whose runtime has ended may be due below.
                 for entry in state.entries.values_mut() {
                     entry.turnstile.stop_renewing(|who| who.is_of(&gone));
                 }
@@ -354,7 +354,7 @@ impl Engine {
             state.feed_due(at, Turnstile::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: looks for suspended time once a second.
-            // A turnstile that is still due after it was fed has a fault. It must not keep a processor busy.
+            // A turnstile that is still due after it was fed has a bug. It must not keep a processor busy.
             let next =
                 first.map(|first| first.clamp(at.now + LEAST_SLEEP, at.now + SUSPENSION_TICK));
             state.armed = next;

@@ -1,7 +1,7 @@
-//! What happens when our own code panics: the registry closes.
+//! If our own code panics, the registry closes.
 //!
-//! A panic may leave the registry's state half changed, so that is never used again. Leases are told that they are
-//! lost, waiters that the registry is closed. The server frees the keys when their ttl is over.
+//! A panic may leave the registry's state half changed, so it is never used again. Leases are lost and waiters are
+//! refused. The server frees the keys when their ttl is over.
 
 use std::any::Any;
 use std::cell::RefCell;

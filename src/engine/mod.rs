@@ -1,9 +1,8 @@
 //! The only place with tasks and timers above the stores.
 //!
-//! Whoever brings an event (a caller's poll, a reply, a push, the timer) locks the registry's state,
-//! feeds the key's turnstile, and applies its verdicts to the callers. Then it unlocks the state,
-//! sends operations and wakes callers. Verdicts are applied under the lock, in the order in which the
-//! turnstile gives them.
+//! An event is a caller's poll, a reply, a push or a timeout. Its thread locks the registry's state, feeds the key's
+//! turnstile, and applies the verdicts to the callers, in order. Then it unlocks the state, sends operations and wakes
+//! callers.
 //!
 //! | file | contents |
 //! |---|---|

@@ -47,7 +47,7 @@ impl Timer {
         Task::start(engine.clone(), self.shared.clone());
     }
 
-    /// The runtimes that have gone since this was last asked.
+    /// The runtimes that have ended since the last call.
     pub(super) fn gone(&self) -> Vec<Id> {
         self.shared.runtimes().take_gone()
     }
@@ -79,7 +79,7 @@ impl Shared {
 /// a runtime, such as a drop on a plain thread.
 #[derive(Debug, Default)]
 struct Runtimes {
-    /// The latest last.
+    /// The latest is last.
     known: Vec<Runtime>,
     gone: Vec<Id>,
 }
@@ -181,7 +181,7 @@ impl Task {
         let served = served.catch_unwind().await;
         self.ended = true;
         self.shared.running.store(false, Ordering::Release);
-        // The runtime is alive, so this is a fault of ours. The registry closes.
+        // The runtime is alive, so this is a bug of ours. The registry closes.
         if let Err(panicked) = served
             && let Some(engine) = self.engine.upgrade()
         {

@@ -20,7 +20,7 @@ use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
-/// For how long a renewal may be under way.
+/// How long a renewal may be in flight.
 const UNDER_WAY: Duration = Duration::from_secs(60);
 
 /// The settings of a registry that hold for all its keys.
@@ -52,12 +52,12 @@ enum KeyState<C> {
 /// The op in flight (O2).
 #[derive(Debug)]
 struct InFlight {
-    /// If it asks for the key: what the store may have of the acquisition if the answer never comes.
+    /// If it asks for the key: what it may leave in the store if the answer never comes.
     asks: Option<Footprint>,
     /// Whether it is the first pending operation. A yield is pending, and asks for the key.
     is_pending: bool,
     sent: Point,
-    /// The newest arrival that its answer speaks to.
+    /// The newest waiter that its answer counts for.
     upto: WaiterId,
     /// A grant that came before the reply that may have caused it (O3).
     grant: Option<Received>,
@@ -90,11 +90,11 @@ pub(crate) struct Turnstile<C> {
     queue: bool,
     /// Whether the connection is known to be gone: nothing is sent until it is back.
     down: bool,
-    /// What the store said last, if it was no answer.
+    /// The last error of the store, until it answers.
     trouble: Option<Box<StoreError>>,
     /// Refusals in a row.
     failures: u32,
-    /// Nobody comes in any more.
+    /// No new callers are accepted.
     closed: bool,
     effects: VecDeque<Effect<C>>,
 }
@@ -118,7 +118,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store is away, as far as is known: that is the error of whoever gives up before it answers.
+    /// The store is believed to be down. Callers that give up before it answers get this error.
     pub(crate) fn suspect(&mut self, error: StoreError) {
         self.trouble = Some(Box::new(error));
     }
@@ -150,12 +150,12 @@ impl<C: Clone> Turnstile<C> {
             || !self.pending.is_empty()
     }
 
-    /// Who holds a lease.
+    /// The holder of a lease.
     pub(crate) fn holder(&self) -> Option<&C> {
         self.granted(true)
     }
 
-    /// Who waits, the first first: one who is granted and has not looked yet, those who adopt, the wait queue.
+    /// The waiters in order: one that was granted the key and was not polled yet, callers that adopt, the wait queue.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
         let granted = self.granted(false).into_iter();
         let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
@@ -235,8 +235,8 @@ impl<C: Clone> Turnstile<C> {
         id
     }
 
-    /// A caller wants the lease that the owner `from` left in the store, whoever waits for the key. Its verdicts come as
-    /// effects, as those of a waiter do.
+    /// A caller wants the lease that the owner `from` left in the store. It does not wait in the queue. Its verdicts
+    /// come as effects, like those of a waiter.
     pub(crate) fn adopt(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -254,7 +254,7 @@ impl<C: Clone> Turnstile<C> {
         id
     }
 
-    /// A waiter gave up, or was dropped: in the wait queue, adopting, or granted the key and not looking.
+    /// A waiter gave up, or was dropped: in the wait queue, adopting, or granted the key and not polled.
     pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
         self.advance_time(cx);
         self.waiters.remove(id);
@@ -265,8 +265,7 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// A granted waiter saw its verdict: the lease is held from here on. False if the turn was
-    /// another's by then.
+    /// A granted waiter has polled: it holds the lease from here on. Returns false if it has lost its turn.
     pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
         self.advance_time(cx);
         let taken = match &mut self.state {
@@ -280,8 +279,8 @@ impl<C: Clone> Turnstile<C> {
         taken.is_some()
     }
 
-    /// A lease is to last `ttl` from now at least: until when, if it is held. The store is asked
-    /// until that is so, or the lease is over.
+    /// Extends a lease to at least `ttl` from now. Returns the new deadline if the lease is held. The store is asked
+    /// until it confirms, or the lease is over.
     pub(crate) fn extend(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -303,9 +302,9 @@ impl<C: Clone> Turnstile<C> {
         extended
     }
 
-    /// A lease is over for its holder. Without `let_expire` it is given back, and a verdict follows. Else the key stays in
-    /// the store until its ttl is over: nothing is sent, and whoever wants it next asks the store. Returns the owner
-    /// whose tenure ended so.
+    /// The holder ends its lease. Without `let_expire` the lease is released, and a verdict follows. With it, the key
+    /// stays in the store until its ttl is over: nothing is sent, and the next caller asks the store. Returns the
+    /// owner whose tenure ended so.
     pub(crate) fn finish(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -329,7 +328,7 @@ impl<C: Clone> Turnstile<C> {
         left
     }
 
-    /// Our tenure ends here, the key stays in the store.
+    /// Ends our tenure, and leaves the key in the store.
     fn let_expire(&mut self, cx: &mut EventCx<'_>) {
         let KeyState::Held(tenure) = &self.state else {
             return;
@@ -338,15 +337,15 @@ impl<C: Clone> Turnstile<C> {
         // must not be given back as one for a retired owner (O1).
         let mut until = tenure.expires_by(cx.at());
         if tenure.is_renewing() {
-            // It may be done at any time until its connection is given up. To remember the owner for too
-            // long costs nothing: the key expires by itself.
+            // It may be done at any time until its connection is given up. Remembering the owner for too long costs
+            // nothing: the key expires by itself.
             until = until + UNDER_WAY;
         }
         cx.ids.remember(tenure.owner(), cx.at(), until);
         self.state = KeyState::Idle;
     }
 
-    /// The lease of one whose runtime has gone is renewed no more. It lasts until its deadline.
+    /// Stops the renewal of a lease whose runtime has ended. The lease lasts until its deadline.
     pub(crate) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
         if let KeyState::Held(tenure) = &mut self.state {
             tenure.stop_renewing(has_gone);
@@ -359,7 +358,7 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// What the store said last, where it is to blame.
+    /// The last error of the store.
     fn trouble(&self) -> StoreError {
         let trouble = self.trouble.as_deref().cloned();
         trouble.unwrap_or_else(|| StoreError::new("no answer in time"))
@@ -383,7 +382,7 @@ impl<C: Clone> Turnstile<C> {
         self.wake_holder(Some((who, LeaseVerdict::Ended(end))));
     }
 
-    /// Time has taken a lease away, or the store has.
+    /// A lease was lost, at its deadline or in the store.
     fn lose(&mut self, lease: Option<LocalLease<C>>) {
         let Some(lease) = lease else {
             return;

@@ -22,7 +22,7 @@ fn late_after(deadline: Point, due: Point) -> Point {
     due + deadline.since(due) / 3 * 2
 }
 
-/// The verdict for a holder, if there is one.
+/// A verdict for the holder, if there is one.
 type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(super) struct LocalLease<C> {
     id: WaiterId,
     pub(super) who: C,
     phase: LeasePhase,
-    /// W4: when it is taken from one who does not look. O6: from one who is to end its work, and has not.
+    /// W4: when a waiter that was not polled loses it. O6: when a holder that must end its work loses it.
     end_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) lets_expire: bool,
@@ -66,17 +66,17 @@ pub(super) struct LocalLease<C> {
     renewals: u32,
     /// Whether the renewal in flight is one of those.
     counted: bool,
-    /// Until when it was meant to last when it was taken, or when the watchdog came last.
+    /// The end that was intended when it was taken, or at the watchdog's last renewal.
     meant: Point,
-    /// When the watchdog comes next: at every third of the ttl once it is taken (W4).
+    /// When the watchdog renews next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Point>,
-    /// When the renewal that was due is late; `FOREVER` once its holder knows. `None` if all is confirmed.
+    /// When the due renewal counts as late; `FOREVER` once the holder was told. `None` if all renewals are confirmed.
     late_at: Option<Point>,
-    /// What its holder asked for, and the store has not confirmed.
+    /// An extension that the store has not confirmed.
     extension: Option<Box<Extension>>,
 }
 
-/// A lease is to last longer.
+/// A request to extend a lease.
 #[derive(Debug)]
 struct Extension {
     ttl: Duration,
@@ -86,13 +86,13 @@ struct Extension {
     ask_at: Point,
 }
 
-/// How far a waiter has come with its lease.
+/// The phase of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LeasePhase {
-    /// It has not seen it.
+    /// Granted, and not polled yet.
     Offered,
     Taken,
-    /// The registry is being shut down, and the holder is to end its work.
+    /// The registry is being shut down, and the holder must end its work.
     Closing,
 }
 
@@ -117,7 +117,7 @@ impl<C> LocalLease<C> {
         self.late_at.or_else(next)
     }
 
-    /// The watchdog comes a third of the ttl from now, if it may.
+    /// The watchdog renews a third of the ttl from now, if any renewals are left.
     fn count_from(&mut self, now: Point) {
         self.meant = deadline(now, self.ttl);
         self.renew_at = (self.renewals > 0).then(|| now + self.ttl / 3);
@@ -125,7 +125,7 @@ impl<C> LocalLease<C> {
 }
 
 impl<C: Clone> Tenure<C> {
-    /// It is proved from `start` on.
+    /// The lock is proved from `start` on.
     pub(super) fn new(
         owner: Owner,
         ttl: Duration,
@@ -162,7 +162,7 @@ impl<C: Clone> Tenure<C> {
         self.lease.take()
     }
 
-    /// What [`alone`](Self::alone) is for the next tenure, if a yield comes back.
+    /// [`alone`](Self::alone) of the next tenure, if a yield gives the key back to us.
     pub(super) fn alone_after_yield(&self) -> u8 {
         self.alone.saturating_add(1)
     }
@@ -251,7 +251,7 @@ impl<C: Clone> Tenure<C> {
         Some(wants_more)
     }
 
-    /// Removes the lease of one who has finished. Returns who held it, and its deadline.
+    /// Removes the lease of a holder that has finished. Returns the holder and the deadline.
     pub(super) fn finish(&mut self, id: WaiterId) -> Option<(C, Point)> {
         let lease = self.lease.take_if(|lease| lease.id == id)?;
         let deadline = lease.deadline(self.deadline);
@@ -271,13 +271,13 @@ impl<C: Clone> Tenure<C> {
         })
     }
 
-    /// Whether its holder is to end its work.
+    /// Whether its holder must end its work.
     pub(super) fn is_closing(&self) -> bool {
         let lease = self.lease.as_ref();
         lease.is_some_and(|lease| lease.phase == LeasePhase::Closing)
     }
 
-    /// The holder is to end its work by then.
+    /// The holder must end its work by then.
     pub(super) fn close_by(&mut self, end_by: Point) -> HolderVerdict<C> {
         let lease = self.lease.as_mut()?;
         lease.phase = LeasePhase::Closing;
@@ -285,13 +285,13 @@ impl<C: Clone> Tenure<C> {
         Some((lease.who.clone(), LeaseVerdict::Closing))
     }
 
-    /// Whether its holder is to end its work, and has had its time for that.
+    /// Whether its holder had to end its work and its time for that is over.
     pub(super) fn is_grace_over(&self, now: Point) -> bool {
         let lease = self.lease.as_ref();
         self.is_closing() && lease.is_some_and(|lease| now >= lease.end_by)
     }
 
-    /// When the store has let go of it by itself, whatever becomes of what is sent now.
+    /// When the key has expired in the store, whatever is sent now.
     pub(super) fn expires_by(&self, now: Point) -> Point {
         now + self.longest + drift(self.longest)
     }
@@ -301,7 +301,7 @@ impl<C: Clone> Tenure<C> {
         self.renewing.is_some()
     }
 
-    /// `down`: the watchdog rests until the connection is back, which renews at once.
+    /// `down`: the watchdog pauses until the connection is back, which renews at once.
     pub(super) fn next_timeout(&self, down: bool) -> Point {
         let Some(lease) = &self.lease else {
             return self.deadline;
@@ -313,7 +313,7 @@ impl<C: Clone> Tenure<C> {
         others.fold(lease.deadline(self.deadline), Point::min)
     }
 
-    /// The ttl of the next renewal: as long as the lease is meant to last from now on.
+    /// The ttl of the next renewal: how long the lease is intended to last from now on.
     fn wanted(&self, now: Point) -> Option<Duration> {
         let lease = self.lease.as_ref()?;
         let meant = match lease.own_end {
@@ -347,7 +347,7 @@ impl<C: Clone> Tenure<C> {
         })
     }
 
-    /// Whether that waiter holds the lease, and need not end its work.
+    /// Whether this waiter holds the lease and need not end its work.
     pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
         let lease = self.lease.as_ref();
         lease.is_some_and(|lease| lease.id == id && lease.phase == LeasePhase::Taken)

@@ -12,14 +12,14 @@ pub(crate) enum Verdict {
 /// For a waiter.
 #[derive(Clone, Debug)]
 pub(crate) enum WaiterVerdict {
-    /// The key is the waiter's, if it takes it in time (W4). `leads`: it begins a tenure, others wait
-    /// behind it, and passes are allowed, so its turn is the first of several in quick succession.
+    /// The waiter has the key, if it takes it in time (W4). `leads`: it begins a tenure with passes and others wait
+    /// behind it, so its turn is the first of several.
     Granted {
         token: Token,
         deadline: Moment,
         leads: bool,
     },
-    /// It was granted the key and did not look in time (W4). It may arrive again.
+    /// It was granted the key and not polled in time (W4). It may arrive again.
     TurnLost,
     Refused(Refusal),
 }
@@ -31,7 +31,7 @@ pub(crate) enum Refusal {
     Busy,
     /// The wait queue is full.
     QueueFull,
-    /// The lease that was to be adopted is over, or another's.
+    /// The lease to adopt has ended, or has another owner.
     NothingToAdopt,
     /// The store could not be asked.
     Failed(StoreError),
@@ -61,9 +61,9 @@ pub(crate) enum LeaseVerdict {
 /// How a lease ended.
 #[derive(Clone, Debug)]
 pub(crate) enum LeaseEnd {
-    /// It was given back, and ours until then.
+    /// It was released, and valid until then.
     Released,
-    /// It was over before its holder gave it back.
+    /// It ended before its holder released it.
     Lost,
     /// The registry was shut down.
     Closed,

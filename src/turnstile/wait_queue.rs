@@ -14,12 +14,12 @@ impl WaiterId {
     pub(super) const LAST: Self = Self(u64::MAX);
 }
 
-/// How a waiter takes "busy".
+/// What a waiter does if the key is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Is refused.
+    /// It is refused.
     Once,
-    /// Waits until its time is over.
+    /// It waits in the queue.
     Queue,
 }
 
@@ -33,9 +33,9 @@ pub(crate) struct Waiter<C> {
     /// Whether the key stays in the store when its lease ends, until its ttl is over.
     pub(crate) lets_expire: bool,
     pub(crate) patience: Patience,
-    /// For so long others are waited for.
+    /// Until when it waits for others.
     pub(crate) until: Moment,
-    /// For so long the store's first answer is awaited, even if others are waited for less long.
+    /// Until when it waits for the store's first answer, even if that is later than `until`.
     pub(crate) answer_by: Moment,
 }
 
@@ -71,7 +71,7 @@ struct Waiters<C> {
     by_id: BTreeMap<WaiterId, Waiter<C>>,
     by_end: BTreeSet<(Point, WaiterId)>,
     once: BTreeSet<WaiterId>,
-    /// The newest waiter that awaits no first answer any more.
+    /// The newest waiter for which the store's first answer has come.
     answered: WaiterId,
     /// The newest waiter of whom it is known that others hold the key.
     busy: WaiterId,
@@ -90,7 +90,7 @@ impl<C> WaitQueue<C> {
         self.0.as_ref().map_or(0, |waiters| waiters.by_id.len())
     }
 
-    /// Whether anybody wants a place in the store's queue.
+    /// Whether any waiter wants a place in the store's queue.
     pub(super) fn has_patient(&self) -> bool {
         let waiters = self.0.as_ref();
         waiters.is_some_and(|waiters| waiters.once.len() < waiters.by_id.len())
@@ -167,7 +167,7 @@ impl<C> WaitQueue<C> {
         }
     }
 
-    /// The store has answered: nobody who waits now awaits a first answer any more.
+    /// The store has answered: that is the first answer for all present waiters.
     pub(super) fn mark_answered(&mut self) {
         let last = self.last_id();
         let Some(waiters) = &mut self.0 else {
@@ -188,7 +188,7 @@ impl<C> WaitQueue<C> {
         waiters.by_end.first().map(|(end, _)| *end)
     }
 
-    /// Removes one whose wait is over, and says whether others hold the key, as far as is known.
+    /// Removes a waiter whose wait is over. Also returns whether others are known to hold the key.
     pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Waiter<C>, bool)> {
         let waiters = self.0.as_ref()?;
         let (end, id) = *waiters.by_end.first()?;
@@ -199,7 +199,7 @@ impl<C> WaitQueue<C> {
 }
 
 impl<C> Waiters<C> {
-    /// When the wait of one is over, if ever. The first answer is awaited for longer.
+    /// When a wait is over, if ever. A first answer is awaited for longer.
     fn end(&self, id: WaiterId, waiter: &Waiter<C>) -> Option<(Point, WaiterId)> {
         let end = match id <= self.answered {
             true => waiter.until,

@@ -16,8 +16,8 @@ use crate::turnstile::wait_queue::WaiterId;
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 
-/// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter of a fifth
-/// separates registries that began to wait at the same time.
+/// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter separates registries
+/// that began to wait at the same time.
 const RECHECK: (u64, u64) = (8_000, 12_000);
 
 /// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
@@ -88,7 +88,7 @@ impl Acquisition {
         self.first_sent.get_or_insert(now);
     }
 
-    /// What was asked may have been done.
+    /// An op may have been done, and left this.
     pub(super) fn raise_footprint(&mut self, footprint: Footprint) {
         self.footprint = self.footprint.max(footprint);
     }

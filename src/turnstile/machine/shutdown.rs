@@ -6,8 +6,8 @@ use crate::turnstile::time::Moment;
 use crate::turnstile::verdict::{LeaseEnd, Refusal};
 
 impl<C: Clone> Turnstile<C> {
-    /// The registry shuts down. Waiters are refused and everything is released. `grace`: until when a
-    /// holder may end its work, if it watches its lease.
+    /// The registry shuts down. Waiters are refused and leases are released. `grace`: until when a holder may end its
+    /// work, if it watches its lease.
     pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl FnOnce(&C) -> Option<Moment>) {
         self.turn_away(cx);
         if !self.give_grace(grace) {
@@ -16,7 +16,7 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The registry is drained. Waiters are refused, and holders go on.
+    /// The registry is drained. Waiters are refused, and holders continue.
     pub(crate) fn drain(&mut self, cx: &mut EventCx<'_>) {
         self.turn_away(cx);
         if self.holder().is_none() {
@@ -65,7 +65,7 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The registry closes its session. Pending operations get no answer, and who waits for one gets a verdict.
+    /// The registry closes its session. Pending operations get no answer, so callers that wait for one get a verdict.
     pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
         self.closed = true;
         // If the process was stopped, the grace period may have passed unseen.
