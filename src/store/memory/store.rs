@@ -93,7 +93,7 @@ impl MemoryStore {
         if !offline {
             for listener in listeners {
                 listener.on_event(StoreEvent::down(StoreError::new(
-                    "the memory store was started again",
+                    "the memory store was restarted",
                 )));
                 listener.on_event(StoreEvent::up(true));
             }

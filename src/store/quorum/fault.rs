@@ -7,13 +7,11 @@ use crate::StoreError;
 /// Errors of a quorum itself.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("a quorum needs a node at least")]
+    #[error("a quorum needs at least one node")]
     NoNodes,
-    #[error(
-        "two nodes of the quorum are one: {place}; each must be a server of its own, and no database of another's"
-    )]
+    #[error("two nodes of the quorum are one: {place}")]
     Twice { place: String },
-    #[error("{away} of {size} nodes cannot be asked, and {majority} are a majority: {reasons}")]
+    #[error("no majority of {majority}: {away} of {size} nodes unavailable: {reasons}")]
     TooFew {
         away: usize,
         size: usize,
@@ -22,21 +20,17 @@ pub(super) enum Fault {
         /// Whether a retry does not help.
         lasting: bool,
     },
-    #[error("a node of the quorum is away")]
+    #[error("node unavailable")]
     Away,
-    #[error(
-        "a node of the quorum was started again {age}, and has no vote for {quarantine:?} (`QuorumStore::quarantine`)"
-    )]
+    #[error("node restarted {age}, no vote for {quarantine:?} (`QuorumStore::quarantine`)")]
     TooYoung { age: String, quarantine: Duration },
-    #[error(
-        "two nodes of the quorum are the same server: {second} is {first}; name each server once, and no database of another's"
-    )]
+    #[error("two nodes of the quorum are the same server: {second} is {first}")]
     SameServer { first: String, second: String },
-    #[error("a node of the quorum lost the lock before it was ours")]
+    #[error("node lost the lock before the majority was complete")]
     Forgot,
     #[error("a quorum has no queue")]
     NoQueue,
-    #[error("what was to be released has run out by itself")]
+    #[error("lock expired before it was released")]
     RunOut,
 }
 

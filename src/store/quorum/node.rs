@@ -14,7 +14,7 @@ use crate::store::contract::Outcome;
 pub(super) struct Node {
     /// Its name, for errors.
     pub(super) name: String,
-    pub(super) link: Link,
+    pub(super) connection: Connection,
     /// When its connection was last made again: the node may have restarted shortly before.
     pub(super) back_at: Option<Instant>,
     /// The server of its present or last connection.
@@ -23,7 +23,7 @@ pub(super) struct Node {
 
 /// The connection to a node.
 #[derive(Debug, Default)]
-pub(super) enum Link {
+pub(super) enum Connection {
     #[default]
     /// No event came from it yet.
     Unknown,
@@ -50,15 +50,15 @@ impl Node {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.link, Link::Up)
+        matches!(self.connection, Connection::Up)
     }
 
     /// Why it is not asked, if so: for a release, or for anything else.
     pub(super) fn why_not(&self, is_release: bool) -> Option<&StoreError> {
-        match &self.link {
-            Link::Unknown | Link::Up => None,
-            Link::Duplicate(_) if is_release => None,
-            Link::Away(error) | Link::Duplicate(error) => Some(error),
+        match &self.connection {
+            Connection::Unknown | Connection::Up => None,
+            Connection::Duplicate(_) if is_release => None,
+            Connection::Away(error) | Connection::Duplicate(error) => Some(error),
         }
     }
 
@@ -73,7 +73,7 @@ impl Node {
         quarantine: Option<Duration>,
         reply: NodeReply,
     ) -> NodeReply {
-        if let Link::Duplicate(error) = &self.link {
+        if let Connection::Duplicate(error) = &self.connection {
             return NodeReply::Never(error.clone());
         }
         let (Some(quarantine), NodeReply::Said(Outcome::Raised { age })) = (quarantine, &reply)
@@ -83,7 +83,7 @@ impl Node {
         let age = match age {
             Some(age) if *age < quarantine => format!("{age:?} ago"),
             None if self.back_at.is_some_and(|at| now < at + quarantine) => {
-                "lately, perhaps".into()
+                "recently, perhaps".into()
             }
             _ => return reply,
         };

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::ballot::{Ballot, Question, Quorum};
 use super::entry::Entry;
 use super::fault::{Fault, too_few};
-use super::node::{Link, Node, is_down};
+use super::node::{Connection, Node, is_down};
 use super::quarantine::Quarantine;
 use crate::StoreError;
 use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, lost_error};
@@ -130,13 +130,13 @@ impl State {
 
     /// A reply of a node.
     pub(super) fn replied(&mut self, now: Instant, node: usize, key: &Arc<str>, result: OpResult) {
-        let link = &mut self.nodes[node].link;
+        let connection = &mut self.nodes[node].connection;
         if let Err(OpError::Unknown(error) | OpError::Unsent(error)) = &result
-            && !matches!(link, Link::Duplicate(_))
+            && !matches!(connection, Connection::Duplicate(_))
         {
-            *link = Link::Away(error.clone());
-        } else if let Link::Unknown = link {
-            *link = Link::Up;
+            *connection = Connection::Away(error.clone());
+        } else if let Connection::Unknown = connection {
+            *connection = Connection::Up;
         }
         self.tell_up();
         self.change(now, key, |entry, nodes| {
@@ -167,17 +167,20 @@ impl State {
 
     /// A node's connection is lost, or could not be made. The ops that were lost with it have answers of their own.
     pub(super) fn went_down(&mut self, node: usize, error: StoreError) {
-        self.nodes[node].link = Link::Away(error);
+        self.nodes[node].connection = Connection::Away(error);
         self.tell_down();
     }
 
     /// A node's connection is up, to the server of this identity, if known.
     pub(super) fn came_up(&mut self, now: Instant, node: usize, identity: Option<Arc<str>>) {
-        let link = self.same_server(node, identity.as_ref());
-        let link = link.map_or(Link::Up, Link::Duplicate);
+        let connection = self.same_server(node, identity.as_ref());
+        let connection = connection.map_or(Connection::Up, Connection::Duplicate);
         let it = &mut self.nodes[node];
         it.identity = identity;
-        if !matches!(std::mem::replace(&mut it.link, link), Link::Unknown) {
+        if !matches!(
+            std::mem::replace(&mut it.connection, connection),
+            Connection::Unknown
+        ) {
             it.back_at = Some(now);
         }
         let active: Vec<_> = self.active.iter().cloned().collect();

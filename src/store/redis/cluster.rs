@@ -119,8 +119,8 @@ pub(super) async fn ask_map(
     let answer = stream::ask(connection, &question, address, within).await?;
     let what = match read_map(&answer, address) {
         Some(map) if !map.is_empty() => return Ok(map),
-        Some(_) => "nobody in its cluster has a slot",
-        None => "it does not tell where the slots are",
+        Some(_) => "no node of its cluster has a slot",
+        None => "it does not report its slots",
     };
     let address = address.clone();
     Err(Fault::Garbled { address, what })

@@ -152,7 +152,7 @@ impl NodeTask {
             });
         }
         let (at, refusal) = reply::read_probe(self.number, &answer)
-            .ok_or_else(|| Fault::garbled(address, "the reply to the probe is another's"))?;
+            .ok_or_else(|| Fault::garbled(address, "unexpected reply to the probe"))?;
         let refusal = refusal.map(|refusal| refusal.naming(names).to_string());
         Ok((ServerClock::told(at, Instant::now()), refusal))
     }

@@ -312,7 +312,7 @@ impl NodeTask {
             let Some(reply) = reply::read_reply(number, &requests, reply) else {
                 // They may be done or not: lost() reports all that are in flight.
                 self.window.sent(requests);
-                return Err(self.garbled("a reply is not the one to its call"));
+                return Err(self.garbled("unexpected reply to a call"));
             };
             if let Some(at) = reply.at {
                 connection.connected.clock = ServerClock::told(at, now);
@@ -372,7 +372,9 @@ impl NodeTask {
     /// Fails if the connection must not be used after such a reply.
     fn look_at(&self, reply: &RequestReply) -> Result<(), Fault> {
         match reply {
-            RequestReply::Stale => Err(self.garbled("the server's clock runs away from ours")),
+            RequestReply::Stale => {
+                Err(self.garbled("the server's clock runs too differently from ours"))
+            }
             RequestReply::Refused(refusal)
                 if refusal.ends_connection() && !self.shared.is_cluster() =>
             {
@@ -390,7 +392,7 @@ impl NodeTask {
             // From a late probe, or of another format.
             (_, PushKind::Message | PushKind::SMessage | PushKind::Other(_)) => return Ok(()),
             // The client takes most other pushes for the answer to its oldest request.
-            _ => return Err(self.garbled("a subscription changed that nobody asked to")),
+            _ => return Err(self.garbled("unexpected change of a subscription")),
         };
         connection.received.push(Received::Heard(event));
         Ok(())

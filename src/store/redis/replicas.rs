@@ -269,7 +269,7 @@ fn read(
 ) -> Result<(Vec<Result<bool, ErrorReply>>, u64), Fault> {
     // ASKING is answered by OK.
     let mut answers = answers.into_iter().filter(|answer| *answer != Value::Okay);
-    let garbled = || Fault::garbled(address, "an answer about replicas makes no sense");
+    let garbled = || Fault::garbled(address, "unexpected answer about replicas");
     let mut states = Vec::new();
     for count in calls {
         match answers.next() {

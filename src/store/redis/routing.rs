@@ -67,7 +67,7 @@ impl Change<'_> {
             RequestReply::Stale | RequestReply::More => {
                 let fault = Fault::Garbled {
                     address: node.address.clone(),
-                    what: "the server's clock runs away from ours",
+                    what: "the server's clock runs too differently from ours",
                 };
                 self.answer(request, Err(OpError::Unknown(fault.into())));
             }

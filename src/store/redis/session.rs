@@ -337,7 +337,7 @@ impl Shared {
                 warn,
                 address,
                 reason,
-                "this server cannot push grants to us: busy locks are asked for again and again"
+                "this server cannot push grants, so waiters poll"
             );
         }
     }

@@ -210,7 +210,7 @@ impl SubscriberTask {
 
     /// The server ended a subscription.
     fn condemned(&self) -> Fault {
-        let what = "a subscription changed that nobody asked to";
+        let what = "unexpected change of a subscription";
         Fault::garbled(&self.address, what)
     }
 }

@@ -65,7 +65,7 @@ async fn what_was_asked_before_it_was_known_does_not_count() {
         panic!("no majority is left")
     };
     let text = error.store_error().to_string();
-    let same = "two nodes of the quorum are the same server: node 1 is node 0;";
+    let same = "two nodes of the quorum are the same server: node 1 is node 0";
     assert!(
         text.contains(same) && text.contains("nobody listens"),
         "{text}"
