@@ -209,7 +209,7 @@ async fn started_again_without_data_and_kept_out() {
     };
     let here = quorum(&servers);
     let young = here.obtain("k").acquire_once().await.unwrap_err();
-    assert!(chain(&young).contains("started again"), "{young:?}");
+    assert!(chain(&young).contains("node restarted"), "{young:?}");
     servers[0].stop();
     let lock = here.obtain("k").ttl(kept_out);
     let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();

@@ -259,7 +259,7 @@ async fn a_node_that_forgets_elects_a_second_holder_unless_it_is_kept_out() {
             Some(None) => assert!(matches!(second, Ok(Outcome::Won { .. }))),
             Some(Some(_)) | None => {
                 let error = second.unwrap_err().store_error().to_string();
-                assert!(error.contains("started again"), "{error}");
+                assert!(error.contains("node restarted"), "{error}");
                 advance(TTL).await;
                 two.wins(2).await;
                 assert_eq!(two.ask(release(2)).await.unwrap(), GONE);
