@@ -115,7 +115,7 @@ mod tests {
     /// Two clocks are never read at quite the same time: that is no suspension. A jump counts from a millisecond on, in
     /// one or in several parts.
     #[tokio::test(start_paused = true)]
-    async fn d3_a_difference_below_a_millisecond_is_none() {
+    async fn d3_a_difference_below_a_millisecond_is_no_suspension() {
         let told = Arc::new(AtomicU64::new(0));
         let clock = clock(&told);
         let micros = |micros| told.store(micros, Ordering::Relaxed);

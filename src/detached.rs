@@ -211,7 +211,7 @@ mod tests {
 
     /// What one version writes, all later ones read.
     #[test]
-    fn the_format_stands() {
+    fn the_format_never_changes() {
         let lease: DetachedLease = "lockstream-lease-1 00ab:17 64 1700000000123 a key: {x}"
             .parse()
             .unwrap();

@@ -285,7 +285,7 @@ mod tests {
     struct Rain;
 
     #[test]
-    fn whoever_follows_the_sources_reads_each_cause_once() {
+    fn the_error_chain_has_each_cause_once() {
         let wrapped = StoreError::new(Roof(Rain));
         assert_eq!(wrapped.to_string(), "the roof leaks");
         assert_eq!(chain(&wrapped), "the roof leaks: it rains");

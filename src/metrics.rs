@@ -40,7 +40,7 @@ const COUNTERS: [(&str, &str); 9] = [
     (RENEWAL_LATE, "Renewals that were not confirmed although most of the time left was over."),
     (LOST, "Leases that were over before their holders were done."),
     (GIVEN_UP, "Waits that ended with nothing."),
-    (QUEUE_FULL, "Callers turned away since max_waiters waited already."),
+    (QUEUE_FULL, "Callers refused because max_waiters waited already."),
     (STORE_DOWN, "Outages of the store."),
 ];
 

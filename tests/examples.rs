@@ -146,7 +146,7 @@ fn quickstart_names_every_bad_row_by_its_line_and_applies_nothing() {
 }
 
 #[test]
-fn quickstart_refuses_what_is_no_file_of_transfers() {
+fn quickstart_refuses_an_invalid_file_of_transfers() {
     for (lines, fault) in [
         ("", "it holds no transfers"),
         ("id,from,to,amount\n", "it holds no transfers"),
@@ -193,7 +193,7 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
 }
 
 #[test]
-fn the_file_is_what_its_first_lines_say() {
+fn the_file_of_transfers_is_made_from_its_seed() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/transfers.csv");
     let file = std::fs::read_to_string(file).unwrap();
     let (_, seed) = file.split_once("--generate ").expect("it names its seed");
@@ -422,7 +422,7 @@ fn cron_on_a_server() {
 }
 
 #[test]
-fn cron_refuses_what_is_no_period() {
+fn cron_refuses_an_invalid_period() {
     for arguments in [&["0.4"][..], &["3601"], &["x"], &["1", "2"]] {
         let output = example("cron").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
@@ -561,7 +561,7 @@ fn timeline_draws_a_holder_killed_among_processes() {
 }
 
 #[test]
-fn timeline_says_what_it_cannot_do() {
+fn timeline_reports_errors() {
     let output = example("timeline").arg("--frobnicate").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("usage: "));

@@ -298,7 +298,7 @@ fn a_blackhole_swallows_each_way_for_itself() {
 }
 
 #[test]
-fn what_a_proxy_held_arrives_late_even_from_a_closed_connection() {
+fn delayed_bytes_arrive_even_from_a_closed_connection() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let mut stream = connect(proxy.port());

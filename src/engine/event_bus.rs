@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_comes_after_what_was_told_and_once() {
+    fn the_end_comes_once_after_all_events() {
         let bus = bus();
         let mut events = bus.subscribe();
         tell(&bus, 0..2);

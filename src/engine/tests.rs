@@ -148,7 +148,7 @@ async fn d3_after_a_short_suspension_an_overdue_watchdog_renews_at_once() {
 /// only then everything ends.
 #[cfg(feature = "test-util")]
 #[tokio::test(start_paused = true)]
-async fn what_the_last_handle_left_behind_is_released_and_then_everything_ends() {
+async fn leases_left_by_the_last_handle_are_released_and_then_all_tasks_end() {
     let store = MemoryStore::new();
     store.set_latency(Duration::from_millis(100));
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
@@ -204,7 +204,7 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
 /// more, under work that ran on: it is the runtime on which a lease was acquired that counts.
 #[cfg(feature = "test-util")]
 #[test]
-fn a_lease_is_renewed_for_as_long_as_the_runtime_on_which_it_was_had() {
+fn a_lease_is_renewed_while_the_runtime_that_acquired_it_lives() {
     let locks = LockRegistry::builder(MemoryStore::new())
         .ttl(Duration::from_secs(2))
         .build()
@@ -574,7 +574,7 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     assert_eq!(
         Arc::strong_count(&engine),
         2,
-        "it lets_expire itself no more"
+        "it does not keep itself alive"
     );
 }
 
@@ -591,7 +591,7 @@ impl ArcWake for Count {
 /// The first of a tenure that others follow is polled once more before it has its lease: what tokio does then, waking
 /// another thread, it would do in the middle of the third turn else, whose task was late for all others of that tenure.
 #[tokio::test(start_paused = true)]
-async fn who_leads_a_tenure_looks_twice_and_nobody_else_does() {
+async fn only_the_first_holder_of_a_tenure_is_polled_twice() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let engine = locks.engine.clone();
@@ -659,7 +659,7 @@ async fn w4_one_look_of_two_does_not_hold_the_key() {
 
 /// Policies are asked one after another, with nothing locked: meanwhile the next whose policy was to be asked may leave.
 #[tokio::test(start_paused = true)]
-async fn who_leaves_before_its_policy_is_asked_leaves_the_question_to_the_next() {
+async fn the_next_waiters_policy_is_asked_if_the_first_leaves() {
     let store = Silent::default();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
     locks.engine.on_event(StoreEvent::Up {

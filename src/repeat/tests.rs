@@ -91,7 +91,7 @@ fn decorrelated_pauses_are_spread() {
 }
 
 #[test]
-fn spins_come_first_and_anew_for_each_wait() {
+fn spins_come_first_in_each_wait() {
     let pause = Some(ms(5));
     let repeat = Repeat::spin_then(2, ms(5));
     let spin = Some(Duration::ZERO);

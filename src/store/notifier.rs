@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_it_tells_is_told_after_it() {
+    fn events_queued_during_delivery_are_delivered_after_it() {
         let sink = EventSink::new();
         sink.tells(&["more", "a", "b"]);
         assert_eq!(sink.heard(), ["more", "a", "b", "then"]);

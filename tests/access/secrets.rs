@@ -314,7 +314,7 @@ fn repeat(mut stream: &TcpStream) -> Option<()> {
 }
 
 #[test]
-fn a_server_that_repeats_what_it_was_told_is_not_repeated() {
+fn an_error_that_quotes_the_password_is_not_shown() {
     let port = repeater();
     let log = Log::default();
     let logging = log.hear(tracing::Level::TRACE);

@@ -284,7 +284,7 @@ async fn a_client_shows_its_certificate() {
 /// Its authorities, its certificate, and that it checks none: of a client nothing is left beside what the builder was given.
 #[cfg(feature = "redis-1")]
 #[tokio::test]
-async fn what_a_builder_is_given_replaces_what_its_client_has() {
+async fn certificates_of_a_builder_replace_those_of_its_client() {
     let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
     let tls = authority.sign(HERE).serving(Some(&authority));
     let server = RedisServer::builder().tls(tls).start();
@@ -323,7 +323,7 @@ async fn what_a_builder_is_given_replaces_what_its_client_has() {
 
 /// What can be seen without a server is said without one.
 #[tokio::test]
-async fn what_is_no_certificate_is_said_at_once() {
+async fn an_invalid_certificate_is_reported_at_once() {
     let authority = Authority::new("ours");
     let (one, two) = (authority.sign(&[]), authority.sign(&[]));
     let store = || RedisStore::builder("rediss://:secret@localhost:1/");
@@ -411,7 +411,7 @@ async fn a_certificate_runs_out_and_is_renewed() {
 /// A port that speaks plainly does not speak TLS, and the other way round. Neither answers what the other can read, which
 /// is told in time.
 #[tokio::test]
-async fn what_does_not_speak_the_same_is_no_server() {
+async fn plain_and_tls_ports_are_told_apart() {
     let authority = Authority::new("ours");
     let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
     let begin = Instant::now();

@@ -11,7 +11,7 @@ use crate::support::{Cluster, Program, RedisServer, chain, least_rights, wait_un
 use crate::{BOUND, BY_GRANT, ms, nothing_left, queued};
 
 #[tokio::test]
-async fn what_is_no_cluster_is_told() {
+async fn a_server_without_cluster_support_is_reported() {
     let server = RedisServer::start();
     let error = RedisStore::cluster([server.url()]).await.unwrap_err();
     assert!(

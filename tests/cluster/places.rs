@@ -81,7 +81,7 @@ async fn a_prefix_with_a_tag_has_one_slot() {
 
 /// What a registry listens to: a channel for each key that it waits for, and none when it does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_listens_and_nobody_else() {
+async fn only_waiters_are_subscribed() {
     let cluster = Cluster::without_replicas();
     let (here, there) = (
         builder(&cluster).build().unwrap(),

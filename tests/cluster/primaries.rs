@@ -225,7 +225,7 @@ async fn a_second_connection_that_vanishes_is_made_again() {
 
 /// Nothing need be written there for as long as the same keys are waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_connection_that_hears_a_lot_is_kept() {
+async fn a_busy_second_connection_is_kept() {
     let cluster = Cluster::without_replicas();
     let (here, there) = (
         builder(&cluster).build().unwrap(),

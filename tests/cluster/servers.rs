@@ -7,7 +7,7 @@ use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
 
 /// Redis 6.2 has no sharded channels, so nobody stands in a queue there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn before_redis_7_who_waits_asks_again() {
+async fn before_redis_7_waiters_poll() {
     let cluster = Cluster::of(Program::Redis6, &[]);
     let (here, there) = (
         builder(&cluster).build().unwrap(),

@@ -140,7 +140,7 @@ async fn a_lease_may_be_left_behind_at_a_shutdown() {
 
 /// Nor is a shutdown held up by a runtime that nobody drives, on which the lease was acquired and is watched.
 #[test]
-fn work_on_a_runtime_that_stands_still_is_not_waited_for() {
+fn work_on_a_stopped_runtime_is_not_waited_for() {
     let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
     let (still, other) = (runtime(), runtime());
     let (store, ..) = two();
@@ -172,7 +172,7 @@ fn work_on_a_runtime_that_stands_still_is_not_waited_for() {
 
 /// The task that awaits a shutdown may be polled before the timer, long after work was to have ended.
 #[tokio::test]
-async fn a_process_that_stands_still_meanwhile_gives_back_all_the_same() {
+async fn a_stopped_process_still_releases_after_it_continues() {
     let (store, _, there) = two();
     let here = LockRegistry::builder(store)
         .response_timeout(ms(20))
@@ -197,7 +197,7 @@ async fn a_process_that_stands_still_meanwhile_gives_back_all_the_same() {
 
 /// Work that is to run on when its lease is lost ends with its registry all the same.
 #[tokio::test(start_paused = true)]
-async fn who_was_told_to_end_hears_nothing_else_of_a_lease_that_is_lost_meanwhile() {
+async fn a_closing_holder_is_not_told_of_a_later_loss() {
     let (_, here, there) = two();
     let lock = |key| here.obtain(key).ttl(ms(GRACE / 2));
     let mut work = Box::pin(pending::<()>().with_lock(lock("work").on_lost(OnLost::RunOn)));

@@ -122,7 +122,7 @@ async fn a_turn_that_was_not_taken_is_given_back() {
 
 /// What is held goes on for ever then, and newcomers are refused for ever.
 #[tokio::test(start_paused = true)]
-async fn a_drain_that_is_dropped_stands_until_the_next() {
+async fn a_dropped_drain_stays_in_force_until_the_next() {
     let (_, here, there) = two();
     let lease = here.obtain("k").lease().await.unwrap();
     drop(here.drain(ms(10)));
@@ -140,7 +140,7 @@ async fn a_drain_that_is_dropped_stands_until_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ends_first_ends_all() {
+async fn the_first_drain_to_end_ends_all() {
     for by_shutdown in [false, true] {
         let (_, here, there) = two();
         let lease = here.obtain("k").lease().await.unwrap();

@@ -138,7 +138,7 @@ async fn work_may_be_told_to_run_on() {
 
 /// The error wins over a value that came in the very poll in which the lease ran out.
 #[tokio::test]
-async fn a_value_that_comes_too_late_is_none() {
+async fn a_value_that_comes_too_late_is_not_delivered() {
     let locks = LockRegistry::in_memory();
     let lock = locks.obtain("k").ttl(ms(40));
     let late = async {

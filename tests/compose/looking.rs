@@ -71,7 +71,7 @@ async fn a_turn_that_nobody_looks_at_frees_the_key() {
 
 /// One who looks in time keeps the turn, as often as it lets time go by before that.
 #[tokio::test(start_paused = true)]
-async fn one_who_looks_in_time_has_the_turn() {
+async fn a_waiter_that_polls_in_time_has_the_turn() {
     let (_, here, there) = two();
     let held = lock(&there).lease().await.unwrap();
     let mut slow = lock(&here).lease();
@@ -91,7 +91,7 @@ async fn one_who_looks_in_time_has_the_turn() {
 
 /// The wait goes on while one sleeps: when it is over, looking is too late.
 #[tokio::test(start_paused = true)]
-async fn one_who_sleeps_past_its_wait_gets_nothing() {
+async fn a_waiter_that_sleeps_past_its_wait_gets_nothing() {
     let (_, here, there) = two();
     let held = lock(&there).lease().await.unwrap();
     let waiting = lock(&here).wait(ms(500));

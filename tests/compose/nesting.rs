@@ -104,7 +104,7 @@ impl From<LockError> for NeverBusy {
 
 /// The "busy" that is skipped is nobody's error, so it is not made one either.
 #[tokio::test(start_paused = true)]
-async fn or_skip_does_not_convert_what_it_skips() {
+async fn or_skip_does_not_convert_the_skipped_error() {
     let (_, here, there) = two();
     let _held = there.obtain("k").lease().await.unwrap();
     let lock = here.obtain("k").wait(ms(5));

@@ -181,7 +181,7 @@ async fn a_thousand_waiters_share_a_connection() {
 
 /// An idle registry sends nothing; one that holds a fixed lease does not either.
 #[tokio::test]
-async fn who_does_nothing_sends_nothing() {
+async fn an_idle_registry_sends_nothing() {
     let server = RedisServer::start();
     let (idle, holds) = (registry(&server).await, registry(&server).await);
     let lock = holds.obtain("k").ttl(Duration::from_secs(60));

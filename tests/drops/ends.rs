@@ -72,7 +72,7 @@ async fn an_adoption_dropped_anywhere_leaves_it_or_gives_it_back() {
 
 /// Unpolled it asked for nothing; polled once, the wish stands. The lease is its holder's as before.
 #[tokio::test(start_paused = true)]
-async fn an_extension_dropped_anywhere_stands_if_it_was_polled() {
+async fn an_extension_dropped_after_its_first_poll_goes_on() {
     let more = Duration::from_secs(60);
     for then in THENS {
         for polls in 0.. {

@@ -81,7 +81,7 @@ async fn a_release_of_a_lease_goes_on_whenever_it_is_dropped() {
 
 /// `lost` and `inspect` only look: the lease is as good as before.
 #[tokio::test(start_paused = true)]
-async fn those_who_only_look_cost_nothing() {
+async fn dropping_lost_or_inspect_changes_nothing() {
     for name in ["lost", "inspect"] {
         at_every_cut(name, async |cut, what| {
             let world = World::new();

@@ -190,7 +190,7 @@ async fn a_release_is_told_when_the_session_ends() {
 /// One who asks once got the key, was not polled for a third of the ttl and lost the turn. When it was polled it
 /// asked again, but within the response time-out of its first question, which was over: "no answer in time".
 #[tokio::test(start_paused = true)]
-async fn one_who_asks_once_and_looks_late_asks_again_with_all_its_time() {
+async fn a_caller_that_asks_once_and_polls_late_asks_again_with_its_whole_time() {
     let store = MemoryStore::new();
     store.set_latency(Duration::from_millis(100));
     let locks = LockRegistry::builder(store)

@@ -106,7 +106,7 @@ async fn a_server_that_lost_its_data_has_nothing_to_adopt() {
 
 /// A restart kept the data, or another's key is there: what was left is adopted, what is a stranger's is not.
 #[tokio::test]
-async fn what_a_stranger_put_there_is_not_adopted() {
+async fn a_foreign_lock_is_not_adopted() {
     let server = RedisServer::start();
     let (here, there) = (
         builder(&server.url()).await.build().unwrap(),

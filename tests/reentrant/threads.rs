@@ -51,7 +51,7 @@ async fn move_on() {
 
 /// On a runtime of several threads a task goes wherever one is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_task_that_moves_takes_what_it_is_inside_of_along() {
+async fn a_task_that_moves_to_another_thread_keeps_its_frames() {
     let (here, there) = two();
     let task = tokio::spawn({
         let (here, there) = (here.clone(), there.clone());
@@ -239,7 +239,7 @@ async fn many_that_end_at_once() {
 
 /// One takes the lease away on another thread while others come and go: they share it, or find it taken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_detached_while_it_is_shared() {
+async fn a_shared_lease_that_is_detached() {
     let (here, there) = two();
     let lock = here.obtain(KEY).on_lost(OnLost::RunOn);
     let nested = here.obtain(KEY).reentrant();

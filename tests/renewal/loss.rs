@@ -209,7 +209,7 @@ async fn a_server_that_comes_back_empty_tells_all_holders() {
 
 /// Whoever asks late is told all the same, and nobody is told of a loss who gave the lock back.
 #[tokio::test]
-async fn a_loss_is_told_afterwards_and_a_release_is_none() {
+async fn a_loss_is_reported_after_it_happened_and_a_release_is_no_loss() {
     let server = RedisServer::start();
     let ttl = ms(300);
     let locks = registry(&server.url(), ttl).await;

@@ -61,7 +61,7 @@ async fn nothing_left(cluster: &Cluster) {
 
 /// Wherever it lies; and many share a question, also those of different slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_had_on_a_cluster_is_on_the_replica() {
+async fn an_acquired_lock_on_a_cluster_is_on_the_replica() {
     const MANY: u64 = 300;
     let cluster = start().await;
     let locks = locks(&cluster, 1, 5_000).await;
@@ -92,7 +92,7 @@ async fn what_is_had_on_a_cluster_is_on_the_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_stopped_replica_has_not_is_refused_in_time_and_others_are_not_held_up() {
+async fn an_unconfirmed_lock_is_refused_in_time_and_other_primaries_are_not_delayed() {
     let cluster = start().await;
     let locks = locks(&cluster, 1, 3_000).await;
     let [here, there] = [0, 1].map(|index| key_at(&cluster, index, "k"));
@@ -245,7 +245,7 @@ async fn half_a_slot_moves_while_its_replicas_are_asked() {
 
 /// Nobody waits until the replica has it, but the acquisition itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_counted_on_a_cluster_is_there_when_its_primary_is_killed_at_once() {
+async fn a_confirmed_lock_on_a_cluster_survives_its_primary() {
     let mut cluster = start().await;
     let (holding, other) = (locks(&cluster, 1, 500).await, locks(&cluster, 1, 500).await);
     let [key, next] = ["k", "next"].map(|stem| key_at(&cluster, 0, stem));

@@ -8,7 +8,7 @@ use crate::support::wait_until;
 use crate::{BOUND, LONG, ms};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_had_is_on_both_replicas() {
+async fn an_acquired_lock_is_on_both_replicas() {
     let flock = Flock::start().await;
     let locks = flock.registry(2, ms(5_000)).await;
     for _ in 0..20 {
@@ -22,7 +22,7 @@ async fn what_is_had_is_on_both_replicas() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_of_two_replicas_has_not_is_refused_in_time_and_given_back() {
+async fn a_lock_that_one_of_two_replicas_lacks_is_refused_in_time_and_released() {
     let flock = Flock::start().await;
     let (both, one) = (
         flock.registry(2, ms(1_000)).await,

@@ -7,7 +7,7 @@ use crate::{BOUND, ms};
 /// Nobody waits until the replicas have it, but the acquisition itself; and the connection that asks follows to the
 /// new primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_counted_is_there_when_the_primary_is_killed_at_once() {
+async fn a_confirmed_lock_survives_the_primary() {
     let mut watched = Watched::start();
     let url = watched.url();
     let (holding, other) = (

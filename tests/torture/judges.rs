@@ -104,7 +104,7 @@ fn beyond_its_deadline_nobody_holds() {
 }
 
 #[test]
-fn the_dead_and_those_who_shut_down_hold_nothing() {
+fn dead_and_closed_processes_hold_nothing() {
     let mut holds = Holds::default();
     holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
     holds.died(child(0), 10);
@@ -119,7 +119,7 @@ fn the_dead_and_those_who_shut_down_hold_nothing() {
 }
 
 #[test]
-fn a_loss_explains_overlaps_of_what_was_held_at_that_moment_alone() {
+fn a_loss_explains_only_overlaps_of_leases_held_at_that_moment() {
     let loss = flushed(10, 11);
     let verdict = judge(&[(0, 1, 0, 50, 100), (1, 2, 12, 30, 112)], &[1, 2], &loss);
     assert!(clean(&verdict), "{verdict:?}");
@@ -292,7 +292,7 @@ fn a_primary_that_is_dead_for_longer_than_a_ttl_explains_nothing() {
 }
 
 #[test]
-fn a_server_that_comes_back_knows_what_it_had_kept() {
+fn a_server_that_comes_back_has_its_data() {
     let again = |empty: bool| {
         let mut reigns = seen(&[(0, 0, 1, true), (1, 0, 1, false)]);
         reigns.killed(0, 50);
@@ -321,7 +321,7 @@ fn a_server_that_comes_back_knows_what_it_had_kept() {
 /// Asked to, a node waits until the next has all: there two at a time are never explained. Nor is it by what befalls
 /// another shard, or a key that is elsewhere.
 #[test]
-fn what_is_handed_over_in_good_order_and_what_is_elsewhere_explains_nothing() {
+fn an_orderly_fail_over_or_another_key_explains_nothing() {
     let roles = [
         (0, 0, 1, true),
         (1, 40, 41, false),
@@ -397,7 +397,7 @@ fn a_stale_write_that_was_let_through_is_found() {
 }
 
 #[test]
-fn what_is_taken_when_it_is_over_is_counted_and_proves_nothing() {
+fn a_lease_taken_after_its_end_is_counted_and_proves_nothing() {
     let verdict = judge(&[(1, 2, 110, 130, 210), (0, 1, 140, 150, 100)], &[2], &[]);
     assert!(clean(&verdict), "{verdict:?}");
     assert_eq!(verdict.dead_on_arrival, 1);
@@ -489,7 +489,7 @@ fn a_lost_update_is_no_history_of_a_register() {
 
 /// The resource's own history of everything that can happen at it is one of a register, and nothing stale gets in.
 #[test]
-fn the_resource_refuses_what_is_stale_and_keeps_an_honest_history() {
+fn the_resource_refuses_stale_writes_and_keeps_a_true_history() {
     let (windows, history) = mpsc::channel();
     let mut resource = Resource::new(windows);
     assert_eq!(resource.read(1, "key", 10), Some(0));

@@ -20,7 +20,7 @@ fn the_same_seed_is_the_same_plan_and_another_is_another() {
 
 /// A seed in a note or a commit means the same plan for ever: who changes this changes what all of them say.
 #[test]
-fn the_plan_of_a_seed_stays_what_it_is() {
+fn the_plan_of_a_seed_never_changes() {
     let plan: Vec<String> = plan(1, MINUTE, &Kind::EVERYWHERE, 4)
         .iter()
         .take(4)
@@ -90,7 +90,7 @@ fn no_deployment_is_spared() {
 }
 
 #[test]
-fn only_what_a_deployment_can_take_is_in_its_plan() {
+fn a_plan_has_only_faults_that_the_deployment_can_have() {
     let plan = plan(1, MINUTE, &[Kind::Kill, Kind::ClientKill], 2);
     assert!(
         plan.iter()

@@ -111,7 +111,7 @@ fn quorum() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told_in_a_sentence() {
+fn errors_of_the_program_are_one_sentence() {
     for (arguments, fault) in [
         (
             &["--deployment", "abacus"][..],

@@ -103,7 +103,7 @@ async fn a_broken_invariant_closes_the_registry_and_no_other() {
 /// An event takes callers out of their turnstile to serve them. When it panics with one in its hands, the turnstile
 /// does not know of that one any more.
 #[tokio::test(start_paused = true)]
-async fn who_is_out_of_the_turnstile_at_the_panic_is_told_as_well() {
+async fn callers_outside_the_turnstile_at_a_panic_are_told_too() {
     let locks = LockRegistry::builder(Silent::default()).build().unwrap();
     let mut waiting = Box::pin(locks.obtain("k").lease());
     assert!(futures::poll!(&mut waiting).is_pending());

@@ -59,7 +59,7 @@ async fn a_lost_question_is_asked_again_and_for_the_same_owner() {
 
 /// Whoever asks once is told at once, and the store may have given the lock to it: it is given back.
 #[tokio::test(start_paused = true)]
-async fn who_asks_once_is_told_of_the_loss() {
+async fn a_caller_that_asks_once_hears_of_the_loss() {
     let (store, locks) = registry();
     let mut once = Box::pin(locks.obtain("k").lease_once());
     assert!(futures::poll!(&mut once).is_pending());
@@ -197,7 +197,7 @@ async fn an_op_does_not_keep_its_registry() {
 
 /// A session that is closed drops what it still has, which nobody needs any more.
 #[tokio::test(start_paused = true)]
-async fn what_is_lost_by_a_registry_that_has_closed_changes_nothing() {
+async fn ops_lost_by_a_closed_registry_change_nothing() {
     let (store, locks) = registry();
     let leases = (0..1000).map(|number| locks.obtain(format!("k{number}")).lease());
     let leases = futures::future::join_all(leases);

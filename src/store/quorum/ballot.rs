@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_absent_node_may_have_is_not_given_up_for_good() {
+    fn an_adoption_is_not_refused_while_an_absent_node_may_have_the_lease() {
         let mut adoption = ballot(3, Question::Adopt);
         adoption.count(0, absent());
         adoption.count(1, busy(None));

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_told_asks_and_does_not_listen() {
+    fn a_waiter_that_cannot_be_notified_polls_without_subscribing() {
         let (owner, ttl) = (Owner(5), TTL);
         let mut listen = request(Op::Listen { owner, ttl });
         listen.listen_to_nothing();

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_not_believed() {
+    fn an_invalid_answer_about_replicas_is_rejected() {
         for bytes in [
             "*1\r\n:1\r\n:2\r\n",
             "*3\r\n:1\r\n:1\r\n:1\r\n:2\r\n",

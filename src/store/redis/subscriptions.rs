@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_heard_is_forgotten_where_no_connection_is_made() {
+    fn unconfirmed_subscriptions_are_forgotten_if_no_connection_can_be_made() {
         let mut subscriptions = Subscriptions::default();
         subscriptions.enter(0, request("old"));
         let order = subscriptions.next_order(0).unwrap();

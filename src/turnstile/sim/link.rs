@@ -217,7 +217,7 @@ impl World {
         let oldest = link.in_flight.pop_front().map(|(id, _)| id);
         assert_eq!(oldest, Some(reply.call.id), "answers come in order");
         let answered = link.window.answered();
-        let ops = answered.expect("a call is in in_flight until its reply");
+        let ops = answered.expect("a call is in flight until its reply");
         let said = match reply.said {
             // Again, with the script, before whatever else waits for their keys.
             Told::NoScript => {

@@ -72,7 +72,7 @@ fn w2_a_waiter_behind_a_crashed_holder_is_served_within_100_ms_of_its_ttls_end()
 /// One whose key nobody else wants for two tenures passes it on longer, and as soon as another stands in the queue no
 /// longer than was settled.
 #[test]
-fn w6_longer_tenures_are_for_those_who_are_alone() {
+fn w6_tenures_are_longer_if_no_other_registry_waits() {
     for seed in 0..8 {
         let mut world = scene(seed, 2, |profile| {
             profile.ttls = vec![SECOND];

@@ -24,7 +24,7 @@ fn a_kept_key_is_left_alone() {
 
 /// A watchdog that was due just then prolonged the key in the moment in which it was left.
 #[test]
-fn a_watchdog_that_is_due_at_the_end_does_not_prolong_what_is_kept() {
+fn a_watchdog_that_is_due_at_the_end_does_not_prolong_a_kept_key() {
     let mut harness = Harness::new();
     let (a, _) = harness.hold("a", fixed(900).renewed().kept(), 5);
     // The timer is late.
@@ -75,7 +75,7 @@ fn w6_one_whose_key_is_kept_is_given_no_pass() {
 
 /// The registry shuts down while it is held: the key stays, and nobody waits for an answer.
 #[test]
-fn o6_a_shutdown_leaves_what_is_to_be_kept() {
+fn o6_a_shutdown_leaves_keys_that_are_to_stay() {
     let mut harness = Harness::new();
     harness.hold("a", fixed(900).kept(), 5);
     harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
@@ -94,7 +94,7 @@ fn o6_a_shutdown_leaves_what_is_to_be_kept() {
 
 /// An explicit wish goes before: a job that failed gives its turn back.
 #[test]
-fn what_was_to_be_kept_can_be_released() {
+fn a_lease_whose_key_is_to_stay_can_be_released() {
     let mut harness = Harness::new();
     let (a, owner) = harness.hold("a", fixed(900).kept(), 5);
     harness.finish(a);
@@ -103,7 +103,7 @@ fn what_was_to_be_kept_can_be_released() {
 
 /// At the deadline it is lost, as ever, and a release is sent (D5).
 #[test]
-fn d5_what_was_to_be_kept_is_lost_at_its_deadline() {
+fn d5_a_lease_whose_key_is_to_stay_is_lost_at_its_deadline() {
     let mut harness = Harness::new();
     harness.hold("a", fixed(900).kept(), 5);
     harness.wait_until(1889);
@@ -115,7 +115,7 @@ fn d5_what_was_to_be_kept_is_lost_at_its_deadline() {
 /// owner is given back at once: that freed a key that was to stay. The turnstile that left it may
 /// be forgotten by then.
 #[test]
-fn o1_a_late_grant_does_not_free_what_is_kept() {
+fn o1_a_late_grant_does_not_free_a_kept_key() {
     let mut harness = Harness::new();
     let id = harness.arrive("a", fixed(900).kept());
     let enter = harness.sent();
@@ -140,7 +140,7 @@ fn o1_a_late_grant_does_not_free_what_is_kept() {
 /// be told at the end. A grant that was slower still found its owner forgotten, and was given back: that freed the key
 /// that was to stay. (Found by simulation.)
 #[test]
-fn o1_a_late_grant_does_not_free_what_a_late_renewal_keeps() {
+fn o1_a_late_grant_does_not_free_a_key_that_a_late_renewal_keeps() {
     let mut harness = Harness::new();
     let id = harness.arrive("a", fixed(900).renewed().kept());
     let enter = harness.sent();
@@ -212,7 +212,7 @@ fn an_extension_to_less_changes_nothing() {
 /// The ticket brought more than its fixed lease is meant to last: an extension within that is had
 /// at once.
 #[test]
-fn w3_an_extension_within_the_tenure_is_had_at_once() {
+fn w3_an_extension_within_the_tenure_succeeds_at_once() {
     let mut harness = Harness::new();
     harness.arrive("a", fixed(3000).until(1100));
     let b = harness.arrive("b", fixed(900));
@@ -279,7 +279,7 @@ fn the_last_renewal_of_an_extended_lease_is_told() {
 
 /// One in flight may ask for less: it is followed by another.
 #[test]
-fn a_renewal_under_way_is_followed_by_what_was_asked_for() {
+fn an_extension_follows_the_renewal_in_flight() {
     let mut harness = Harness::new();
     let (a, _) = harness.hold("a", fixed(900).renewed(), 5);
     harness.wait_until(1300);
@@ -445,7 +445,7 @@ fn an_adoption_that_comes_too_late_is_lost() {
 
 /// Our own tenure shows that the store has the key for us, not for one that left it.
 #[test]
-fn what_we_hold_cannot_be_adopted() {
+fn a_held_lease_cannot_be_adopted_here() {
     let mut harness = Harness::new();
     harness.hold("a", fixed(900), 5);
     harness.adopt("b", "other:9", fixed(900));
@@ -664,7 +664,7 @@ fn o6_a_shutdown_settles_an_adoption() {
 
 /// O1: an owner names one tenure. What this registry left it may take up again, under another.
 #[test]
-fn o1_what_we_left_we_may_adopt_under_a_new_owner() {
+fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
     let mut harness = Harness::new();
     let (a, owner) = harness.hold("a", fixed(900), 5);
     let left = harness.keep(a).expect("it was held");

@@ -182,11 +182,7 @@ fn k2_a_ticket_entered_again_has_its_old_place() {
             score: Some(place),
         },
     );
-    assert_eq!(
-        score(&outcome),
-        shop.now,
-        "a ticket that stands lets_expire its place"
-    );
+    assert_eq!(score(&outcome), shop.now, "a ticket keeps its place");
 }
 
 /// A queue whose registries crashed goes by itself, a minute after the lock; and does not go
@@ -312,7 +308,7 @@ fn s2_a_free_lock_is_the_first_tickets() {
 /// A grant was lost with its connection; the enter that makes it good finds the lock its own. The
 /// win is proved by this command, so the ttl counts from it, and the epoch is its own.
 #[test]
-fn s3_a_win_sets_the_ttl_anew_and_epochs_anew() {
+fn s3_a_win_sets_a_new_ttl_and_a_new_epoch() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
     shop.enter("b", 1, 500);
@@ -340,7 +336,7 @@ fn s3_a_winner_has_left_the_queue() {
 
 /// A yield by one that has lost the lock writes nothing.
 #[test]
-fn s2_a_yield_of_what_is_not_ours_writes_nothing() {
+fn s2_a_yield_of_a_lock_that_is_not_ours_writes_nothing() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
     let before = shop.key_status();
@@ -426,7 +422,7 @@ fn s3_an_adoption_moves_the_lock_and_may_be_asked_again() {
 
 /// It ran out, or is another's: of two that adopt one comes too late, and nothing is written.
 #[test]
-fn s3_an_adoption_of_what_is_not_there_writes_nothing() {
+fn s3_an_adoption_of_a_missing_lease_writes_nothing() {
     let mut shop = Shop::new();
     assert_eq!(shop.adopt("b", 7, "a:1", 800), Outcome::NotOld);
     assert_eq!(shop.key_status().0, None);
@@ -454,7 +450,7 @@ fn w2_a_strangers_lock_has_no_ttl() {
 /// Who listens stands beside the queue: neither a withdrawal nor a ticket that is dropped touches it, and no ticket goes
 /// with it.
 #[test]
-fn w7_who_listens_stands_beside_the_queue() {
+fn w7_subscribers_are_not_in_the_queue() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 60_000);
     let ttl = ms(500);
@@ -480,7 +476,7 @@ fn w7_who_listens_stands_beside_the_queue() {
 
 /// K3: each of the two sets runs out by itself, a minute after the lock that its last member stood behind.
 #[test]
-fn k3_who_listens_is_forgotten_in_its_own_time() {
+fn k3_subscriptions_expire() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
     let (owner, ttl) = (Owner(1), ms(500));

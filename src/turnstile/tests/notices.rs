@@ -20,7 +20,7 @@ fn waiting(harness: &mut Harness) {
 }
 
 #[test]
-fn w7_whoever_waits_asks_as_soon_as_it_is_told() {
+fn w7_a_notified_waiter_asks_at_once() {
     let mut harness = Harness::with(rules(), false);
     waiting(&mut harness);
     harness.wait_until(1500);
@@ -34,7 +34,7 @@ fn w7_whoever_waits_asks_as_soon_as_it_is_told() {
 /// A notice that is lost, or of nothing, leaves the policy's questions where they are: none of them
 /// comes later, or is counted twice.
 #[test]
-fn w7_a_notice_in_vain_moves_no_question_of_the_policy() {
+fn w7_a_false_notice_does_not_delay_the_policys_question() {
     let mut harness = Harness::with(rules(), false);
     waiting(&mut harness);
     harness.wait_until(2000);
@@ -109,7 +109,7 @@ fn w7_the_next_notices_wait_longer_and_part_those_that_split_their_votes() {
 
 /// Nobody is to be told in vain while others wait.
 #[test]
-fn w7_whoever_leaves_listens_no_more() {
+fn w7_an_owner_that_leaves_is_unsubscribed() {
     let mut harness = Harness::with(rules(), false);
     let id = harness.arrive("a", fixed(1000));
     let listen = harness.sent();
@@ -131,7 +131,7 @@ fn w7_whoever_leaves_listens_no_more() {
 
 /// One who asks once is not to be told: it has gone by then, and others wait.
 #[test]
-fn w7_who_asks_once_does_not_listen() {
+fn w7_a_caller_that_asks_once_does_not_subscribe() {
     let mut harness = Harness::with(rules(), false);
     harness.arrive("a", fixed(1000).once());
     let attempt = harness.sent();
@@ -185,7 +185,7 @@ fn w7_the_first_notice_of_each_pause_is_followed_at_once() {
 
 /// A connection with pushes comes after one without, where it only listened: nothing of that is left beside its ticket.
 #[test]
-fn w7_whoever_comes_to_stand_in_the_queue_listens_no_more() {
+fn w7_an_owner_that_enters_the_queue_is_unsubscribed() {
     let mut harness = Harness::with(rules(), false);
     harness.arrive("a", fixed(1000));
     let listen = harness.sent();

@@ -14,7 +14,7 @@ impl Harness {
 }
 
 #[test]
-fn o6_who_hears_of_a_shutdown_holds_until_its_work_has_ended() {
+fn o6_a_holder_that_watches_holds_until_its_work_has_ended() {
     let mut harness = Harness::new();
     let (a, owner) = harness.hold("a", fixed(9000), 5);
     harness.arrive("b", fixed(9000));
@@ -34,7 +34,7 @@ fn o6_who_hears_of_a_shutdown_holds_until_its_work_has_ended() {
 
 /// A task that nobody polls must not keep a registry from ending.
 #[test]
-fn o6_who_does_not_end_its_work_in_time_holds_no_more() {
+fn o6_a_holder_that_does_not_end_in_time_loses_its_lease() {
     for kept in [false, true] {
         let mut harness = Harness::new();
         let wish = if kept {
@@ -69,7 +69,7 @@ fn o6_who_does_not_end_its_work_in_time_holds_no_more() {
 /// A process that stood still may end its work before anybody has seen the time pass: the lease is
 /// given back once, and the answer to that is nobody's.
 #[test]
-fn o6_who_ends_its_work_when_its_time_is_over_is_told_closed() {
+fn o6_a_holder_that_ends_after_its_grace_gets_closed() {
     let mut harness = Harness::new();
     let (a, owner) = harness.hold("a", fixed(9000), 5);
     harness.close(|_| Some(ms(GRACE)));
@@ -101,7 +101,7 @@ fn o6_nobody_holds_when_the_registry_has_hung_up() {
 }
 
 #[test]
-fn o6_who_does_not_hear_of_a_shutdown_or_has_not_looked_has_no_time() {
+fn o6_a_holder_that_does_not_watch_or_was_not_polled_gets_no_grace() {
     let mut harness = Harness::new();
     harness.hold("a", fixed(9000), 5);
     harness.close(|_| None);
@@ -149,7 +149,7 @@ fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
 
 /// A drain: the holder is not told, and is renewed, while all others are turned away.
 #[test]
-fn o6_who_holds_goes_on_in_a_registry_that_takes_nobody() {
+fn o6_holders_go_on_in_a_registry_that_is_drained() {
     let mut harness = Harness::new();
     let (a, owner) = harness.hold("a", fixed(9000).renewed(), 5);
     harness.arrive("b", fixed(9000));

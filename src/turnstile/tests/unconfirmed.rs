@@ -66,7 +66,7 @@ fn a_wait_that_ends_without_a_win_that_counts_ends_with_the_reason() {
 
 /// Those who ask once are told at once; so are all if waiting does not mend it.
 #[test]
-fn who_does_not_wait_is_told_why_it_does_not_count() {
+fn a_caller_that_asks_once_gets_the_reason_of_an_unconfirmed_grant() {
     let mut harness = Harness::new();
     harness.arrive("once", fixed(1000).once());
     let attempt = harness.sent();
@@ -92,7 +92,7 @@ fn who_does_not_wait_is_told_why_it_does_not_count() {
 
 /// The store has taken the ticket out of its queue: who waits would hear of nothing until it asks by itself, some 10 s later.
 #[test]
-fn w1_a_grant_that_does_not_count_is_given_on_and_its_waiter_stands_again() {
+fn w1_an_unconfirmed_grant_is_passed_on_and_its_waiter_queues_again() {
     let mut harness = Harness::new();
     harness.arrive("a", fixed(1000));
     let enter = harness.sent();
@@ -187,7 +187,7 @@ fn a_yield_whose_win_does_not_count_ends_its_lease_well() {
 
 /// Its caller is dropped while it is being confirmed.
 #[test]
-fn what_does_not_count_for_nobody_is_released_and_not_asked_for_again() {
+fn an_unconfirmed_win_without_waiters_is_released() {
     let mut harness = Harness::new();
     let a = harness.arrive("a", fixed(1000));
     let enter = harness.sent();
@@ -202,7 +202,7 @@ fn what_does_not_count_for_nobody_is_released_and_not_asked_for_again() {
 
 /// Given back, a lease that somebody left for another would be lost to both.
 #[test]
-fn s3_what_is_adopted_is_not_given_back_for_want_of_a_confirmation() {
+fn s3_an_adopted_lease_is_not_released_if_its_confirmation_fails() {
     let mut harness = Harness::new();
     harness.adopt("a", "other:1", fixed(1000).until(2000));
     let adopt = harness.sent();

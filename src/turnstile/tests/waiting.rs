@@ -68,7 +68,7 @@ fn w2_about_every_ten_seconds_the_ticket_asks() {
 /// The ticket says 1 s, since that was the head's wish; the waiter who gets it wants 5 s: it
 /// renews as soon as it has taken the lease, for what is left of its wish.
 #[test]
-fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
+fn w3_a_lease_that_wants_longer_than_the_ticket_renews_at_once() {
     let mut harness = Harness::new();
     let a = harness.arrive("a", fixed(1000));
     let enter = harness.sent();
@@ -97,7 +97,7 @@ fn w3_one_who_wants_longer_than_the_ticket_renews_at_once() {
 
 /// One who wants less ends at its own deadline, and the next in line goes on in the tenure.
 #[test]
-fn w3_one_who_wants_less_ends_at_its_own_deadline() {
+fn w3_a_fixed_lease_that_wants_less_ends_at_its_own_deadline() {
     let mut harness = Harness::new();
     let a = harness.arrive("a", fixed(1000));
     let enter = harness.sent();
@@ -301,7 +301,7 @@ fn a_first_answer_that_is_late_counts() {
 
 /// Nothing is asked for one who comes while a ticket of its registry stands in the queue: the answer is known.
 #[test]
-fn who_joins_a_wait_is_busy_at_the_end_of_its_own() {
+fn a_waiter_that_joins_others_is_busy_at_the_end_of_its_own_wait() {
     let mut harness = Harness::new();
     harness.arrive("a", fixed(1000));
     let enter = harness.sent();
@@ -323,7 +323,7 @@ fn who_joins_a_wait_is_busy_at_the_end_of_its_own() {
 }
 
 #[test]
-fn who_waits_for_a_local_holder_is_busy_at_the_end_of_its_wait() {
+fn a_waiter_behind_a_local_holder_is_busy_at_the_end_of_its_wait() {
     let mut harness = Harness::new();
     harness.arrive("a", fixed(5000));
     harness.arrive("before", fixed(1000).until(1100));
@@ -395,7 +395,7 @@ fn a_pause_without_end_is_no_fault() {
 /// The store was away, and somebody stood in line for when it would be back. Whoever asked once heard "busy", as if
 /// the lock were known to be another's, and not that the store had failed.
 #[test]
-fn one_who_asks_once_of_a_store_that_is_away_is_told_so_whoever_stands() {
+fn a_caller_that_asks_once_gets_the_stores_error_even_if_others_wait() {
     let mut harness = Harness::new();
     harness.arrive("a", fixed(1000));
     let enter = harness.sent();

@@ -275,7 +275,7 @@ fn a_watchdog_does_not_outlive_its_lease() {
 /// Found by simulation (seed 6 of its time): a lease that was given back just when its renewal was due was renewed
 /// first.
 #[test]
-fn what_is_given_back_when_its_renewal_is_due_is_not_renewed() {
+fn a_lease_released_when_its_renewal_is_due_is_not_renewed() {
     for shut_down in [false, true] {
         let mut harness = Harness::new();
         let (a, _) = harness.hold("a", fixed(900).renewed(), 5);

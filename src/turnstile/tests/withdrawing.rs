@@ -54,7 +54,7 @@ fn g3_a_new_waiter_takes_the_ticket_over() {
 
 /// The withdrawal that was put off for the last waiter is not sent for the next.
 #[test]
-fn g3_a_ticket_taken_over_is_put_off_anew_when_that_waiter_leaves() {
+fn g3_a_ticket_that_was_taken_over_is_withdrawn_later_when_that_waiter_leaves() {
     let mut harness = Harness::new();
     let enter = unwanted(&mut harness);
     for _ in 0..20 {
@@ -143,7 +143,7 @@ fn g3_a_grant_during_the_withdrawal_needs_no_release() {
 
 /// One who asks once does not stand in line, not at a place that was left either.
 #[test]
-fn g3_one_who_asks_once_does_not_take_the_ticket_over() {
+fn g3_a_caller_that_asks_once_does_not_take_over_the_ticket() {
     let mut harness = Harness::new();
     let enter = unwanted(&mut harness);
     harness.arrive("b", fixed(1000).once());
@@ -165,7 +165,7 @@ fn g3_one_who_asks_once_does_not_take_the_ticket_over() {
 }
 
 #[test]
-fn g3_one_who_adopts_does_not_wait_for_the_withdrawal() {
+fn g3_an_adoption_does_not_wait_for_the_withdrawal() {
     let mut harness = Harness::new();
     let enter = unwanted(&mut harness);
     harness.adopt("b", "other:9", fixed(1000));

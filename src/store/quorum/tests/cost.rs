@@ -79,7 +79,7 @@ async fn a_start_with_nothing_due_looks_at_no_key() {
 
 /// The runtime that the timer was on has gone: what is due is done by whoever arrives next.
 #[test]
-fn a_start_does_what_no_timer_does_any_more() {
+fn a_start_does_the_work_of_a_timer_whose_runtime_ended() {
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_time().start_paused(true).build().unwrap()

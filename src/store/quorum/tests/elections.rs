@@ -16,7 +16,7 @@ use crate::store::{LockStore, MemoryStore, QuorumStore};
 use crate::{LockRegistry, Repeat};
 
 #[test]
-fn a_quorum_of_nothing_is_none() {
+fn a_quorum_without_nodes_is_an_error() {
     let error = QuorumStore::new(Vec::<Node>::new()).unwrap_err();
     assert!(!error.is_retryable());
 }

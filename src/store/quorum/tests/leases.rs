@@ -135,7 +135,7 @@ async fn a_renewal_that_can_be_told_neither_way_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_majority_has_is_adopted_and_what_an_absent_node_may_have_is_asked_for_again() {
+async fn an_adoption_needs_a_majority_and_is_retried_while_an_absent_node_may_decide() {
     let nodes = Node::many(3);
     let store = store(&nodes);
     let (one, two) = (Harness::new(&store, "a"), Harness::new(&store, "b"));

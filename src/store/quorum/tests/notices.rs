@@ -225,7 +225,7 @@ async fn a_waiter_that_one_node_after_the_other_cannot_reach_does_not_sit_out_it
 
 /// Nobody is told in vain while another waits: who gave up listens no more, on no node.
 #[tokio::test(start_paused = true)]
-async fn one_who_gave_up_does_not_listen() {
+async fn a_caller_that_gave_up_is_not_subscribed() {
     let nodes = nodes(3);
     let (one, two) = (registry(&nodes), registry(&nodes));
     let (held, first) = held_and_waited_for(&nodes, &one).await;

@@ -147,7 +147,7 @@ async fn a_release_that_no_majority_will_confirm_is_answered_once_all_has_run_ou
 
 /// Its connection is gone, and the votes that it gave meanwhile go as soon as they come in.
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_dropped_gives_back_what_comes_late() {
+async fn a_dropped_session_releases_late_votes() {
     let nodes = Node::many(3);
     for node in &nodes[..2] {
         node.seize("k", ms(10));

@@ -50,7 +50,7 @@ async fn one_server_by_two_names_has_one_vote() {
 
 /// The first ops are handed over before any connection stands.
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_it_was_known_does_not_count() {
+async fn votes_given_before_the_duplicate_was_known_do_not_count() {
     let mut bare = Bare::new(3);
     assert_eq!(bare.submit(attempt(1)).len(), 3);
     for node in [0, 1] {
@@ -79,7 +79,7 @@ async fn what_was_asked_before_it_was_known_does_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn servers_that_do_not_say_who_they_are_are_taken_for_several() {
+async fn servers_without_an_identity_are_taken_for_different_ones() {
     let mut bare = connected(["", "", "y"]);
     assert_eq!(bare.submit(attempt(1)).len(), 3);
 }

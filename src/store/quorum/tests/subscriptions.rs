@@ -218,7 +218,7 @@ async fn w7_a_withdrawal_is_sent_after_a_release_whose_answer_was_lost() {
 
 /// Each node keeps the key for the one that it has told; who gives up just then keeps it from nobody.
 #[tokio::test(start_paused = true)]
-async fn w7_who_is_told_and_gives_up_leaves_the_key_free() {
+async fn w7_a_notified_waiter_that_gives_up_leaves_the_key_free() {
     let nodes = Node::many(3);
     let store = store(&nodes);
     let [a, b, c] = ["a", "b", "c"].map(|name| Harness::new(&store, name));
@@ -349,7 +349,7 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
 /// The notice came while the connection to that node was gone, and will not come again: the registry is told when the
 /// connection stands, so that it asks, and listens there anew. One that nobody of ours listens on tells nothing.
 #[tokio::test(start_paused = true)]
-async fn w7_who_could_not_be_reached_is_told_to_ask_when_the_node_is_back() {
+async fn w7_waiters_ask_when_an_unreachable_node_is_back() {
     for listens in [true, false] {
         let mut bare = if listens {
             Bare::listening(3)

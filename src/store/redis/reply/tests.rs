@@ -105,7 +105,7 @@ fn a_reply_is_read_op_by_op() {
 }
 
 #[test]
-fn a_reply_that_does_not_fit_its_call_is_none() {
+fn a_reply_that_does_not_fit_its_call_is_rejected() {
     let (owner, ttl, within) = (Owner(1), TTL, TTL);
     let take = || job(Op::Attempt { owner, ttl });
     let release = || job(Op::Release { owner });
@@ -184,7 +184,7 @@ fn a_reply_that_does_not_fit_its_call_is_none() {
 }
 
 #[test]
-fn a_probes_reply_tells_the_time_and_what_was_refused() {
+fn a_probes_reply_has_the_time_and_the_refusal() {
     let reply = |answer| Value::Array(vec![word("5"), word("9"), answer]);
     assert_eq!(read_probe(5, &reply(word("1"))), Some((9, None)));
     let refused = Value::Array(vec![word("error"), word("NOPERM no")]);
@@ -197,7 +197,7 @@ fn a_probes_reply_tells_the_time_and_what_was_refused() {
 
 /// F2: tokens fit an i64, and those of a tenure are different.
 #[test]
-fn f2_a_epoch_whose_tokens_do_not_fit_is_none() {
+fn f2_an_epoch_whose_tokens_do_not_fit_is_refused() {
     let most = i64::MAX as u64 / 64;
     let take = |owner| {
         job(Op::Attempt {

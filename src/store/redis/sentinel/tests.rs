@@ -54,7 +54,7 @@ fn a_server_s_password_is_not_told_to_sentinels() {
 }
 
 #[test]
-fn what_is_no_such_url_is_refused_and_not_shown() {
+fn an_invalid_url_is_refused_and_not_shown() {
     for url in [
         "redis+sentinel://one",
         "redis+sentinel://one/",
@@ -90,7 +90,7 @@ fn the_one_that_was_wrong_is_not_asked_first_again() {
 }
 
 #[test]
-fn what_a_sentinel_says_may_be_anything() {
+fn any_answer_of_a_sentinel_is_handled() {
     let bulk = |text: &str| Value::BulkString(text.into());
     let pair = |host: &str, port: &str| Value::Array(vec![bulk(host), bulk(port)]);
     assert_eq!(read(pair("::1", "7")), Some(("::1".to_owned(), 7)));

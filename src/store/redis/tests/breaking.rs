@@ -61,7 +61,7 @@ async fn o4_a_reply_with_another_calls_number_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn o4_a_reply_that_is_none_ends_the_connection() {
+async fn o4_an_invalid_reply_ends_the_connection() {
     for wrong in [
         "+OK\r\n",
         "_\r\n",
@@ -210,7 +210,7 @@ async fn a_loss_is_told_after_the_ops_that_it_took_along() {
 }
 
 #[tokio::test]
-async fn what_only_hinders_writes_ends_no_connection() {
+async fn refused_writes_do_not_end_the_connection() {
     let server = RedisServer::builder()
         .config("min-replicas-to-write 1")
         .start();
@@ -225,7 +225,7 @@ async fn what_only_hinders_writes_ends_no_connection() {
 
 /// Also if it is more than tokio lets a task take in at a time.
 #[tokio::test]
-async fn what_came_before_a_reply_is_heard_before_it() {
+async fn pushes_before_a_reply_are_handled_before_it() {
     let fake = Fake::start(move |request| {
         if !request.is_call() {
             return None;
@@ -245,7 +245,7 @@ async fn what_came_before_a_reply_is_heard_before_it() {
 
 /// More than is told at once: what the connection's end came with must not go down with it.
 #[tokio::test]
-async fn what_was_heard_is_told_before_the_end_of_its_connection() {
+async fn events_are_delivered_before_the_end_of_their_connection() {
     let (mut one, reply) = hear_a_crowd(HANG_UP).await;
     // The client may tell of the end before it gives the reply: then that is lost, and said to be.
     assert!(
@@ -258,7 +258,7 @@ async fn what_was_heard_is_told_before_the_end_of_its_connection() {
 
 /// More than is told at once: the rest waits for the next turn, and its turn comes.
 #[tokio::test]
-async fn what_was_heard_at_once_is_told_in_its_order() {
+async fn events_of_one_moment_keep_their_order() {
     let (_one, reply) = hear_a_crowd(b"").await;
     won(&reply.unwrap().outcome);
 }

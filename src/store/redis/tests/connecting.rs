@@ -78,7 +78,7 @@ async fn g2_the_memory_policy_is_asked_for_at_the_first_connection_alone() {
 /// A command was on its way when the connection broke, and arrives after all: the one that asked
 /// has long been told that nobody knows, and has begun anew.
 #[tokio::test]
-async fn o4_the_old_connection_is_killed_with_what_it_carries() {
+async fn o4_the_old_connection_is_killed_with_its_commands() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let mut one = Settings::url(proxy.url(), "a1").up().await;
@@ -285,7 +285,7 @@ async fn a_grant_that_comes_before_the_proof_is_told_after_up() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_grant_for_us_is_passed_over() {
+async fn other_messages_than_our_grants_are_ignored() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     for rubbish in [
@@ -308,7 +308,7 @@ async fn what_is_not_a_grant_for_us_is_passed_over() {
 }
 
 #[tokio::test]
-async fn g1_with_nobody_listening_each_attempt_fails_what_waits_for_it() {
+async fn g1_a_failed_attempt_fails_the_requests_that_wait_for_it() {
     let mut server = RedisServer::start();
     server.kill();
     let mut one = Settings::new(&server, "a1").open();

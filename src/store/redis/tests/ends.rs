@@ -48,7 +48,7 @@ async fn s3_an_adoption_moves_the_lock_past_the_queue_and_may_be_asked_again() {
 }
 
 #[tokio::test]
-async fn s3_what_is_not_there_is_not_adopted_and_nothing_is_written() {
+async fn s3_a_missing_lease_is_not_adopted_and_nothing_is_written() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let op = adopt(4, "gone:1".into(), TTL);

@@ -105,7 +105,7 @@ async fn s1_a_wrong_type_in_the_fence_leaves_nothing_done() {
 
 /// A double counts no further than 2^53: the epochs of all that follow would be the same.
 #[tokio::test]
-async fn f1_a_fence_from_which_nothing_grows_is_none() {
+async fn f1_a_fence_at_the_end_of_its_range_is_refused() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     for far in [

@@ -184,7 +184,7 @@ async fn a_queue_of_another_format_is_left_alone() {
 /// None of these is a ticket: they leave the queue when the lock is handed over, and are told nothing. Whoever stands
 /// behind them is served at once.
 #[tokio::test]
-async fn what_is_no_ticket_keeps_nobody_from_the_lock() {
+async fn an_invalid_ticket_blocks_nobody() {
     let server = RedisServer::start();
     let mut connection = connection(&server);
     let mut pubsub = connection.as_pubsub();

@@ -150,7 +150,7 @@ async fn s2_a_free_lock_goes_to_the_ticket_before_ours() {
 }
 
 #[tokio::test]
-async fn s2_an_enter_that_finds_another_first_stands_behind_it() {
+async fn s2_an_enter_that_finds_another_ticket_queues_behind_it() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let mut two = Registry::on(&server, "b2").await;
@@ -190,7 +190,7 @@ async fn a_lock_that_ran_out_with_tickets_standing_serves_them_at_a_late_release
 }
 
 #[tokio::test]
-async fn yield_gives_the_turn_and_stands_at_the_end() {
+async fn yield_gives_the_turn_and_queues_at_the_end() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let mut two = Registry::on(&server, "b2").await;

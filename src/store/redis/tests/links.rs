@@ -55,7 +55,7 @@ async fn a_script_that_may_not_be_loaded_is_sent_in_full() {
 }
 
 #[tokio::test]
-async fn what_piles_up_shares_calls_and_a_lone_op_goes_at_once() {
+async fn waiting_requests_share_calls_and_a_single_one_goes_at_once() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     won(&one.outcome("first", attempt(0)).await);
@@ -111,7 +111,7 @@ async fn o2_ops_of_one_key_are_done_in_order() {
 }
 
 #[tokio::test]
-async fn o2_what_a_broken_connection_carried_is_unknown_op_by_op() {
+async fn o2_each_op_of_a_broken_connection_is_unknown() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let mut one = Settings::url(proxy.url(), "a1").up().await;
@@ -146,7 +146,7 @@ async fn o2_what_a_broken_connection_carried_is_unknown_op_by_op() {
 }
 
 #[tokio::test]
-async fn what_waits_when_a_connection_breaks_goes_out_on_the_next() {
+async fn requests_waiting_at_a_break_go_out_on_the_next_connection() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let mut one = Settings::url(proxy.url(), "a1").up().await;

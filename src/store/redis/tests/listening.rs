@@ -96,7 +96,7 @@ async fn w7_the_first_that_listens_is_told_and_nobody_gets_the_lock() {
 
 /// Whoever wins in passing, or is given the lock in its turn, goes by those that listen.
 #[tokio::test]
-async fn w7_a_listener_stands_in_nobodys_way() {
+async fn w7_a_subscriber_does_not_block_others() {
     let server = RedisServer::start();
     let mut holder = Registry::on(&server, "aa").await;
     let mut ear = Registry::on(&server, "b1").await;
@@ -141,7 +141,7 @@ async fn w7_those_that_are_gone_are_passed_by() {
 
 /// Its own release would tell it, and keep the lock from all others.
 #[tokio::test]
-async fn w7_who_wins_by_an_attempt_listens_no_more() {
+async fn w7_a_winner_by_an_attempt_is_unsubscribed() {
     let server = RedisServer::start();
     let mut holder = Registry::on(&server, "aa").await;
     let mut one = Registry::on(&server, "b1").await;
@@ -178,7 +178,7 @@ async fn w7_a_lock_that_nobody_can_be_told_of_is_free() {
 /// The holder crashed: whoever finds the lock free tells those that listen when it is done, and a withdrawal
 /// tells them at once.
 #[tokio::test]
-async fn w7_a_lock_that_ran_out_is_told_of_by_whoever_touches_it() {
+async fn w7_an_expired_lock_is_announced_by_the_next_op_on_it() {
     let server = RedisServer::start();
     let mut holder = Registry::on(&server, "aa").await;
     let mut one = Registry::on(&server, "b1").await;

@@ -414,7 +414,7 @@ impl Both {
 }
 
 #[test]
-fn the_scripts_do_what_the_model_does() {
+fn the_scripts_agree_with_the_model() {
     let original = script::TEXT;
     // What is kept for a listener must not run out while it is looked at.
     let script = original.replace("'NX', 'PX', 100)", "'NX', 'PX', 30000)");

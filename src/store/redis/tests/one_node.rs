@@ -164,7 +164,7 @@ fn subscriptions_are_asked_for_again_with_the_next_runtime() {
 
 /// The connection for calls stands all the while, so that nothing else tells the registry that it may ask again.
 #[tokio::test]
-async fn a_key_whose_ticket_could_not_be_sent_may_ask_again_as_soon_as_its_node_stands() {
+async fn a_key_whose_ticket_was_not_sent_asks_again_when_its_node_is_connected() {
     let mut has_refused = false;
     let mut one = registry(move |request| {
         if request.is("SSUBSCRIBE") && !std::mem::replace(&mut has_refused, true) {
@@ -255,7 +255,7 @@ async fn without_the_right_to_subscribe_no_key_of_the_node_has_a_queue() {
 /// The node says of all keys of a call that it cannot do it for one of them. Those that it could do for must not wait
 /// for those that it could not.
 #[tokio::test(start_paused = true)]
-async fn what_shared_a_refused_call_goes_again_one_by_one_and_at_once() {
+async fn requests_of_a_refused_call_are_repeated_one_by_one_at_once() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let seen = calls.clone();
     let mut one = registry(move |request| {

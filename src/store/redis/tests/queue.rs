@@ -11,7 +11,7 @@ use crate::store::redis::script;
 const QUEUE: &str = "{lock:k}:~queue1";
 
 #[tokio::test]
-async fn k1_a_ticket_entered_twice_stands_once_in_the_same_place() {
+async fn k1_a_ticket_entered_twice_is_in_the_queue_once() {
     let server = RedisServer::start();
     server.set("lock:k", "foreign");
     let mut one = Registry::on(&server, "a1").await;

@@ -28,7 +28,7 @@ fn used() -> BTreeSet<String> {
 
 /// Whoever lets a script do something new adds it there.
 #[test]
-fn o4_the_probe_tries_what_the_scripts_do() {
+fn o4_the_probe_tries_every_command_of_the_scripts() {
     let (_, rest) = script::TEXT.split_once("local needed = [[").unwrap();
     let (needed, _) = rest.split_once("]] .. numsub").unwrap();
     let tried: BTreeSet<_> = needed
@@ -109,7 +109,7 @@ async fn s1_a_refused_call_goes_again_op_by_op_once() {
 
 /// Neither a right too few nor one too many; what the connection itself takes, such as `ping`, is in Rust.
 #[test]
-fn the_page_names_what_the_scripts_do() {
+fn the_page_names_every_command_of_the_scripts() {
     let mut needed = used();
     for command in [
         "client|info",

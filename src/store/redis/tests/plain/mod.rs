@@ -136,7 +136,7 @@ fn with_user(rights: &str) -> (RedisServer, Caller) {
 }
 
 #[test]
-fn what_goes_plainly() {
+fn operations_without_contention() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     for count in 1..=3 {
@@ -220,7 +220,7 @@ fn f1_epochs_grow_past_a_fence_from_the_future() {
 }
 
 #[test]
-fn s1_what_is_no_fence_stays_as_it_is_and_hinders_no_release() {
+fn s1_a_key_that_is_no_fence_stays_as_it_is_and_blocks_no_release() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     for make in [["RPUSH", FENCE, "x"], ["SET", FENCE, "x"]] {
@@ -252,7 +252,7 @@ fn s1_what_is_no_fence_stays_as_it_is_and_hinders_no_release() {
 }
 
 #[test]
-fn o5_what_is_stale_is_left_and_what_never_is_gets_done() {
+fn o5_stale_attempts_are_skipped_and_releases_are_done() {
     let server = RedisServer::start();
     let mut caller = Caller::on(&server);
     server.set("lock:held", "a1:9");
