@@ -1,4 +1,4 @@
-//! The harness keeps its own promises: a test that breaks a server or the wire must break just that, and leave nothing.
+//! The harness keeps its own promises: a test that breaks a server or the connection must break just that, and leave nothing.
 #![cfg(feature = "redis")]
 
 mod support;

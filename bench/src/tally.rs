@@ -24,7 +24,7 @@ pub(crate) struct Tally {
     waits: Vec<f64>,
     /// In µs; also of those who were still waiting at the end.
     longest_wait: f64,
-    /// In µs, from when the lock was had until it was given back.
+    /// In µs, from when the lock was acquired until it was released.
     releases: Vec<f64>,
     /// From the last turn of all to the end.
     idle_secs: f64,

@@ -40,7 +40,7 @@ const KILL_AFTER: Duration = Duration::from_millis(1100);
 /// It has hardly begun its work then.
 const INTO_ITS_WORK: Duration = Duration::from_millis(60);
 
-/// After this nobody begins anew.
+/// After this nobody begins again.
 const LASTS: Duration = Duration::from_millis(2800);
 
 /// What can end a run early.

@@ -38,7 +38,7 @@ pub(crate) enum Line {
     Waits { wait: u64, at: u64, limit: u64 },
     /// It ended: `got`, `busy`, `unreachable`, `full`, `closed`, `lost` or `dropped`.
     Waited { wait: u64, at: u64, how: String },
-    /// Its registry is about to be shut down: whatever it holds it gives back from now on.
+    /// Its registry is about to be shut down: whatever it holds it releases from now on.
     Closing { at: u64 },
     /// How many tasks the runtime had left after the registry was shut down, and how many callers never came to an end.
     Left { tasks: u64, callers: u64 },

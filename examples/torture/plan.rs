@@ -65,7 +65,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What can befall every deployment: children, the wires to their servers, and a server.
+    /// What can befall every deployment: children, the connection to their servers, and a server.
     pub(crate) const EVERYWHERE: [Self; 19] = [
         Self::Kill,
         Self::Leave,

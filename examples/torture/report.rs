@@ -12,7 +12,7 @@ use crate::judge::{holds, linear};
 use crate::plan::Kind;
 
 /// After a fault the child that was hit may take so long to its next lease.
-// It connects anew after pauses of 3.2 s at most for the first three attempts, and of 2 s for each one after that (G1).
+// It connects again after pauses of 3.2 s at most for the first three attempts, and of 2 s for each one after that (G1).
 // Some faults that come meanwhile cost it another attempt. Waiting adds little: no ttl here is longer than 600 ms, so a
 // waiter whose grant was lost asks again within 650 ms (W2).
 const LONGEST_RECOVERY: Duration = Duration::from_secs(10);

@@ -144,12 +144,12 @@ use self::options::Options;
 /// # Errors
 ///
 /// Those of `FutureLockExt::with_lock`, as the function's own by `From<LockError>`. If the lock was not
-/// to be had in time, the body was never begun; if the lease is lost, the body is dropped at once
+/// available in time, the body was never begun; if the lease is lost, the body is dropped at once
 /// (`on_lost = "run_on"` lets it run on).
 ///
 /// # Cancel safety
 ///
-/// That of `FutureLockExt::with_lock`: dropped while it waits, it gives up its place in line; dropped
+/// That of `FutureLockExt::with_lock`: dropped while it waits, it gives up its place in the queue; dropped
 /// while the body runs, the body is dropped and the lock released in the background.
 ///
 /// # Threads

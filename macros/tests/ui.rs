@@ -1,6 +1,6 @@
 //! What the attribute says of what it cannot do.
 //!
-//! `TRYBUILD=overwrite cargo test -p lockstream-macros --test ui` writes the messages anew.
+//! `TRYBUILD=overwrite cargo test -p lockstream-macros --test ui` writes the messages again.
 
 #[test]
 fn messages() {

@@ -164,7 +164,7 @@ async fn leases_left_by_the_last_handle_are_released_and_then_all_tasks_end() {
     assert_eq!(tasks, 0);
 }
 
-/// Somebody adopts, and then does not look for a third of the ttl: it is given back, and told as lost. That end of its
+/// Somebody adopts, and then does not look for a third of the ttl: it is released, and told as lost. That end of its
 /// wait was not told to those who read events: it waited for ever, and the gauge of those that wait never came down.
 #[cfg(feature = "test-util")]
 #[tokio::test(start_paused = true)]
@@ -245,7 +245,7 @@ fn a_lease_is_renewed_while_the_runtime_that_acquired_it_lives() {
 }
 
 /// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is
-/// still heard. It was to be given back over a line that was no more: the key stayed in use, and kept the registry
+/// still heard. It was to be released over a line that was no more: the key stayed in use, and kept the registry
 /// for good.
 #[tokio::test(start_paused = true)]
 async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
@@ -497,7 +497,7 @@ async fn an_outage_lasts_until_the_whole_store_is_back() {
 }
 
 /// A store may close the connection to a part of it that nobody needs: not while a caller waits or holds there, or
-/// anything is to be given back.
+/// anything is to be released.
 #[tokio::test(start_paused = true)]
 async fn a_part_of_the_store_is_used_while_anybody_waits_or_holds_there() {
     let store = Silent::default();

@@ -51,7 +51,7 @@ fn registry(url: &str) -> LockRegistry {
         .unwrap()
 }
 
-/// Whatever asks the server for each of its rights: two in turn, a look, a renewal, a connection made anew.
+/// Whatever asks the server for each of its rights: two in turn, a look, a renewal, a connection made again.
 async fn takes_turns(server: &RedisServer, url: &str) {
     let (one, two) = (registry(url), registry(url));
     let lock = one.obtain("k");
@@ -150,7 +150,7 @@ async fn each_right_is_needed_on_redis_6() {
     each_right_is_needed(ALL[3]).await;
 }
 
-/// Rights are taken away while a lock is held and waited for, and given back.
+/// Rights are taken away while a lock is held and waited for, and released.
 #[tokio::test]
 async fn a_right_is_taken_away_and_given_back() {
     for program in ALL {

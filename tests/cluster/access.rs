@@ -118,7 +118,7 @@ async fn the_rights_that_are_told_are_enough() {
     next.release().await.unwrap();
 }
 
-/// The right to publish is there, and grants reach nobody all the same: whoever waits asks again and again, and stands
+/// The right to publish is there, and grants reach nobody all the same: any waiter asks again and again, and stands
 /// in no queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_right_to_subscribe_a_waiter_gets_the_lock_by_asking() {

@@ -2,7 +2,7 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `places.rs` | where does what lie, and who listens? |
+//! | `places.rs` | where does what lie, and a subscriber? |
 //! | `moving.rs` | what if a slot goes to another primary? |
 //! | `primaries.rs` | what if a primary, or a connection to it, goes? |
 //! | `access.rs` | who is let in, and how is it said who is not? |
@@ -33,7 +33,7 @@ use tokio::time::sleep;
 /// For what takes a reconnect or the promotion of a replica; no more than the usual ttl.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
-/// What comes sooner has come by a grant: whoever waits asks by itself every 8 to 12 s.
+/// What comes sooner has come by a grant: any waiter asks by itself every 8 to 12 s.
 pub(crate) const BY_GRANT: Duration = Duration::from_secs(5);
 
 pub(crate) const fn ms(millis: u64) -> Duration {
@@ -61,7 +61,7 @@ pub(crate) async fn nothing_left(cluster: &Cluster, registries: &[&LockRegistry]
     .await;
 }
 
-/// Waits until somebody stands in the queue.
+/// Waits until somebody is in the queue.
 pub(crate) async fn queued(registry: &LockRegistry, key: &str) {
     let begin = Instant::now();
     // A node that has just gone is an error.

@@ -1,4 +1,4 @@
-//! Where locks and their side keys lie, and who listens to what.
+//! Where locks and their side keys lie, and a subscriber to what.
 
 use std::collections::BTreeSet;
 

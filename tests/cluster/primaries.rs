@@ -144,7 +144,7 @@ fn listening(server: &RedisServer) -> Option<u64> {
     clients.iter().find(hears).map(ClientRow::id)
 }
 
-/// The end of either connection is seen when it comes, and waiters stand in line and are heard again at once.
+/// The end of either connection is seen when it comes, and waiters wait in the queue and are heard again at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_killed_is_made_again_at_once() {
     let cluster = Cluster::without_replicas();
@@ -191,7 +191,7 @@ async fn a_connection_that_is_killed_is_made_again_at_once() {
     nothing_left(&cluster, &[&here, &there]).await;
 }
 
-/// A wire that was lost without a word carries no grant, and the calls' own goes on answering: it is noticed when a
+/// A connection that was lost without a word carries no grant, and the calls' own goes on answering: it is noticed when a
 /// question to it is not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_connection_that_vanishes_is_made_again() {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, interval, sleep, timeout};
 
 use crate::{Floor, ms, two};
 
-/// A `select!` loop that polls the same acquisition again and again keeps its place: it does not queue anew.
+/// A `select!` loop that polls the same acquisition again and again keeps its place: it does not queue again.
 #[tokio::test(start_paused = true)]
 async fn a_select_loop_keeps_its_place() {
     let (_, here, there) = two();

@@ -16,7 +16,7 @@ fn lock(registry: &LockRegistry) -> lockstream::Lock {
 }
 
 /// Granted in a `select!` arm that nobody polls: the next registry gets it after a third of the ttl, and the one who
-/// slept queues anew when it is polled.
+/// slept queues again when it is polled.
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_nobody_looks_at_goes_to_the_next_registry() {
     let (_, here, there) = two();

@@ -32,7 +32,7 @@ async fn two_keys_in_sorted_order() {
     assert_eq!((here.in_use(), there.in_use()), (0, 0));
 }
 
-/// A lock is not reentrant: the inner one waits for the outer, in vain, and the outer's error stays the inner's.
+/// A lock is not reentrant: the inner one waits for the outer, for nothing, and the outer's error stays the inner's.
 #[tokio::test(start_paused = true)]
 async fn the_same_key_inside_itself_is_busy() {
     let locks = LockRegistry::in_memory();

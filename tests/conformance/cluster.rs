@@ -1,4 +1,4 @@
-//! A cluster of the case's own: three primaries, in real time, each behind a proxy that breaks the wire.
+//! A cluster of the case's own: three primaries, in real time, each behind a proxy that breaks the connection.
 
 use std::time::Duration;
 

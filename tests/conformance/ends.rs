@@ -57,7 +57,7 @@ pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
     idle(&here).await;
 }
 
-/// In the same process too: there is no pass, and no place in line before others.
+/// In the same process too: there is no pass, and no place in the queue before others.
 pub(crate) async fn who_waits_here_gets_a_kept_key_no_sooner<W: World>(w: &W) {
     let registry = w.registry().await;
     let lock = kept(registry.obtain("k"), 600);
@@ -233,7 +233,7 @@ pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
     assert!(!view.is_valid());
     idle(&here).await;
 
-    // Whoever waits does not come in between.
+    // Any waiter does not come in between.
     let third = w.registry().await;
     let waiter = third.obtain("k");
     let mut in_line = waiter.acquire_within(ms(9000));

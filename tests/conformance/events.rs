@@ -59,7 +59,7 @@ pub(crate) async fn a_lease_is_told_from_its_wait_to_its_end<W: World>(w: &W) {
     }
 }
 
-/// Its time over, dropped half-way, or turned away at once: each wait is told with its time, and ends once.
+/// Its time over, dropped half-way, or refused at once: each wait is told with its time, and ends once.
 pub(crate) async fn waits_that_end_with_nothing_are_told<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let held = there.obtain("k").lease().await.unwrap();

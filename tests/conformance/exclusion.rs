@@ -296,7 +296,7 @@ pub(crate) async fn tokens_grow_through_passes<W: World>(w: &W) {
             assert!(before < lease.token().get());
             lease.release().await.unwrap();
         })),
-        // When all stand in line.
+        // When all wait in the queue.
         async { first.release().await.unwrap() },
     );
 }

@@ -472,7 +472,7 @@ pub(crate) async fn work_done_when_the_lead_is_over_begins_anew<W: World>(w: &W)
     assert_eq!(terms, 3);
 }
 
-/// Dropped in line and under way it leaves nothing, and its work is gone before the key is free.
+/// Dropped in the queue and under way it leaves nothing, and its work is gone before the key is free.
 pub(crate) async fn work_dropped_under_the_lead_resigns<W: World>(w: &W) {
     struct Told<'a>(LeaseView, &'a Cell<bool>);
     impl Drop for Told<'_> {

@@ -46,7 +46,7 @@ pub(crate) async fn a_release_by_another_handle_harms_nothing<W: World>(w: &W) {
     lease.release().await.unwrap();
 }
 
-/// A registry is at work as long as anything of it lives, and what is left behind is given back.
+/// A registry is at work as long as anything of it lives, and what is left behind is released.
 pub(crate) async fn the_last_of_a_registry_gives_everything_back<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let lease = here.obtain("lease").lease().await.unwrap();

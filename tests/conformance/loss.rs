@@ -185,7 +185,7 @@ pub(crate) async fn a_handle_learns_of_the_end_by_itself<W: World>(w: &W) {
     assert_took(begin, usable(500), W::LATE);
     assert_err!(lock.release().await, Lost, "k");
     assert!(!lock.release().await.unwrap(), "told once");
-    // And can be used anew, without a word about the old lease.
+    // And can be used again, without a word about the old lease.
     assert!(lock.acquire().await.unwrap());
     assert!(lock.release().await.unwrap());
 }

@@ -213,7 +213,7 @@ pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease<W: World>(w
     idle(&registry).await;
 }
 
-/// An answer that is not to be had in the registry's time is none.
+/// An answer that is not available in the registry's time is none.
 pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     let lock = registry.obtain("k");

@@ -1,4 +1,4 @@
-//! A server of the case's own, in real time, behind a proxy that breaks the wire.
+//! A server of the case's own, in real time, behind a proxy that breaks the connection.
 
 use std::marker::PhantomData;
 use std::time::Duration;

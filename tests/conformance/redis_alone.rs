@@ -42,7 +42,7 @@ pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &On<impl Make>) {
     assert!(begin.elapsed() >= ms(480) && begin.elapsed() <= ms(500) + Redis::LATE);
 }
 
-/// A foreign lock that is prolonged wakes us in vain.
+/// A foreign lock that is prolonged wakes us for nothing.
 pub(crate) async fn a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting(w: &Redis) {
     let lock = w.registry().await.obtain("k");
     assert!(set_nx(w.server(), "foreign", "300"));
@@ -222,7 +222,7 @@ pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &On<impl Ma
     }
 }
 
-/// A wire that breaks again and again while many use it costs nobody a lease, a turn or an error.
+/// A connection that breaks again and again while many use it costs nobody a lease, a turn or an error.
 pub(crate) async fn connections_that_are_killed_lose_nothing(w: &On<impl Make>) {
     let registries: [_; 4] = w.registries().await;
     let tasks = (0..40).map(|n| {

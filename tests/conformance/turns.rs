@@ -117,7 +117,7 @@ pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_process<W: World>(
     assert!(polled.await.unwrap());
     // A third of the ttl, give or take what the deadline leaves out of it.
     assert_took(begin, ms(490), W::LATE);
-    // Polled again it is no dead lease, but a new place in line.
+    // Polled again it is no dead lease, but a new place in the queue.
     assert!(poll_once(&mut unpolled).await.is_none());
     waiting(&awake, 1).await;
     assert!(awake.release().await.unwrap());

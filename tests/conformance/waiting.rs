@@ -215,7 +215,7 @@ pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting<W: World>(w: &W)
     assert!(acquire_one.await.unwrap());
     assert!(begin.elapsed() <= ms(500) + W::LATE);
     assert_err!(lease.release().await, Lost, "k");
-    // Its own look is in vain now.
+    // Its own look is for nothing now.
     sleep(ms(300)).await;
     assert!(poll_once(&mut acquire_two).await.is_none());
     waiting(&one, 1).await;

@@ -102,7 +102,7 @@ setters! {
     response_timeout: Duration,
 }
 
-/// Every wait ends once: acquired, given up, or turned away. Every lease ends once, before the next of its key begins,
+/// Every wait ends once: acquired, given up, or refused. Every lease ends once, before the next of its key begins,
 /// and tells nothing afterwards. Tokens grow. Nothing took longer than the case.
 #[track_caller]
 pub(crate) fn assert_in_order_and_complete(told: &[LockEvent], most: Duration) {

@@ -172,7 +172,7 @@ pub(crate) async fn work_dropped_at_any_await_releases<W: World>(w: &W) {
     }
 }
 
-/// Before the first poll, in line, granted but not looked, and while the release runs.
+/// Before the first poll, in the queue, granted but not looked, and while the release runs.
 pub(crate) async fn a_combinator_dropped_around_its_work_leaves_nothing<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let (lock, other) = (here.obtain("k"), there.obtain("k"));

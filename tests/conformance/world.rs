@@ -118,7 +118,7 @@ pub(crate) fn waiting(lock: &Lock, n: u64) -> impl Future<Output = ()> {
 /// Waits until the store says that nobody has the lock.
 #[track_caller]
 pub(crate) fn free(lock: &Lock) -> impl Future<Output = ()> {
-    // An attempt to connect that fails tells whoever waits for it.
+    // An attempt to connect that fails tells any waiter for it.
     eventually(format!("{} is free", lock.key()), async move || {
         lock.inspect().await.is_ok_and(|seen| seen.owner.is_none())
     })

@@ -134,7 +134,7 @@ async fn a_contended_acquisition_costs_two_calls() {
     server.reset_stats();
     let (mut lease, mut at): (Lease, usize) = (held, 0);
     for _ in 0..TURNS {
-        // The holder goes to the end of the line before the next comes up.
+        // The holder goes to the end of the queue before the next comes up.
         lease.release().await.unwrap();
         let next = queue.remove(0);
         lease = timeout(BOUND, next)

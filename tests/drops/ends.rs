@@ -15,7 +15,7 @@ const THENS: [Then; 4] = [
     Then::WhenWoken,
 ];
 
-/// The lease that was to be adopted lies there as it was, or is given back at once; and nothing stays in use.
+/// The lease that was to be adopted lies there as it was, or is released at once; and nothing stays in use.
 #[tokio::test(start_paused = true)]
 async fn an_adoption_dropped_anywhere_leaves_it_or_gives_it_back() {
     let (mut left, mut taken) = (0, 0);

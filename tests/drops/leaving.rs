@@ -1,4 +1,4 @@
-//! What is dropped while it gives back, or only looks.
+//! What is dropped while it releases, or only looks.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ async fn dropping_lost_or_inspect_changes_nothing() {
     }
 }
 
-/// Once polled a shutdown goes on, whoever holds and whoever waits; unpolled it has done nothing.
+/// Once polled a shutdown goes on, whoever holds and any waiter; unpolled it has done nothing.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_goes_on_when_it_is_dropped() {
     at_every_cut("shutdown", async |cut, what| {

@@ -6,7 +6,7 @@
 //! | `victims.rs` | which futures are dropped? |
 //! | `memory.rs` | what is left on a memory store, at every poll and between polls? |
 //! | `ends.rs` | and of leases that change hands or are extended? |
-//! | `leaving.rs` | the same for what is dropped while it gives back |
+//! | `leaving.rs` | the same for what is dropped while it releases |
 //! | `readers.rs` | what may the waker of a reader of events do? |
 //! | `stories.rs` | faults that were found, one test each |
 //! | `storm.rs` | and when several threads drop at moments that nobody chose? |

@@ -153,7 +153,7 @@ async fn a_connect_that_is_dropped_leaves_no_connection() {
     .await;
 }
 
-/// Dropped as a whole while much is under way: the connection stays until what is owed has been given back.
+/// Dropped as a whole while much is under way: the connection stays until what is owed has been released.
 #[tokio::test]
 async fn a_registry_dropped_amid_everything_gives_all_of_it_back() {
     let server = RedisServer::start();

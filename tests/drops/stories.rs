@@ -79,7 +79,7 @@ async fn the_work_is_dropped_before_the_lock_is_given_back() {
 }
 
 /// The store was away and came back while a lease was held, which no answer since had told: who waited behind that
-/// lease in vain was told that the store failed, not that the lock was busy.
+/// lease for nothing was told that the store failed, not that the lock was busy.
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_is_over_is_no_reason_not_to_get_the_lock() {
     let store = MemoryStore::new();
@@ -187,7 +187,7 @@ async fn a_release_is_told_when_the_session_ends() {
     assert_eq!(locks.in_use(), 0);
 }
 
-/// One who asks once got the key, was not polled for a third of the ttl and lost the turn. When it was polled it
+/// A caller that asks once got the key, was not polled for a third of the ttl and lost the turn. When it was polled it
 /// asked again, but within the response time-out of its first question, which was over: "no answer in time".
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_asks_once_and_polls_late_asks_again_with_its_whole_time() {
@@ -521,7 +521,7 @@ fn a_policy_may_use_the_registry() {
     });
 }
 
-/// The waker of a shutdown panicked when the last lease was given back, before whoever released it was told.
+/// The waker of a shutdown panicked when the last lease was released, before whoever released it was told.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_whose_waker_panics_harms_no_other() {
     let store = MemoryStore::new();

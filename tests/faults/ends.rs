@@ -42,7 +42,7 @@ async fn the_reply_to_an_adoption_is_lost() {
     nothing_left(&server, &[&here, &there]).await;
 }
 
-/// The same, but whoever wanted it is gone by then: what came for nobody is given back.
+/// The same, but whoever wanted it is gone by then: what came for nobody is released.
 #[tokio::test]
 async fn an_adoption_that_was_done_for_nobody_is_given_back() {
     let server = RedisServer::start();

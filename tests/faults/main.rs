@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `ends.rs` | wires and servers, while leases change hands |
 //! | `server.rs` | the server: restarted, flushed, stopped, its connections killed |
-//! | `wire.rs` | the wire: cut, silent, slow |
+//! | `wire.rs` | the connection: cut, silent, slow |
 //! | `rights.rs` | rights, passwords, no server at all |
 //! | `refusals.rs` | nothing: the server says no |
 #![cfg(all(feature = "redis", feature = "test-util"))]
@@ -74,7 +74,7 @@ impl Scene {
         }
     }
 
-    /// The holder still holds, gives back, and the waiter is served at once.
+    /// The holder still holds, releases, and the waiter is served at once.
     pub(crate) async fn ends_well(self, server: &RedisServer) {
         let Self {
             holding,

@@ -42,8 +42,7 @@ async fn refused(registry: &LockRegistry, code: &str) -> StoreError {
     unreachable!("it ends in one way or the other")
 }
 
-/// What asking again may mend: who asks once is told, who waits waits on, who holds holds, and when it is mended
-/// everybody is served.
+/// A temporary error: `acquire_once` gets it, waiters wait, and holders hold. Afterwards everybody is served.
 async fn passes(server: &RedisServer, scene: Scene, code: &str, mend: impl FnOnce()) {
     let error = refused(&scene.waiting, code).await;
     assert!(error.is_retryable(), "{error}");
@@ -64,7 +63,7 @@ async fn passes(server: &RedisServer, scene: Scene, code: &str, mend: impl FnOnc
 }
 
 /// What asking again will not mend: everybody is told at once, but who holds holds; and when somebody mends it, it
-/// works again without anything being started anew.
+/// works again without anything being started again.
 async fn lasts(server: &RedisServer, scene: Scene, code: &str, mend: impl FnOnce()) {
     for registry in [&scene.waiting, &scene.holding] {
         let error = refused(registry, code).await;

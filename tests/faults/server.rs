@@ -142,7 +142,7 @@ async fn scripts_flushed() {
     assert_eq!(server.keys("*"), ["lock:~fence"]);
 }
 
-/// All data gone, and no connection broken: nothing tells, until the holder gives back, or the waiter's time to ask
+/// All data gone, and no connection broken: nothing tells, until the holder releases, or the waiter's time to ask
 /// comes (W2).
 #[tokio::test]
 async fn data_flushed() {
@@ -190,7 +190,7 @@ async fn stopped_for_a_moment() {
     scene.ends_well(&server).await;
 }
 
-/// Stopped for longer: who asks once is told after the response time-out, the others are served afterwards, and what
+/// Stopped for longer: a caller that asks once is told after the response time-out, the others are served afterwards, and what
 /// was sent before is not done behind anybody's back.
 #[tokio::test]
 async fn stopped_for_longer_than_the_response_time_out() {
@@ -214,7 +214,7 @@ async fn stopped_for_longer_than_the_response_time_out() {
     assert!(!patient.is_finished() && scene.lease.is_valid());
     server.cont();
     served(patient, BOUND).await.release().await.unwrap();
-    // The attempt that nobody waited for was given up or given back.
+    // The attempt that nobody waited for was given up or released.
     let free = scene
         .waiting
         .obtain("other")
@@ -272,7 +272,7 @@ async fn stopped_amid_hand_overs() {
     nothing_left(&server, &[&one, &two]).await;
 }
 
-/// Demoted to a replica it refuses every write: the release is tried again, the waiter waits, and who asks once is told.
+/// Demoted to a replica it refuses every write: the release is tried again, the waiter waits, and a caller that asks once is told.
 #[tokio::test]
 async fn demoted_and_promoted_again() {
     let server = RedisServer::start();
@@ -323,7 +323,7 @@ async fn the_key_deleted_by_hand() {
     nothing_left(&server, &[&scene.holding, &scene.waiting, &third]).await;
 }
 
-/// Full to the brim: nothing can be acquired, and what is held can be given back and handed over.
+/// Full to the brim: nothing can be acquired, and what is held can be released and handed over.
 #[tokio::test]
 async fn full() {
     let server = RedisServer::builder()

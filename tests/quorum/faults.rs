@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::support::{Proxy, RedisServer, Way, chain, wait_until};
 use super::{BOUND, builder, ms, nothing_left, servers, values};
 
-/// A wire of its own to each of them.
+/// A connection of its own to each of them.
 fn wired(servers: &[RedisServer]) -> (Vec<Proxy>, LockRegistry) {
     let wires: Vec<_> = servers.iter().map(Proxy::to).collect();
     let nodes = wires

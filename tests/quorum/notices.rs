@@ -1,4 +1,4 @@
-//! Who waits asks as soon as one of the servers says that the key is free.
+//! A waiter asks as soon as one of the servers says that the key is free.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -57,13 +57,13 @@ async fn nested_locks_cost_no_call() {
     scene.settles().await;
 }
 
-/// Others stand in line, in this process and in another: who is inside goes past them, needs no
+/// Others wait in the queue, in this process and in another: who is inside goes past them, needs no
 /// wait for it, and they are served when the outermost is done.
 pub(crate) async fn others_in_the_queue_are_not_in_the_way<W: World>(s: &Scene<W>) {
     let at_once = s.nested.clone().wait(Duration::ZERO);
     let (mut here, mut there) = (s.lock.lease(), s.there.obtain(KEY).lease());
     let outer = s.lock.with_lease(async |lease| {
-        // Two in line; the one of this process is not told of what it is polled inside of.
+        // Two in the queue; the one of this process is not told of what it is polled inside of.
         assert!(futures::poll!(&mut here).is_pending());
         assert!(futures::poll!(&mut there).is_pending());
         let look = async || s.lock.inspect().await.unwrap().waiting;

@@ -20,7 +20,7 @@ fn hear() -> (Log, DefaultGuard) {
     (log, logging)
 }
 
-/// The warnings so far of what is waited for in vain, each on a line; all are then forgotten.
+/// The warnings so far about nested waits, each on a line. They are then forgotten.
 fn in_vain(log: &Log) -> Vec<String> {
     let mut lines = log.take();
     lines.retain(|line| line.contains("inside the work that holds it"));

@@ -119,7 +119,7 @@ pub(crate) async fn a_release_of_one_of_many_tells_the_shutdown<W: World>(s: &Sc
     s.here.shutdown().await;
 }
 
-/// A lease that is over is not shared: the lock is taken anew, and nested in that.
+/// A lease that is over is not shared: the lock is taken again, and nested in that.
 pub(crate) async fn what_is_nested_in_what_was_lost_queues<W: World>(s: &Scene<W>) {
     let lock = s.here.obtain(KEY).ttl(SHORT).on_lost(OnLost::RunOn);
     let work = lock.with_lease(async |lease| {

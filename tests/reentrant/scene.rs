@@ -96,7 +96,7 @@ impl<W: World> Scene<W> {
         };
         let (here, there) = (registry().await, registry().await);
         let lock = here.obtain(KEY);
-        // Whatever it waits for in vain, it fails soon.
+        // A nested wait fails soon.
         let nested = here.obtain(KEY).wait(BRIEF).reentrant();
         Self {
             world,
@@ -156,7 +156,7 @@ pub(crate) async fn eventually(what: impl Display, mut condition: impl FnMut() -
     assert!(timeout(BOUND, wait).await.is_ok(), "never: {what}");
 }
 
-/// Fails unless the lock was not to be had.
+/// Fails unless the lock was not available.
 #[macro_export]
 macro_rules! assert_waited_in_vain {
     ($result:expr) => {

@@ -40,7 +40,7 @@ async fn settles(here: &LockRegistry, there: &LockRegistry) {
 }
 
 /// Returns on another thread: while this one is blocked another takes over its tasks, to which ours does not belong just
-/// then, and is given out anew.
+/// then, and is given out again.
 async fn move_on() {
     let here = thread::current().id();
     while thread::current().id() == here {
@@ -63,7 +63,7 @@ async fn a_task_that_moves_to_another_thread_keeps_its_frames() {
                     let inner = async {
                         move_on().await;
                         let guard = nested.lease().await.unwrap();
-                        // Dropped on another thread than it was had on.
+                        // Dropped on another thread than it was acquired on.
                         move_on().await;
                         assert_eq!(guard.token(), lease.token());
                     };

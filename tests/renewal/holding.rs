@@ -123,7 +123,7 @@ async fn at_most_so_many_renewals_are_sent() {
     }
 }
 
-/// A connection that is made anew looks whether the lease still stands, and does not count as a renewal, nor add to it.
+/// A connection that is made again looks whether the lease still stands, and does not count as a renewal, nor add to it.
 #[tokio::test]
 async fn at_most_so_many_renewals_however_often_the_wire_breaks() {
     let server = RedisServer::start();
@@ -177,7 +177,7 @@ async fn five_hundred_leases_are_renewed_in_few_calls_and_by_no_task_of_their_ow
     nothing_left(&server, &[&locks]).await;
 }
 
-/// Acquired and given back at once, ten thousand times, with the shortest ttl there is and so renewed every 3.3 ms:
+/// Acquired and released at once, ten thousand times, with the shortest ttl there is and so renewed every 3.3 ms:
 /// no key is left, and nothing is renewed any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_cycles_leave_nothing_renewed() {

@@ -119,7 +119,7 @@ async fn redisson_1626_no_watchdog_is_left_behind_under_load() {
         tokio::spawn(async move {
             for round in 0..ROUNDS {
                 let lease = lock.lease().await.unwrap();
-                // Renewed every 30 ms: it is given back just when that is due.
+                // Renewed every 30 ms: it is released just when that is due.
                 sleep(ms(26) + std::time::Duration::from_micros(200 * (round + key as u64))).await;
                 if round % 2 == 0 {
                     drop(lease);
@@ -314,7 +314,7 @@ async fn a_lock_with_a_ttl_of_its_own_has_no_watchdog() {
         assert!(lease.lost().await.is_lost());
         assert_took(begin, usable(ms(600)));
         assert_eq!(lease.deadline(), deadline);
-        // What follows a loss gives back.
+        // What follows a loss releases.
         assert_eq!((renewals(&server), server.calls("pexpire")), (0, 0));
         drop(lease);
         nothing_left(&server, &[locks]).await;

@@ -88,7 +88,7 @@ async fn the_connection_that_asks_is_killed_meanwhile() {
 }
 
 /// A connection that asks and was made before the session's may lead to the server of that time: it would be told there
-/// that the lock is nobody's, and the first after each reconnect given back.
+/// that the lock is nobody's, and the first after each reconnect released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_connection_that_asks_is_made_again_after_the_sessions() {
     let flock = Flock::start().await;
@@ -173,7 +173,7 @@ async fn all_connections_are_cut_meanwhile() {
     flock.wait_until_empty().await;
 }
 
-/// What was won is forgotten with the server's data, and won anew.
+/// What was won is forgotten with the server's data, and won again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_is_started_again_meanwhile() {
     let mut flock = Flock::start().await;

@@ -39,7 +39,7 @@ async fn a_lock_that_one_of_two_replicas_lacks_is_refused_in_time_and_released()
     assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
     flock.wait_until_empty().await;
 
-    // Who waits is told the same when its wait is over, and not that others had the lock.
+    // A waiter is told the same when its wait is over, and not that others had the lock.
     let error = told(lock.acquire_within(ms(2_500)).await);
     assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
     flock.wait_until_empty().await;

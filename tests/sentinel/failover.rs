@@ -36,7 +36,7 @@ impl Scene {
         }
     }
 
-    /// The holder holds on the new primary, gives back there, and the waiter is served.
+    /// The holder holds on the new primary, releases there, and the waiter is served.
     async fn ends_well(self, primary: &RedisServer) {
         let owner = primary.get("lock:k");
         assert!(owner.is_some(), "the replica had it");

@@ -31,7 +31,7 @@ impl Oracle {
             for stream in listener.incoming().map_while(Result::ok) {
                 let heard = heard.clone();
                 std::thread::spawn(move || {
-                    // Whoever asked may hang up at any time.
+                    // The client may disconnect at any time.
                     let _ = serve(stream, &heard);
                 });
             }

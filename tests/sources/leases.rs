@@ -12,7 +12,7 @@ use crate::{
     released, secs, warm, within,
 };
 
-/// Work of any length keeps its lock, a stream of days too; and the moment it is given back nothing prolongs it.
+/// Work of any length keeps its lock, a stream of days too; and the moment it is released nothing prolongs it.
 #[tokio::test]
 async fn watchdog() {
     let server = RedisServer::start();
@@ -87,7 +87,7 @@ async fn at_most_n_renewals() {
     assert_lost(lease.release().await, "k");
     next.release().await.unwrap();
 
-    // Work under it is stopped at that end, and its 360 begin anew.
+    // Work under it is stopped at that end, and its 360 begin again.
     let begin = Instant::now();
     let work = sleep(secs(7_200)).with_lock(&lock).await;
     assert_lost(work, "k");

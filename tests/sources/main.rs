@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `registry.rs` | the Reactor registry's and Spring Integration's: obtain, acquire, run under a lock, release |
 //! | `leases.rs` | the watchdog's: how long a lease lasts |
-//! | `queue.rs` | the clustered lock manager's: who is next, and who is turned away |
+//! | `queue.rs` | the clustered lock manager's: who is next, and who is refused |
 //! | `asked.rs` | what a lock does only if it is asked to |
 //! | `crashes.rs` | what processes leave that are killed |
 //! | `policies.rs` | the pauses between attempts, where the server cannot push |
@@ -147,7 +147,7 @@ async fn queued(server: &RedisServer, tickets: u64) {
     .await;
 }
 
-/// Everything is given back: the server keeps the fence alone, and the processes nothing.
+/// Everything is released: the server keeps the fence alone, and the processes nothing.
 async fn nothing_left(server: &RedisServer, processes: &[&LockRegistry]) {
     wait_until("nothing is in use", BOUND, || {
         processes.iter().all(|locks| locks.in_use() == 0)

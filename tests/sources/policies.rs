@@ -60,7 +60,7 @@ impl Mute {
         calls
     }
 
-    /// Waits in vain for so long; the attempts that took.
+    /// Waits this long without success. Returns the number of attempts.
     async fn in_vain(&self, repeat: &Repeat, wait: Duration) -> u64 {
         let lock = self.lock(repeat);
         let begin = Instant::now();
@@ -72,7 +72,7 @@ impl Mute {
         self.attempts()
     }
 
-    /// What is given back after a while is had by who asks again.
+    /// What is released after a while is acquired by who asks again.
     async fn in_time(self, repeat: &Repeat) {
         let lock = self.lock(repeat);
         let mut acquire = lock.acquire();
@@ -111,12 +111,12 @@ async fn spin_then_sleep() {
     }
     assert!(!acquire.await.unwrap());
     assert_eq!(mute.attempts(), 21);
-    // A later wait spins anew.
+    // A later wait spins again.
     assert_eq!(mute.in_vain(&long, ms(300)).await, 21);
     // Then it asks after each sleep.
     let short = Repeat::spin_then(4, ms(100));
     assert_between(mute.in_vain(&short, ms(1_050)).await, 8, 15);
-    // Freed while it sleeps, the lock is had when it wakes, and not before.
+    // Freed while it sleeps, the lock is acquired when it wakes, and not before.
     let sleeper = Repeat::spin_then(4, ms(600));
     let lock = mute.lock(&sleeper);
     let begin = Instant::now();
@@ -209,7 +209,7 @@ async fn until_ends_a_wait() {
     let begin = Instant::now();
     assert!(!lock.acquire().await.unwrap());
     assert_eq!(mute.attempts(), 4, "the first, and three repeats");
-    // Each wait counts anew.
+    // Each wait counts again.
     let told = lock.lease().await.unwrap_err();
     let LockError::NotAcquired { waited, .. } = told else {
         panic!("{told:?}");
@@ -240,7 +240,7 @@ async fn until_ends_a_wait() {
     patience.store(0, Ordering::SeqCst);
     let told = within(BOUND, "it gives up", waiter).await.unwrap();
     assert!(told.unwrap_err().is_not_acquired());
-    // What is free is had, however little patience there is.
+    // What is free is acquired, however little patience there is.
     released(mute.held).await;
     assert!(never.acquire().await.unwrap());
     assert!(never.release().await.unwrap());

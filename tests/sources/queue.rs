@@ -1,4 +1,4 @@
-//! Who is next, who is told, and who is turned away.
+//! Who is next, who is told, and who is refused.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::{
     secs, warm, within,
 };
 
-/// Who waits does not ask: the release tells it. That takes one call in all, the release itself.
+/// A waiter does not ask: the release tells it. That takes one call in all, the release itself.
 #[tokio::test]
 async fn release_notices() {
     let server = RedisServer::start();
@@ -195,7 +195,7 @@ async fn a_bounded_queue_at_a_slow_server() {
     }
 }
 
-/// Without a limit nobody is turned away.
+/// Without a limit nobody is refused.
 #[tokio::test(start_paused = true)]
 async fn a_queue_without_bounds() {
     let store = MemoryStore::new();

@@ -324,7 +324,7 @@ async fn eviction_of_idle_entries() {
     let used = join_all(handles.iter().map(async |lock| {
         assert!(lock.acquire().await.unwrap());
         assert!(lock.release().await.unwrap());
-        // Waited for in vain as well.
+        // This waits until its time is over, too.
         let lease = lock.lease().await.unwrap();
         assert!(!lock.acquire_within(ms(1)).await.unwrap());
         lease.release().await.unwrap();

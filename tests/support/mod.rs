@@ -1,4 +1,4 @@
-//! What integration tests stand on: a real server, a proxy that breaks the wire, and worker processes.
+//! What integration tests stand on: a real server, a proxy that breaks the connection, and worker processes.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `sentinel.rs` | how does a test get sentinels, and what they watch over? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
 //! | `program.rs` | which servers are there, and where? |
-//! | `proxy.rs` | how does a test break the wire between a client and a server? |
+//! | `proxy.rs` | how does a test break the connection between a client and a server? |
 //! | `redirect.rs` | how does a client come to a proxy whose address servers tell it? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |

@@ -1,4 +1,4 @@
-//! A TCP proxy before a server, to break the wire with.
+//! A TCP proxy before a server, to break the connection with.
 //!
 //! It runs on a thread and a runtime of its own, so a busy test does not hold it up and paused time does not hurry it.
 //! Every switch has taken effect when its method returns: no byte moves by the old rule from then on.
@@ -413,7 +413,7 @@ struct Pump<'a> {
 }
 
 impl Pump<'_> {
-    /// Reading goes on while what was read waits for its time, so that a delay does not narrow the wire.
+    /// Reading goes on while what was read waits for its time, so that a delay does not narrow the connection.
     async fn run(self) {
         let (chunks, queue) = mpsc::unbounded_channel();
         let rules = self.rules.clone();

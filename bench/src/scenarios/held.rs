@@ -85,7 +85,7 @@ pub(super) async fn work(job: &Job, mut boss: Boss) -> Outcome<()> {
         .try_collect()
         .await?;
     let start_secs = begin.elapsed().as_secs_f64();
-    // What was needed only for taking them may be given back first.
+    // What was needed only for taking them may be released first.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let bytes = clock::resident_bytes()?.saturating_sub(before) as f64 / LEASES as f64;
     say("held", &Held { start_secs, bytes });

@@ -19,7 +19,7 @@ use crate::worker::{Boss, Job, go, say};
 
 const WAITERS: usize = 10_000;
 
-/// Until memory that was needed only for beginning to wait is given back.
+/// Until memory that was needed only for beginning to wait is released.
 const SETTLE: Duration = Duration::from_millis(300);
 
 const PATIENCE: Duration = Duration::from_secs(20);

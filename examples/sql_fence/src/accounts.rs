@@ -14,7 +14,7 @@ const OPEN: &str = "UPDATE accounts SET balance = ?, token = ? WHERE id = ?";
 /// Refuses a write under an older token than it has seen. The same token may write again.
 const FENCED: &str = "UPDATE accounts SET balance = ?, token = ? WHERE id = ? AND token <= ?";
 
-/// The file, opened anew for each access, as by processes that know nothing of each other. An access takes less than
+/// The file, opened again for each access, as by processes that know nothing of each other. An access takes less than
 /// a millisecond; a real service would hand it to `spawn_blocking`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Accounts<'a> {

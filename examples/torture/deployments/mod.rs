@@ -1,11 +1,11 @@
-//! What is tortured: each deployment starts its servers, breaks them and the wire to them, and says what must hold.
+//! What is tortured: each deployment starts its servers, breaks them and the connection to them, and says what must hold.
 //!
 //! A new one is a file beside this one and an entry in [`NAMES`] and [`start`]; what can befall it besides what befalls
 //! all is in [`Kind::of`](crate::plan::Kind::of).
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `wires.rs` | how is a wire a child's own, and broken? |
+//! | `wires.rs` | how is a connection a child's own, and broken? |
 //! | `servers.rs` | what is done to a server? |
 //! | `watch.rs` | who was a primary when, whoever made it one? |
 //! | `single.rs`, `sentinel.rs`, `cluster.rs`, `quorum.rs` | what is of one deployment's own? |

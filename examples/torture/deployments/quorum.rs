@@ -43,7 +43,7 @@ pub(super) fn start(slots: usize) -> Deployment {
     }
 }
 
-/// Which servers it strikes, or the wires to which: by a number that every stroke has.
+/// Which servers it strikes, or the connection to which: by a number that every stroke has.
 fn struck(stroke: &Stroke) -> Vec<usize> {
     let number = stroke.number();
     let many = match stroke.kind {

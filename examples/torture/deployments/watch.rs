@@ -15,7 +15,7 @@ use crate::support::RedisServer;
 /// Between two looks at one server.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a server may be silent; then it is asked anew.
+/// How long a server may be silent; then it is asked again.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// One thread a server, for as long as this lives.

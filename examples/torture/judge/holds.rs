@@ -6,7 +6,7 @@
 //! little shorter than the truth, and what is reported here is certain.
 //!
 //! - Two holds of one key that have a moment in common **overlap**.
-//!   A shutdown gives back what is held when its work has ended, but does not wait for long, and not for work that hears
+//!   A shutdown releases what is held when its work has ended, but does not wait for long, and not for work that hears
 //!   of nothing; what came before such work was told is counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken.
 //! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
@@ -153,7 +153,7 @@ impl Holds {
         }
     }
 
-    /// From this moment on the child gives back whatever it holds, as it was told to.
+    /// From this moment on the child releases whatever it holds, as it was told to.
     pub(crate) fn closing(&mut self, child: Child, at: u64) {
         self.closings.insert(child, at);
     }

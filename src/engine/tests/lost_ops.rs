@@ -57,7 +57,7 @@ async fn a_lost_question_is_asked_again_and_for_the_same_owner() {
     assert!(lease.await.expect("it is free").is_valid());
 }
 
-/// Whoever asks once is told at once, and the store may have given the lock to it: it is given back.
+/// Whoever asks once is told at once, and the store may have given the lock to it: it is released.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_asks_once_hears_of_the_loss() {
     let (store, locks) = registry();

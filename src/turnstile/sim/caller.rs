@@ -37,7 +37,7 @@ pub(super) struct Caller {
     pub(super) renewals: u32,
     /// Whether its key stays in the store when it is done.
     pub(super) lets_expire: bool,
-    /// Whose lease it adopts, if it does not stand in line.
+    /// Whose lease it adopts, if it does not wait in the queue.
     pub(super) adopts: Option<Arc<str>>,
     /// It asked for its lease to last so long: when, and until when by its own clock.
     pub(super) extended: Option<(True, Moment)>,
@@ -57,7 +57,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// One that stands in line for the first key, for a lease of a fixed length.
+    /// One that waits in the queue for the first key, for a lease of a fixed length.
     pub(super) fn standing(process: ProcessId, ttl: u64) -> Self {
         Self {
             process,
@@ -398,7 +398,7 @@ impl World {
         }
     }
 
-    /// It is dropped: in line, or granted and not taken.
+    /// It is dropped: in the queue, or granted and not taken.
     pub(super) fn caller_leaves(&mut self, id: CallerId, visit: u32) {
         let caller = &mut self.callers[id];
         let (process, key) = (caller.process, caller.key);

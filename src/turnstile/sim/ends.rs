@@ -12,7 +12,7 @@ use super::profile::Theme;
 use super::world::{Event, KeyId, World};
 use crate::store::contract::{Op, Owner, ServerTime};
 
-/// So many callers adopt at most: those that are done do it again.
+/// This many callers adopt at most: those that are done do it again.
 const ADOPTERS: usize = 8;
 
 /// What a lease left in the store.

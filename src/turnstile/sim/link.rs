@@ -1,4 +1,4 @@
-//! A registry's session: what the Redis store does between a registry and the wire. Which ops share
+//! A registry's session: what the Redis store does between a registry and the connection. Which ops share
 //! a call, and in what order they go, is decided by the store's own code.
 
 use std::collections::VecDeque;

@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// The registry is shut down; the process ends when everything is given back, or after a
+    /// The registry is shut down; the process ends when everything is released, or after a
     /// while.
     pub(super) fn close(&mut self, id: ProcessId) {
         self.note(|_| format!("r{id} is shut down"));

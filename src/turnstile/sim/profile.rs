@@ -65,7 +65,7 @@ pub(super) struct Profile {
     /// Whether ops without a connection wait for one, or come back.
     pub(super) ops_wait: bool,
     /// How often, per mille: an op is refused, a connection has no pushes, a connection attempt
-    /// fails, a granted waiter does not look, one in line is dropped.
+    /// fails, a granted waiter does not look, one in the queue is dropped.
     pub(super) refusals: u64,
     /// How often, per mille, what was won or granted does not count.
     pub(super) unconfirmed: u64,

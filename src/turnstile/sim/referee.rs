@@ -343,7 +343,7 @@ impl World {
         }
     }
 
-    /// A renewal is for a lease that somebody has: none is sent after it was given back or lost.
+    /// A renewal is for a lease that somebody has: none is sent after it was released or lost.
     pub(super) fn check_watchdog(&mut self, process: ProcessId, key: KeyId, op: &Op) {
         let leases = &self.referee.leases[key];
         let held = leases.iter().any(|lease| lease.process == process);
@@ -373,7 +373,7 @@ impl World {
         }
     }
 
-    /// The first in line is served first.
+    /// The first in the queue is served first.
     pub(super) fn check_order(&mut self, process: ProcessId, key: KeyId, served: WaiterId) {
         let overtaken = self.callers.iter().position(|caller| {
             caller.process == process

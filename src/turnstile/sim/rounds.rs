@@ -100,7 +100,7 @@ impl World {
         owner.split(':').next().map(str::to_owned)
     }
 
-    /// I6 and W1, seen from the server: when nothing goes wrong, who stands in line has a ticket
+    /// I6 and W1, seen from the server: when nothing goes wrong, who waits in the queue has a ticket
     /// or the lock, and no more than one ticket.
     fn check_places(&mut self, key: KeyId) {
         if !self.calm {

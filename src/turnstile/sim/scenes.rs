@@ -69,7 +69,7 @@ fn w2_a_waiter_behind_a_crashed_holder_is_served_within_100_ms_of_its_ttls_end()
     }
 }
 
-/// One whose key nobody else wants for two tenures passes it on longer, and as soon as another stands in the queue no
+/// One whose key nobody else wants for two tenures passes it on longer, and as soon as another is in the queue no
 /// longer than was settled.
 #[test]
 fn w6_tenures_are_longer_if_no_other_registry_waits() {

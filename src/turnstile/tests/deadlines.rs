@@ -41,7 +41,7 @@ fn d1_a_renewal_counts_from_before_it_was_sent() {
 #[test]
 fn d1_a_renewal_never_brings_a_deadline_forward() {
     let mut harness = Harness::new();
-    // The ticket is a fixed lease's of 1 s; its waiter leaves, the next in line has it.
+    // The ticket is a fixed lease's of 1 s; its waiter leaves, the next in the queue has it.
     let a = harness.arrive("a", fixed(1000));
     let enter = harness.sent();
     let b = harness.arrive("b", fixed(100).renewed());
@@ -96,7 +96,7 @@ fn d2_without_an_answer_a_grant_counts_from_the_first_sending() {
     assert_eq!(harness.granted("a").1, deadline(1000, 1000));
 }
 
-/// Found by simulation: stopped after an enter went out. The grant of before is in the socket,
+/// Found by the simulator: stopped after an enter went out. The grant of before is in the socket,
 /// and so is the answer "busy" to that enter, which is newer and says that the grant is over. By
 /// the last pair of times, whatever its order, the grant would look fresh.
 #[test]
@@ -159,7 +159,7 @@ fn d2_proofs_end_with_their_connection() {
     assert_eq!(harness.granted("a").1, deadline(1000, 1000));
 }
 
-/// A win that was on its way for longer than its ttl is neither used nor given back: the same
+/// A win that was on its way for longer than its ttl is neither used nor released: the same
 /// owner asks again, and no release may cross that.
 #[test]
 fn d4_a_win_that_is_over_on_arrival_is_asked_again() {
@@ -177,7 +177,7 @@ fn d4_a_win_that_is_over_on_arrival_is_asked_again() {
     assert_eq!(harness.granted("a").0, 6 * 64);
 }
 
-/// The same for a grant; and with nobody left it is given back.
+/// The same for a grant; and with nobody left it is released.
 #[test]
 fn d4_a_grant_that_is_over_on_arrival() {
     let mut harness = Harness::new();
@@ -264,7 +264,7 @@ fn d6_late_renewals_change_nothing() {
     }
 }
 
-/// Found by simulation (seed 676 of its time): a tenure of 300 ms was renewed for 30 s, and its
+/// Found by the simulator (seed 676): a tenure of 300 ms was renewed for 30 s, and its
 /// release lost with the connection. It is owed for as long as the store may hold the key, not
 /// for the 300 ms of the ticket; and its holder is told what became of it.
 #[test]

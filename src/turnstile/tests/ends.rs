@@ -39,7 +39,7 @@ fn a_watchdog_that_is_due_at_the_end_does_not_prolong_a_kept_key() {
     harness.silent();
 }
 
-/// Whoever is next in line here has the key no sooner than anybody else: when it has run out.
+/// Whoever is next in the queue here has the key no sooner than anybody else: when it has run out.
 #[test]
 fn w2_a_kept_key_is_not_passed_on() {
     let mut harness = Harness::new();
@@ -83,7 +83,7 @@ fn o6_a_shutdown_leaves_keys_that_are_to_stay() {
     harness.silent();
     assert!(harness.turnstile.is_idle());
 
-    // One that nobody has seen yet was not used: it is given back.
+    // One that nobody has seen yet was not used: it is released.
     let mut harness = Harness::new();
     harness.arrive("b", fixed(900).kept());
     let enter = harness.sent();
@@ -101,7 +101,7 @@ fn a_lease_whose_key_is_to_stay_can_be_released() {
     assert!(matches!(harness.sent(), Op::Release { owner: of } if of == owner));
 }
 
-/// At the deadline it is lost, as ever, and a release is sent (D5).
+/// At the deadline it is lost, as always, and a release is sent (D5).
 #[test]
 fn d5_a_lease_whose_key_is_to_stay_is_lost_at_its_deadline() {
     let mut harness = Harness::new();
@@ -112,7 +112,7 @@ fn d5_a_lease_whose_key_is_to_stay_is_lost_at_its_deadline() {
 }
 
 /// The push was slower than the reply that told of the same win (O3). By O1 the grant of a retired
-/// owner is given back at once: that freed a key that was to stay. The turnstile that left it may
+/// owner is released at once: that freed a key that was to stay. The turnstile that left it may
 /// be forgotten by then.
 #[test]
 fn o1_a_late_grant_does_not_free_a_kept_key() {
@@ -137,8 +137,8 @@ fn o1_a_late_grant_does_not_free_a_kept_key() {
 }
 
 /// A renewal was under way when the key was left, and the store was slow to do it: the key lived on for longer than could
-/// be told at the end. A grant that was slower still found its owner forgotten, and was given back: that freed the key
-/// that was to stay. (Found by simulation.)
+/// be told at the end. A grant that was slower still found its owner forgotten, and was released: that freed the key
+/// that was to stay. (Found by the simulator.)
 #[test]
 fn o1_a_late_grant_does_not_free_a_key_that_a_late_renewal_keeps() {
     let mut harness = Harness::new();
@@ -209,7 +209,7 @@ fn an_extension_to_less_changes_nothing() {
     harness.untold("a");
 }
 
-/// The ticket brought more than its fixed lease is meant to last: an extension within that is had
+/// The ticket brought more than its fixed lease is meant to last: an extension within that is acquired
 /// at once.
 #[test]
 fn w3_an_extension_within_the_tenure_succeeds_at_once() {
@@ -464,7 +464,7 @@ fn a_held_lease_cannot_be_adopted_here() {
 }
 
 /// The store gave us the key so long ago that it may be another's by now, and nobody waits for it any more: that is no
-/// reason to refuse one who adopts. (Found by simulation.)
+/// reason to refuse one who adopts. (Found by the simulator.)
 #[test]
 fn d4_a_win_that_is_over_on_arrival_refuses_no_adoption() {
     let mut harness = Harness::new();
@@ -482,8 +482,8 @@ fn d4_a_win_that_is_over_on_arrival_refuses_no_adoption() {
     assert!(matches!(adopt, Op::Adopt { .. }), "{adopt:?}");
 }
 
-/// O6: a ticket that stands for the line is withdrawn first, since one op is in flight (O2); the
-/// line asks anew behind it.
+/// O6: a ticket that stands for the queue is withdrawn first, since one op is in flight (O2); the
+/// line asks again behind it.
 #[test]
 fn o6_an_adoption_takes_the_place_of_the_lines_acquisition() {
     let mut harness = Harness::new();
@@ -502,12 +502,12 @@ fn o6_an_adoption_takes_the_place_of_the_lines_acquisition() {
     harness.untold("a");
     assert!(harness.take(b));
     harness.finish(b);
-    // Its tenure is one like any other: the line may have a pass.
+    // Its tenure is one like any other: the queue may have a pass.
     assert_eq!(harness.granted("a").0, 9 * 64 + 1);
     assert!(harness.take(waiting));
 }
 
-/// After one that came too late, the line asks at once.
+/// After one that came too late, the queue asks at once.
 #[test]
 fn i6_the_queue_goes_on_after_an_adoption_that_failed() {
     let mut harness = Harness::new();
@@ -536,7 +536,7 @@ fn o6_an_adoption_whose_reply_is_lost_is_asked_again_under_its_owner() {
     assert_eq!(harness.granted("a").1, deadline(1300, 900));
 }
 
-/// Whoever wanted it is gone, and its op may have been done: what it brought is given back. The line
+/// Whoever wanted it is gone, and its op may have been done: what it brought is released. The line
 /// has no right to it before others.
 #[test]
 fn o6_an_adoption_for_nobody_is_released() {
@@ -560,7 +560,7 @@ fn o6_an_adoption_for_nobody_is_released() {
     assert!(matches!(harness.sent(), Op::Release { owner } if owner == asker(&adopt)));
 }
 
-/// No answer in time is told as such, and what comes later is given back.
+/// No answer in time is told as such, and what comes later is released.
 #[test]
 fn an_adoption_without_an_answer_fails_in_time() {
     let mut harness = Harness::new();
@@ -645,7 +645,7 @@ fn a_refused_adoption_is_tried_again_if_that_may_help() {
     assert!(harness.turnstile.is_idle());
 }
 
-/// The end of the registry: it is told, and what may have come is given back.
+/// The end of the registry: it is told, and what may have come is released.
 #[test]
 fn o6_a_shutdown_settles_an_adoption() {
     let mut harness = Harness::new();

@@ -10,7 +10,7 @@ use crate::turnstile::{
     Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
-/// For so long the store's first answer is awaited.
+/// For this long the store's first answer is awaited.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the server's clock shows when ours shows 0, in milliseconds.

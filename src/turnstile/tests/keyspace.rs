@@ -61,7 +61,7 @@ impl Shop {
         self.apply(who, &Op::Enter { owner, ttl, score }).0
     }
 
-    /// Who has a ticket, and who listens.
+    /// The tickets, and the subscribers.
     fn tickets(&mut self) -> Vec<String> {
         let tickets = self.with("nobody", Keyspace::tickets);
         tickets.iter().map(|(who, _)| who.to_string()).collect()
@@ -399,7 +399,7 @@ fn s2_a_renewal_only_lengthens() {
 }
 
 /// The lock goes to a new owner, with a ttl and an epoch of its own, past the queue; asked again after
-/// a lost reply, it is that owner's already, and the win is proved anew.
+/// a lost reply, it is that owner's already, and the win is proved again.
 #[test]
 fn s3_an_adoption_moves_the_lock_and_may_be_asked_again() {
     let mut shop = Shop::new();
@@ -447,7 +447,7 @@ fn w2_a_strangers_lock_has_no_ttl() {
     epoch(&shop.enter("b", 1, 500));
 }
 
-/// Who listens stands beside the queue: neither a withdrawal nor a ticket that is dropped touches it, and no ticket goes
+/// A subscriber stands beside the queue: neither a withdrawal nor a ticket that is dropped touches it, and no ticket goes
 /// with it.
 #[test]
 fn w7_subscribers_are_not_in_the_queue() {
@@ -464,7 +464,7 @@ fn w7_subscribers_are_not_in_the_queue() {
     shop.apply("b", &Op::Unlisten { owner: one });
     assert_eq!((shop.listeners().len(), shop.tickets().len()), (0, 1));
 
-    // A dead ticket is dropped on the way; who listens is looked at when it is its turn to be told.
+    // A dead ticket is dropped on the way; a subscriber is looked at when it is its turn to be told.
     shop.apply("c", &Op::Listen { owner: one, ttl });
     shop.apply("d", &Op::Listen { owner: one, ttl });
     shop.dead = ["b", "c"].into();

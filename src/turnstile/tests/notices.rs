@@ -107,7 +107,7 @@ fn w7_the_next_notices_wait_longer_and_part_those_that_split_their_votes() {
     harness.sent();
 }
 
-/// Nobody is to be told in vain while others wait.
+/// Nobody is to be told for nothing while others wait.
 #[test]
 fn w7_an_owner_that_leaves_is_unsubscribed() {
     let mut harness = Harness::with(rules(), false);
@@ -129,7 +129,7 @@ fn w7_an_owner_that_leaves_is_unsubscribed() {
     assert_eq!(harness.sent(), Op::Unlisten { owner });
 }
 
-/// One who asks once is not to be told: it has gone by then, and others wait.
+/// A caller that asks once is not to be told: it has gone by then, and others wait.
 #[test]
 fn w7_a_caller_that_asks_once_does_not_subscribe() {
     let mut harness = Harness::with(rules(), false);
@@ -166,7 +166,7 @@ fn w7_a_notice_of_no_use_changes_nothing() {
     harness.silent();
 }
 
-/// However long it waits: the early questions count anew in each pause of the policy.
+/// However long it waits: the early questions count again in each pause of the policy.
 #[test]
 fn w7_the_first_notice_of_each_pause_is_followed_at_once() {
     let mut harness = Harness::with(rules(), false);

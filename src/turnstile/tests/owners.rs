@@ -4,7 +4,7 @@ use super::harness::{Harness, asker, broken, busy, fixed, ms, rules, withdrawal}
 use crate::store::contract::{Op, OpError, Outcome, Owner};
 use crate::turnstile::{LeaseEnd, Refusal, Rules};
 
-/// A stands in the queue and is dropped; its withdrawal and the grant cross. B has come meanwhile
+/// A is in the queue and is dropped; its withdrawal and the grant cross. B has come meanwhile
 /// with an owner of its own. If the grant of A's owner served B, B would hold a lock that the
 /// withdrawal has handed on.
 #[test]
@@ -58,7 +58,7 @@ fn o1_a_grant_without_a_ticket_is_asked_about() {
     assert_eq!(asker(&harness.sent()), asker(&enter), "at once");
 }
 
-/// Each of these is given back, once and in turn, however many they are and whatever comes again meanwhile.
+/// Each of these is released, once and in turn, however many they are and whatever comes again meanwhile.
 #[test]
 fn o1_many_grants_for_unknown_owners_are_all_given_back() {
     let mut harness = Harness::new();
@@ -123,7 +123,7 @@ fn o2_one_op_is_in_flight_and_the_next_waits_for_its_reply() {
     assert_eq!(stray, Op::Release { owner: Owner(77) });
     harness.silent();
     harness.reply(&stray, Outcome::Gone { held: true });
-    // B will not stand in line: A's ticket is not for it.
+    // B will not wait in the queue: A's ticket is not for it.
     assert_eq!(harness.sent(), withdrawal(&enter));
     harness.silent();
 }
@@ -186,10 +186,10 @@ fn o3_a_grant_whose_reply_never_comes_is_made_good_by_the_next_enter() {
     assert_eq!(harness.granted("a").0, 10 * 64);
 }
 
-/// Found by simulation (seed 12623 of its time): a yield's reply is lost. It was done, and on the
+/// Found by the simulator (seed 12623): a yield's reply is lost. It was done, and on the
 /// new connection its ticket is granted the lock before that connection is said to be up. Were
 /// the grant believed then, the yield that is sent again would meet a tenure where it expects a
-/// acquisition; with nobody left in line it would wipe out a lease.
+/// acquisition; with nobody left in the queue it would wipe out a lease.
 #[test]
 fn o3_a_grant_before_the_connection_is_up_waits_for_the_pending_yield() {
     let mut harness = Harness::new();
@@ -325,7 +325,7 @@ fn o6_an_unknown_yield_is_settled_old_before_new() {
     assert!(harness.turnstile.is_idle());
 }
 
-/// After `Lost` there is nothing to give back: a release could only touch what is another's.
+/// After `Lost` there is nothing to release: a release could only touch what is another's.
 #[test]
 fn o6_nothing_is_sent_after_lost() {
     let mut harness = Harness::new();
@@ -398,7 +398,7 @@ fn o6_a_closed_turnstile_gives_everything_back() {
     harness.silent();
 }
 
-/// Found by simulation (seed 23 of its time): a ticket of 60 ms is withdrawn as the connection
+/// Found by the simulator (seed 23): a ticket of 60 ms is withdrawn as the connection
 /// breaks, and it takes a second to make another. The lock that the ticket might have been
 /// granted has long run out; the ticket has not, and would be served before those who wait.
 #[test]

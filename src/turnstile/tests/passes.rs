@@ -245,7 +245,7 @@ fn begin_tenure(harness: &mut Harness, holder: WaiterId, says: impl FnOnce(&mut 
 }
 
 /// Where two tenures in a row found nobody else in the queue, a third is four times as long: to ask takes as long as a
-/// dozen turns. One who comes meanwhile is served after it, and those behind are as long as ever.
+/// dozen turns. One who comes meanwhile is served after it, and those behind are as long as always.
 #[test]
 fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
     for (local_passes, alone) in [(16, 63), (3, 12), (0, 0), (63, 63)] {

@@ -114,7 +114,7 @@ struct Bench {
     flying: Vec<(Moment, Op)>,
     owners: Vec<Owner>,
     callers: Vec<(WaiterId, Stage)>,
-    /// Which callers adopt: their turn is before the line's.
+    /// Which callers adopt: their turn is before the queue's.
     adopters: BTreeSet<usize>,
     /// Whose key was left in the store.
     kept: BTreeSet<Owner>,

@@ -67,7 +67,7 @@ fn o6_a_holder_that_does_not_end_in_time_loses_its_lease() {
 }
 
 /// A process that stood still may end its work before anybody has seen the time pass: the lease is
-/// given back once, and the answer to that is nobody's.
+/// released once, and the answer to that is nobody's.
 #[test]
 fn o6_a_holder_that_ends_after_its_grace_gets_closed() {
     let mut harness = Harness::new();
@@ -85,7 +85,7 @@ fn o6_a_holder_that_ends_after_its_grace_gets_closed() {
     assert!(harness.turnstile.is_idle());
 }
 
-/// A process that stood still may hang up before anybody has seen the time pass.
+/// A process that stood still may disconnect before anybody has seen the time pass.
 #[test]
 fn o6_nobody_holds_when_the_registry_has_hung_up() {
     let mut harness = Harness::new();
@@ -147,7 +147,7 @@ fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
     assert!(harness.turnstile.is_idle());
 }
 
-/// A drain: the holder is not told, and is renewed, while all others are turned away.
+/// A drain: the holder is not told, and is renewed, while all others are refused.
 #[test]
 fn o6_holders_go_on_in_a_registry_that_is_drained() {
     let mut harness = Harness::new();

@@ -32,7 +32,7 @@ fn o1_a_win_that_does_not_count_is_released_and_asked_for_by_another_owner() {
     harness.granted("a");
 }
 
-/// The pauses grow as those after refusals do, and that it could be given back in between changes nothing: neither do
+/// The pauses grow as those after refusals do, and that it could be released in between changes nothing: neither do
 /// waiters whose wait ends then hear that others have the lock.
 #[test]
 fn a_wait_that_ends_without_a_win_that_counts_ends_with_the_reason() {
@@ -114,7 +114,7 @@ fn w1_an_unconfirmed_grant_is_passed_on_and_its_waiter_queues_again() {
     harness.granted("a");
 }
 
-/// It came before the answer to the yield that it follows: forgotten, the lock would be nobody's for a ttl.
+/// It came before the answer to the yield that it follows: forgotten, the lock would be no one's for a ttl.
 #[test]
 fn o3_a_grant_that_does_not_count_waits_for_the_reply() {
     let rules = Rules {
@@ -135,7 +135,7 @@ fn o3_a_grant_that_does_not_count_waits_for_the_reply() {
     assert_eq!(harness.sent(), withdrawal(&hand_on));
 }
 
-/// Nobody knows its owner any more: what is given back is given back once.
+/// Nobody knows its owner any more: what is released is released once.
 #[test]
 fn o1_a_grant_that_does_not_count_for_nobody_is_given_back() {
     let mut harness = Harness::new();

@@ -124,7 +124,7 @@ impl Both {
         });
     }
 
-    /// Whoever the naive line says must be who the line took out.
+    /// Whoever the naive line says must be who the queue took out.
     fn took(&mut self, taken: Option<Waiter<Arc<u64>>>, at: Option<usize>) {
         let naive = at.map(|at| self.naive.remove(at).who);
         assert_eq!(taken.map(|taken| taken.who), naive);

@@ -95,7 +95,7 @@ fn w3_a_lease_that_wants_longer_than_the_ticket_renews_at_once() {
     assert_eq!(until.as_micros() as u64, deadline(1000, 5000));
 }
 
-/// One who wants less ends at its own deadline, and the next in line goes on in the tenure.
+/// One who wants less ends at its own deadline, and the next in the queue goes on in the tenure.
 #[test]
 fn w3_a_fixed_lease_that_wants_less_ends_at_its_own_deadline() {
     let mut harness = Harness::new();
@@ -112,7 +112,7 @@ fn w3_a_fixed_lease_that_wants_less_ends_at_its_own_deadline() {
     assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
-/// Found by simulation (seed 260 of its time): a win of 180 ms is 100 ms old when it arrives, and
+/// Found by the simulator (seed 260): a win of 180 ms is 100 ms old when it arrives, and
 /// the head wants a fixed lease of 60 ms. Counted from the sending, its own end would be over,
 /// though the tenure is not.
 #[test]
@@ -195,7 +195,7 @@ fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
     harness.granted("a");
 }
 
-/// One that will not wait is told by the answer to an op that went out after it came, not by one
+/// A caller that asks once is told by the answer to an op that went out after it came, not by one
 /// that was on its way before: the lock may have come free in between.
 #[test]
 fn w5_once_is_answered_by_an_attempt_of_its_own() {
@@ -213,7 +213,7 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
     harness.granted("b");
 }
 
-/// One that will not wait does not overtake those who do.
+/// A caller that asks once does not overtake those who do.
 #[test]
 fn w5_once_does_not_overtake_the_line() {
     let mut harness = Harness::new();
@@ -227,7 +227,7 @@ fn w5_once_does_not_overtake_the_line() {
     assert!(matches!(harness.refused("c"), Refusal::Busy));
 }
 
-/// The wait is over: whoever stands is told Busy, or what was wrong with the store.
+/// The wait is over: any waiter is told Busy, or what was wrong with the store.
 #[test]
 fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     let mut harness = Harness::new();
@@ -299,7 +299,7 @@ fn a_first_answer_that_is_late_counts() {
     assert!(matches!(harness.refused("a"), Refusal::Busy));
 }
 
-/// Nothing is asked for one who comes while a ticket of its registry stands in the queue: the answer is known.
+/// Nothing is asked for one who comes while a ticket of its registry is in the queue: the answer is known.
 #[test]
 fn a_waiter_that_joins_others_is_busy_at_the_end_of_its_own_wait() {
     let mut harness = Harness::new();
@@ -336,7 +336,7 @@ fn a_waiter_behind_a_local_holder_is_busy_at_the_end_of_its_wait() {
     assert!(matches!(harness.refused("after"), Refusal::Busy));
 }
 
-/// More than the line may hold are turned away, at once.
+/// More than the queue may hold are refused, at once.
 #[test]
 fn w1_a_full_queue_takes_nobody() {
     let rules = Rules {
@@ -352,7 +352,7 @@ fn w1_a_full_queue_takes_nobody() {
 }
 
 /// A reconnect renews a lease that is not taken yet as well, to learn whether it is still there
-/// (found by simulation, seed 123878 of its time: a server that had lost its data); the turn of
+/// (found by the simulator, seed 123878 of its time: a server that had lost its data); the turn of
 /// one who does not look ends all the same.
 #[test]
 fn w4_a_renewed_turn_ends_if_nobody_looks() {
@@ -392,7 +392,7 @@ fn a_pause_without_end_is_no_fault() {
     assert!(matches!(harness.refused("a"), Refusal::Busy));
 }
 
-/// The store was away, and somebody stood in line for when it would be back. Whoever asked once heard "busy", as if
+/// The store was away, and somebody waits in the queue for when it would be back. A caller that asks once heard "busy", as if
 /// the lock were known to be another's, and not that the store had failed.
 #[test]
 fn a_caller_that_asks_once_gets_the_stores_error_even_if_others_wait() {

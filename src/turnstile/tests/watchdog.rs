@@ -202,9 +202,9 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
     assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
 }
 
-/// A wire that broke again and again prolonged a bounded lease without end: each new connection renews, and those
+/// A connection that broke again and again prolonged a bounded lease without end: each new connection renews, and those
 /// renewals were not counted. Now they ask for no more than the watchdog did, so that a leaked lease of at most one
-/// renewal ends a ttl after that, whatever the wire does.
+/// renewal ends a ttl after that, whatever the connection does.
 #[test]
 fn a_wire_that_breaks_often_prolongs_no_bounded_lease() {
     let mut harness = Harness::new();
@@ -254,7 +254,7 @@ fn a_renewal_that_finds_another_loses_the_lease() {
 }
 
 /// The watchdogs of other libraries outlived their locks: one that is under way when its lease is
-/// given back renews nothing, and is the last.
+/// released renews nothing, and is the last.
 #[test]
 fn a_watchdog_does_not_outlive_its_lease() {
     let mut harness = Harness::new();
@@ -272,7 +272,7 @@ fn a_watchdog_does_not_outlive_its_lease() {
     assert!(harness.turnstile.is_idle());
 }
 
-/// Found by simulation (seed 6 of its time): a lease that was given back just when its renewal was due was renewed
+/// Found by the simulator (seed 6): a lease that was released just when its renewal was due was renewed
 /// first.
 #[test]
 fn a_lease_released_when_its_renewal_is_due_is_not_renewed() {

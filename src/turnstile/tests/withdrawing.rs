@@ -141,7 +141,7 @@ fn g3_a_grant_during_the_withdrawal_needs_no_release() {
     assert_ne!(asker(&anew), asker(&enter));
 }
 
-/// One who asks once does not stand in line, not at a place that was left either.
+/// A caller that asks once does not wait in the queue, not at a place that was left either.
 #[test]
 fn g3_a_caller_that_asks_once_does_not_take_over_the_ticket() {
     let mut harness = Harness::new();

@@ -45,7 +45,7 @@ impl Keyspace {
         tickets.map(|by| (by.instance.clone(), by.owner)).collect()
     }
 
-    /// Who listens for a key, first come first: instance and owner.
+    /// The subscribers of a key in order: instance and owner.
     pub(crate) fn listeners(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
         let name = (asking.prefix.clone(), asking.key.clone());
         let Some(slot) = self.slots.get_mut(&name) else {

@@ -43,7 +43,7 @@ async fn a_lease_is_lost_when_a_majority_has_lost_it_and_not_before() {
     nodes[0].jump(TTL);
     nodes[2].jump(TTL);
     assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Lost);
-    // What the others still had is given back, and nobody gets it by a renewal.
+    // What the others still had is released, and nobody gets it by a renewal.
     assert_eq!(keys(&nodes), [0; 3]);
     assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Lost);
     assert_eq!(keys(&nodes), [0; 3]);
@@ -78,7 +78,7 @@ async fn a_vote_that_too_few_replicas_know_counts_in_no_renewal() {
     sleep(ms(2_000)).await;
     assert_eq!(keys(&nodes), [0; 3]);
 
-    // Nor does a majority of them win it, and all of it is given back.
+    // Nor does a majority of them win it, and all of it is released.
     nodes[1..].iter().for_each(|node| node.set_lonely(true));
     assert!(one.ask(attempt(2)).await.is_err());
     sleep(ms(10)).await;
@@ -107,7 +107,7 @@ async fn a_vote_whose_reply_was_lost_counts_in_no_renewal_until_it_is_confirmed(
 }
 
 /// One node has released it already when the other confirms the renewal: it was given to the first
-/// once more, and to nobody's use (found by simulation).
+/// once more, and to nobody's use (found by the simulator).
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_a_release_overtakes_gives_nothing_to_anybody() {
     let nodes = Node::many(2);

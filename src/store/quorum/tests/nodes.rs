@@ -43,13 +43,13 @@ struct State {
     /// How far its clock is ahead, in microseconds.
     ahead: u64,
     mode: Mode,
-    /// How long a message is on its way, at most; drawn anew for each.
+    /// How long a message is on its way, at most; drawn again for each.
     delay: Duration,
     /// In a thousand: replies that are lost, and their connection with them.
     loses: u64,
     /// In a thousand: ops that are refused.
     refuses: u64,
-    /// So many of the next releases are refused.
+    /// This many of the next releases are refused.
     keeps: u32,
     /// Whether releases are refused for good.
     lasting: bool,

@@ -1,4 +1,4 @@
-//! Who waits is told when the key is free, and asks before its pause is over (W7).
+//! A waiter is told when the key is free, and asks before its pause is over (W7).
 
 use std::time::Duration;
 
@@ -223,7 +223,7 @@ async fn a_waiter_that_one_node_after_the_other_cannot_reach_does_not_sit_out_it
     nothing_left(&nodes, &[&holder, &registry]).await;
 }
 
-/// Nobody is told in vain while another waits: who gave up listens no more, on no node.
+/// Nobody is told for nothing while another waits: who gave up listens no more, on no node.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_gave_up_is_not_subscribed() {
     let nodes = nodes(3);

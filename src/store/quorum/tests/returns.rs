@@ -1,4 +1,4 @@
-//! What was won for nobody is given back, however late it is known.
+//! What was won for nobody is released, however late it is known.
 
 use tokio::time::{Instant, sleep};
 
@@ -89,7 +89,7 @@ async fn a_pending_release_does_not_take_the_next_attempt_away() {
 }
 
 /// The same where the attempt stands behind the release when that is refused: it was sent again, and
-/// took away the vote of one who held by then (found by simulation).
+/// took away the vote of one who held by then (found by the simulator).
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_refused_before_the_next_attempt_is_not_pending() {
     let nodes = Node::many(3);
@@ -161,7 +161,7 @@ async fn a_dropped_session_releases_late_votes() {
     assert_eq!(nodes[2].done(), [attempt(1), release(1)]);
 }
 
-/// The same where the connection to the node is being made again just then (found by simulation).
+/// The same where the connection to the node is being made again just then (found by the simulator).
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_dropped_waits_a_while_for_a_node_that_is_away() {
     let nodes = Node::many(3);

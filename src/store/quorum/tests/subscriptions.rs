@@ -1,4 +1,4 @@
-//! W7: who listens on which node, and what notices come to.
+//! W7: which node has which subscription, and what a notice causes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Bare {
         assert_eq!(bare.submit(listen(1)).len(), size);
         (0..size).for_each(|node| bare.hears(node));
         assert_eq!(bare.told(), 0);
-        // The votes that were not refused are given back.
+        // The votes that were not refused are released.
         assert_eq!(bare.sent(), []);
         bare
     }
@@ -166,7 +166,7 @@ async fn w7_a_notice_is_for_the_first_of_ours() {
     assert_eq!(bare.submit(listen(2)).len(), 3);
     (0..3).for_each(|node| bare.hears(node));
     assert!(!bare.notice(0));
-    // What the first was told of is given back, when it is tried again.
+    // What the first was told of is released, when it is tried again.
     bare.pass(ms(250));
     assert_eq!(bare.sent(), [(0, release(1))]);
     bare.answer(0, Ok(Outcome::Gone { held: true }));
@@ -271,7 +271,7 @@ fn told(nodes: &[Node]) -> u64 {
 }
 
 /// A node was away while somebody gave up: it is told when it is back, and not asked for ever if it never is. It keeps
-/// who listens for the lock's rest and a minute: for half a minute of that we had forgotten it, and the node told one who
+/// the subscription for the rest of the lock and a minute. For half a minute of that we had forgotten it, and the node notified one that
 /// did not wait.
 #[tokio::test(start_paused = true)]
 async fn w7_a_subscription_on_a_node_that_was_away_is_withdrawn_or_forgotten() {
@@ -303,7 +303,7 @@ async fn w7_a_subscription_on_a_node_that_was_away_is_withdrawn_or_forgotten() {
 
 /// Others that listen keep the queue alive, and so the place of one that has given up while its connection was gone for
 /// long. When that place is told, nobody waits for it: the key is kept for 100 ms on that node, and the others tell
-/// the next as ever. Where there is but one node, its key is free after that.
+/// the next as always. Where there is but one node, its key is free after that.
 #[tokio::test(start_paused = true)]
 async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
     for size in [1, 3] {
@@ -347,7 +347,7 @@ async fn w7_a_place_that_is_forgotten_costs_100_ms_on_one_node() {
 }
 
 /// The notice came while the connection to that node was gone, and will not come again: the registry is told when the
-/// connection stands, so that it asks, and listens there anew. One that nobody of ours listens on tells nothing.
+/// connection stands, so that it asks, and listens there again. One that nobody of ours listens on tells nothing.
 #[tokio::test(start_paused = true)]
 async fn w7_waiters_ask_when_an_unreachable_node_is_back() {
     for listens in [true, false] {

@@ -76,7 +76,7 @@ async fn g2_the_memory_policy_is_asked_for_at_the_first_connection_alone() {
 }
 
 /// A command was on its way when the connection broke, and arrives after all: the one that asked
-/// has long been told that nobody knows, and has begun anew.
+/// has long been told that nobody knows, and has begun again.
 #[tokio::test]
 async fn o4_the_old_connection_is_killed_with_its_commands() {
     let server = RedisServer::start();
@@ -109,7 +109,7 @@ async fn o4_the_old_connection_is_killed_with_its_commands() {
     assert!(!server.exists("lock:k"), "nothing was won for nobody");
 }
 
-/// Ids start anew with the server. What has our old id is somebody else's connection now.
+/// Ids start again with the server. What has our old id is somebody else's connection now.
 #[tokio::test]
 async fn o4_no_stranger_is_killed_after_the_server_was_started_again() {
     let mut server = RedisServer::start();

@@ -32,7 +32,7 @@ async fn s3_an_adoption_moves_the_lock_past_the_queue_and_may_be_asked_again() {
     assert!((4_000..=5_000).contains(&server.pttl("lock:a b")));
     assert_eq!(queue(&server, "lock:a b").len(), 1, "the queue stays");
 
-    // The reply was lost: asked again it is proved anew, and never made shorter.
+    // The reply was lost: asked again it is proved again, and never made shorter.
     server.cmd(&["PEXPIRE", "lock:a b", "20000"]);
     assert!(won(&two.outcome("a b", op).await) > first);
     assert!(server.pttl("lock:a b") > 10_000);

@@ -49,7 +49,7 @@ impl Fake {
                 }
                 // Else what is pushed could wait for what was said before it to be acknowledged.
                 let _ = stream.set_nodelay(true);
-                // Ends when the client hangs up.
+                // Ends when the client disconnects.
                 std::thread::spawn(move || {
                     let connection = index + 1;
                     serve(dress(stream, connection)?, connection, &answers)

@@ -161,7 +161,7 @@ async fn waited_for(server: &RedisServer) -> (LockRegistry, Lease, tokio::task::
     (one, held, waiter)
 }
 
-/// A version whose tickets are in another format has a queue of its own beside ours: turns in ours are as ever, and
+/// A version whose tickets are in another format has a queue of its own beside ours: turns in ours are as always, and
 /// nothing there is read, or written.
 #[tokio::test]
 async fn a_queue_of_another_format_is_left_alone() {

@@ -94,7 +94,7 @@ async fn k3_every_zadd_sets_the_queues_expiry() {
     two.outcome("k", enter(1)).await;
     assert!((85_000..=95_000).contains(&expiry()), "{}", expiry());
 
-    // The ticket is taken and the queue with it; the yielder's own makes it anew.
+    // The ticket is taken and the queue with it; the yielder's own makes it again.
     one.outcome("k", yield_turn(1, 2)).await;
     assert_eq!(queue(&server, "lock:k").len(), 1);
     assert!((85_000..=95_000).contains(&expiry()), "{}", expiry());

@@ -126,7 +126,7 @@ async fn o4_nothing_outlives_its_connection() {
     told[..2].sort();
     assert_eq!(told, ["end", "k", "down"]);
     assert!(registry.up().await);
-    // Asked for again it is confirmed anew.
+    // Asked for again it is confirmed again.
     won(&registry.outcome("k", attempt(1)).await);
 }
 
