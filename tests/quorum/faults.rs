@@ -216,3 +216,42 @@ async fn started_again_with_its_data() {
     next.unwrap().unwrap().release().await.unwrap();
     nothing_left(&servers, &[&here, &there]).await;
 }
+
+/// Servers close connections on which nothing is said. The registry was idle, and made none before the next caller came;
+/// and that one's question was sent nowhere, since all nodes were down. So it was for ever.
+#[tokio::test]
+async fn connections_lost_while_idle_are_made_again() {
+    let servers = servers(3);
+    let locks = builder(&servers).build().unwrap();
+    for _ in 0..2 {
+        let lease = timeout(BOUND, locks.obtain("k").lease()).await;
+        lease.unwrap().unwrap().release().await.unwrap();
+        nothing_left(&servers, &[&locks]).await;
+        for server in &servers {
+            server.client_kill_all();
+        }
+        tokio::time::sleep(ms(300)).await;
+    }
+    locks.shutdown().await;
+}
+
+/// A node that is down at the release is told when it is back, though nothing is in use by then.
+#[tokio::test]
+async fn a_node_that_is_back_releases_its_lock_though_nothing_is_in_use() {
+    let servers = servers(3);
+    let (wires, locks) = wired(&servers);
+    let lock = locks.obtain("k").ttl(Duration::from_secs(3600));
+    let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
+    wait_until("all have voted", BOUND, || {
+        values(&servers).iter().all(Option::is_some)
+    })
+    .await;
+    wires[2].refuse();
+    wires[2].cut();
+    lease.release().await.unwrap();
+    wait_until("idle", BOUND, || locks.in_use() == 0).await;
+    // Two attempts to connect fail meanwhile, or more.
+    tokio::time::sleep(ms(1500)).await;
+    wires[2].accept();
+    nothing_left(&servers, &[&locks]).await;
+}

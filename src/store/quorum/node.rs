@@ -29,6 +29,8 @@ pub(super) enum Connection {
     Unknown,
     Up,
     Away(StoreError),
+    /// It was lost, and may not be needed since then. Its session connects again for the next op.
+    Idle,
     /// It leads to the server of another node, so its replies do not count. The node only gets releases of what it was
     /// asked for before that was known.
     Duplicate(StoreError),
@@ -56,7 +58,7 @@ impl Node {
     /// Why it is not asked, if so: for a release, or for anything else.
     pub(super) fn why_not(&self, is_release: bool) -> Option<&StoreError> {
         match &self.connection {
-            Connection::Unknown | Connection::Up => None,
+            Connection::Unknown | Connection::Up | Connection::Idle => None,
             Connection::Duplicate(_) if is_release => None,
             Connection::Away(error) | Connection::Duplicate(error) => Some(error),
         }

@@ -175,9 +175,14 @@ impl StoreEvents for NodeEvents {
         }
     }
 
+    /// A vote that must be released is reason enough for a connection.
     fn uses(&self, scope: &KeyScope) -> bool {
         let registry = self.registry.upgrade();
         registry.is_some_and(|registry| registry.uses(scope))
+            || self
+                .core
+                .upgrade()
+                .is_some_and(|core| core.lock().is_busy())
     }
 
     fn failed(&self, panicked: &(dyn Any + Send)) {
@@ -196,7 +201,11 @@ impl Session for QuorumSession {
     fn start(&self) {
         self.core.nodes.iter().for_each(|node| node.session.start());
         // The runtime of the timer may have ended.
-        let is_overdue = self.core.lock().is_overdue(Instant::now());
+        let is_overdue = {
+            let mut state = self.core.lock();
+            state.start();
+            state.is_overdue(Instant::now())
+        };
         if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
             self.core.tick();
         }

@@ -135,7 +135,7 @@ impl State {
             && !matches!(connection, Connection::Duplicate(_))
         {
             *connection = Connection::Away(error.clone());
-        } else if let Connection::Unknown = connection {
+        } else if let Connection::Unknown | Connection::Idle = connection {
             *connection = Connection::Up;
         }
         self.tell_up();
@@ -169,6 +169,16 @@ impl State {
     pub(super) fn went_down(&mut self, node: usize, error: StoreError) {
         self.nodes[node].connection = Connection::Away(error);
         self.tell_down();
+    }
+
+    /// Nodes that are down are asked again. If nothing needed their connections, no event will mark them as up.
+    pub(super) fn start(&mut self) {
+        if self.active.is_empty() {
+            let connections = self.nodes.iter_mut().map(|node| &mut node.connection);
+            for connection in connections.filter(|it| matches!(it, Connection::Away(_))) {
+                *connection = Connection::Idle;
+            }
+        }
     }
 
     /// A node's connection is up, to the server of this identity, if known.

@@ -1,5 +1,6 @@
 //! A registry that asks a quorum op by op, and keeps what it hears.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,11 +17,15 @@ pub(super) const TTL: Duration = Duration::from_secs(30);
 
 /// A registry that only listens.
 #[derive(Default)]
-pub(super) struct Recorder(Mutex<Vec<StoreEvent>>);
+pub(super) struct Recorder {
+    events: Mutex<Vec<StoreEvent>>,
+    /// Whether it says that it uses nothing.
+    pub(super) is_idle: AtomicBool,
+}
 
 impl StoreEvents for Recorder {
     fn uses(&self, _: &KeyScope) -> bool {
-        true
+        !self.is_idle.load(Relaxed)
     }
 
     fn waits(&self, _: &str) -> bool {
@@ -32,7 +37,7 @@ impl StoreEvents for Recorder {
     }
 
     fn on_events(&self, events: Vec<StoreEvent>) {
-        self.0.lock().unwrap().extend(events);
+        self.events.lock().unwrap().extend(events);
     }
 }
 
@@ -66,7 +71,7 @@ impl Harness {
     }
 
     pub(super) fn take(&self) -> Vec<StoreEvent> {
-        std::mem::take(&mut *self.heard.0.lock().unwrap())
+        std::mem::take(&mut *self.heard.events.lock().unwrap())
     }
 
     /// Asks, and waits for the answer, but not for what is behind it.
@@ -79,7 +84,7 @@ impl Harness {
         let patience = Instant::now() + Duration::from_secs(100);
         loop {
             let reply = {
-                let mut heard = self.heard.0.lock().unwrap();
+                let mut heard = self.heard.events.lock().unwrap();
                 let at = heard
                     .iter()
                     .position(|it| matches!(it, StoreEvent::Replied { .. }));

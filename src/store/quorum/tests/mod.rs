@@ -1,5 +1,6 @@
 //! Quorums of simulated nodes under paused time: what breaks is decided by the test, or a seed.
 
+mod connections;
 mod cost;
 mod elections;
 mod harness;

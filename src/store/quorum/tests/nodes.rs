@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent, SubmittedOp,
+    Answer, KeyScope, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent,
+    SubmittedOp,
 };
 use crate::store::memory::{Asking, Keyspace};
 use crate::store::{LockStore, sealed};
@@ -235,6 +236,13 @@ impl Node {
         let now = self.0.now();
         self.0.lock().keyspace.forget(now);
         self.come_back();
+    }
+
+    /// Whether a connection of this registry is needed, as its session would ask.
+    pub(super) fn is_used_by(&self, instance: &str) -> bool {
+        let line = self.0.lock().lines[instance].upgrade().unwrap();
+        let listener = line.config.listener.upgrade().unwrap();
+        listener.uses(&KeyScope::All)
     }
 
     pub(super) fn break_all(&self) {
