@@ -207,7 +207,6 @@ fn within(waited: Duration) -> String {
 ///
 /// It stands for the error that it wraps: it has the same `Display` and the same [`source`](Error::source). The stores
 /// of this crate put everything into one line, without a source.
-/// error's source. The stores of this crate say all in one line, without a source.
 #[derive(Clone)]
 pub struct StoreError {
     source: Arc<dyn Error + Send + Sync>,

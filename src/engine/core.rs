@@ -23,7 +23,7 @@ use crate::repeat::Pauses;
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{KeyScope, LostOps, Owner, Session, SessionConfig};
+use crate::store::contract::{DroppedOps, KeyScope, Owner, Session, SessionConfig};
 use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
 use crate::user_code;
 
@@ -42,7 +42,7 @@ pub(crate) struct Engine {
     pub(super) events: Arc<EventBus>,
     pub(super) timer: Timer,
     /// Operations that the session has dropped without an answer. The timer's task handles them.
-    pub(super) lost: Arc<LostOps>,
+    pub(super) lost: Arc<DroppedOps>,
     /// Notified when no key is in use.
     pub(super) idle: Notify,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Arrival {
 }
 
 /// An event for all turnstiles.
-type Event<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
+type TurnstileCall<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -107,7 +107,7 @@ impl Engine {
                     session: Some(session),
                     keep_alive: None,
                 }),
-                lost: Arc::new(LostOps::new(timer.bell())),
+                lost: Arc::new(DroppedOps::new(timer.bell())),
                 timer,
                 idle: Notify::new(),
             }
@@ -213,7 +213,7 @@ impl Engine {
             state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
                 let id = event(turnstile, cx, waiter);
                 // Before the verdict, which follows when this returns.
-                caller.arrived(id, runtime, cx.now, events);
+                caller.arrive(id, runtime, cx.now, events);
             });
         });
     }
@@ -223,7 +223,7 @@ impl Engine {
         if let Some(id) = caller.id() {
             // Also if its key is not in use any more: it may have lost its turn.
             self.at_once(|state, at| {
-                caller.leaves(at.now, at.events);
+                caller.leave(at.now, at.events);
                 state.feed(at, caller.key(), None, |turnstile, cx| {
                     turnstile.leave(cx, id);
                 });
@@ -240,7 +240,7 @@ impl Engine {
         let taken = self.feed(caller.key(), |turnstile, cx| {
             // The turnstile first: the grant may have expired meanwhile.
             if turnstile.take(cx, id) {
-                caller.takes(runtime, cx.now, &self.events)
+                caller.take_lease(runtime, cx.now, &self.events)
             } else {
                 None
             }
@@ -263,7 +263,7 @@ impl Engine {
         let shared = caller.is_shared();
         let owner = self.end(caller, EndMode::Detach).flatten();
         if shared {
-            caller.forfeits();
+            caller.forfeit();
         }
         // Sequences begin at 1.
         let sequence = owner.map_or(0, |Owner(sequence)| sequence);
@@ -275,7 +275,7 @@ impl Engine {
         let id = caller.id()?;
         let keep = end_mode != EndMode::Release;
         self.feed(caller.key(), |turnstile, cx| {
-            let finishes = caller.finishes(cx.now, end_mode);
+            let finishes = caller.begin_release(cx.now, end_mode);
             finishes.then(|| turnstile.finish(cx, id, keep))
         })?
     }
@@ -289,7 +289,7 @@ impl Engine {
     /// The last handle of a held lock is dropped. The lease is released after this.
     pub(crate) fn dropped_while_held(&self, caller: &WaiterState) {
         let state = self.lock();
-        caller.is_dropped(&self.events);
+        caller.report_drop(&self.events);
         drop(state);
         self.events.flush();
     }
@@ -309,7 +309,7 @@ impl Engine {
     }
 
     /// Changes the state, then feeds all turnstiles. All of them get one event before the next.
-    pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[Event<'_>]) {
+    pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[TurnstileCall<'_>]) {
         self.feed_scope(&KeyScope::All, change, events);
     }
 
@@ -318,7 +318,7 @@ impl Engine {
         &self,
         scope: &KeyScope,
         change: impl FnOnce(&mut State),
-        events: &[Event<'_>],
+        events: &[TurnstileCall<'_>],
     ) {
         self.at_once(|state, at| {
             change(state);
@@ -348,13 +348,13 @@ impl Engine {
             }
             for (key, op) in self.lost.take() {
                 state.feed(at, &key, None, |turnstile, cx| {
-                    turnstile.op_lost(cx, &op);
+                    turnstile.op_dropped(cx, &op);
                 });
             }
             state.feed_due(at, Turnstile::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
-            // D3: looks for suspended time once a second.
-            // A turnstile that is still due after it was fed has a bug. It must not keep a processor busy.
+            // D3: wake up once a second to detect a suspension. Sleep at least 1 ms: a turnstile with a bug may stay
+            // due.
             let next =
                 first.map(|first| first.clamp(at.now + LEAST_SLEEP, at.now + SUSPENSION_TICK));
             state.armed = next;

@@ -33,8 +33,8 @@ pub(crate) struct EventBus {
 struct State {
     /// Made for the first reader, as a channel allocates its whole ring, and dropped with the last.
     channel: Option<Sender<LockEvent>>,
-    /// The wakers of the readers. The channel has none of them: it would call them under the engine's
-    /// lock, and one that panics would keep it from calling the others.
+    /// The wakers of the readers. The broadcast channel does not store wakers. It would call them under the engine's
+    /// lock, and one panic would skip the rest.
     readers: Vec<Weak<AtomicWaker>>,
     #[cfg(feature = "test-util")]
     unbounded: Vec<std::sync::mpsc::Sender<LockEvent>>,

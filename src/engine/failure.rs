@@ -54,7 +54,7 @@ impl Drop for Caller {
     }
 }
 
-/// Runs `code` and returns the callers that were dropped while it panicked, or while an outer panic unwinds.
+/// Runs `code`. Also returns the callers that were dropped during a panic.
 pub(super) fn catch<R>(code: impl FnOnce() -> R) -> (thread::Result<R>, Vec<Arc<WaiterState>>) {
     DROPPED.set(Some(Vec::new()));
     let result = catch_unwind(AssertUnwindSafe(code));
@@ -78,7 +78,7 @@ impl Engine {
         for caller in held.map(|caller| &caller.0).chain(&dropped) {
             caller.close_broken(now, &self.events, &mut deferred.callbacks);
         }
-        // The log says of the registry why they are lost.
+        // The log already reports the failure once. It need not report each lost lease.
         deferred.callbacks.lost.clear();
         self.events.end();
         deferred.sends = Default::default();

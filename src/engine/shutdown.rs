@@ -16,9 +16,8 @@ use crate::user_code;
 const GRACE: Duration = Duration::from_millis(100);
 
 impl Engine {
-    /// Tells everybody that the registry is shut down, and releases all leases. Returns until when work may
-    /// end, and until when to wait for the store's answers (O6). Called again after the first of these, it
-    /// releases what is still held.
+    /// Tells everybody that the registry is shut down, and releases all leases. Returns two deadlines: for the work to
+    /// end, and for the store's answers (O6). A second call after the first deadline releases the remaining leases.
     pub(crate) fn close(&self) -> (Instant, Instant) {
         let (clock, timeout) = (&self.view_context.clock, self.settings.response_timeout);
         let now = clock.now();
@@ -41,7 +40,7 @@ impl Engine {
         self.events.end();
         drop(state);
         self.events.flush();
-        // For others that wait for the end of a shutdown.
+        // Wakes concurrent `shutdown` and `drain` calls.
         self.tell_idle();
         drop((entries, session, kept));
     }

@@ -18,7 +18,7 @@ pub(super) struct State {
     ///
     /// Boxed, since a table has up to twice as many places as entries, and is copied when it grows.
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
-    /// When each entry is due; perhaps earlier, never later than its turnstile's next timeout.
+    /// When to tick each turnstile next. The time may be too early, but never too late.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
     /// When the timer task wakes next.
     pub(super) armed: Option<Moment>,
@@ -75,7 +75,7 @@ type Broken = (
 );
 
 /// One change under the lock. All that it feeds happens at the same moment.
-pub(super) struct Now<'a> {
+pub(super) struct ChangeCx<'a> {
     pub(super) now: Moment,
     pub(super) events: &'a EventBus,
     pub(super) deferred: &'a mut Deferred,
@@ -93,7 +93,7 @@ impl State {
     /// with these `rules` is made, if any are given.
     pub(super) fn feed<R>(
         &mut self,
-        at: &mut Now<'_>,
+        at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         rules: Option<Rules>,
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
@@ -107,7 +107,7 @@ impl State {
                 if let Some((scope, error)) = &self.away
                     && scope.contains(key)
                 {
-                    turnstile.suspect(error.clone());
+                    turnstile.assume_down(error.clone());
                 }
                 if self.closed {
                     turnstile.drain(&mut EventCx { now, ids });
@@ -152,7 +152,7 @@ impl State {
     /// registry locked for ever.
     pub(super) fn feed_due(
         &mut self,
-        at: &mut Now<'_>,
+        at: &mut ChangeCx<'_>,
         mut event: impl FnMut(&mut Turnstile<Caller>, &mut EventCx<'_>),
     ) {
         let mut due = Vec::new();

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::core::Engine;
 use super::failure;
-use super::state::{Deferred, Now, State};
+use super::state::{ChangeCx, Deferred, State};
 use crate::store::contract::SubmittedOp;
 use crate::user_code::{self, log};
 
@@ -14,7 +14,7 @@ impl Engine {
     /// closes the registry.
     pub(super) fn at_once<R>(
         &self,
-        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
+        change: impl FnOnce(&mut State, &mut ChangeCx<'_>) -> R,
     ) -> Option<R> {
         let mut deferred = Deferred::default();
         let result = self.locked(&mut deferred, change);
@@ -25,7 +25,7 @@ impl Engine {
     pub(super) fn locked<R>(
         &self,
         deferred: &mut Deferred,
-        change: impl FnOnce(&mut State, &mut Now<'_>) -> R,
+        change: impl FnOnce(&mut State, &mut ChangeCx<'_>) -> R,
     ) -> Option<R> {
         let mut locked: Option<MutexGuard<'_, State>> = None;
         let (result, dropped) = failure::catch(|| {
@@ -34,7 +34,7 @@ impl Engine {
             let state = &mut **locked.insert(self.lock());
             let now = state.no_earlier(now);
             let events = &self.events;
-            let at = &mut Now {
+            let at = &mut ChangeCx {
                 now,
                 events,
                 deferred,
@@ -62,7 +62,7 @@ impl Engine {
             deferred.session.clone_from(&state.session);
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
-        // Also for an op without a timeout: if the session loses it, the timer's task handles that.
+        // The timer task must also run while an op is in flight. It handles ops that the session drops.
         deferred.waits = first.is_some() || !deferred.sends.is_empty();
         if let Some(first) = first
             && state.armed.is_none_or(|armed| first < armed)

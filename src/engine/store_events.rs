@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::core::Engine;
-use super::state::{Now, State};
+use super::state::{ChangeCx, State};
 use crate::StoreError;
 use crate::events::LockEvent;
 use crate::store::contract::{Grant, KeyScope, StoreEvent, StoreEvents};
@@ -107,7 +107,7 @@ impl Engine {
     }
 
     /// Feeds what the store says of one key.
-    fn feed_store_event(&self, state: &mut State, at: &mut Now<'_>, event: StoreEvent) {
+    fn feed_store_event(&self, state: &mut State, at: &mut ChangeCx<'_>, event: StoreEvent) {
         match event {
             StoreEvent::Replied {
                 mut submitted,
@@ -131,19 +131,19 @@ impl Engine {
         }
     }
 
-    /// A grant for a key that is not in use is released. `doubt`: why the grant does not count, if it
+    /// A grant for a key that is not in use is released. `rejection`: why the grant does not count, if it
     /// does not.
     fn feed_grant(
         &self,
         state: &mut State,
-        at: &mut Now<'_>,
+        at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         grant: Grant,
-        doubt: Option<StoreError>,
+        rejection: Option<StoreError>,
     ) {
         let rules = Some(self.settings.rules());
         state.feed(at, key, rules, |turnstile, cx| {
-            turnstile.grant_received(cx, grant, doubt);
+            turnstile.grant_received(cx, grant, rejection);
         });
     }
 }

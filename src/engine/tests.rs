@@ -633,28 +633,28 @@ async fn only_the_first_holder_of_a_tenure_is_polled_twice() {
     assert!(alone.poll_unpin(&mut cx).is_ready());
 }
 
-/// One that leads and does not look twice in time has no turn, as one that does not look at all (W4).
+/// The first holder of several that does not poll twice in time has no turn, as one that does not look at all (W4).
 #[tokio::test(start_paused = true)]
 async fn w4_one_look_of_two_does_not_hold_the_key() {
     let locks = LockRegistry::builder(MemoryStore::new()).build().unwrap();
     let held = locks.obtain("k").lease().await.expect("it is free");
-    let mut leads = Box::pin(locks.obtain("k").lease());
+    let mut first = Box::pin(locks.obtain("k").lease());
     let mut behind = Box::pin(locks.obtain("k").lease());
-    assert!(futures::poll!(&mut leads).is_pending());
+    assert!(futures::poll!(&mut first).is_pending());
     assert!(futures::poll!(&mut behind).is_pending());
     // A pass would not lead: this tenure ends by its age.
     tokio::time::sleep(Duration::from_millis(50)).await;
     held.release().await.expect("it was held to the end");
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(
-        futures::poll!(&mut leads).is_pending(),
+        futures::poll!(&mut first).is_pending(),
         "not at first key_status"
     );
     let begin = Instant::now();
     let lease = behind.await;
     assert_eq!(begin.elapsed().as_millis(), 9_950);
     drop(lease.expect("it is its turn"));
-    assert!(leads.await.is_ok(), "it came again");
+    assert!(first.await.is_ok(), "it came again");
 }
 
 /// Policies are asked one after another, with nothing locked: meanwhile the next whose policy was to be asked may leave.

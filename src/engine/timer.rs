@@ -145,8 +145,8 @@ impl Runtimes {
     }
 }
 
-/// The timer's task. When its runtime ends, it moves to another one on which somebody has waited, and
-/// who may have nothing else to wake them.
+/// The timer's task. When its runtime ends, the task moves to another runtime with waiters. Nothing else may wake
+/// those waiters.
 struct Task {
     engine: Weak<Engine>,
     shared: Arc<Shared>,
@@ -155,8 +155,8 @@ struct Task {
 }
 
 impl Task {
-    /// Spawns it on the latest runtime. If that has gone, the task is dropped at once, which calls this
-    /// again.
+    /// Spawns the task on the runtime noted last. If that runtime has ended, the spawn drops the task. `Drop` then
+    /// calls this again.
     fn start(engine: Weak<Engine>, shared: Arc<Shared>) {
         let runtimes = shared.runtimes();
         let Some(latest) = runtimes.known.last() else {

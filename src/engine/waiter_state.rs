@@ -47,7 +47,7 @@ struct State {
     /// Whether a shutdown told it to end its work.
     closing: bool,
     /// Whether it must be polled once more before it takes the key.
-    leads: bool,
+    is_first_of_several: bool,
     deadline: Moment,
     /// The runtime on which it arrived, or took its lease.
     runtime: Option<Id>,
@@ -68,7 +68,7 @@ impl WaiterState {
                 end_mode: EndMode::Release,
                 repeats: None,
                 closing: false,
-                leads: false,
+                is_first_of_several: false,
                 deadline: Moment::ZERO,
                 runtime: None,
             }),
@@ -94,7 +94,9 @@ impl WaiterState {
         // Wakers are the user's code: they are cloned and dropped when nothing is locked.
         let clone = waker.clone();
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Granted { .. }) && std::mem::take(&mut state.leads) {
+        if matches!(state.phase, Phase::Granted { .. })
+            && std::mem::take(&mut state.is_first_of_several)
+        {
             drop(state);
             waker.wake_by_ref();
             return Phase::Waiting;
@@ -151,9 +153,8 @@ impl WaiterState {
         self.shares.load(Ordering::Acquire) > 1
     }
 
-    /// Returns a waker that is woken when the lease ends under its holder, and if it is
-    /// `of_deadlines` when it gets a new deadline or is released as well. Whoever waits registers
-    /// with it, and looks again after that.
+    /// Returns a waker for the end of a held lease. With `of_deadlines` it also fires on a new deadline and on a
+    /// release. Whoever waits registers with it, and looks again after that.
     pub(crate) fn watch(&self, of_deadlines: bool) -> Arc<AtomicWaker> {
         let waker = Arc::default();
         let watcher = Watcher {
@@ -202,8 +203,8 @@ impl WaiterState {
         user_code::discard(before);
     }
 
-    /// Asks the policy of this arrival, the user's code, for the next pause. `None`: another thread is asking it, and
-    /// tells the turnstile.
+    /// Asks the user's policy for the next pause. Returns `None` if another thread is already asking. Returns
+    /// `Some(None)` if the policy has ended.
     pub(super) fn next_pause(&self, id: WaiterId) -> Option<Option<Duration>> {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Waiting) || self.id() != Some(id) {
@@ -226,13 +227,7 @@ impl WaiterState {
     }
 
     /// Enters the queue, perhaps again.
-    pub(super) fn arrived(
-        &self,
-        id: WaiterId,
-        runtime: Option<Id>,
-        now: Moment,
-        events: &EventBus,
-    ) {
+    pub(super) fn arrive(&self, id: WaiterId, runtime: Option<Id>, now: Moment, events: &EventBus) {
         self.id.store(id.0, Ordering::Relaxed);
         let mut state = self.lock();
         state.phase = Phase::Waiting;
@@ -249,7 +244,7 @@ impl WaiterState {
     }
 
     /// Gives up, unless its wait is over already.
-    pub(super) fn leaves(&self, now: Moment, events: &EventBus) {
+    pub(super) fn leave(&self, now: Moment, events: &EventBus) {
         let mut state = self.lock();
         if let Phase::Waiting | Phase::Granted { .. } | Phase::TurnLost = state.phase {
             state.phase = Phase::Left;
@@ -259,7 +254,7 @@ impl WaiterState {
 
     /// The caller takes the lease. Another task may hold it from here on. So the waker is returned, to be
     /// dropped when nothing is locked: it may be all that keeps the acquiring task alive.
-    pub(super) fn takes(
+    pub(super) fn take_lease(
         &self,
         runtime: Option<Id>,
         now: Moment,
@@ -289,7 +284,7 @@ impl WaiterState {
     }
 
     /// The holder ends its lease. Returns false if it is not held any more.
-    pub(super) fn finishes(&self, now: Moment, end_mode: EndMode) -> bool {
+    pub(super) fn begin_release(&self, now: Moment, end_mode: EndMode) -> bool {
         let mut state = self.lock();
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return false;
@@ -301,7 +296,7 @@ impl WaiterState {
     }
 
     /// One of several holders detached the lease. For the others it is lost.
-    pub(super) fn forfeits(&self) {
+    pub(super) fn forfeit(&self) {
         let mut state = self.lock();
         let (Phase::Finishing { token } | Phase::Finished { token, .. }) = state.phase else {
             return;
@@ -318,7 +313,7 @@ impl WaiterState {
     }
 
     /// The last handle of its lock is dropped while it holds the lease.
-    pub(super) fn is_dropped(&self, events: &EventBus) {
+    pub(super) fn report_drop(&self, events: &EventBus) {
         if let Phase::Held { token } = self.phase() {
             events.send(|| LockEvent::DroppedWhileHeld {
                 key: self.key().clone(),
@@ -360,7 +355,7 @@ impl WaiterState {
     ) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Left) {
-            // It gave up in the event that brought the verdict.
+            // The caller left during the same event. It ignores the verdict.
             return;
         }
         let phase = match verdict {

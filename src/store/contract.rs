@@ -2,8 +2,20 @@
 //!
 //! A registry sends operations (ops) with [`Session::submit`], one at a time for each key (rule O2), renewals
 //! excepted. The store answers each op exactly once by [`StoreEvents::on_event`]. An op that is dropped without an
-//! answer is noted in the registry's [`LostOps`]. A store decides nothing: the turnstile decides who waits, when to
+//! answer is noted in the registry's [`DroppedOps`]. A store decides nothing: the turnstile decides who waits, when to
 //! ask again and what an answer is worth.
+//!
+//! A store must:
+//!
+//! - answer each op once, and run the ops of one key in the order in which they were submitted; renewals may go first;
+//! - make each op idempotent for its owner;
+//! - give the lock for its ttl with a new, greater epoch at each win (S3, F1), and for at least that long at a renewal;
+//! - if it has a queue, keep the place of a ticket (K2), skip tickets of dead registries (S2), and grant the lock to the
+//!   first;
+//! - drop attempts that come too late to be of use (O5), and undo nothing that others own;
+//! - report its clock in each answer (D2), if it sends grants;
+//! - send `Down` after the answers to the ops that were lost with a connection, and `Up` once for each later connection,
+//!   with the server's identity known before (O4).
 
 use std::any::Any;
 use std::fmt;
@@ -14,14 +26,14 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-pub(crate) use super::submitted::{LostOps, SubmittedOp, lost_error};
+pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
 use crate::StoreError;
 
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
 
-/// A ticket and the tenure it leads to: the sequence in `<instance>:<sequence>`, where the instance is the session's.
-/// Never used again (rule O1).
+/// Identifies one ticket, and the tenure that follows from it. The store writes it as `<instance>:<sequence>`; this is
+/// the sequence. A registry never uses a sequence twice (O1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
@@ -36,9 +48,8 @@ pub enum Op {
         ttl: Duration,
         score: Option<u64>,
     },
-    /// Take the lock as an attempt does, or else subscribe to its release: one [`StoreEvent::Freed`] follows. That is
-    /// no turn: the first subscriber is notified, and asks like any other. A store that cannot notify treats it as an
-    /// attempt.
+    /// Take the lock as an attempt does, or else subscribe to its release: one [`StoreEvent::Freed`] follows. A notice
+    /// is not a grant: the notified owner must ask for the lock. A store that cannot notify treats it as an attempt.
     Listen { owner: Owner, ttl: Duration },
     /// Leave the queue, and release the lock if it was granted meanwhile. `ttl` is the ticket's, so that the op names
     /// the whole ticket (G3).
@@ -115,7 +126,8 @@ pub enum Outcome {
     Lost,
 }
 
-/// An outcome, and the store's time at that moment. After a release it may be an earlier time, the last known one.
+/// An outcome, and the store's clock when it executed the op. After a release, `at` may be the last known time. A
+/// quorum sends 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub at: ServerTime,
@@ -313,8 +325,9 @@ pub struct KeyStatus {
 /// One registry's session with a store. Dropping it ends its connection and its tasks.
 pub trait Session: Send + Sync {
     /// Starts the session's tasks on the caller's runtime, if they are needed and do not run, perhaps because their
-    /// runtime has ended. It is called at every arrival, and now and then while anybody waits, so it must be cheap. On
-    /// a thread without a runtime it does nothing. It does not shorten the pause before an attempt to connect (G1).
+    /// runtime has ended. The engine calls it at every arrival, and repeatedly while callers wait. So it must be
+    /// cheap. On a thread without a runtime it does nothing. It does not shorten the pause before an attempt to
+    /// connect (G1).
     fn start(&self);
 
     /// Takes an op. Its answer comes as [`StoreEvent::Replied`], also if the connection breaks, and perhaps before

@@ -14,11 +14,11 @@ use crate::StoreError;
 pub struct SubmittedOp {
     pub key: Arc<str>,
     pub op: Op,
-    lost: Weak<LostOps>,
+    lost: Weak<DroppedOps>,
 }
 
 impl SubmittedOp {
-    pub fn new(key: Arc<str>, op: Op, lost: &Arc<LostOps>) -> Self {
+    pub fn new(key: Arc<str>, op: Op, lost: &Arc<DroppedOps>) -> Self {
         let lost = Arc::downgrade(lost);
         Self { key, op, lost }
     }
@@ -49,12 +49,12 @@ impl Drop for SubmittedOp {
 /// They may be dropped under any lock of the session, or by a panic. So they are only noted here, and nothing is
 /// called that might lock.
 #[derive(Debug, Default)]
-pub struct LostOps {
+pub struct DroppedOps {
     ops: Mutex<Vec<(Arc<str>, Op)>>,
     wake: Arc<Notify>,
 }
 
-impl LostOps {
+impl DroppedOps {
     /// `wake` is notified of each lost op.
     pub(crate) fn new(wake: Arc<Notify>) -> Self {
         let ops = Mutex::default();
@@ -77,6 +77,6 @@ impl LostOps {
 }
 
 /// The error of a lost op.
-pub(crate) fn lost_error() -> StoreError {
+pub(crate) fn dropped_error() -> StoreError {
     StoreError::new("the store session dropped the operation")
 }

@@ -28,12 +28,12 @@ impl Ids {
         }
     }
 
-    /// The key of a retired owner stays in the store, until then at the latest.
+    /// Remembers an owner whose key was left in the store. The key expires at `until` at the latest.
     pub(super) fn remember(&mut self, owner: Owner, now: Point, until: Point) {
         self.kept.insert(owner, until);
         let is_over = |(_, until): (&Owner, &Point)| *until <= now;
-        // A grant that comes late does so by seconds, in which nobody leaves so many keys. The oldest are forgotten,
-        // however long their keys stay.
+        // Late grants are late by seconds only. Nobody leaves 10,000 keys within seconds. So forgetting the oldest
+        // owners is safe.
         while self.kept.len() > MOST_KEPT || self.kept.first_key_value().is_some_and(is_over) {
             self.kept.pop_first();
         }

@@ -20,8 +20,8 @@ use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Op, Owner};
 
-/// How long a renewal may be in flight.
-const UNDER_WAY: Duration = Duration::from_secs(60);
+/// How long a renewal may be in flight: as long as the longest response time-out.
+const LONGEST_FLIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The settings of a registry that hold for all its keys.
 #[derive(Clone, Copy, Debug)]
@@ -54,22 +54,22 @@ enum KeyState<C> {
 struct InFlight {
     /// If it asks for the key: what it may leave in the store if the answer never comes.
     asks: Option<Footprint>,
-    /// Whether it is the first pending operation. A yield is pending, and asks for the key.
+    /// Whether this op is the first entry of `pending`. A yield is in `pending` and also sets `asks`.
     is_pending: bool,
     sent: Point,
     /// The newest waiter that its answer counts for.
-    upto: WaiterId,
+    newest_waiter: WaiterId,
     /// A grant that came before the reply that may have caused it (O3).
-    grant: Option<Received>,
+    grant: Option<EarlyGrant>,
 }
 
 /// A grant that came.
 #[derive(Debug)]
-struct Received {
+struct EarlyGrant {
     at: Point,
     grant: Grant,
     /// Why it does not count, if it does not.
-    doubt: Option<StoreError>,
+    rejection: Option<StoreError>,
 }
 
 /// See the [module](super).
@@ -87,11 +87,11 @@ pub(crate) struct Turnstile<C> {
     /// In order (O2). The first may be in flight.
     pending: VecDeque<PendingOp<C>>,
     /// Whether the store has a queue, and grants reach us.
-    queue: bool,
+    store_has_queue: bool,
     /// Whether the connection is known to be gone: nothing is sent until it is back.
     down: bool,
     /// The last error of the store, until it answers.
-    trouble: Option<Box<StoreError>>,
+    store_error: Option<Box<StoreError>>,
     /// Refusals in a row.
     failures: u32,
     /// No new callers are accepted.
@@ -109,9 +109,9 @@ impl<C: Clone> Turnstile<C> {
             state: KeyState::Idle,
             in_flight: None,
             pending: VecDeque::new(),
-            queue,
+            store_has_queue: queue,
             down: false,
-            trouble: None,
+            store_error: None,
             failures: 0,
             closed: false,
             effects: VecDeque::new(),
@@ -119,8 +119,8 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The store is believed to be down. Callers that give up before it answers get this error.
-    pub(crate) fn suspect(&mut self, error: StoreError) {
-        self.trouble = Some(Box::new(error));
+    pub(crate) fn assume_down(&mut self, error: StoreError) {
+        self.store_error = Some(Box::new(error));
     }
 
     /// What is to be done next.
@@ -213,9 +213,9 @@ impl<C: Clone> Turnstile<C> {
         if self.closed {
             self.refuse(waiter.who, Refusal::Closed);
         } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
-            let refusal = match &self.trouble {
+            let refusal = match &self.store_error {
                 // Nobody is known to have it.
-                Some(trouble) if !held => Refusal::Failed(StoreError::clone(trouble)),
+                Some(store_error) if !held => Refusal::Failed(StoreError::clone(store_error)),
                 _ => Refusal::Busy,
             };
             self.refuse(waiter.who, refusal);
@@ -227,7 +227,7 @@ impl<C: Clone> Turnstile<C> {
             let is_busy = matches!(&self.state, KeyState::Acquiring(it) if it.is_busy());
             if held || is_busy && self.in_flight.is_none() && !self.down {
                 self.waiters.mark_busy();
-            } else if self.trouble.is_some() {
+            } else if self.store_error.is_some() {
                 self.waiters.mark_answered();
             }
         }
@@ -291,7 +291,7 @@ impl<C: Clone> Turnstile<C> {
         let until = deadline(cx.at(), ttl);
         let mut extended = None;
         if let KeyState::Held(tenure) = &mut self.state
-            && tenure.is_held_by(id)
+            && tenure.is_extendable_by(id)
         {
             extended = Some(until.moment());
             let verdict = tenure.extend(cx.at(), ttl, until);
@@ -304,7 +304,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// The holder ends its lease. Without `let_expire` the lease is released, and a verdict follows. With it, the key
     /// stays in the store until its ttl is over: nothing is sent, and the next caller asks the store. Returns the
-    /// owner whose tenure ended so.
+    /// owner of the tenure if the key was left in the store.
     pub(crate) fn finish(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -333,13 +333,13 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &self.state else {
             return;
         };
-        // I7: the grant that brought it may arrive only now, after the reply that reported the same win (O3). It
-        // must not be given back as one for a retired owner (O1).
+        // I7: the store may have sent both a reply and a grant for this tenure (O3). The grant may arrive later.
+        // Remember the owner, so that the late grant is not released (O1).
         let mut until = tenure.expires_by(cx.at());
         if tenure.is_renewing() {
             // It may be done at any time until its connection is given up. Remembering the owner for too long costs
             // nothing: the key expires by itself.
-            until = until + UNDER_WAY;
+            until = until + LONGEST_FLIGHT;
         }
         cx.ids.remember(tenure.owner(), cx.at(), until);
         self.state = KeyState::Idle;
@@ -359,9 +359,9 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The last error of the store.
-    fn trouble(&self) -> StoreError {
-        let trouble = self.trouble.as_deref().cloned();
-        trouble.unwrap_or_else(|| StoreError::new("no answer in time"))
+    fn store_error(&self) -> StoreError {
+        let store_error = self.store_error.as_deref().cloned();
+        store_error.unwrap_or_else(|| StoreError::new("no answer in time"))
     }
 
     fn wake_waiter(&mut self, who: C, verdict: WaiterVerdict) {

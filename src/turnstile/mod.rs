@@ -4,7 +4,7 @@
 //! with [`Turnstile::next_effect`] after each, and [`Turnstile::next_timeout`] says when to call
 //! [`Turnstile::tick`] at the latest. It keeps:
 //!
-//! - **I1** at most one tenure, and at most one lease of it, a key and registry;
+//! - **I1** For each key and registry: at most one tenure, and at most one lease in it.
 //! - **I2** one op in flight (O2), renewals excepted; pending operations go before new requests;
 //! - **I3** an owner is never revived (O1): a grant for a retired owner is released or ignored;
 //! - **I4** a lease's deadline is proved on our own clock (D1, D2), and never later than that;
@@ -13,7 +13,8 @@
 //!   flight, a tenure, or a timeout;
 //! - **I7** nothing is sent for an owner whose key was left in the store, and nothing gives it back.
 //!
-//! Rule numbers are those of the protocol: O owners and order, S scripts, D deadlines, W waiting.
+//! docs/protocol.md defines the rules: O owners, S scripts, D deadlines, W waiting, K keys, F fence, G load, I
+//! invariants.
 //!
 //! | file | contents |
 //! |---|---|

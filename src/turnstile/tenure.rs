@@ -11,13 +11,13 @@ use crate::Token;
 use crate::store::contract::{Op, OpError, Owner};
 use crate::token::MOST_PASSES;
 
-/// The part of its ttl that a fixed lease must have left when it is passed.
+/// 95 % of the ttl. A passed lease should have at least this much time left.
 fn most_of(ttl: Duration) -> Duration {
     ttl / 100 * 95
 }
 
-/// When a renewal that is due at `due` is late: when a third is left of the time that the lease has
-/// left then. Of a watchdog's that is two ninths of the ttl.
+/// A renewal that is due at `due` counts as late when two thirds of the remaining time have passed. For the watchdog,
+/// two ninths of the ttl are left then.
 fn late_after(deadline: Point, due: Point) -> Point {
     due + deadline.since(due) / 3 * 2
 }
@@ -36,17 +36,17 @@ pub(super) struct Tenure<C> {
     /// Another renewal was requested meanwhile.
     renew_again: bool,
     /// The longest ttl that the store was asked for.
-    longest: Duration,
+    longest_ttl: Duration,
     /// The longest ttl that a holder has extended its lease by.
-    extended: Duration,
+    longest_extension: Duration,
     epoch: u64,
     /// When the registry learned of it.
     began: Point,
     /// How many leases it has had.
     turns: u32,
-    /// How many tenures in a row no other registry has wanted the key, as far as is known. A yield that finds an empty
-    /// queue comes back, which shows that none did.
-    alone: u8,
+    /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
+    /// at once, nobody else waited.
+    uncontended: u8,
 }
 
 /// The one lease of a tenure. It ends with the tenure, or earlier.
@@ -55,19 +55,19 @@ pub(super) struct LocalLease<C> {
     id: WaiterId,
     pub(super) who: C,
     phase: LeasePhase,
-    /// W4: when a waiter that was not polled loses it. O6: when a holder that must end its work loses it.
+    /// `Offered`: when the waiter loses its turn (W4). `Closing`: when the holder's grace period ends (O6).
     end_by: Point,
     /// Whether the key stays in the store when it ends.
     pub(super) lets_expire: bool,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
-    own_end: Option<Point>,
+    fixed_end: Option<Point>,
     /// How often the watchdog may still prolong it.
     renewals: u32,
     /// Whether the renewal in flight is one of those.
     counted: bool,
     /// The end that was intended when it was taken, or at the watchdog's last renewal.
-    meant: Point,
+    intended_end: Point,
     /// When the watchdog renews next: at every third of the ttl once it is taken (W4).
     renew_at: Option<Point>,
     /// When the due renewal counts as late; `FOREVER` once the holder was told. `None` if all renewals are confirmed.
@@ -102,7 +102,8 @@ impl<C> LocalLease<C> {
     }
 
     fn deadline(&self, tenure_ends: Point) -> Point {
-        self.own_end.map_or(tenure_ends, |end| end.min(tenure_ends))
+        self.fixed_end
+            .map_or(tenure_ends, |end| end.min(tenure_ends))
     }
 
     /// When the store is asked to prolong it, if it is.
@@ -119,7 +120,7 @@ impl<C> LocalLease<C> {
 
     /// The watchdog renews a third of the ttl from now, if any renewals are left.
     fn count_from(&mut self, now: Point) {
-        self.meant = deadline(now, self.ttl);
+        self.intended_end = deadline(now, self.ttl);
         self.renew_at = (self.renewals > 0).then(|| now + self.ttl / 3);
     }
 }
@@ -132,7 +133,7 @@ impl<C: Clone> Tenure<C> {
         epoch: u64,
         start: Point,
         now: Point,
-        alone: u8,
+        uncontended: u8,
     ) -> Self {
         Self {
             owner,
@@ -141,12 +142,12 @@ impl<C: Clone> Tenure<C> {
             lease: None,
             renewing: None,
             renew_again: false,
-            longest: ttl,
-            extended: Duration::ZERO,
+            longest_ttl: ttl,
+            longest_extension: Duration::ZERO,
             epoch,
             began: now,
             turns: 0,
-            alone,
+            uncontended,
         }
     }
 
@@ -162,9 +163,9 @@ impl<C: Clone> Tenure<C> {
         self.lease.take()
     }
 
-    /// [`alone`](Self::alone) of the next tenure, if a yield gives the key back to us.
-    pub(super) fn alone_after_yield(&self) -> u8 {
-        self.alone.saturating_add(1)
+    /// [`uncontended`](Self::uncontended) of the next tenure, if a yield gives the key back to us.
+    pub(super) fn uncontended_after_yield(&self) -> u8 {
+        self.uncontended.saturating_add(1)
     }
 
     /// Whether the next waiter may have the key without the store being asked.
@@ -177,7 +178,7 @@ impl<C: Clone> Tenure<C> {
             return false;
         }
         let ttl = next.ttl;
-        if self.extended > ttl.max(self.ttl) {
+        if self.longest_extension > ttl.max(self.ttl) {
             // If the next holder crashed, the store would keep the key for the last holder's extension.
             return false;
         }
@@ -189,7 +190,7 @@ impl<C: Clone> Tenure<C> {
         // A yield takes as long as a dozen turns. If no other registry wanted the key for two tenures, the
         // yield comes four times less often. One tenure is not enough: a registry with a single waiter
         // enters the queue again only a moment after its turn.
-        let passes = match self.alone {
+        let passes = match self.uncontended {
             0 | 1 => rules.local_passes,
             _ => rules.local_passes.saturating_mul(4),
         };
@@ -203,14 +204,14 @@ impl<C: Clone> Tenure<C> {
         let token = Token::of(self.epoch, self.turns);
         self.turns += 1;
         let ttl = waiter.ttl;
-        let meant = deadline(now, ttl);
-        let own_end = (!waiter.is_renewed()).then(|| {
+        let intended_end = deadline(now, ttl);
+        let fixed_end = (!waiter.is_renewed()).then(|| {
             // W3: only a lease that is longer than the ticket's ttl is worth a renewal. Others end with
             // the tenure, which gives them nearly all of their ttl.
             if token.is_passed() || ttl <= self.ttl {
-                meant.min(self.deadline)
+                intended_end.min(self.deadline)
             } else {
-                meant
+                intended_end
             }
         });
         let lease = self.lease.insert(LocalLease {
@@ -220,10 +221,10 @@ impl<C: Clone> Tenure<C> {
             end_by: now + self.ttl / 3,
             lets_expire: waiter.lets_expire,
             ttl,
-            own_end,
+            fixed_end,
             renewals: waiter.renewals,
             counted: false,
-            meant,
+            intended_end,
             renew_at: None,
             late_at: None,
             extension: None,
@@ -231,14 +232,14 @@ impl<C: Clone> Tenure<C> {
         (token, lease.deadline(self.deadline))
     }
 
-    /// The waiter has seen its lease, and holds it from here on. `None`: the lease is not its.
-    /// W3: true if it is to be renewed now, to outlast what its ticket brought, or the tenure that it was passed in.
-    /// What is enough for a fixed lease is enough for a renewed one, until the watchdog comes by itself.
+    /// The waiter has seen its lease, and holds it from here on. `None`: the lease is not its. Returns `Some(true)` if
+    /// the lease must be renewed at once (W3). A fixed lease needs this if it ends after the tenure. A renewed lease
+    /// needs this if its ttl exceeds the ticket's ttl, or if it was passed with less than 95 % of its own ttl left.
     pub(super) fn take(&mut self, id: WaiterId, now: Point) -> Option<bool> {
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
         lease.count_from(now);
-        let wants_more = match lease.own_end {
+        let wants_more = match lease.fixed_end {
             Some(end) => end > self.deadline,
             None => {
                 let is_passed = self.turns > 1;
@@ -266,7 +267,7 @@ impl<C: Clone> Tenure<C> {
     /// Removes the lease if its own time is over, or if its waiter has not looked in time.
     pub(super) fn take_expired_lease(&mut self, now: Point) -> Option<LocalLease<C>> {
         self.lease.take_if(|lease| {
-            let is_over = lease.own_end.is_some_and(|end| now >= end);
+            let is_over = lease.fixed_end.is_some_and(|end| now >= end);
             is_over || !lease.is_taken() && now >= lease.end_by
         })
     }
@@ -291,9 +292,9 @@ impl<C: Clone> Tenure<C> {
         self.is_closing() && lease.is_some_and(|lease| now >= lease.end_by)
     }
 
-    /// When the key has expired in the store, whatever is sent now.
+    /// The latest time at which the key can still exist in the store, even if the renewal in flight is done.
     pub(super) fn expires_by(&self, now: Point) -> Point {
-        now + self.longest + drift(self.longest)
+        now + self.longest_ttl + drift(self.longest_ttl)
     }
 
     /// Whether a renewal is in flight.
@@ -316,17 +317,16 @@ impl<C: Clone> Tenure<C> {
     /// The ttl of the next renewal: how long the lease is intended to last from now on.
     fn wanted(&self, now: Point) -> Option<Duration> {
         let lease = self.lease.as_ref()?;
-        let meant = match lease.own_end {
+        let intended_ttl = match lease.fixed_end {
             Some(end) => (end + drift(lease.ttl)).since(now),
             None if lease.renewals == u32::MAX => lease.ttl,
-            // A new connection renews as well (O4), without being counted. It repeats the watchdog's
-            // last renewal and prolongs no further, or connections that break often would keep a
-            // bounded lease for ever.
-            None if lease.meant > now => (lease.meant + drift(lease.ttl)).since(now),
+            // A new connection renews as well (O4), without being counted. This renewal only restores the end that the
+            // last counted renewal intended. Otherwise frequent reconnects could extend a bounded lease for ever.
+            None if lease.intended_end > now => (lease.intended_end + drift(lease.ttl)).since(now),
             None => self.deadline.since(now),
         };
         let extension = lease.extension.as_ref().map(|extension| extension.ttl);
-        Some(extension.map_or(meant, |ttl| ttl.max(meant)))
+        Some(extension.map_or(intended_ttl, |ttl| ttl.max(intended_ttl)))
     }
 
     /// The renewal to send, if there is a lease. If one is in flight, another follows it: that one may have asked for
@@ -339,7 +339,7 @@ impl<C: Clone> Tenure<C> {
         let ttl = self.wanted(now)?;
         self.renewing = Some(now);
         // It may be done even if nobody ever hears of it.
-        self.longest = self.longest.max(ttl);
+        self.longest_ttl = self.longest_ttl.max(ttl);
         Some(Op::Renew {
             owner: self.owner,
             ttl,
@@ -348,7 +348,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Whether this waiter holds the lease and need not end its work.
-    pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
+    pub(super) fn is_extendable_by(&self, id: WaiterId) -> bool {
         let lease = self.lease.as_ref();
         lease.is_some_and(|lease| lease.id == id && lease.phase == LeasePhase::Taken)
     }
@@ -358,9 +358,9 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn extend(&mut self, now: Point, ttl: Duration, until: Point) -> HolderVerdict<C> {
         let lease = self.lease.as_mut()?;
         let before = lease.deadline(self.deadline);
-        lease.own_end = lease.own_end.map(|end| end.max(until));
+        lease.fixed_end = lease.fixed_end.map(|end| end.max(until));
         if self.deadline < until {
-            self.extended = self.extended.max(ttl);
+            self.longest_extension = self.longest_extension.max(ttl);
             let other = lease.extension.take();
             let (other_ttl, other_until) = other.map_or((ttl, until), |it| (it.ttl, it.until));
             lease.extension = Some(Box::new(Extension {
@@ -382,7 +382,7 @@ impl<C: Clone> Tenure<C> {
         let lease = self.lease.as_mut()?;
         lease.late_at = None;
         let was_last = mem::take(&mut lease.counted) && lease.renewals == 0;
-        if lease.own_end.is_some() {
+        if lease.fixed_end.is_some() {
             lease.renew_at = None;
         } else if lease.renewals == u32::MAX {
             // Also after an extension the watchdog comes a third of the ttl later.
@@ -406,14 +406,14 @@ impl<C: Clone> Tenure<C> {
             .extension
             .take_if(|extension| extension.until <= tenure_ends);
         let deadline = lease.deadline(tenure_ends);
-        let last = lease.own_end.is_none() && lease.renewals == 0;
+        let last = lease.fixed_end.is_none() && lease.renewals == 0;
         let deadline = (deadline > before || was_last).then(|| deadline.moment())?;
         let verdict = LeaseVerdict::Prolonged { deadline, last };
         Some((lease.who.clone(), verdict))
     }
 
-    /// The renewal has no effect, as far as is known. The outcome of one that was sent is unknown until the deadline:
-    /// a new connection repeats it at once (O4).
+    /// A renewal failed, or its outcome is unknown. If it was sent, it may still have taken effect. A new connection
+    /// repeats it at once (O4).
     pub(super) fn renewal_failed(
         &mut self,
         error: &OpError,
@@ -432,12 +432,12 @@ impl<C: Clone> Tenure<C> {
             extension.ask_at = now + pause;
         }
         if let OpError::Refused(_) | OpError::TooLate(_) = error {
-            // The watchdog tries again, on the same count. So it does for a fixed lease that has less than it was
-            // promised (W3).
+            // The watchdog retries, and the retry is not counted again. A fixed lease that is still too short is
+            // retried as well (W3).
             if mem::take(&mut lease.counted) {
                 lease.renewals = lease.renewals.saturating_add(1);
             }
-            let is_short = lease.own_end.is_some_and(|end| end > tenure_ends);
+            let is_short = lease.fixed_end.is_some_and(|end| end > tenure_ends);
             lease.renew_at = (lease.renewals > 0 || is_short).then(|| now + pause);
         }
         let verdict = LeaseVerdict::Unrenewed(error.store_error().clone());
@@ -456,7 +456,7 @@ impl<C: Clone> Tenure<C> {
         }
         lease.late_at = lease.late_at(self.deadline);
         if lease.renew_at.is_some_and(|at| now >= at) {
-            // A fixed lease has none to count, and comes here to be given what it was promised (W3).
+            // A fixed lease has no renewals to count. It gets here only to reach its full ttl (W3).
             lease.counted = lease.renewals > 0;
             if lease.renewals < u32::MAX {
                 lease.renewals = lease.renewals.saturating_sub(1);
@@ -466,7 +466,7 @@ impl<C: Clone> Tenure<C> {
         true
     }
 
-    /// The verdict, once, that a renewal is late, whatever keeps it from being confirmed: an outage, too.
+    /// Returns `RenewalLate` once if a renewal is late. The cause does not matter; an outage counts, too.
     pub(super) fn renewal_late(&mut self, now: Point) -> HolderVerdict<C> {
         let tenure_ends = self.deadline;
         let lease = self.lease.as_mut()?;

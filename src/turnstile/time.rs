@@ -2,15 +2,15 @@ use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
 
-/// A point on the registry's clock: the time since the registry was made, the time in which the
-/// machine was suspended included (D3).
+/// A point on the registry's clock: the time since the registry was created. It includes the time while the machine
+/// was suspended (D3).
 pub(crate) type Moment = Duration;
 
 /// Later than anything that happens.
 pub(crate) const FOREVER: Moment = Duration::MAX;
 
-/// A moment in half of its size, also as an `Option`: a turnstile stores many, and a registry may have a hundred
-/// thousand turnstiles. Counts nanoseconds from 1, up to 584 years.
+/// A `Moment` in 8 bytes, also as an `Option`. It saves memory: a registry may have 100,000 turnstiles. Counts
+/// nanoseconds from 1, up to 584 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Point(NonZeroU64);
 
@@ -49,7 +49,7 @@ pub(super) fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
 
-/// D1: when a lease of `ttl` is over whose command was sent at `start` or later.
+/// D1: the deadline of a lease. `start` is a time before the command was sent.
 pub(super) fn deadline(start: Point, ttl: Duration) -> Point {
     start + ttl.saturating_sub(drift(ttl))
 }

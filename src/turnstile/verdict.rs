@@ -12,14 +12,14 @@ pub(crate) enum Verdict {
 /// For a waiter.
 #[derive(Clone, Debug)]
 pub(crate) enum WaiterVerdict {
-    /// The waiter has the key, if it takes it in time (W4). `leads`: it begins a tenure with passes and others wait
+    /// The waiter has the key, if it takes it in time (W4). `is_first_of_several`: it begins a tenure with passes and others wait
     /// behind it, so its turn is the first of several.
     Granted {
         token: Token,
         deadline: Moment,
-        leads: bool,
+        is_first_of_several: bool,
     },
-    /// It was granted the key and not polled in time (W4). It may arrive again.
+    /// The grant ended before the caller took it. The usual cause: nobody polled the caller (W4). It may queue again.
     TurnLost,
     Refused(Refusal),
 }
@@ -63,7 +63,7 @@ pub(crate) enum LeaseVerdict {
 pub(crate) enum LeaseEnd {
     /// It was released, and valid until then.
     Released,
-    /// It ended before its holder released it.
+    /// It ended before the release, or the release found the key gone.
     Lost,
     /// The registry was shut down.
     Closed,

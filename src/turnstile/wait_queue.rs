@@ -23,7 +23,7 @@ pub(crate) enum Patience {
     Queue,
 }
 
-/// One local caller that waits for the key. `C` is whatever the shell wants back with a verdict.
+/// One local caller that waits for the key. `C` is the engine's reference to the caller. Each verdict returns it.
 #[derive(Debug)]
 pub(crate) struct Waiter<C> {
     pub(crate) who: C,
@@ -150,12 +150,12 @@ impl<C> WaitQueue<C> {
         self.remove(id).map(|waiter| (id, waiter))
     }
 
-    /// Removes those who ask once and arrived no later than `upto`.
-    pub(super) fn take_once(&mut self, upto: WaiterId) -> Vec<Waiter<C>> {
+    /// Removes those who ask once and arrived no later than `newest_waiter`.
+    pub(super) fn take_once(&mut self, newest_waiter: WaiterId) -> Vec<Waiter<C>> {
         let Some(waiters) = &self.0 else {
             return Vec::new();
         };
-        let ids: Vec<_> = waiters.once.range(..=upto).copied().collect();
+        let ids: Vec<_> = waiters.once.range(..=newest_waiter).copied().collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 

@@ -1,5 +1,4 @@
 //! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
-//! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
 //! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, on a
 //! cluster, and as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
 //!

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Silent;
 use crate::store::contract::{
-    KeyStatus, Op, Session, SessionConfig, StoreEvents, SubmittedOp, lost_error,
+    KeyStatus, Op, Session, SessionConfig, StoreEvents, SubmittedOp, dropped_error,
 };
 use crate::{Lease, LockError, LockRegistry, Renewal, StoreError};
 
@@ -70,7 +70,7 @@ async fn a_caller_that_asks_once_hears_of_the_loss() {
     let begin = Instant::now();
     match timeout(BOUND, once).await.expect("it is told") {
         Err(LockError::Store { source, .. }) => {
-            assert_eq!(source.to_string(), lost_error().to_string());
+            assert_eq!(source.to_string(), dropped_error().to_string());
         }
         other => panic!("{other:?}"),
     }

@@ -27,9 +27,9 @@ impl State {
             WaiterVerdict::Granted {
                 token,
                 deadline,
-                leads,
+                is_first_of_several,
             } => {
-                self.leads = leads;
+                self.is_first_of_several = is_first_of_several;
                 self.deadline = deadline;
                 Phase::Granted { token }
             }
@@ -164,7 +164,8 @@ impl State {
                 };
                 Phase::Finished { token, end }
             }
-            // It was told to end. Work that runs on after a loss has to end as well.
+            // The shutdown told the holder to stop. So a later loss still counts as `Closed`, also with
+            // `OnLost::RunOn`.
             Phase::Closing { .. } => {
                 let end = LeaseEnd::Closed;
                 Phase::Ended { token, end }

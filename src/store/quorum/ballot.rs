@@ -66,7 +66,7 @@ pub(super) enum NodeReply {
 pub(super) enum Vote {
     Yes,
     No,
-    /// A node without a vote, or too many of them.
+    /// For one node: it gave no valid vote. For all nodes: too few gave a valid vote.
     Unknown,
 }
 
@@ -134,7 +134,7 @@ impl Ballot {
     fn vote(&self, reply: &NodeReply) -> Option<Vote> {
         match reply {
             NodeReply::Said(outcome) => match outcome {
-                // It counts for us if the next owner draws a higher epoch there.
+                // This is a yes vote once the node's next epoch is certain to exceed ours.
                 Outcome::Won { epoch } => {
                     let is_sure = |to: &u64| epoch >= to && self.quarantine.is_none();
                     self.epoch.filter(is_sure).map(|_| Vote::Yes)
@@ -165,9 +165,10 @@ impl Ballot {
             _ if no > spare => Some(Vote::No),
             Question::Acquire | Question::Adopt if absent > spare => Some(Vote::Unknown),
             Question::Acquire if no + absent > spare => Some(Vote::No),
-            // We had the lock to the end unless a majority lacked it: a node without an answer may have had it.
+            // The lock was ours until the release, unless a majority says no. A node that did not answer may have had
+            // it.
             Question::Release if have_all_replied && yes + no >= majority => Some(Vote::Yes),
-            // Nodes that were not asked yet will be.
+            // Some nodes will get the release later. Wait for them.
             Question::Release if absent <= spare => None,
             _ => have_all_replied.then_some(Vote::Unknown),
         }
@@ -187,7 +188,7 @@ impl Ballot {
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
             (Question::Renew, Vote::Yes) => Some(match self.submitted.op {
-                // In a quorum of quorums each one has asked its nodes for their age already.
+                // A nested quorum has checked the age of its nodes itself. So it reports no age.
                 Op::Raise { .. } => Outcome::Raised { age: None },
                 _ => Outcome::Renewed,
             }),

@@ -27,7 +27,7 @@ pub(super) struct Entry {
     /// The nodes that have notified us that the key is free, and when the registry is told if they stay fewer than a
     /// majority.
     freed: Option<(HashSet<usize>, Instant)>,
-    /// The time under which it is listed in the timeouts of all keys.
+    /// The time of this key's entry in `State::alarms`.
     pub(super) alarm: Option<Instant>,
 }
 
@@ -146,11 +146,11 @@ impl Entry {
         let any = !decided.is_empty();
         for ballot in decided {
             let op = &ballot.submitted.op;
-            // It has a place on each node, but none in the quorum.
+            // Each node has a list of subscribers, but the quorum has none. So the score is 0.
             let listens = matches!(op, Op::Listen { .. })
                 && self.queues.iter().any(|it| it.listens(op.owner()));
             let outcome = ballot.outcome(listens.then_some(0));
-            self.follow(op, outcome.as_ref());
+            self.send_follow_ups(op, outcome.as_ref());
             let error = || too_few(self.quorum, ballot.errors());
             let result = match outcome {
                 // A quorum has no clock, and no grants that need one.
@@ -169,14 +169,14 @@ impl Entry {
     }
 
     /// What follows on the nodes from an answer.
-    fn follow(&mut self, op: &Op, outcome: Option<&Outcome>) {
+    fn send_follow_ups(&mut self, op: &Op, outcome: Option<&Outcome>) {
         let owner = op.owner();
         let mut queues = self.queues.iter();
         let is_kept = queues.any(|queue| queue.may_hold(owner) && !queue.is_busy());
         match (op, outcome) {
             (_, Some(Outcome::Won { .. })) => {}
-            // The registry takes it for not done. So nobody else will remove a subscription that one of the nodes has,
-            // or gets by a late answer.
+            // The registry assumes that this op did nothing, so it will not unsubscribe. Remove all subscriptions
+            // here, including those of late answers.
             (Op::Listen { .. }, None) => self.release(owner, None, true),
             // Every vote that was not refused is released after its answer, however late that comes.
             (Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. }, _)

@@ -39,7 +39,9 @@ pub(super) enum Connection {
 /// Whether too few nodes are up for a majority.
 pub(super) fn is_down(nodes: &[Node]) -> bool {
     let quorum = Quorum { size: nodes.len() };
-    let away = nodes.iter().filter(|node| node.why_not(false).is_some());
+    let away = nodes
+        .iter()
+        .filter(|node| node.unavailable(false).is_some());
     away.count() > quorum.spare()
 }
 
@@ -56,7 +58,7 @@ impl Node {
     }
 
     /// Why it is not asked, if so: for a release, or for anything else.
-    pub(super) fn why_not(&self, is_release: bool) -> Option<&StoreError> {
+    pub(super) fn unavailable(&self, is_release: bool) -> Option<&StoreError> {
         match &self.connection {
             Connection::Unknown | Connection::Up | Connection::Idle => None,
             Connection::Duplicate(_) if is_release => None,

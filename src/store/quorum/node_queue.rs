@@ -20,7 +20,7 @@ const RETRY: Duration = Duration::from_millis(250);
 /// node that was down for longer may notify an owner that we have forgotten.
 const SUBSCRIPTION: Duration = Duration::from_secs(60);
 
-/// How long a node keeps a key at most for the owner that it has notified.
+/// After a notice, assume for this long that the node may hold the lock for us.
 const RESERVED: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -214,21 +214,25 @@ impl NodeQueue {
     /// The reply to an op that is not sent, because it would change nothing or the node is down.
     fn reply_unasked(&mut self, request: &NodeOp, node: &Node) -> Option<NodeReply> {
         let may_hold = self.may_hold(request.op.owner());
-        Some(match (&request.op, node.why_not(is_release(&request.op))) {
-            (Op::Release { .. }, _) if !may_hold => GONE,
-            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => NodeReply::Said(Outcome::Lost),
-            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
-            (_, Some(error)) => NodeReply::Never(error.clone()),
-            (&Op::Renew { owner, ttl, .. }, None) => {
-                let error = self.record(owner).unconfirmed.clone()?;
-                // A renewal would complete a majority with a vote that a fail-over may lose. Instead the node is asked
-                // to confirm the lock, for the next renewal.
-                let (op, ballot) = (Op::Attempt { owner, ttl }, None);
-                self.requests.insert(0, NodeOp { op, ballot });
-                NodeReply::Never(error)
-            }
-            _ => return None,
-        })
+        Some(
+            match (&request.op, node.unavailable(is_release(&request.op))) {
+                (Op::Release { .. }, _) if !may_hold => GONE,
+                (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => {
+                    NodeReply::Said(Outcome::Lost)
+                }
+                (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
+                (_, Some(error)) => NodeReply::Never(error.clone()),
+                (&Op::Renew { owner, ttl, .. }, None) => {
+                    let error = self.record(owner).unconfirmed.clone()?;
+                    // A renewal would complete a majority with a vote that a fail-over may lose. Instead the node is asked
+                    // to confirm the lock, for the next renewal.
+                    let (op, ballot) = (Op::Attempt { owner, ttl }, None);
+                    self.requests.insert(0, NodeOp { op, ballot });
+                    NodeReply::Never(error)
+                }
+                _ => return None,
+            },
+        )
     }
 
     /// The reply to the op in flight, and its ballot.
@@ -262,8 +266,7 @@ impl NodeQueue {
         self.postpone(request, retry_at)
     }
 
-    /// Sends a release later, or together with one that was requested meanwhile. Its ballot waits for that only if
-    /// there may be a lock.
+    /// Queues the release again, or merges it with a newer one. The ballot waits only if the node may hold the lock.
     fn postpone(&mut self, request: &NodeOp, retry_at: Option<Instant>) -> NodeReply {
         let record = self.record(request.op.owner());
         let may_hold = record.locked_until.is_some();
@@ -325,8 +328,8 @@ impl NodeQueue {
     }
 
     /// The node says that the key is free, and keeps it for a moment for the owner that it notifies. Returns whether
-    /// that is one of ours. It notifies once for each subscription, and our first owner first (W7): a notice for an
-    /// owner that has given up must not end the subscription of another.
+    /// that is one of ours. A node sends one notice for each subscription, oldest first (W7). So one notice ends only
+    /// the oldest subscription.
     pub(super) fn notified(&mut self, now: Instant) -> bool {
         let mut records = self.records.values_mut();
         let first = records.find_map(|it| it.subscribed_until.take().map(|_| it));

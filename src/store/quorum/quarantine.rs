@@ -4,8 +4,7 @@ use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Quarantine {
-    /// For the registry's ttl, or for that of the lock if that is longer: others that use the lock mostly have the
-    /// same ttl.
+    /// The larger of the registry's ttl and the lock's ttl. Other users of a lock usually have the same ttl.
     AtLeast(Duration),
     /// For this long; `None` turns it off.
     Fixed(Option<Duration>),

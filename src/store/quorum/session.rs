@@ -19,7 +19,7 @@ use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{
-    KeyScope, KeyStatus, LostOps, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
+    DroppedOps, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
     run_task,
 };
 use crate::store::notifier::OrderedNotifier;
@@ -41,7 +41,7 @@ struct Core {
 struct NodeSession {
     session: Arc<dyn Session>,
     /// The ops that the node sessions have lost: read at each start and timer.
-    lost: Arc<LostOps>,
+    lost: Arc<DroppedOps>,
     /// The node sessions hold it weakly.
     _listener: Arc<dyn StoreEvents>,
 }
@@ -140,7 +140,7 @@ impl Core {
         self.handle(|state, now| {
             for (at, node) in self.nodes.iter().enumerate() {
                 for (key, op) in node.lost.take() {
-                    state.op_lost(now, at, &key, &op);
+                    state.op_dropped(now, at, &key, &op);
                 }
             }
             state.tick(now);
@@ -239,8 +239,8 @@ impl Session for QuorumSession {
     }
 }
 
-/// The state of a lock as a majority shows it, with this many replies outstanding. When all have come, an owner that
-/// the absent nodes may have is taken for the holder.
+/// Returns the lock state that a majority reports, or `None` if more replies are needed. `to_come` is the number of
+/// outstanding replies. After the last reply, assume that silent nodes agree with the most frequent owner.
 fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatus> {
     let (majority, silent) = (quorum.majority(), quorum.size - seen.len());
     if seen.len() < majority {

@@ -12,7 +12,7 @@ use super::fault::{Fault, too_few};
 use super::node::{Connection, Node, is_down};
 use super::quarantine::Quarantine;
 use crate::StoreError;
-use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, lost_error};
+use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, dropped_error};
 
 /// No timer sleeps longer: its time may be a ttl away, and the registry dropped by then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(super) struct State {
     quarantine: Quarantine,
     nodes: Vec<Node>,
     keys: HashMap<Arc<str>, Entry>,
-    /// Keys to which the connection to a node matters. An event about one key or node must not read all the others.
+    /// Keys with open requests or subscriptions. Connection events visit only these keys.
     active: HashSet<Arc<str>>,
     /// Keys with a timeout: each once.
     alarms: BTreeSet<(Instant, Arc<str>)>,
@@ -147,13 +147,13 @@ impl State {
 
     /// A node's session has lost an op. The node is not marked as down for that, since no event would mark it as up
     /// again.
-    pub(super) fn op_lost(&mut self, now: Instant, node: usize, key: &Arc<str>, op: &Op) {
+    pub(super) fn op_dropped(&mut self, now: Instant, node: usize, key: &Arc<str>, op: &Op) {
         let error = match op {
             // It is sent again after a pause, not when the node is back.
             Op::Release { .. } | Op::Unlisten { .. } => OpError::Refused,
             _ => OpError::Unknown,
         };
-        let result = Err(error(lost_error()));
+        let result = Err(error(dropped_error()));
         self.change(now, key, |entry, nodes| {
             entry.answered(now, node, &nodes[node], result)
         });
@@ -248,7 +248,8 @@ impl State {
         }
     }
 
-    /// Reports that a majority is up, before its answers: until then a registry takes the store for one with a queue.
+    /// Sends `Up` when a majority is connected, before any answers. Until then the registry assumes that the store has
+    /// a queue.
     fn tell_up(&mut self) {
         let up = self.nodes.iter().filter(|node| node.is_up()).count();
         if self.told != Some(true) && up >= self.quorum.majority() {
@@ -263,7 +264,7 @@ impl State {
             return;
         }
         self.told = Some(false);
-        let errors = self.nodes.iter().filter_map(|node| node.why_not(false));
+        let errors = self.nodes.iter().filter_map(|node| node.unavailable(false));
         let error = too_few(self.quorum, errors);
         for key in &self.active {
             let entry = self.keys.get_mut(key).expect("an active key is in use");

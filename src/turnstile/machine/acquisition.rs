@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::pending::PendingOp;
 use super::repeats::Repeats;
-use super::{InFlight, KeyState, Received, Turnstile};
+use super::{EarlyGrant, InFlight, KeyState, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
 use crate::turnstile::ids::EventCx;
@@ -51,7 +51,7 @@ pub(super) struct Acquisition {
     adopter: Option<WaiterId>,
     pub(super) repeats: Repeats,
     /// If a yield gives it the key: how many tenures in a row no other registry will have wanted the key.
-    alone: u8,
+    uncontended: u8,
     /// G3: when its ticket is withdrawn. Set while nobody here waits for the key.
     withdraw_at: Option<Point>,
     first_sent: Option<Point>,
@@ -66,8 +66,8 @@ struct Proof {
 }
 
 impl Acquisition {
-    /// Asks at `ask_at`. `alone`: see [`Tenure::alone`], where a yield asks.
-    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, alone: u8) -> Self {
+    /// Asks at `ask_at`. `uncontended`: see [`Tenure::uncontended`], where a yield asks.
+    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, uncontended: u8) -> Self {
         Self {
             owner,
             ttl,
@@ -77,7 +77,7 @@ impl Acquisition {
             is_busy: false,
             adopter: None,
             repeats: Repeats::default(),
-            alone,
+            uncontended,
             withdraw_at: None,
             first_sent: None,
             proof: None,
@@ -131,8 +131,8 @@ impl Acquisition {
         }
     }
 
-    /// D2: the point on our clock from which the ttl of a grant counts. `None`: an answer that is newer than the grant
-    /// shows that it is over.
+    /// D2: the time on our clock from which the grant's ttl counts. `None`: a newer answer shows that the grant is
+    /// outdated.
     fn start_of(&self, grant: &Grant) -> Option<Point> {
         let Some(proof) = self.proof else {
             return self.first_sent;
@@ -147,7 +147,7 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn ask_store(&mut self, cx: &mut EventCx<'_>) -> bool {
         let now = cx.at();
         let adopter = self.adopters.front();
-        let wants_ticket = self.queue && self.waiters.has_patient();
+        let wants_ticket = self.store_has_queue && self.waiters.has_patient();
         let acquisition = match &mut self.state {
             KeyState::Held(_) => return false,
             KeyState::Idle => {
@@ -177,7 +177,7 @@ impl<C: Clone> Turnstile<C> {
             // Unconfirmed by this connection, the owner may hold the lock.
             let is_queued =
                 acquisition.footprint == Footprint::Ticket && acquisition.proof.is_some();
-            if is_unwanted && is_queued && self.queue && !self.closed {
+            if is_unwanted && is_queued && self.store_has_queue && !self.closed {
                 // G3: the waits of a thousand registries may end at the same moment. A waiter that
                 // arrives before the withdrawal takes over the ticket and its place in the queue.
                 let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
@@ -206,7 +206,7 @@ impl<C: Clone> Turnstile<C> {
             (Op::Attempt { owner, ttl }, Footprint::Lock)
         };
         acquisition.sent(now);
-        acquisition.alone = 0;
+        acquisition.uncontended = 0;
         self.send_op(now, op, Some(footprint), false);
         true
     }
@@ -230,7 +230,7 @@ impl<C: Clone> Turnstile<C> {
             }
             Outcome::Busy { left, score } => {
                 acquisition.is_busy = true;
-                acquisition.alone = 0;
+                acquisition.uncontended = 0;
                 if footprint == Footprint::Ticket {
                     let (sent, at) = (in_flight.sent, answer.at);
                     acquisition.proof = Some(Proof { sent, at });
@@ -248,15 +248,15 @@ impl<C: Clone> Turnstile<C> {
                 } else if acquisition.footprint <= footprint {
                     acquisition.footprint = Footprint::Nothing;
                 }
-                self.refuse_once(in_flight.upto, &Refusal::Busy);
+                self.refuse_once(in_flight.newest_waiter, &Refusal::Busy);
                 self.waiters.mark_busy();
                 self.end_waits(cx.at());
-                if footprint != Footprint::Ticket || !self.queue {
+                if footprint != Footprint::Ticket || !self.store_has_queue {
                     self.plan_repeat(cx);
                 }
             }
             Outcome::NotOld if acquisition.adopts() => {
-                // The lock is neither the old owner's nor ours, even if the op was sent before.
+                // Neither the old owner nor ours has the lock. A resend cannot change that.
                 acquisition.footprint = Footprint::Nothing;
                 if self.is_acquisition_wanted()
                     && let Some(adopter) = self.adopters.pop_front()
@@ -266,7 +266,7 @@ impl<C: Clone> Turnstile<C> {
             }
             // To a yield. Entering the new owner recovers it, wherever it is (S3).
             Outcome::NotOld => {
-                acquisition.alone = 0;
+                acquisition.uncontended = 0;
                 acquisition.ask_at = cx.at();
             }
             Outcome::Gone { .. } | Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
@@ -281,8 +281,8 @@ impl<C: Clone> Turnstile<C> {
         if let KeyState::Acquiring(acquisition) = &mut self.state {
             acquisition.ask_at = cx.at() + pause;
             if acquisition.adopts() {
-                // Some nodes of a quorum may have given it the lock. Releasing it would lose the lease that is to be
-                // adopted, and asking again is a new proof (S3).
+                // Some quorum nodes may already have moved the lock to our owner. A release would destroy the lease to
+                // adopt. So the same owner asks again (S3).
                 acquisition.footprint = Footprint::Lock;
             }
         }
@@ -310,7 +310,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Handles a grant that came now, or one that waited for a reply (O3).
-    pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: Received) {
+    pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: EarlyGrant) {
         let now = cx.at();
         let grant = &received.grant;
         let acquisition = match &mut self.state {
@@ -349,8 +349,8 @@ impl<C: Clone> Turnstile<C> {
         let Some(start) = acquisition.start_of(grant) else {
             return;
         };
-        if let Some(doubt) = &received.doubt {
-            self.on_unconfirmed(cx, Footprint::Ticket, doubt);
+        if let Some(rejection) = &received.rejection {
+            self.on_unconfirmed(cx, Footprint::Ticket, rejection);
         } else if start > received.at {
             // D2: the store's clock has stepped. Asking again proves the lock, or releases it if nobody waits.
             acquisition.forget_proof();
@@ -383,9 +383,9 @@ impl<C: Clone> Turnstile<C> {
             }
             return;
         }
-        let (owner, alone) = (acquisition.owner, acquisition.alone);
-        self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, alone));
-        // One that is over, for nobody, says nothing of who holds the key now.
+        let (owner, uncontended) = (acquisition.owner, acquisition.uncontended);
+        self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, uncontended));
+        // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
         if adopter.is_some()
             && let Some(adopter) = self.adopters.pop_front()

@@ -9,8 +9,8 @@ use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::Adopter;
 
 impl<C: Clone> Turnstile<C> {
-    /// Expires what is over, and sends the renewal that is due. Called first at every event, so that an event that is
-    /// handled late does not see a lease that is over.
+    /// Expires what is over, and sends the renewal that is due. Every event calls this first. So no event handler sees
+    /// an expired lease.
     pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
         self.expire_due(cx);
         let now = cx.at();
@@ -34,8 +34,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Expires what is over. A lease that is about to be released needs no renewal, so `finish` calls this instead of
-    /// [`advance_time`](Self::advance_time).
+    /// Expires what is over. `finish` calls this instead of `advance_time`, because a lease that ends needs no
+    /// renewal. [`advance_time`](Self::advance_time).
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         self.end_waits(now);
@@ -43,8 +43,8 @@ impl<C: Clone> Turnstile<C> {
         while let Some(at) = self.adopters.iter().position(is_over)
             && let Some(adopter) = self.adopters.remove(at)
         {
-            let trouble = self.trouble();
-            self.refuse(adopter.waiter.who, Refusal::Failed(trouble));
+            let store_error = self.store_error();
+            self.refuse(adopter.waiter.who, Refusal::Failed(store_error));
         }
         self.expire_pending(now);
         let KeyState::Held(tenure) = &mut self.state else {
@@ -66,13 +66,13 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Refuses those whose wait is over: others hold the key, or the store is in trouble.
+    /// Refuses those whose wait is over: others hold the key, or the store has failed.
     pub(super) fn end_waits(&mut self, now: Point) {
         while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
-            let refusal = if busy && self.trouble.is_none() {
+            let refusal = if busy && self.store_error.is_none() {
                 Refusal::Busy
             } else {
-                Refusal::Failed(self.trouble())
+                Refusal::Failed(self.store_error())
             };
             self.refuse(waiter.who, refusal);
         }

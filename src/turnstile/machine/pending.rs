@@ -18,14 +18,15 @@ pub(super) struct Ending<C> {
     pub(super) deadline: Point,
 }
 
-/// A release, a withdrawal or a yield. It is sent again until it is answered, or until what it would undo has expired.
+/// A release, withdrawal, unsubscription or yield. It is sent again until an answer arrives, or until the stored entry has
+/// expired.
 #[derive(Debug)]
 pub(super) struct PendingOp<C> {
     op: Op,
     /// The lease that it ends, if its holder waits for the answer.
     pub(super) ending: Option<Ending<C>>,
     /// Whether the store may have done it already.
-    resent: bool,
+    may_be_done: bool,
     /// It was refused or lost, and is sent again then.
     pub(super) retry_at: Option<Point>,
     /// When what it would undo has expired by itself.
@@ -37,7 +38,7 @@ impl<C> PendingOp<C> {
         Self {
             op,
             ending,
-            resent: false,
+            may_be_done: false,
             retry_at: None,
             until,
         }
@@ -69,11 +70,11 @@ impl<C: Clone> Turnstile<C> {
             return false;
         }
         if let Op::Yield { old, .. } = first.op {
-            if self.waiters.is_empty() || !self.queue {
-                // Nobody is left to yield for. The old owner is released. If the new one may have a ticket, that is
-                // withdrawn after it (O6).
+            if self.waiters.is_empty() || !self.store_has_queue {
+                // No local waiter needs a new ticket any more. So release the old owner. If the new owner may have a
+                // ticket, withdraw it afterwards (O6).
                 first.op = Op::Release { owner: old };
-                if !first.resent {
+                if !first.may_be_done {
                     self.state = KeyState::Idle;
                 }
             } else if let KeyState::Acquiring(acquisition) = &mut self.state {
@@ -89,7 +90,7 @@ impl<C: Clone> Turnstile<C> {
     /// The store may have done the first pending operation, or not.
     pub(super) fn pending_unknown(&mut self) {
         if let Some(first) = self.pending.front_mut() {
-            first.resent = true;
+            first.may_be_done = true;
         }
     }
 
@@ -97,7 +98,7 @@ impl<C: Clone> Turnstile<C> {
     /// sent twice finds the key gone if the first one was done.
     pub(super) fn pending_done(&mut self, ours: bool) {
         let first = self.pending.pop_front().expect("it was in flight");
-        let end = if ours || first.resent {
+        let end = if ours || first.may_be_done {
             LeaseEnd::Released
         } else {
             LeaseEnd::Lost
@@ -113,10 +114,10 @@ impl<C: Clone> Turnstile<C> {
         self.on_refused(&error);
         let first = self.pending.front_mut().expect("it was in flight");
         if let Op::Yield { old, .. } = first.op {
-            // Release instead. S1: the refused yield may have freed the lock, if it could not tell the next owner. Then
-            // it is no loss that the release does not find the lock.
+            // Release instead. S1: a yield is refused if the next owner cannot be notified. The lock may be free then.
+            // So a release that finds no lock is no loss.
             first.op = Op::Release { owner: old };
-            first.resent = true;
+            first.may_be_done = true;
         } else if error.is_retryable() {
             first.retry_at = Some(retry_at);
         } else if let Some(PendingOp { ending, .. }) = self.pending.pop_front()
@@ -126,12 +127,12 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Fails releases that the store has not confirmed before the deadline of their lease, and drops operations whose
-    /// effect has come about by expiry.
+    /// Fails releases that the store has not confirmed before the deadline of their lease, and drops operations that
+    /// are no longer needed, because the key has expired.
     pub(super) fn expire_pending(&mut self, now: Point) {
         for ending in self.take_endings(|ending| now >= ending.deadline) {
-            let trouble = self.trouble();
-            self.end_lease(ending.who, LeaseEnd::Failed(trouble));
+            let store_error = self.store_error();
+            self.end_lease(ending.who, LeaseEnd::Failed(store_error));
         }
         let mut in_flight = self.is_pending_in_flight();
         self.pending

@@ -30,13 +30,13 @@ impl Repeats {
 }
 
 impl<C: Clone> Turnstile<C> {
-    /// A key was freed that we subscribed to, or so it is said: where no grants come, the store is
-    /// asked before the policy would (W7).
+    /// A store reports that a subscribed key is free. If no grants arrive, ask the store now and not after the pause
+    /// (W7).
     pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
         if let KeyState::Acquiring(acquisition) = &mut self.state
             && !acquisition.adopts()
-            && !self.queue
+            && !self.store_has_queue
         {
             if self.in_flight.as_ref().is_some_and(|it| it.asks.is_some()) {
                 acquisition.repeats.notified = true;
@@ -68,8 +68,8 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The key is busy, and no grant will come. The rest of a pause follows that a notice has interrupted: the policy
-    /// does not count such questions. Else the policy is asked.
+    /// The key is busy, and no grant will come. If a notice interrupted a pause, wait for the rest of that pause.
+    /// Otherwise ask the policy for the next pause.
     pub(super) fn plan_repeat(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         let KeyState::Acquiring(acquisition) = &mut self.state else {
@@ -88,7 +88,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = Point::FOREVER;
             self.ask_policy(now);
         }
-        if notified && !self.queue {
+        if notified && !self.store_has_queue {
             self.ask_early(cx);
         }
     }
@@ -96,7 +96,7 @@ impl<C: Clone> Turnstile<C> {
     /// Asks the policy of the first waiter for a pause.
     fn ask_policy(&mut self, now: Point) {
         let head = self.waiters.first();
-        let head = head.filter(|head| head.is_patient() && !self.queue);
+        let head = head.filter(|head| head.is_patient() && !self.store_has_queue);
         let (Some(head), Some(id)) = (head, self.waiters.first_id()) else {
             // A waiter that asks once arrived after the attempt was sent. It gets an attempt of its own.
             return self.pause_until(now);
@@ -117,9 +117,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store is asked before the pause is over. The first notice is followed at once. Later ones are followed after
-    /// a random pause that doubles each time: it separates registries that split the votes of a quorum, and bounds what
-    /// a store can make us ask by false notices.
+    /// The store is asked before the pause is over. The first notice is followed at once. Later notices trigger a
+    /// question after a random pause, which doubles each time. This separates registries that split the votes. It also
+    /// limits the effect of false notices.
     fn ask_early(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         if let KeyState::Acquiring(acquisition) = &mut self.state

@@ -15,7 +15,7 @@ impl<C: Clone> Turnstile<C> {
         loop {
             if let KeyState::Held(tenure) = &self.state {
                 let is_free = tenure.lease().is_none();
-                // The store has the key under our owner, so not under one that left it.
+                // Our own owner holds the key. So there is no detached lease to adopt.
                 self.refuse_adopters(&Refusal::NothingToAdopt);
                 if is_free {
                     self.next_turn(cx, None);
@@ -57,9 +57,9 @@ impl<C: Clone> Turnstile<C> {
         }
         let (old, until) = (tenure.owner(), tenure.expires_by(now));
         let (op, state) = match next_ttl {
-            Some(ttl) if self.queue && self.waiters.has_patient() => {
+            Some(ttl) if self.store_has_queue && self.waiters.has_patient() => {
                 let new = cx.ids.owner();
-                let acquisition = Acquisition::new(new, ttl, now, tenure.alone_after_yield());
+                let acquisition = Acquisition::new(new, ttl, now, tenure.uncontended_after_yield());
                 let state = KeyState::Acquiring(acquisition);
                 (Op::Yield { old, new, ttl }, state)
             }
@@ -79,7 +79,9 @@ impl<C: Clone> Turnstile<C> {
         let verdict = WaiterVerdict::Granted {
             token,
             deadline: deadline.moment(),
-            leads: !token.is_passed() && self.rules.local_passes > 0 && self.waiters.has_patient(),
+            is_first_of_several: !token.is_passed()
+                && self.rules.local_passes > 0
+                && self.waiters.has_patient(),
         };
         self.wake_waiter(who, verdict);
         self.refuse_once(WaiterId::LAST, &Refusal::Busy);
@@ -98,15 +100,15 @@ impl<C: Clone> Turnstile<C> {
             asks,
             is_pending,
             sent: now,
-            upto: self.waiters.last_id(),
+            newest_waiter: self.waiters.last_id(),
             grant: None,
         }));
         self.effect(Effect::Send(op));
     }
 
-    /// Refuses those who ask once and arrived no later than `upto`.
-    pub(super) fn refuse_once(&mut self, upto: WaiterId, refusal: &Refusal) {
-        for waiter in self.waiters.take_once(upto) {
+    /// Refuses those who ask once and arrived no later than `newest_waiter`.
+    pub(super) fn refuse_once(&mut self, newest_waiter: WaiterId, refusal: &Refusal) {
+        for waiter in self.waiters.take_once(newest_waiter) {
             self.refuse(waiter.who, refusal.clone());
         }
     }

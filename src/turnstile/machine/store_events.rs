@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use super::acquisition::Footprint;
-use super::{InFlight, KeyState, Received, Turnstile};
+use super::{EarlyGrant, InFlight, KeyState, Turnstile};
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, lost_error};
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
 use crate::token::is_epoch;
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::WaiterId;
 
-/// F2: why a tenure with this epoch would not count, which gives the key back. Its tokens would not grow.
+/// F2: the error if an epoch is too large for tokens. The key is then released.
 fn epoch_fault(epoch: u64) -> Option<StoreError> {
     let fault = || format!("epoch {epoch} out of range: its fencing tokens would not fit an i64");
     (!is_epoch(epoch)).then(|| StoreError::lasting(fault()))
@@ -60,7 +60,7 @@ impl<C: Clone> Turnstile<C> {
         }
         if let Some(footprint) = in_flight.asks {
             // A successful release does not show that the store can grant a key.
-            self.trouble = None;
+            self.store_error = None;
             self.failures = 0;
             self.on_asked(cx, footprint, in_flight, answer);
         }
@@ -140,14 +140,14 @@ impl<C: Clone> Turnstile<C> {
         self.wake_holder(verdict);
     }
 
-    /// The session has lost the op, which may have been done or not. Its connection is none the worse for that, and no
-    /// other may come: the store is asked again after a pause.
-    pub(crate) fn op_lost(&mut self, cx: &mut EventCx<'_>, op: &Op) {
+    /// The session has lost the op, which may have been done or not. The connection may still be up, so no `Up` event
+    /// will trigger a retry. So the turnstile sends the op again after a pause.
+    pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_>, op: &Op) {
         if let Op::Renew { .. } = op {
-            return self.replied(cx, op, Err(OpError::Refused(lost_error())));
+            return self.replied(cx, op, Err(OpError::Refused(dropped_error())));
         }
         let (down, again) = (self.down, cx.at() + self.retry_pause(cx));
-        self.replied(cx, op, Err(OpError::Unknown(lost_error())));
+        self.replied(cx, op, Err(OpError::Unknown(dropped_error())));
         self.down = down;
         self.failures += 1;
         if let KeyState::Acquiring(acquisition) = &mut self.state {
@@ -159,17 +159,24 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The store gave the key to one of our tickets. `doubt`: why that does not count, if it does not.
+    /// The store gave the key to one of our tickets. `rejection`: why that does not count, if it does not.
     pub(crate) fn grant_received(
         &mut self,
         cx: &mut EventCx<'_>,
         grant: Grant,
-        doubt: Option<StoreError>,
+        rejection: Option<StoreError>,
     ) {
         self.advance_time(cx);
         let at = cx.at();
-        let doubt = doubt.or_else(|| epoch_fault(grant.epoch));
-        self.on_grant(cx, Received { at, grant, doubt });
+        let rejection = rejection.or_else(|| epoch_fault(grant.epoch));
+        self.on_grant(
+            cx,
+            EarlyGrant {
+                at,
+                grant,
+                rejection,
+            },
+        );
         self.schedule(cx);
     }
 
@@ -180,8 +187,7 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The connection is up again. First of two steps (O4): what is held is renewed at once, so that
-    /// its holder learns the truth.
+    /// The connection is up again. Step 1 of 2 (O4): renew each held lease at once. A lost lease is then noticed.
     pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
         self.renew(cx.at());
@@ -192,9 +198,9 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
         self.advance_time(cx);
         self.down = false;
-        self.trouble = None;
+        self.store_error = None;
         self.failures = 0;
-        self.queue = queue;
+        self.store_has_queue = queue;
         if let KeyState::Acquiring(acquisition) = &mut self.state {
             acquisition.ask_anew(cx.at());
         }
@@ -216,7 +222,7 @@ impl<C: Clone> Turnstile<C> {
 
     /// Refuses those who ask once. If waiting cannot help, refuses everybody.
     fn fail_waiters(&mut self, error: &StoreError) {
-        self.trouble = Some(Box::new(error.clone()));
+        self.store_error = Some(Box::new(error.clone()));
         let refusal = Refusal::Failed(error.clone());
         if error.is_retryable() {
             self.refuse_once(WaiterId::LAST, &refusal);

@@ -220,7 +220,7 @@ impl World {
                 }
                 if !self.calm && self.rng.chance(self.profile.losses) {
                     self.note(|_| format!("r{id} k{key}: its session loses {op:?}"));
-                    self.feed(id, key, |turnstile, cx| turnstile.op_lost(cx, &op));
+                    self.feed(id, key, |turnstile, cx| turnstile.op_dropped(cx, &op));
                     return;
                 }
                 let renewed = matches!(op, Op::Renew { .. }) && result.is_ok();
@@ -237,9 +237,9 @@ impl World {
             }
             StoreEvent::Unconfirmed(key, grant, error) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
-                let doubt = Some(error);
+                let rejection = Some(error);
                 self.feed(id, key, |turnstile, cx| {
-                    turnstile.grant_received(cx, grant, doubt)
+                    turnstile.grant_received(cx, grant, rejection)
                 });
             }
             StoreEvent::Freed(key) => {

@@ -276,8 +276,8 @@ impl Harness {
             epoch,
             at: (self.now.as_millis() as i64 + self.ahead) as u64 * 1000,
         };
-        let doubt = Some(too_few());
-        self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, doubt));
+        let rejection = Some(too_few());
+        self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, rejection));
     }
 
     pub(super) fn grant(&mut self, owner: Owner, ttl: u64, epoch: u64) {
@@ -377,15 +377,19 @@ impl Harness {
         (token, deadline)
     }
 
-    /// The same, and whether it leads others.
+    /// The same, and whether it is the first of several.
     #[track_caller]
     pub(super) fn granted_leading(&mut self, who: &str) -> (u64, u64, bool) {
         match self.waiter_told(who) {
             WaiterVerdict::Granted {
                 token,
                 deadline,
-                leads,
-            } => (token.get(), deadline.as_micros() as u64, leads),
+                is_first_of_several,
+            } => (
+                token.get(),
+                deadline.as_micros() as u64,
+                is_first_of_several,
+            ),
             other => panic!("{who} was to be granted, not told {other:?}"),
         }
     }

@@ -53,11 +53,11 @@ fn w6_passes_end_at_local_passes() {
     assert!(matches!(harness.sent(), Op::Yield { .. }));
 }
 
-/// The first of a tenure leads if others stand behind it who can have the key from it; nobody who
+/// The first turn of a tenure is the first of several if other waiters can have the key from it; nobody who
 /// has it by a pass does.
 #[test]
 fn only_the_first_of_several_turns_leads() {
-    let leads = |passes: u32, behind: &[super::harness::Wish]| {
+    let is_first_of_several = |passes: u32, behind: &[super::harness::Wish]| {
         let rules = Rules {
             local_passes: passes,
             ..rules()
@@ -69,10 +69,10 @@ fn only_the_first_of_several_turns_leads() {
             harness.arrive("b", *wish);
         }
         harness.reply(&op, Outcome::Won { epoch: 5 });
-        let (_, _, leads) = harness.granted_leading("a");
-        (harness, a, leads)
+        let (_, _, is_first_of_several) = harness.granted_leading("a");
+        (harness, a, is_first_of_several)
     };
-    let (mut harness, a, first) = leads(16, &[fixed(1000); 2]);
+    let (mut harness, a, first) = is_first_of_several(16, &[fixed(1000); 2]);
     assert!(first, "two stand behind it");
     assert!(harness.take(a));
     harness.finish(a);
@@ -80,10 +80,13 @@ fn only_the_first_of_several_turns_leads() {
     assert_eq!(token, 5 * 64 + 1);
     assert!(!passed, "one more stands behind it, but it was passed to");
 
-    assert!(!leads(16, &[]).2, "nobody stands behind it");
-    assert!(!leads(0, &[fixed(1000); 2]).2, "there are no passes");
+    assert!(!is_first_of_several(16, &[]).2, "nobody stands behind it");
     assert!(
-        !leads(16, &[fixed(1000).once()]).2,
+        !is_first_of_several(0, &[fixed(1000); 2]).2,
+        "there are no passes"
+    );
+    assert!(
+        !is_first_of_several(16, &[fixed(1000).once()]).2,
         "who does not stand is refused"
     );
 }

@@ -255,11 +255,14 @@ impl Bench {
                 Verdict::Waiter(WaiterVerdict::Granted {
                     token,
                     deadline,
-                    leads,
+                    is_first_of_several,
                 }),
                 Stage::Waiting,
             ) => {
-                assert!(!leads || !token.is_passed(), "{token} is a pass");
+                assert!(
+                    !is_first_of_several || !token.is_passed(),
+                    "{token} is a pass"
+                );
                 assert!(token.get() > self.last_token, "F2: {token}");
                 self.last_token = token.get();
                 self.check_deadline(*deadline);
@@ -393,7 +396,7 @@ impl Bench {
         }
         let (sent, op) = self.flying.remove(which % self.flying.len());
         if how % 16 == 15 {
-            self.feed(|turnstile, cx| turnstile.op_lost(cx, &op));
+            self.feed(|turnstile, cx| turnstile.op_dropped(cx, &op));
             return;
         }
         let outcome = self.outcome(sent, &op, how, left);
@@ -600,8 +603,8 @@ impl Bench {
                     at: self.server_time(ago),
                 };
                 self.prove(owner, end_of(self.now, ms(ttl)));
-                let doubt = unconfirmed.then(broken);
-                self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, doubt));
+                let rejection = unconfirmed.then(broken);
+                self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, rejection));
             }
             Step::Freed => self.feed(|turnstile, cx| turnstile.freed(cx)),
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),

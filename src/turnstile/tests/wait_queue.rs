@@ -173,13 +173,16 @@ impl Both {
                 self.took(ended.map(|(waiter, _)| waiter), at);
             }
             Step::TakeOnce(index) => {
-                let upto = index.index(self.last as usize + 2) as u64;
-                for taken in self.line().take_once(WaiterId(upto)) {
-                    let meant = |one: &Naive| one.once && *one.who <= upto;
+                let newest_waiter = index.index(self.last as usize + 2) as u64;
+                for taken in self.line().take_once(WaiterId(newest_waiter)) {
+                    let meant = |one: &Naive| one.once && *one.who <= newest_waiter;
                     let at = self.naive.iter().position(meant);
                     self.took(Some(taken), at);
                 }
-                let left = self.naive.iter().any(|one| one.once && *one.who <= upto);
+                let left = self
+                    .naive
+                    .iter()
+                    .any(|one| one.once && *one.who <= newest_waiter);
                 assert!(!left);
             }
         }

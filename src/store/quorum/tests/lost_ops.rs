@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use super::harness::{GONE, Harness, attempt, keys, listen, release, renew, store};
 use super::nodes::{Node, ms};
-use crate::store::contract::{Op, OpError, Outcome, SubmittedOp, lost_error};
+use crate::store::contract::{Op, OpError, Outcome, SubmittedOp, dropped_error};
 use crate::{LockRegistry, Renewal};
 
 /// Asks, while the sessions of so many nodes lose an op each.
@@ -27,7 +27,7 @@ async fn a_majority_of_lost_questions_is_an_answer() {
     match ask(&harness, &nodes[..2], attempt(1)).await {
         Err(OpError::Refused(error)) => {
             assert!(
-                error.to_string().contains(&lost_error().to_string()),
+                error.to_string().contains(&dropped_error().to_string()),
                 "{error}"
             );
         }

@@ -6,7 +6,7 @@ use super::super::cluster::{Seeds, SlotMap};
 use super::super::slots::{SLOTS, Slot};
 use super::*;
 use crate::store::contract::{
-    Answer, LostOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
+    Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::store::send_window::Limits;
 
@@ -125,7 +125,7 @@ fn a_node_for_which_something_is_pending_is_not_forgotten() {
 /// Each place in which a session keeps requests: none of them is lost there without a word.
 #[test]
 fn a_request_that_is_lost_inside_is_told_as_lost() {
-    let lost = Arc::<LostOps>::default();
+    let lost = Arc::<DroppedOps>::default();
     let session = session();
     let submit = |key: &str, op: &Op| {
         session.submit(SubmittedOp::new(key.into(), op.clone(), &lost));
@@ -168,7 +168,7 @@ fn a_request_that_is_lost_inside_is_told_as_lost() {
 /// Nobody hears of it but by the request that asks the replicas.
 #[test]
 fn an_acquisition_that_is_lost_on_its_way_to_the_replicas_is_told_as_lost() {
-    let lost = Arc::<LostOps>::default();
+    let lost = Arc::<DroppedOps>::default();
     let mut session = session();
     let shared = Arc::get_mut(&mut session.shared).expect("it has no tasks");
     shared.min_replicas = MinReplicas::new(1, Duration::from_secs(1)).unwrap();
