@@ -131,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// A grant for a key that is not in use is released. `rejection`: why the grant does not count, if it
+    /// A grant for a key that is not in use is released. `fault`: why the grant does not count, if it
     /// does not.
     fn feed_grant(
         &self,
@@ -139,11 +139,11 @@ impl Engine {
         at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         grant: Grant,
-        rejection: Option<StoreError>,
+        fault: Option<StoreError>,
     ) {
         let rules = Some(self.settings.rules());
         state.feed(at, key, rules, |turnstile, cx| {
-            turnstile.grant_received(cx, grant, rejection);
+            turnstile.grant_received(cx, grant, fault);
         });
     }
 }

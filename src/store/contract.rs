@@ -2,8 +2,8 @@
 //!
 //! A registry sends operations (ops) with [`Session::submit`], one at a time for each key (rule O2), renewals
 //! excepted. The store answers each op exactly once by [`StoreEvents::on_event`]. An op that is dropped without an
-//! answer is noted in the registry's [`DroppedOps`]. A store decides nothing: the turnstile decides who waits, when to
-//! ask again and what an answer is worth.
+//! answer is noted in the registry's [`DroppedOps`]. A store decides only who is next in its queue.
+//! The turnstile decides who waits, when to ask again and what an answer is worth.
 //!
 //! A store must:
 //!
@@ -42,7 +42,7 @@ pub struct Owner(pub u64);
 pub enum Op {
     /// Take the lock if it is free and the queue is empty.
     Attempt { owner: Owner, ttl: Duration },
-    /// The same, or else enter the queue. `score` is the place in the first answer (K2).
+    /// Take the lock as an attempt does, or else enter the queue. `score` is the place in the first answer (K2).
     Enter {
         owner: Owner,
         ttl: Duration,
@@ -116,7 +116,7 @@ pub enum Outcome {
     /// To yield and adopt: the old owner did not have the lock, so nothing was written. For an adoption the new owner
     /// does not have it either.
     NotOld,
-    /// To release and withdraw: done. `held`: this owner had the lock until now.
+    /// To release, withdraw and unsubscribe: done. `held`: this owner had the lock until now.
     Gone { held: bool },
     /// To renew: the owner has the lock for the ttl, counted from this command, or longer.
     Renewed,

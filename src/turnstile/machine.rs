@@ -69,7 +69,7 @@ struct EarlyGrant {
     at: Point,
     grant: Grant,
     /// Why it does not count, if it does not.
-    rejection: Option<StoreError>,
+    fault: Option<StoreError>,
 }
 
 /// See the [module](super).

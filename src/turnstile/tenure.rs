@@ -102,8 +102,7 @@ impl<C> LocalLease<C> {
     }
 
     fn deadline(&self, tenure_ends: Point) -> Point {
-        self.fixed_end
-            .map_or(tenure_ends, |end| end.min(tenure_ends))
+        self.fixed_end.map_or(tenure_ends, |it| it.min(tenure_ends))
     }
 
     /// When the store is asked to prolong it, if it is.

@@ -161,9 +161,8 @@ impl Entry {
                 None => Err(OpError::Refused(error())),
             };
             let submitted = ballot.submitted;
-            deferred
-                .events
-                .push(StoreEvent::Replied { submitted, result });
+            let replied = StoreEvent::Replied { submitted, result };
+            deferred.events.push(replied);
         }
         any
     }

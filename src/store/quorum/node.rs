@@ -57,6 +57,12 @@ impl Node {
         matches!(self.connection, Connection::Up)
     }
 
+    pub(super) fn ask_again(&mut self) {
+        if let Connection::Away(_) = self.connection {
+            self.connection = Connection::Idle;
+        }
+    }
+
     /// Why it is not asked, if so: for a release, or for anything else.
     pub(super) fn unavailable(&self, is_release: bool) -> Option<&StoreError> {
         match &self.connection {

@@ -214,25 +214,22 @@ impl NodeQueue {
     /// The reply to an op that is not sent, because it would change nothing or the node is down.
     fn reply_unasked(&mut self, request: &NodeOp, node: &Node) -> Option<NodeReply> {
         let may_hold = self.may_hold(request.op.owner());
-        Some(
-            match (&request.op, node.unavailable(is_release(&request.op))) {
-                (Op::Release { .. }, _) if !may_hold => GONE,
-                (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => {
-                    NodeReply::Said(Outcome::Lost)
-                }
-                (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
-                (_, Some(error)) => NodeReply::Never(error.clone()),
-                (&Op::Renew { owner, ttl, .. }, None) => {
-                    let error = self.record(owner).unconfirmed.clone()?;
-                    // A renewal would complete a majority with a vote that a fail-over may lose. Instead the node is asked
-                    // to confirm the lock, for the next renewal.
-                    let (op, ballot) = (Op::Attempt { owner, ttl }, None);
-                    self.requests.insert(0, NodeOp { op, ballot });
-                    NodeReply::Never(error)
-                }
-                _ => return None,
-            },
-        )
+        let unavailable = node.unavailable(is_release(&request.op));
+        Some(match (&request.op, unavailable) {
+            (Op::Release { .. }, _) if !may_hold => GONE,
+            (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => NodeReply::Said(Outcome::Lost),
+            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
+            (_, Some(error)) => NodeReply::Never(error.clone()),
+            (&Op::Renew { owner, ttl, .. }, None) => {
+                let error = self.record(owner).unconfirmed.clone()?;
+                // A renewal would complete a majority with a vote that a fail-over may lose. Instead the node is asked
+                // to confirm the lock, for the next renewal.
+                let (op, ballot) = (Op::Attempt { owner, ttl }, None);
+                self.requests.insert(0, NodeOp { op, ballot });
+                NodeReply::Never(error)
+            }
+            _ => return None,
+        })
     }
 
     /// The reply to the op in flight, and its ballot.

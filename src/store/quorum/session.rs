@@ -177,12 +177,9 @@ impl StoreEvents for NodeEvents {
 
     /// A vote that must be released is reason enough for a connection.
     fn uses(&self, scope: &KeyScope) -> bool {
+        let is_busy = |core: Arc<Core>| core.lock().is_busy();
         let registry = self.registry.upgrade();
-        registry.is_some_and(|registry| registry.uses(scope))
-            || self
-                .core
-                .upgrade()
-                .is_some_and(|core| core.lock().is_busy())
+        registry.is_some_and(|it| it.uses(scope)) || self.core.upgrade().is_some_and(is_busy)
     }
 
     fn failed(&self, panicked: &(dyn Any + Send)) {
@@ -201,11 +198,7 @@ impl Session for QuorumSession {
     fn start(&self) {
         self.core.nodes.iter().for_each(|node| node.session.start());
         // The runtime of the timer may have ended.
-        let is_overdue = {
-            let mut state = self.core.lock();
-            state.start();
-            state.is_overdue(Instant::now())
-        };
+        let is_overdue = self.core.lock().start(Instant::now());
         if is_overdue || self.core.nodes.iter().any(|node| !node.lost.is_empty()) {
             self.core.tick();
         }

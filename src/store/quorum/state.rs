@@ -84,11 +84,6 @@ impl State {
         is_sooner.then(|| *self.timer.insert(due))
     }
 
-    /// Whether the last timer should have ended by now.
-    pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        self.timer.is_some_and(|timer| timer <= now)
-    }
-
     #[cfg(test)]
     pub(super) fn keys(&self) -> usize {
         self.keys.len()
@@ -99,10 +94,8 @@ impl State {
         let Some(question) = Question::of(&submitted.op) else {
             // The registry releases instead.
             let result = Err(OpError::Refused(Fault::NoQueue.into()));
-            self.deferred
-                .events
-                .push(StoreEvent::Replied { submitted, result });
-            return;
+            let replied = StoreEvent::Replied { submitted, result };
+            return self.deferred.events.push(replied);
         };
         self.last_ballot += 1;
         let (id, key, quorum) = (self.last_ballot, submitted.key.clone(), self.quorum);
@@ -171,14 +164,13 @@ impl State {
         self.tell_down();
     }
 
-    /// Nodes that are down are asked again. If nothing needed their connections, no event will mark them as up.
-    pub(super) fn start(&mut self) {
+    /// Nodes that are down are asked again. If nothing needed their connections, no event will mark them as up. Returns
+    /// whether the last timer should have ended by now.
+    pub(super) fn start(&mut self, now: Instant) -> bool {
         if self.active.is_empty() {
-            let connections = self.nodes.iter_mut().map(|node| &mut node.connection);
-            for connection in connections.filter(|it| matches!(it, Connection::Away(_))) {
-                *connection = Connection::Idle;
-            }
+            self.nodes.iter_mut().for_each(Node::ask_again);
         }
+        self.timer.is_some_and(|timer| timer <= now)
     }
 
     /// A node's connection is up, to the server of this identity, if known.
@@ -271,9 +263,8 @@ impl State {
             let is_release = |it: &mut Ballot| it.question == Question::Release;
             for ballot in entry.ballots.extract_if(.., is_release) {
                 let (submitted, result) = (ballot.submitted, Err(OpError::Unknown(error.clone())));
-                self.deferred
-                    .events
-                    .push(StoreEvent::Replied { submitted, result });
+                let replied = StoreEvent::Replied { submitted, result };
+                self.deferred.events.push(replied);
             }
         }
         self.deferred.events.push(StoreEvent::down(error));

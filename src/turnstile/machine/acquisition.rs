@@ -349,8 +349,8 @@ impl<C: Clone> Turnstile<C> {
         let Some(start) = acquisition.start_of(grant) else {
             return;
         };
-        if let Some(rejection) = &received.rejection {
-            self.on_unconfirmed(cx, Footprint::Ticket, rejection);
+        if let Some(fault) = &received.fault {
+            self.on_unconfirmed(cx, Footprint::Ticket, fault);
         } else if start > received.at {
             // D2: the store's clock has stepped. Asking again proves the lock, or releases it if nobody waits.
             acquisition.forget_proof();

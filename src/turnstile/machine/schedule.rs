@@ -14,10 +14,10 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn schedule(&mut self, cx: &mut EventCx<'_>) {
         loop {
             if let KeyState::Held(tenure) = &self.state {
-                let is_free = tenure.lease().is_none();
+                let has_no_lease = tenure.lease().is_none();
                 // Our own owner holds the key. So there is no detached lease to adopt.
                 self.refuse_adopters(&Refusal::NothingToAdopt);
-                if is_free {
+                if has_no_lease {
                     self.next_turn(cx, None);
                 }
             }
@@ -38,8 +38,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Nobody holds the key in our tenure: passes it to the next local waiter, yields it to another
-    /// registry, or releases it. `ending`: the turn that has just ended.
+    /// Nobody holds the key in our tenure: passes it to the next local waiter. If it may not be passed, the store gives it
+    /// to another registry, by a yield if we have waiters, since they queue again, or else by a release. `ending`: the
+    /// turn that has just ended, if this is not the first of a tenure.
     pub(super) fn next_turn(&mut self, cx: &mut EventCx<'_>, ending: Option<Ending<C>>) {
         let now = cx.at();
         let KeyState::Held(tenure) = &self.state else {

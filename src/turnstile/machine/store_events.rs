@@ -159,24 +159,17 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The store gave the key to one of our tickets. `rejection`: why that does not count, if it does not.
+    /// The store gave the key to one of our tickets. `fault`: why that does not count, if it does not.
     pub(crate) fn grant_received(
         &mut self,
         cx: &mut EventCx<'_>,
         grant: Grant,
-        rejection: Option<StoreError>,
+        fault: Option<StoreError>,
     ) {
         self.advance_time(cx);
         let at = cx.at();
-        let rejection = rejection.or_else(|| epoch_fault(grant.epoch));
-        self.on_grant(
-            cx,
-            EarlyGrant {
-                at,
-                grant,
-                rejection,
-            },
-        );
+        let fault = fault.or_else(|| epoch_fault(grant.epoch));
+        self.on_grant(cx, EarlyGrant { at, grant, fault });
         self.schedule(cx);
     }
 

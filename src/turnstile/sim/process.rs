@@ -237,9 +237,9 @@ impl World {
             }
             StoreEvent::Unconfirmed(key, grant, error) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
-                let rejection = Some(error);
+                let fault = Some(error);
                 self.feed(id, key, |turnstile, cx| {
-                    turnstile.grant_received(cx, grant, rejection)
+                    turnstile.grant_received(cx, grant, fault)
                 });
             }
             StoreEvent::Freed(key) => {

@@ -276,8 +276,8 @@ impl Harness {
             epoch,
             at: (self.now.as_millis() as i64 + self.ahead) as u64 * 1000,
         };
-        let rejection = Some(too_few());
-        self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, rejection));
+        let fault = Some(too_few());
+        self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, fault));
     }
 
     pub(super) fn grant(&mut self, owner: Owner, ttl: u64, epoch: u64) {

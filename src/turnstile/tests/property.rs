@@ -603,8 +603,8 @@ impl Bench {
                     at: self.server_time(ago),
                 };
                 self.prove(owner, end_of(self.now, ms(ttl)));
-                let rejection = unconfirmed.then(broken);
-                self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, rejection));
+                let fault = unconfirmed.then(broken);
+                self.feed(|turnstile, cx| turnstile.grant_received(cx, grant, fault));
             }
             Step::Freed => self.feed(|turnstile, cx| turnstile.freed(cx)),
             Step::Wait { time, ticks } => self.wait(ms(time), ticks),

@@ -28,11 +28,11 @@ async fn connections_lost_while_idle_are_made_again() {
         "before a session is started again"
     );
     // The lease of 1 is left to expire: nothing is sent about it.
-    bare.state.start();
+    bare.state.start(bare.now);
     assert_eq!(bare.submit(attempt(3)).len(), 3);
     // While an operation is open, the sessions are connecting already.
     bare.answer(2, Err(OpError::Unsent(closed())));
-    bare.state.start();
+    bare.state.start(bare.now);
     bare.submit(attempt(4));
     (0..2).for_each(|node| bare.answer(node, Err(OpError::Unsent(closed()))));
     assert_eq!(
@@ -40,7 +40,7 @@ async fn connections_lost_while_idle_are_made_again() {
         [],
         "node 2 is down, and so are the others by now"
     );
-    bare.state.start();
+    bare.state.start(bare.now);
     assert_eq!(bare.submit(attempt(5)).len(), 3);
 }
 
