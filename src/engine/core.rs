@@ -107,7 +107,7 @@ impl Engine {
                     session: Some(session),
                     keep_alive: None,
                 }),
-                lost: Arc::new(DroppedOps::new(timer.bell())),
+                lost: Arc::new(DroppedOps::new(timer.wake_up())),
                 timer,
                 idle: Notify::new(),
             }
@@ -127,7 +127,7 @@ impl Engine {
     /// first.
     pub(crate) fn note_runtime(&self) {
         self.timer.note_runtime(Handle::try_current().ok().as_ref());
-        self.timer.ensure(&self.view_context.engine);
+        self.timer.ensure_running(&self.view_context.engine);
     }
 
     /// The events that follow.
@@ -338,7 +338,7 @@ impl Engine {
     /// tasks running until then.
     pub(super) fn run_due(&self) -> Option<Instant> {
         let mut deferred = Deferred::default();
-        let gone = self.timer.gone();
+        let gone = self.timer.take_ended();
         let due = self.locked(&mut deferred, |state, at| {
             if !gone.is_empty() {
                 // First, since the renewal of a lease whose runtime has ended may be due below.

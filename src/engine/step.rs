@@ -110,10 +110,10 @@ impl Engine {
 
     pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
         if deferred.waits {
-            self.timer.ensure(&self.view_context.engine);
+            self.timer.ensure_running(&self.view_context.engine);
         }
         if deferred.earlier {
-            self.timer.ring();
+            self.timer.wake();
         }
         if let Some(session) = deferred.session.take() {
             if deferred.arrived {

@@ -97,7 +97,7 @@ impl Engine {
                     log!(debug, %error, "store still unreachable");
                 }
                 // The session's tasks may have ended with their runtime. The timer's task starts them again.
-                self.timer.ring();
+                self.timer.wake();
             }
             StoreEvent::Replied { .. }
             | StoreEvent::Granted { .. }

@@ -13,7 +13,7 @@ use tokio::time::timeout_at;
 
 use super::core::Engine;
 
-/// Starts the task, and starts it again when its runtime has gone. `ring` wakes it for an earlier
+/// Starts the task, and starts it again when its runtime has gone. `wake` wakes it for an earlier
 /// deadline.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
@@ -22,7 +22,7 @@ pub(super) struct Timer {
 
 #[derive(Debug, Default)]
 struct Shared {
-    bell: Arc<Notify>,
+    wake_up: Arc<Notify>,
     running: AtomicBool,
     runtimes: Mutex<Runtimes>,
 }
@@ -37,7 +37,7 @@ impl Timer {
     }
 
     /// Starts the task if it does not run.
-    pub(super) fn ensure(&self, engine: &Weak<Engine>) {
+    pub(super) fn ensure_running(&self, engine: &Weak<Engine>) {
         // Read first: a write would take the cache line from every other thread.
         let running = &self.shared.running;
         if running.load(Ordering::Acquire) || running.swap(true, Ordering::AcqRel) {
@@ -48,23 +48,23 @@ impl Timer {
     }
 
     /// The runtimes that have ended since the last call.
-    pub(super) fn gone(&self) -> Vec<Id> {
-        self.shared.runtimes().take_gone()
+    pub(super) fn take_ended(&self) -> Vec<Id> {
+        self.shared.runtimes().take_ended()
     }
 
     /// Notified, it wakes the task.
-    pub(super) fn bell(&self) -> Arc<Notify> {
-        self.shared.bell.clone()
+    pub(super) fn wake_up(&self) -> Arc<Notify> {
+        self.shared.wake_up.clone()
     }
 
-    pub(super) fn ring(&self) {
-        self.shared.bell.notify_one();
+    pub(super) fn wake(&self) {
+        self.shared.wake_up.notify_one();
     }
 }
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        self.ring();
+        self.wake();
     }
 }
 
@@ -93,7 +93,7 @@ struct Runtime {
 
 impl Runtime {
     /// Whether its tasks still run. One that is spawned on a runtime that has gone is dropped at once.
-    fn lives(&mut self) -> bool {
+    fn is_alive(&mut self) -> bool {
         let spawn = || self.handle.spawn(future::pending::<()>()).abort_handle();
         let probe = self.probe.get_or_insert_with(spawn);
         !probe.is_finished()
@@ -130,15 +130,15 @@ impl Runtimes {
         self.known.push(known);
     }
 
-    fn bury(&mut self, gone: Id) {
+    fn remove(&mut self, gone: Id) {
         self.known.retain(|known| known.handle.id() != gone);
         self.gone.push(gone);
     }
 
     /// A single runtime is not probed: the task that asks runs on it.
-    fn take_gone(&mut self) -> Vec<Id> {
+    fn take_ended(&mut self) -> Vec<Id> {
         if self.known.len() > 1 {
-            let gone = self.known.extract_if(.., |known| !known.lives());
+            let gone = self.known.extract_if(.., |known| !known.is_alive());
             self.gone.extend(gone.map(|gone| gone.handle.id()));
         }
         std::mem::take(&mut self.gone)
@@ -177,7 +177,7 @@ impl Task {
     }
 
     async fn run(mut self) {
-        let served = AssertUnwindSafe(serve(&self.engine, &self.shared.bell));
+        let served = AssertUnwindSafe(serve(&self.engine, &self.shared.wake_up));
         let served = served.catch_unwind().await;
         self.ended = true;
         self.shared.running.store(false, Ordering::Release);
@@ -191,13 +191,13 @@ impl Task {
 }
 
 /// Serves until the registry is gone.
-async fn serve(engine: &Weak<Engine>, bell: &Notify) {
+async fn serve(engine: &Weak<Engine>, wake_up: &Notify) {
     while let Some(served) = engine.upgrade() {
         let next = served.run_due();
         drop(served);
         match next {
-            None => bell.notified().await,
-            Some(at) => drop(timeout_at(at, bell.notified()).await),
+            None => wake_up.notified().await,
+            Some(at) => drop(timeout_at(at, wake_up.notified()).await),
         }
     }
 }
@@ -205,7 +205,7 @@ async fn serve(engine: &Weak<Engine>, bell: &Notify) {
 impl Drop for Task {
     fn drop(&mut self) {
         if !self.ended && self.engine.strong_count() > 0 {
-            self.shared.runtimes().bury(self.runs_on);
+            self.shared.runtimes().remove(self.runs_on);
             Self::start(self.engine.clone(), self.shared.clone());
         }
     }

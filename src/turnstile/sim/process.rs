@@ -27,7 +27,7 @@ pub(super) struct Process {
     pub(super) closed: bool,
     /// Until when, after the shutdown, a holder that heard of it may end its work.
     grace: Option<Moment>,
-    pub(super) stiles: BTreeMap<KeyId, Stile>,
+    pub(super) entries: BTreeMap<KeyId, Entry>,
     ids: Ids,
     /// Whether grants reach it, as far as it knows.
     queue: bool,
@@ -36,7 +36,7 @@ pub(super) struct Process {
     flying: BTreeSet<KeyId>,
 }
 
-pub(super) struct Stile {
+pub(super) struct Entry {
     turnstile: Turnstile<CallerId>,
     armed: Option<True>,
 }
@@ -62,7 +62,7 @@ impl Process {
             gone: false,
             closed: false,
             grace: None,
-            stiles: BTreeMap::new(),
+            entries: BTreeMap::new(),
             ids: Ids::new(seed),
             queue: true,
             inbox: VecDeque::new(),
@@ -102,7 +102,7 @@ impl World {
         let process = &mut self.processes[id];
         let queue = process.queue;
         let now = process.clock.moment(self.now);
-        let stile = process.stiles.entry(key).or_insert_with(|| Stile {
+        let entry = process.entries.entry(key).or_insert_with(|| Entry {
             turnstile: Turnstile::new(rules, queue),
             armed: None,
         });
@@ -110,12 +110,12 @@ impl World {
             now,
             ids: &mut process.ids,
         };
-        event(&mut stile.turnstile, &mut cx)
+        event(&mut entry.turnstile, &mut cx)
     }
 
     pub(super) fn drain(&mut self, id: ProcessId, key: KeyId) {
         let mut effects = 0;
-        while let Some(effect) = self.stile(id, key).turnstile.next_effect() {
+        while let Some(effect) = self.entry(id, key).turnstile.next_effect() {
             effects += 1;
             match effect {
                 Effect::Send(op) => {
@@ -136,19 +136,19 @@ impl World {
         self.arm(id, key);
     }
 
-    fn stile(&mut self, id: ProcessId, key: KeyId) -> &mut Stile {
-        let stiles = &mut self.processes[id].stiles;
-        stiles.get_mut(&key).expect("it was just fed")
+    fn entry(&mut self, id: ProcessId, key: KeyId) -> &mut Entry {
+        let entries = &mut self.processes[id].entries;
+        entries.get_mut(&key).expect("it was just fed")
     }
 
     fn arm(&mut self, id: ProcessId, key: KeyId) {
-        let stile = self.stile(id, key);
-        if stile.turnstile.is_idle() {
-            self.processes[id].stiles.remove(&key);
+        let entry = self.entry(id, key);
+        if entry.turnstile.is_idle() {
+            self.processes[id].entries.remove(&key);
             return self.check_forgotten(id, key);
         }
-        let Some(next) = stile.turnstile.next_timeout() else {
-            stile.armed = None;
+        let Some(next) = entry.turnstile.next_timeout() else {
+            entry.armed = None;
             return;
         };
         let at = self.processes[id].clock.when(next).max(self.now);
@@ -158,9 +158,9 @@ impl World {
             self.profile.lateness
         };
         let at = at + self.rng.between(0, lateness);
-        let stile = self.stile(id, key);
-        if stile.armed.is_none_or(|armed| armed > at) {
-            stile.armed = Some(at);
+        let entry = self.entry(id, key);
+        if entry.armed.is_none_or(|armed| armed > at) {
+            entry.armed = Some(at);
             let delay = at.saturating_sub(self.now);
             self.plan(delay, Event::Timer(id, key));
         }
@@ -168,11 +168,11 @@ impl World {
 
     pub(super) fn timer(&mut self, id: ProcessId, key: KeyId) {
         let now = self.now;
-        let Some(stile) = self.processes[id].stiles.get_mut(&key) else {
+        let Some(entry) = self.processes[id].entries.get_mut(&key) else {
             return;
         };
-        if stile.armed.is_some_and(|armed| armed <= now) {
-            stile.armed = None;
+        if entry.armed.is_some_and(|armed| armed <= now) {
+            entry.armed = None;
             let (next, now) = self.feed(id, key, |turnstile, cx| {
                 turnstile.tick(cx);
                 (turnstile.next_timeout(), cx.now)
@@ -193,7 +193,7 @@ impl World {
         pause: Option<Duration>,
     ) {
         self.note(|_| format!("r{id} k{key} {waiter:?} is to pause for {pause:?}"));
-        if self.processes[id].stiles.contains_key(&key) {
+        if self.processes[id].entries.contains_key(&key) {
             self.feed(id, key, |turnstile, cx| {
                 turnstile.on_pause(cx, waiter, pause)
             });
@@ -211,7 +211,7 @@ impl World {
     }
 
     fn on_store_event(&mut self, id: ProcessId, event: StoreEvent) {
-        let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
+        let keys: Vec<_> = self.processes[id].entries.keys().copied().collect();
         match event {
             StoreEvent::Replied(key, op, result) => {
                 self.note(|_| format!("r{id} k{key} hears of {op:?}: {result:?}"));
@@ -255,7 +255,7 @@ impl World {
                     self.feed(id, *key, |turnstile, cx| turnstile.up_renew(cx));
                 }
                 for key in keys {
-                    if self.processes[id].stiles.contains_key(&key) {
+                    if self.processes[id].entries.contains_key(&key) {
                         self.feed(id, key, |turnstile, cx| turnstile.up(cx, queue));
                     }
                 }
@@ -274,7 +274,7 @@ impl World {
     pub(super) fn close(&mut self, id: ProcessId) {
         self.note(|_| format!("r{id} is shut down"));
         self.processes[id].closed = true;
-        let keys: Vec<_> = self.processes[id].stiles.keys().copied().collect();
+        let keys: Vec<_> = self.processes[id].entries.keys().copied().collect();
         let grace = self.profile.response_timeout;
         let until = self.processes[id].clock.moment(self.now + grace);
         // A second shutdown gives nobody more time.
@@ -302,7 +302,7 @@ impl World {
         if std::mem::replace(&mut process.gone, true) {
             return;
         }
-        process.stiles.clear();
+        process.entries.clear();
         process.backlog.clear();
         self.note(|_| format!("r{id} is gone"));
         if let Some(conn) = self.processes[id].link.conn {

@@ -75,7 +75,7 @@ pub(super) struct Profile {
     pub(super) droppers: u64,
     /// How often, per mille, the session loses an op that the server has answered.
     pub(super) losses: u64,
-    /// How often, per mille, a renewal falls behind what is sent after it: renewals have a lane of
+    /// How often, per mille, a renewal falls behind what is sent after it: renewals have a queue of
     /// their own (O2).
     pub(super) stragglers: u64,
     /// How often, per mille: a caller's key stays in the store at the end, a held lease is

@@ -409,7 +409,7 @@ impl World {
         }
         for id in 0..self.processes.len() {
             let process = &self.processes[id];
-            if !process.gone && !process.stiles.is_empty() {
+            if !process.gone && !process.entries.is_empty() {
                 self.breach(format!("r{id} has a turnstile at the end"));
             }
         }

@@ -165,7 +165,7 @@ impl World {
                 .conn
                 .is_none_or(|conn| self.server.conns[conn].cut);
             let down = silent || !process.link.up;
-            !process.gone && (process.stiles.contains_key(&key) || down)
+            !process.gone && (process.entries.contains_key(&key) || down)
         });
         if !self.calm || busy {
             self.referee.quiet[key] = None;

@@ -315,7 +315,7 @@ impl Harness {
         assert_eq!(self.sent, []);
     }
 
-    /// The next thing that somebody was told; others' news stays.
+    /// The next verdict of this caller; those of others stay.
     #[track_caller]
     pub(super) fn told(&mut self, who: &str) -> Verdict {
         let at = self.told.iter().position(|(told, _)| *told == who);

@@ -1,4 +1,4 @@
-//! The pure core names no runtime, no clock and no wire.
+//! The pure core names no runtime, no clock and no protocol.
 
 use std::fs;
 use std::path::Path;

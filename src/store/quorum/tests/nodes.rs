@@ -1,4 +1,4 @@
-//! Nodes that can be broken: a keyspace each, behind wires that take time, break and lose replies.
+//! Nodes that can be broken: a keyspace each, behind connections that take time, break and lose replies.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;

@@ -99,21 +99,21 @@ async fn w7_the_first_that_listens_is_told_and_nobody_gets_the_lock() {
 async fn w7_a_subscriber_does_not_block_others() {
     let server = RedisServer::start();
     let mut holder = Registry::on(&server, "aa").await;
-    let mut ear = Registry::on(&server, "b1").await;
+    let mut subscriber = Registry::on(&server, "b1").await;
     let mut next = Registry::on(&server, "c2").await;
     won(&holder.outcome("k", attempt(1)).await);
-    busy(&ear.outcome("k", listen(1)).await);
+    busy(&subscriber.outcome("k", listen(1)).await);
     next.outcome("k", enter(1)).await;
     assert_eq!(holder.outcome("k", release(1)).await, HELD);
     assert_eq!(next.granted().await.1.owner, Owner(1));
-    is_not_told(&mut ear).await;
+    is_not_told(&mut subscriber).await;
     // It ran out, and nobody released it.
     server.del("lock:k");
     won(&holder.outcome("k", attempt(2)).await);
     assert_eq!(listeners(&server), ["b1:1"]);
-    is_not_told(&mut ear).await;
+    is_not_told(&mut subscriber).await;
     assert_eq!(holder.outcome("k", release(2)).await, HELD);
-    is_told(&mut ear).await;
+    is_told(&mut subscriber).await;
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ pub(super) const TTL: Duration = Duration::from_secs(30);
 
 type Replied = (Arc<str>, Op, Result<Answer, OpError>);
 
-/// Passes the news on.
+/// Passes the events on.
 struct Recorder(UnboundedSender<StoreEvent>);
 
 impl StoreEvents for Recorder {
@@ -198,7 +198,7 @@ impl Registry {
         .await
     }
 
-    /// The next news, whatever it is.
+    /// The next event of any kind.
     pub(super) async fn next(&mut self) -> StoreEvent {
         self.hear(Ok).await
     }
@@ -220,7 +220,7 @@ impl Registry {
         }
     }
 
-    /// The first news that fits; the others stay for later.
+    /// The first event that matches; the others stay for later.
     async fn hear<T>(&mut self, mut fits: impl FnMut(StoreEvent) -> Result<T, StoreEvent>) -> T {
         let mut passed = VecDeque::new();
         let until = tokio::time::Instant::now() + BOUND;
