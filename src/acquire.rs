@@ -69,7 +69,8 @@ impl Acquiring {
             if let Some(lease) = self.nested(engine) {
                 return Poll::Ready(Ok(lease));
             }
-            let caller = WaiterState::new(self.options.key().clone());
+            let mode = self.options.mode()?;
+            let caller = WaiterState::new(self.options.key().clone(), mode);
             self.stage = Stage::Queued(Arc::new(caller));
             self.arrive();
         }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::LockError;
+use crate::{LockError, Mode};
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::store::contract::KeyStatus;
@@ -23,22 +23,61 @@ pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockErro
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The holder as the store has it: `<instance>:<sequence>`, where the instance of a registry with a
-    /// [name](crate::LockRegistryBuilder::name) is `<name>~<random bits>`; or whatever a foreign lock put
-    /// there. `None` if the lock is free.
+    /// The first of the [`holders`](Self::holders): the only one, unless they share the lock. `None` if it is free.
     pub owner: Option<String>,
     /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl.
     pub remaining: Option<Duration>,
-    /// How many registries wait for it.
+    /// All who hold it.
+    pub holders: Vec<InspectedHolder>,
+    /// How many tickets are in the queue: one for each registry that waits for an exclusive lease, and one for each caller
+    /// that waits for a shared one.
     pub waiting: u64,
+    /// The first hundred of them.
+    pub queue: Vec<InspectedTicket>,
+}
+
+/// A holder of a lock in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InspectedHolder {
+    /// Its owner: `<instance>:<sequence>`, where the instance of a registry with a
+    /// [name](crate::LockRegistryBuilder::name) is `<name>~<random bits>`; or whatever a foreign lock put there.
+    pub owner: String,
+    /// What it excludes.
+    pub mode: Mode,
+    /// How long the store keeps it unless it is prolonged; `None` if it has no ttl.
+    pub remaining: Option<Duration>,
+}
+
+/// A ticket in the queue of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InspectedTicket {
+    /// Its owner, as in [`InspectedHolder::owner`].
+    pub owner: String,
+    /// What it would exclude.
+    pub mode: Mode,
 }
 
 impl From<KeyStatus> for Inspection {
     fn from(key_status: KeyStatus) -> Self {
+        let holders = key_status.holders.into_iter();
+        let holders: Vec<_> = holders
+            .map(|holder| InspectedHolder {
+                owner: holder.name,
+                mode: holder.mode,
+                remaining: holder.left,
+            })
+            .collect();
+        let queue = key_status.queue.into_iter();
         Self {
-            owner: key_status.owner,
-            remaining: key_status.left,
+            owner: holders.first().map(|first| first.owner.clone()),
+            remaining: holders.iter().map(|it| it.remaining).max_by_key(|it| it.unwrap_or(Duration::MAX)).flatten(),
+            holders,
             waiting: key_status.tickets,
+            queue: queue
+                .map(|(owner, mode)| InspectedTicket { owner, mode })
+                .collect(),
         }
     }
 }

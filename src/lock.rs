@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::inspect::{Inspect, inspect};
 use crate::manual::{Acquire, LeaseSlot, Release, acquire};
 use crate::operation::Operation;
-use crate::options::LockOptions;
+use crate::options::{LockOptions, Sharing};
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
@@ -193,6 +193,53 @@ impl Lock {
     /// ```
     pub fn reentrant(self) -> Self {
         self.set(|options| options.reentrant = true)
+    }
+
+    /// Makes this a lock for readers: any number of them hold it at a time, and no exclusive one. Nobody overtakes the
+    /// queue, so a writer waits only for the readers before it.
+    ///
+    /// The last of `shared` and [`permits`](Self::permits) counts.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn read() -> u32 { 7 } async fn write() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let both = async {
+    ///     tokio::try_join!(
+    ///         read().with_lock(locks.obtain("doc:7").shared()),
+    ///         read().with_lock(locks.obtain("doc:7").shared()),
+    ///     )
+    /// };
+    /// assert_eq!(both.await?, (7, 7)); // at the same time
+    /// write().with_lock(locks.obtain("doc:7")).await?; // alone
+    /// # Ok(()) }
+    /// ```
+    pub fn shared(self) -> Self {
+        self.set(|options| options.sharing = Sharing::Readers)
+    }
+
+    /// Makes this one of `limit` permits: at most so many are held at a time, and no exclusive lease of the key. A permit
+    /// whose holder crashes is free when its ttl is over, like any lease.
+    ///
+    /// All callers should name the same limit. One who names another waits until no permit of the old limit is held.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn resize() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// resize().with_lock(locks.obtain("gpu").permits(4)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn permits(self, limit: u32) -> Self {
+        self.set(|options| options.sharing = Sharing::Permits(limit))
+    }
+
+    /// How much of the limit of [`permits`](Self::permits) this one takes: from 1 to 64, and at most the limit. Default:
+    /// 1.
+    pub fn weight(self, weight: u32) -> Self {
+        self.set(|options| options.weight = Some(weight))
     }
 
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].

@@ -2,7 +2,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::LockError;
+use crate::{LockError, Mode};
 use crate::engine::{Arrival, Engine};
 use crate::key;
 use crate::renewal::Renewal;
@@ -24,9 +24,23 @@ pub(crate) struct LockOptions {
     pub(crate) on_lost: OnLost,
     pub(crate) on_finish: OnFinish,
     pub(crate) reentrant: bool,
+    pub(crate) sharing: Sharing,
+    pub(crate) weight: Option<u32>,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
 }
+
+/// Whom a lock was told to share its key with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    No,
+    Readers,
+    /// So many permits.
+    Permits(u32),
+}
+
+/// The greatest weight of a permit.
+const MOST_WEIGHT: u32 = 64;
 
 impl LockOptions {
     #[track_caller]
@@ -45,6 +59,8 @@ impl LockOptions {
             on_lost: OnLost::default(),
             on_finish: OnFinish::default(),
             reentrant: false,
+            sharing: Sharing::No,
+            weight: None,
             place: Location::caller(),
         }
     }
@@ -80,6 +96,41 @@ impl LockOptions {
         } else {
             return Ok(engine);
         })
+    }
+
+    /// What the lock excludes, or why it cannot be acquired.
+    pub(crate) fn mode(&self) -> Result<Mode, LockError> {
+        let refuse = |setting, reason| {
+            let key = self.key().clone();
+            Err(LockError::InvalidSetting {
+                key,
+                setting,
+                reason,
+            })
+        };
+        let weight = self.weight.unwrap_or(1);
+        let (setting, mode) = match self.sharing {
+            Sharing::No | Sharing::Readers if self.weight.is_some() => {
+                return refuse("weight", "is for permits only");
+            }
+            Sharing::No => return Ok(Mode::Exclusive),
+            Sharing::Readers => ("shared", Mode::Shared),
+            Sharing::Permits(0) => return refuse("permits", "must be at least 1"),
+            Sharing::Permits(limit) => match u8::try_from(weight) {
+                Ok(byte) if (1..=limit.min(MOST_WEIGHT)).contains(&weight) => {
+                    let weight = byte;
+                    ("permits", Mode::Permits { limit, weight })
+                }
+                _ => return refuse("weight", "must be from 1 to 64, and within the limit"),
+            },
+        };
+        if !self.registry().shares {
+            refuse(setting, "a quorum has exclusive locks only")
+        } else if self.reentrant {
+            refuse("reentrant", "is for exclusive locks only")
+        } else {
+            Ok(mode)
+        }
     }
 
     /// The same for a lock that [can be acquired](Self::engine).

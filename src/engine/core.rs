@@ -24,7 +24,7 @@ use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
 use crate::store::contract::{DroppedOps, KeyScope, Owner, Session, SessionConfig};
-use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
+use crate::turnstile::{EventCx, Ids, Lines, Moment, Patience, Waiter, WaiterId};
 use crate::user_code;
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
@@ -37,6 +37,8 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     /// Every ttl must be longer than this.
     pub(crate) overhead: Duration,
+    /// Whether the store has shared locks and permits.
+    pub(crate) shares: bool,
     pub(super) state: Mutex<State>,
     /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
@@ -66,7 +68,7 @@ pub(crate) struct Arrival {
 }
 
 /// An event for all turnstiles.
-type TurnstileCall<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
+type TurnstileCall<'a> = &'a dyn Fn(&mut Lines<Caller>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -89,6 +91,7 @@ impl Engine {
                 instance,
                 events: EventBus::new(&settings, clock.clone()),
                 overhead: store.overhead(),
+                shares: store.shares(),
                 settings,
                 view_context: Arc::new(ViewContext {
                     clock,
@@ -149,17 +152,18 @@ impl Engine {
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
             key: key.clone(),
             held: entry
-                .turnstile
-                .holder()
-                .and_then(|holder| holder.lease(&self.events)),
+                .lines
+                .holders()
+                .filter_map(|holder| holder.lease(&self.events))
+                .collect(),
             waiting: entry
-                .turnstile
+                .lines
                 .waiters()
                 .map(|waiter| waiter.wait(&self.events))
                 .collect(),
         });
         let mut keys: Vec<_> = keys
-            .filter(|key| key.held.is_some() || !key.waiting.is_empty())
+            .filter(|key| !key.held.is_empty() || !key.waiting.is_empty())
             .collect();
         drop(state);
         keys.sort_unstable_by(|a, b| a.key.cmp(&b.key));
@@ -173,13 +177,15 @@ impl Engine {
     }
 
     pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) {
-        self.enqueue(caller, arrival, Turnstile::arrive);
+        self.enqueue(caller, arrival, |lines, cx, waiter| {
+            lines.arrive(cx, caller.mode(), waiter)
+        });
     }
 
     /// A caller wants to take over the lease that is stored under the owner `from`.
     pub(crate) fn adopt(&self, caller: &Arc<WaiterState>, from: Arc<str>, arrival: Arrival) {
-        self.enqueue(caller, arrival, |turnstile, cx, waiter| {
-            turnstile.adopt(cx, from, waiter)
+        self.enqueue(caller, arrival, |lines, cx, waiter| {
+            lines.adopt(cx, from, waiter)
         });
     }
 
@@ -187,7 +193,7 @@ impl Engine {
         &self,
         caller: &Arc<WaiterState>,
         arrival: Arrival,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
+        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
     ) {
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
@@ -210,8 +216,8 @@ impl Engine {
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
             };
             let (key, events) = (caller.key(), at.events);
-            state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
-                let id = event(turnstile, cx, waiter);
+            state.feed(at, key, Some(self.settings.rules()), |lines, cx| {
+                let id = event(lines, cx, waiter);
                 // Before the verdict, which follows when this returns.
                 caller.arrive(id, runtime, cx.now, events);
             });
@@ -224,8 +230,8 @@ impl Engine {
             // Also if its key is not in use any more: it may have lost its turn.
             self.at_once(|state, at| {
                 caller.leave(at.now, at.events);
-                state.feed(at, caller.key(), None, |turnstile, cx| {
-                    turnstile.leave(cx, id);
+                state.feed(at, caller.key(), None, |lines, cx| {
+                    lines.leave(cx, id);
                 });
             });
         }
@@ -237,9 +243,9 @@ impl Engine {
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let taken = self.feed(caller.key(), |turnstile, cx| {
+        let taken = self.feed(caller.key(), |lines, cx| {
             // The turnstile first: the grant may have expired meanwhile.
-            if turnstile.take(cx, id) {
+            if lines.take(cx, id) {
                 caller.take_lease(runtime, cx.now, &self.events)
             } else {
                 None
@@ -266,7 +272,7 @@ impl Engine {
             caller.forfeit();
         }
         // Sequences begin at 1.
-        let sequence = owner.map_or(0, |Owner(sequence)| sequence);
+        let sequence = owner.map_or(0, |owner| owner.sequence);
         format!("{}:{sequence}", self.instance)
     }
 
@@ -274,16 +280,16 @@ impl Engine {
     fn end(&self, caller: &WaiterState, end_mode: EndMode) -> Option<Option<Owner>> {
         let id = caller.id()?;
         let keep = end_mode != EndMode::Release;
-        self.feed(caller.key(), |turnstile, cx| {
+        self.feed(caller.key(), |lines, cx| {
             let finishes = caller.begin_release(cx.now, end_mode);
-            finishes.then(|| turnstile.finish(cx, id, keep))
+            finishes.then(|| lines.finish(cx, id, keep))
         })?
     }
 
     /// Extends a lease to `ttl` from now. Returns the deadline that was asked for, if it is still held.
     pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;
-        self.feed(caller.key(), |turnstile, cx| turnstile.extend(cx, id, ttl))?
+        self.feed(caller.key(), |lines, cx| lines.extend(cx, id, ttl))?
     }
 
     /// The last handle of a held lock is dropped. The lease is released after this.
@@ -296,14 +302,14 @@ impl Engine {
 
     /// Takes no new callers, and refuses those that wait.
     pub(crate) fn drain(&self) {
-        self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
+        self.feed_all(|state| state.closed = true, &[&Lines::drain]);
     }
 
     /// Feeds the turnstile of a key. Returns `None` if there is none.
     fn feed<R>(
         &self,
         key: &Arc<str>,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, None, event))?
     }
@@ -343,15 +349,15 @@ impl Engine {
             if !gone.is_empty() {
                 // First, since the renewal of a lease whose runtime has ended may be due below.
                 for entry in state.entries.values_mut() {
-                    entry.turnstile.stop_renewing(|who| who.is_of(&gone));
+                    entry.lines.stop_renewing(|who| who.is_of(&gone));
                 }
             }
             for (key, op) in self.lost.take() {
-                state.feed(at, &key, None, |turnstile, cx| {
-                    turnstile.op_dropped(cx, &op);
+                state.feed(at, &key, None, |lines, cx| {
+                    lines.op_dropped(cx, &op);
                 });
             }
-            state.feed_due(at, Turnstile::tick);
+            state.feed_due(at, Lines::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: wake up once a second to detect a suspension. Sleep at least 1 ms: a turnstile with a bug may stay
             // due.

@@ -99,8 +99,8 @@ impl Engine {
             deferred = Deferred::default();
             self.locked(&mut deferred, |state, at| {
                 for (caller, id, pause) in &pauses {
-                    state.feed(at, caller.key(), None, |turnstile, cx| {
-                        turnstile.on_pause(cx, *id, *pause);
+                    state.feed(at, caller.key(), None, |lines, cx| {
+                        lines.on_pause(cx, *id, *pause);
                     });
                 }
             });

@@ -12,7 +12,7 @@ use tokio::runtime::Id;
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
-use crate::Token;
+use crate::{Mode, Token};
 use crate::events::LockEvent;
 use crate::repeat::Pauses;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
@@ -22,6 +22,7 @@ use crate::user_code;
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct WaiterState {
     key: Arc<str>,
+    mode: Mode,
     /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
     id: AtomicU64,
     /// How many share its lease. The last one to leave releases it.
@@ -54,9 +55,10 @@ struct State {
 }
 
 impl WaiterState {
-    pub(crate) fn new(key: Arc<str>) -> Self {
+    pub(crate) fn new(key: Arc<str>, mode: Mode) -> Self {
         Self {
             key,
+            mode,
             id: AtomicU64::new(0),
             shares: AtomicU32::new(1),
             state: Mutex::new(State {
@@ -77,6 +79,10 @@ impl WaiterState {
 
     pub(crate) fn key(&self) -> &Arc<str> {
         &self.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -239,6 +245,7 @@ impl WaiterState {
             events.send(|| LockEvent::Waiting {
                 key: self.key().clone(),
                 waiter: id.0,
+                mode: self.mode,
             });
         }
     }
@@ -277,6 +284,7 @@ impl WaiterState {
         events.send(|| LockEvent::Acquired {
             key: self.key().clone(),
             waiter: state.waiter,
+            mode: self.mode,
             token,
             waited,
         });
@@ -330,6 +338,7 @@ impl WaiterState {
         };
         Some(LeaseSnapshot {
             waiter: state.waiter,
+            mode: self.mode,
             token,
             since: events.instant(state.since),
             deadline: events.instant(state.deadline),
@@ -341,6 +350,7 @@ impl WaiterState {
         let state = self.lock();
         WaiterSnapshot {
             waiter: state.waiter,
+            mode: self.mode,
             since: events.instant(state.since),
         }
     }
@@ -444,7 +454,7 @@ mod tests {
     /// A loop that selects on `lost()` makes a watcher in each turn.
     #[test]
     fn watchers_that_are_gone_take_no_room() {
-        let caller = WaiterState::new("k".into());
+        let caller = WaiterState::new("k".into(), Mode::Exclusive);
         let stays = caller.watch(false);
         for _ in 0..1000 {
             drop(caller.watch(false));

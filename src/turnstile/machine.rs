@@ -7,6 +7,7 @@ mod shutdown;
 mod store_events;
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::time::{Moment, Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
-use crate::store::contract::{Grant, Op, Owner};
+use crate::store::contract::{Grant, Mode, Op, Owner};
 
 /// How long a renewal may be in flight: as long as the longest response time-out.
 const LONGEST_FLIGHT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -39,6 +40,16 @@ pub(crate) enum Effect<C> {
     /// Ask the waiter's policy for its next pause, and tell [`on_pause`](Turnstile::on_pause) the answer. The policy is
     /// the user's code: the engine asks it where nothing is locked.
     AskPolicy(C, WaiterId),
+}
+
+impl<C> Effect<C> {
+    /// Whom it is about.
+    pub(super) fn caller(&self) -> Option<&C> {
+        match self {
+            Self::Wake(who, _) | Self::AskPolicy(who, _) => Some(who),
+            Self::Send(_) => None,
+        }
+    }
 }
 
 /// What this registry has of the key in the store.
@@ -79,6 +90,8 @@ struct EarlyGrant {
 #[derive(Debug)]
 pub(crate) struct Turnstile<C> {
     rules: Rules,
+    /// The mode of all its callers. A shared one has one caller at most (M6).
+    mode: Mode,
     waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the wait queue, one at a time.
     adopters: VecDeque<Adopter<C>>,
@@ -96,14 +109,17 @@ pub(crate) struct Turnstile<C> {
     failures: u32,
     /// No new callers are accepted.
     closed: bool,
+    /// The store has been found to have lost our ticket.
+    tickets_gone: bool,
     effects: VecDeque<Effect<C>>,
 }
 
 impl<C: Clone> Turnstile<C> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
-    pub(crate) fn new(rules: Rules, queue: bool) -> Self {
+    pub(crate) fn new(rules: Rules, mode: Mode, queue: bool) -> Self {
         Self {
             rules,
+            mode,
             waiters: WaitQueue::new(),
             adopters: VecDeque::new(),
             state: KeyState::Idle,
@@ -114,8 +130,29 @@ impl<C: Clone> Turnstile<C> {
             store_error: None,
             failures: 0,
             closed: false,
+            tickets_gone: false,
             effects: VecDeque::new(),
         }
+    }
+
+    /// Another turnstile of the same key, which knows as much of the store.
+    pub(super) fn beside(&self, mode: Mode) -> Self {
+        Self {
+            down: self.down,
+            store_error: self.store_error.clone(),
+            closed: self.closed,
+            ..Self::new(self.rules, mode, self.store_has_queue)
+        }
+    }
+
+    /// Whether the store has been found to have lost our ticket, since the last call.
+    pub(super) fn take_tickets_gone(&mut self) -> bool {
+        mem::take(&mut self.tickets_gone)
+    }
+
+    /// Whether it has asked the store for the key, and has not got it.
+    pub(super) fn is_acquiring(&self) -> bool {
+        matches!(self.state, KeyState::Acquiring(_))
     }
 
     /// The store is believed to be down. Callers that give up before it answers get this error.
@@ -167,10 +204,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
         let endings = self.pending.iter().filter_map(|it| it.ending.as_ref());
         let endings = endings.map(|ending| &ending.who);
-        let effects = self.effects.iter().filter_map(|effect| match effect {
-            Effect::Wake(who, _) | Effect::AskPolicy(who, _) => Some(who),
-            Effect::Send(_) => None,
-        });
+        let effects = self.effects.iter().filter_map(Effect::caller);
         let holder = self.holder().into_iter();
         holder.chain(self.waiters()).chain(endings).chain(effects)
     }
@@ -205,8 +239,13 @@ impl<C: Clone> Turnstile<C> {
         points.min().map(Point::moment)
     }
 
-    /// A caller wants the key. Its verdicts come as effects.
-    pub(crate) fn arrive(&mut self, cx: &mut EventCx<'_>, waiter: Waiter<C>) -> WaiterId {
+    /// A caller wants the key. Its verdicts come as effects. `others`: how many wait at other turnstiles of the key.
+    pub(crate) fn arrive(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        waiter: Waiter<C>,
+        others: usize,
+    ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease().is_some());
@@ -219,7 +258,7 @@ impl<C: Clone> Turnstile<C> {
                 _ => Refusal::Busy,
             };
             self.refuse(waiter.who, refusal);
-        } else if self.waiters.len() >= self.rules.max_waiters {
+        } else if self.waiters.len() + others >= self.rules.max_waiters {
             self.refuse(waiter.who, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);

@@ -46,7 +46,7 @@ impl Question {
             Op::Adopt { .. } => Some(Self::Adopt),
             Op::Renew { .. } | Op::Raise { .. } => Some(Self::Renew),
             Op::Release { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => Some(Self::Release),
-            Op::Yield { .. } => None,
+            Op::Yield { .. } | Op::Serve { .. } => None,
         }
     }
 }
@@ -184,7 +184,12 @@ impl Ballot {
             }
             (Question::Acquire, Vote::No) => {
                 let left = self.left();
-                Some(Outcome::Busy { left, score })
+                let entered = false;
+                Some(Outcome::Busy {
+                    left,
+                    score,
+                    entered,
+                })
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
             (Question::Renew, Vote::Yes) => Some(match self.submitted.op {

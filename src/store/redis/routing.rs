@@ -17,7 +17,7 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::contract::{Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent};
+use crate::store::contract::{Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent, SubmittedOp};
 use crate::store::send_window::Sendable;
 
 /// A request is redirected this often without a pause. Then it is delayed, so that two nodes that name each other do
@@ -44,6 +44,13 @@ impl Change<'_> {
             {
                 request.attempts_first = false;
                 self.route(request);
+            }
+            RequestReply::DoneUnserved(outcome) => {
+                if let RequestKind::Op(SubmittedOp { key, op, .. }) = &request.kind {
+                    let (key, owner) = (key.clone(), op.owner());
+                    self.effects.events.push(StoreEvent::Unserved { key, owner });
+                }
+                self.on_reply(id, request, at, RequestReply::Done(outcome));
             }
             RequestReply::Done(outcome) => {
                 let (key, heard) = (request.key().clone(), request.heard);

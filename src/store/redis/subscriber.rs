@@ -174,9 +174,9 @@ impl SubscriberTask {
         if push.kind == PushKind::SUnsubscribe && !connection.tags().flatten().any(is_asked) {
             return Err(self.condemned());
         }
-        if let Some(Message::Granted { key, grant }) = message(&self.shared.names, push) {
-            let granted = Received::Heard(StoreEvent::Granted { key, grant });
-            self.shared.received(self.id, &mut vec![granted]);
+        if let Some(message @ Message::Granted { .. }) = message(&self.shared.names, push) {
+            let events = message.into_events().into_iter();
+            self.shared.received(self.id, &mut events.map(Received::Heard).collect());
         }
         Ok(())
     }

@@ -113,6 +113,11 @@ impl Acquisition {
         self.adopter.is_some()
     }
 
+    /// Whether this connection has confirmed that it has a ticket. Unconfirmed, the owner may hold the lock.
+    fn is_queued(&self) -> bool {
+        self.footprint == Footprint::Ticket && self.proof.is_some()
+    }
+
     /// When it has something to send.
     pub(super) fn next_timeout(&self) -> Point {
         self.withdraw_at.unwrap_or(self.ask_at)
@@ -155,7 +160,7 @@ impl<C: Clone> Turnstile<C> {
                 let Some(ttl) = waiter.or(self.waiters.first()).map(|waiter| waiter.ttl) else {
                     return false;
                 };
-                let mut acquisition = Acquisition::new(cx.ids.owner(), ttl, now, 0);
+                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, now, 0);
                 acquisition.adopter = adopter.map(|first| first.id);
                 self.state = KeyState::Acquiring(acquisition);
                 return true;
@@ -174,10 +179,7 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Nothing | Footprint::Lock => false,
             };
             let is_unwanted = self.waiters.is_empty();
-            // Unconfirmed by this connection, the owner may hold the lock.
-            let is_queued =
-                acquisition.footprint == Footprint::Ticket && acquisition.proof.is_some();
-            if is_unwanted && is_queued && self.store_has_queue && !self.closed {
+            if is_unwanted && acquisition.is_queued() && self.store_has_queue && !self.closed {
                 // G3: the waits of a thousand registries may end at the same moment. A waiter that
                 // arrives before the withdrawal takes over the ticket and its place in the queue.
                 let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
@@ -192,6 +194,10 @@ impl<C: Clone> Turnstile<C> {
             acquisition.withdraw_at = None;
         }
         if acquisition.ask_at > now {
+            return false;
+        }
+        if !cx.asks_for_others && acquisition.is_queued() {
+            acquisition.ask_at = now + cx.ids.jitter(RECHECK.0, RECHECK.1);
             return false;
         }
         let (owner, ttl, score) = (acquisition.owner, acquisition.ttl, acquisition.score);
@@ -222,13 +228,19 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Acquiring(acquisition) = &mut self.state else {
             unreachable!("an acquisition stays until its op is answered")
         };
+        // The ticket that was confirmed is not there any more. The store may have lost others as well (M5).
+        self.tickets_gone = acquisition.is_queued()
+            && matches!(
+                answer.outcome,
+                Outcome::Won { .. } | Outcome::Busy { entered: true, .. }
+            );
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;
                 let ttl = acquisition.ttl;
                 self.begin_tenure(cx, epoch, in_flight.sent, ttl);
             }
-            Outcome::Busy { left, score } => {
+            Outcome::Busy { left, score, .. } => {
                 acquisition.is_busy = true;
                 acquisition.uncontended = 0;
                 if footprint == Footprint::Ticket {
@@ -304,7 +316,7 @@ impl<C: Clone> Turnstile<C> {
         self.on_refused(error);
         self.abandon(cx.at());
         if let Some(ttl) = self.waiters.first().map(|head| head.ttl) {
-            let acquisition = Acquisition::new(cx.ids.owner(), ttl, ask_at, 0);
+            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
         }
     }
@@ -392,6 +404,18 @@ impl<C: Clone> Turnstile<C> {
         {
             self.grant_lease(now, adopter.id, adopter.waiter);
         }
+    }
+
+    /// The store may have lost our ticket: asks it at once.
+    pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
+        if let KeyState::Acquiring(acquisition) = &mut self.state
+            && acquisition.is_queued()
+        {
+            acquisition.forget_proof();
+            acquisition.ask_at = cx.at();
+        }
+        self.schedule(cx);
     }
 
     /// Abandons an acquisition that nobody needs while the store is away. One that belongs to a pending yield stays.

@@ -59,7 +59,7 @@ impl<C: Clone> Turnstile<C> {
         let (old, until) = (tenure.owner(), tenure.expires_by(now));
         let (op, state) = match next_ttl {
             Some(ttl) if self.store_has_queue && self.waiters.has_patient() => {
-                let new = cx.ids.owner();
+                let new = cx.ids.owner(self.mode);
                 let acquisition = Acquisition::new(new, ttl, now, tenure.uncontended_after_yield());
                 let state = KeyState::Acquiring(acquisition);
                 (Op::Yield { old, new, ttl }, state)

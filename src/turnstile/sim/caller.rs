@@ -7,6 +7,7 @@ use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
+use crate::store::contract::Mode;
 use crate::turnstile::{
     LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
@@ -32,6 +33,7 @@ pub(super) struct Caller {
     pub(super) key: KeyId,
     pub(super) ttl: u64,
     pub(super) stage: Stage,
+    pub(super) mode: Mode,
     pub(super) patience: Patience,
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
@@ -64,6 +66,7 @@ impl Caller {
             key: 0,
             ttl,
             stage: Stage::Out,
+            mode: Mode::Exclusive,
             patience: Patience::Queue,
             renewals: 0,
             lets_expire: false,
@@ -109,11 +112,13 @@ impl World {
             1 => rng.between(0, 4 * SECOND),
             _ => rng.between(SECOND, LONGEST_WAIT),
         };
+        let mode = rng.pick(&profile.modes);
         let caller = Caller {
             process: rng.below(profile.registries as u64) as ProcessId,
             key: rng.below(profile.keys as u64) as KeyId,
             ttl: profile.ttls[rng.below(profile.ttls.len() as u64) as usize],
             stage: Stage::Out,
+            mode,
             patience: if once {
                 Patience::Once
             } else {
@@ -124,7 +129,7 @@ impl World {
             } else {
                 0
             },
-            lets_expire: rng.chance(profile.keepers),
+            lets_expire: mode == Mode::Exclusive && rng.chance(profile.keepers),
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -175,11 +180,11 @@ impl World {
                 .clock
                 .moment(now + self.profile.response_timeout),
         };
-        let adopts = caller.adopts.clone();
+        let (adopts, mode) = (caller.adopts.clone(), caller.mode);
         self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));
-        let waiter = self.put_in(process, key, |turnstile, cx| match adopts {
-            Some(from) => turnstile.adopt(cx, from, waiter),
-            None => turnstile.arrive(cx, waiter),
+        let waiter = self.put_in(process, key, |lines, cx| match adopts {
+            Some(from) => lines.adopt(cx, from, waiter),
+            None => lines.arrive(cx, mode, waiter),
         });
         self.callers[id].stage = Stage::Waiting(waiter);
         self.drain(process, key);
@@ -233,7 +238,7 @@ impl World {
                 caller.stage = Stage::Granted(waiter);
                 if caller.adopts.is_some() {
                     self.check_adopted(id);
-                } else {
+                } else if caller.mode == Mode::Exclusive {
                     self.check_order(process, key, waiter);
                 }
                 self.lease_begins(process, key, id, token.get(), deadline);
@@ -370,7 +375,7 @@ impl World {
         if caller.visit != visit {
             return;
         }
-        let taken = self.feed(process, key, |turnstile, cx| turnstile.take(cx, waiter));
+        let taken = self.feed(process, key, |lines, cx| lines.take(cx, waiter));
         self.note(|_| format!("r{process} k{key} c{id} takes it: {taken}"));
         let stage = self.callers[id].stage;
         if taken != (stage == Stage::Granted(waiter)) {
@@ -411,7 +416,7 @@ impl World {
         caller.stage = Stage::Leaving;
         self.note(|_| format!("r{process} k{key} c{id} is dropped"));
         self.lease_ends(key, id);
-        self.feed(process, key, |turnstile, cx| turnstile.leave(cx, waiter));
+        self.feed(process, key, |lines, cx| lines.leave(cx, waiter));
         self.callers[id].stage = Stage::Out;
     }
 
@@ -430,7 +435,8 @@ impl World {
         let caller = &mut self.callers[id];
         caller.stage = Stage::Finishing;
         let lets_expire = caller.lets_expire;
-        let detaches = !self.calm && self.rng.chance(self.profile.detached);
+        let is_exclusive = caller.mode == Mode::Exclusive;
+        let detaches = is_exclusive && !self.calm && self.rng.chance(self.profile.detached);
         self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
         self.check_extended(id);
         if lets_expire || detaches {
@@ -438,8 +444,8 @@ impl World {
         }
         self.lease_finishes(key, id);
         let keep = lets_expire || detaches;
-        let kept = self.feed(process, key, |turnstile, cx| {
-            turnstile.finish(cx, waiter, keep)
+        let kept = self.feed(process, key, |lines, cx| {
+            lines.finish(cx, waiter, keep)
         });
         if detaches && let Some(owner) = kept {
             self.plan_adopters(process, key, owner);
@@ -455,8 +461,8 @@ impl World {
         let (process, key, lets_expire) = (caller.process, caller.key, caller.lets_expire);
         self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
         // As one that holds it is told of the end.
-        let kept = self.feed(process, key, |turnstile, cx| {
-            turnstile.finish(cx, waiter, lets_expire)
+        let kept = self.feed(process, key, |lines, cx| {
+            lines.finish(cx, waiter, lets_expire)
         });
         let stage = self.callers[id].stage;
         if stage != Stage::Out || kept.is_some() {

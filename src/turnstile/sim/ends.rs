@@ -30,8 +30,9 @@ impl World {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
         let key_status = self.server.keyspace.inspect(&prefix, &name, now);
-        let left = key_status.left.unwrap_or(Duration::from_secs(1 << 30));
-        Some((key_status.owner?, now + left.as_micros() as u64))
+        let holder = key_status.holders.into_iter().next()?;
+        let left = holder.left.unwrap_or(Duration::from_secs(1 << 30));
+        Some((holder.name, now + left.as_micros() as u64))
     }
 
     /// A lease is over for its holder, and its key is to stay.
@@ -67,7 +68,7 @@ impl World {
         if matches!(op, Op::Enter { .. }) && !self.has_patient(process, key) {
             self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
         }
-        let owner = format!("{}:{}", self.processes[process].instance, op.owner().0);
+        let owner = format!("{}:{}", self.processes[process].instance, op.owner().sequence);
         let now = self.server.clock.micros(self.now);
         let kept = self.referee.kept[key].as_ref();
         let is_remembered = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);
@@ -115,7 +116,7 @@ impl World {
 
     /// A lease was detached: one other or two try to adopt it, soon or too late.
     pub(super) fn plan_adopters(&mut self, process: ProcessId, key: KeyId, owner: Owner) {
-        let from: Arc<str> = format!("{}:{}", self.processes[process].instance, owner.0).into();
+        let from: Arc<str> = format!("{}:{}", self.processes[process].instance, owner.sequence).into();
         for _ in 0..self.rng.between(1, 2) {
             let to = self.rng.below(self.profile.registries as u64) as ProcessId;
             let ttl = self.rng.pick(&self.profile.ttls);
@@ -182,8 +183,8 @@ impl World {
         let ttl = self.rng.pick(&[caller.ttl / 2, caller.ttl, 3 * caller.ttl]);
         let ttl = ttl.max(10 * MILLI);
         self.note(|_| format!("r{process} k{key} c{id} wants {ttl} us more"));
-        let until = self.feed(process, key, |turnstile, cx| {
-            turnstile.extend(cx, waiter, Duration::from_micros(ttl))
+        let until = self.feed(process, key, |lines, cx| {
+            lines.extend(cx, waiter, Duration::from_micros(ttl))
         });
         let stage = self.callers[id].stage;
         let may = stage == Stage::Holding(waiter) && !self.processes[process].closed;

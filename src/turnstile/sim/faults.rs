@@ -38,7 +38,10 @@ impl World {
             }
             Fault::Restart { wipe } => {
                 if wipe {
-                    self.server.keyspace = Keyspace::default();
+                    self.server.keyspace = Keyspace {
+                        most_served: self.profile.most_served,
+                        ..Keyspace::default()
+                    };
                     self.referee.fence_lost = true;
                 }
                 self.server.scripts = false;

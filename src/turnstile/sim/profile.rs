@@ -1,5 +1,6 @@
 use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
+use crate::store::contract::Mode;
 use crate::store::send_window::Limits;
 
 /// What a run is about. Most seeds mix; some keep to one kind of trouble, so that the bounds that
@@ -91,6 +92,10 @@ pub(super) struct Profile {
     pub(super) local_passes: u32,
     pub(super) local_span: u64,
     pub(super) max_waiters: usize,
+    /// How many tickets the server serves in one op (M4).
+    pub(super) most_served: usize,
+    /// What the callers of all keys ask for.
+    pub(super) modes: Vec<Mode>,
 }
 
 const THEMES: [Theme; 7] = [
@@ -176,6 +181,8 @@ impl Profile {
             local_passes: rng.pick(&[0, 1, 16, 63]),
             local_span: rng.pick(&[0, 20 * MILLI, SECOND]),
             max_waiters: rng.pick(&[3, 1000, 1000]),
+            most_served: rng.pick(&[1, 3, 64]),
+            modes: Self::some_modes(rng),
         };
         if profile.response_timeout < 4 * profile.latency.1 && rng.chance(700) {
             // Mostly the time-out fits the net.
@@ -183,6 +190,27 @@ impl Profile {
         }
         profile.choose_faults(rng);
         profile
+    }
+
+    pub(super) fn has_shared(&self) -> bool {
+        self.modes.iter().any(|mode| *mode != Mode::Exclusive)
+    }
+
+    /// Half of the runs are about exclusive leases alone.
+    fn some_modes(rng: &mut Rng) -> Vec<Mode> {
+        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        let permits = |limit, weight| Mode::Permits { limit, weight };
+        match rng.below(10) {
+            0 | 1 => vec![exclusive, shared],
+            2 => vec![exclusive, shared, shared, shared, shared],
+            3 => vec![permits(3, 1)],
+            4 => vec![permits(4, 1), permits(4, 2), permits(4, 4)],
+            5 => {
+                let weighty = [permits(2, 1), permits(5, 3), permits(100, 1)];
+                [[exclusive, shared, shared].as_slice(), &weighty].concat()
+            }
+            _ => vec![exclusive],
+        }
     }
 
     fn choose_faults(&mut self, rng: &mut Rng) {

@@ -9,7 +9,7 @@ use super::ends::Kept;
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{KeyId, World};
-use crate::store::contract::{Answer, Op, Outcome, Owner};
+use crate::store::contract::{Answer, Mode, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
 use crate::turnstile::{Moment, WaiterId};
 
@@ -21,7 +21,8 @@ pub(super) struct Referee {
     pub(super) log: Vec<(True, ProcessId, u64)>,
     /// Given back by their holders, and not confirmed.
     finished: BTreeMap<CallerId, Seen>,
-    pub(super) tokens: Vec<u64>,
+    /// By key.
+    tokens: Vec<Tokens>,
     /// By key: who had the last tenure, and how many in a row.
     tenures: Vec<(ProcessId, u32)>,
     /// By key: since when somebody waits and nobody has the lock.
@@ -74,6 +75,14 @@ pub(super) struct Counts {
     pub(super) shed: u64,
 }
 
+/// The tokens of a key's leases.
+#[derive(Clone, Debug, Default)]
+struct Tokens {
+    /// The last of an exclusive lease.
+    exclusive: u64,
+    all: BTreeSet<u64>,
+}
+
 /// A lease that was given and has not ended.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
@@ -89,7 +98,7 @@ impl Referee {
             leases: vec![Vec::new(); keys],
             log: Vec::new(),
             finished: BTreeMap::new(),
-            tokens: vec![0; keys],
+            tokens: vec![Tokens::default(); keys],
             tenures: vec![(ProcessId::MAX, 0); keys],
             starving: vec![None; keys],
             counts: Counts::default(),
@@ -136,18 +145,28 @@ impl World {
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
         self.referee.starving[key] = None;
         self.referee.finished.remove(&caller);
-        self.check_passes(key, process, token % 64);
+        if self.callers[caller].mode == Mode::Exclusive {
+            self.check_passes(key, process, token % 64);
+        }
         if !self.is_valid(&lease) {
             self.breach(format!("D4: c{caller} is given a lease that is over"));
         }
         if self.profile.promised() {
             self.check_alone(key, &lease);
             self.check_proof(key, &lease);
-            if token <= self.referee.tokens[key] {
-                let last = self.referee.tokens[key];
+            // Shared leases may be told in another order than they were given.
+            let is_exclusive = self.callers[caller].mode == Mode::Exclusive;
+            let Tokens { exclusive, all } = &mut self.referee.tokens[key];
+            let last = match is_exclusive {
+                true => all.last().copied().unwrap_or(0),
+                false => *exclusive,
+            };
+            if is_exclusive {
+                *exclusive = token;
+            }
+            if !all.insert(token) || token <= last {
                 self.breach(format!("token {token} of c{caller} does not exceed {last}"));
             }
-            self.referee.tokens[key] = token;
         }
         self.referee.leases[key].push(lease);
     }
@@ -257,7 +276,9 @@ impl World {
         let steady = runs && caller.ttl >= 300 * MILLI && 10 * self.profile.reply_lag <= caller.ttl;
         let long = self.now - caller.seated_at > caller.ttl / 10 * 9;
         let renewed = caller.renewals == u32::MAX;
-        if over && steady && long && renewed && !caller.warned {
+        // A renewal of another shared lease counts as one of this.
+        let known = !self.profile.has_shared();
+        if over && steady && long && renewed && known && !caller.warned {
             self.breach(format!("a lease on k{key} is lost without a warning"));
         }
     }
@@ -298,13 +319,29 @@ impl World {
         }
     }
 
-    /// At most one valid lease a key, over all registries.
+    /// M1: the valid leases of a key, over all registries, are one exclusive one, or readers, or permits within their
+    /// limit.
     fn check_alone(&mut self, key: KeyId, lease: &Seen) {
-        let other = self.referee.leases[key]
-            .iter()
-            .find(|other| self.is_valid(other));
-        if let Some(other) = other.cloned() {
-            self.breach(format!("two leases on k{key}: {other:?} and {lease:?}"));
+        let others = self.referee.leases[key].iter();
+        let others: Vec<_> = others.filter(|other| self.is_valid(other)).collect();
+        let mode_of = |lease: &Seen| self.callers[lease.caller].mode;
+        let taken = |mode| match mode {
+            Mode::Permits { weight, .. } => u32::from(weight),
+            _ => 1,
+        };
+        let may_stay = match mode_of(lease) {
+            Mode::Exclusive => others.is_empty(),
+            Mode::Shared => others.iter().all(|it| mode_of(it) == Mode::Shared),
+            Mode::Permits { limit, weight } => {
+                let same = |mode| matches!(mode, Mode::Permits { limit: other, .. } if other == limit);
+                let sum: u32 = others.iter().map(|it| taken(mode_of(it))).sum();
+                others.iter().all(|it| same(mode_of(it))) && sum + u32::from(weight) <= limit
+            }
+        };
+        if !may_stay {
+            let mode = mode_of(lease);
+            let others: Vec<_> = others.iter().map(|it| (mode_of(it), (*it).clone())).collect();
+            self.breach(format!("on k{key} {lease:?} ({mode}) meets {others:?}"));
         }
     }
 
@@ -314,14 +351,15 @@ impl World {
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
         let key_status = self.server.keyspace.inspect(&prefix, &name, now);
         let process = &self.processes[lease.process];
-        let ours = key_status
-            .owner
-            .as_ref()
-            .is_some_and(|owner| owner.split(':').next() == Some(&*process.instance));
-        let left = key_status.left.map_or(0, |left| left.as_micros() as u64);
-        let ends = self.now + self.server.clock.lasts(left);
+        let mode = self.callers[lease.caller].mode;
+        let ours = key_status.holders.iter().filter(|holder| {
+            holder.mode == mode && holder.name.split(':').next() == Some(&*process.instance)
+        });
+        // Of several leases of this registry, it is not known here whose is whose.
+        let left = ours.map(|it| it.left.map_or(0, |left| left.as_micros() as u64)).max();
+        let ends = self.now + self.server.clock.lasts(left.unwrap_or(0));
         let believed = process.clock.when(lease.deadline);
-        if !ours || believed > ends {
+        if left.is_none() || believed > ends {
             self.breach(format!(
                 "k{key}: {lease:?} is believed to {believed} us, the store has {key_status:?}, to {ends} us"
             ));
@@ -329,12 +367,13 @@ impl World {
     }
 
     /// F1: draws grow in the order in which the store makes them.
-    pub(super) fn check_epoch(&mut self, answer: &Answer, delivery: Option<&Delivery>) {
-        let mut epochs = Vec::new();
+    pub(super) fn check_epoch(&mut self, answer: &Answer, deliveries: &[Delivery]) {
+        let grants = deliveries.iter().filter_map(|it| it.grant.as_ref());
+        let mut epochs: Vec<_> = grants.map(|grant| grant.epoch).collect();
         if let Outcome::Won { epoch } = answer.outcome {
             epochs.push(epoch);
         }
-        epochs.extend(delivery.and_then(|delivery| Some(delivery.grant.as_ref()?.epoch)));
+        epochs.sort_unstable();
         for epoch in epochs {
             let last = std::mem::replace(&mut self.server.last_epoch, epoch);
             if epoch <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {

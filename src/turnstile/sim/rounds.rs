@@ -7,7 +7,7 @@ use super::clock::{MILLI, SECOND};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::{Op, Outcome, Owner};
+use crate::store::contract::{Mode, Op, Outcome, Owner};
 use crate::store::memory::Asking;
 use crate::turnstile::Patience;
 
@@ -32,6 +32,7 @@ impl World {
             });
             let leases = &self.referee.leases[key];
             let held = leases.iter().any(|lease| self.is_valid(lease));
+            let held = held && !self.front_fits(key);
             if held || !waits || self.is_strange(key) || self.is_remembered(key) {
                 self.referee.starving[key] = None;
                 continue;
@@ -54,12 +55,8 @@ impl World {
 
     /// A stranger's plain lock.
     fn is_strange(&mut self, key: KeyId) -> bool {
-        let now = self.server.clock.micros(self.now);
-        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
-        key_status
-            .owner
-            .is_some_and(|owner| owner.starts_with("stranger"))
+        let holders = self.holders(key);
+        holders.iter().any(|(whose, _)| &**whose == "stranger")
     }
 
     fn gap_bound(&self) -> Option<u64> {
@@ -92,12 +89,31 @@ impl World {
         self.server.keyspace.tickets(asking)
     }
 
-    pub(super) fn holder(&mut self, key: KeyId) -> Option<String> {
-        let now = self.server.clock.micros(self.now);
-        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
-        let owner = key_status.owner?;
-        owner.split(':').next().map(str::to_owned)
+    /// Who has a key, as the server has it.
+    pub(super) fn holders(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
+        let nobody: Arc<str> = "nobody".into();
+        let asking = Asking {
+            prefix: &self.server.prefix,
+            instance: &nobody,
+            key: &self.keys[key],
+            now: self.server.clock.micros(self.now),
+        };
+        self.server.keyspace.holders(asking)
+    }
+
+    /// Whether the first ticket whose registry lives may have the key now.
+    pub(super) fn front_fits(&mut self, key: KeyId) -> bool {
+        let Some((_, first)) = self.first_live(key) else {
+            return false;
+        };
+        let nobody: Arc<str> = "nobody".into();
+        let asking = Asking {
+            prefix: &self.server.prefix,
+            instance: &nobody,
+            key: &self.keys[key],
+            now: self.server.clock.micros(self.now),
+        };
+        self.server.keyspace.admits(asking, first.mode)
     }
 
     /// I6 and W1, seen from the server: when nothing goes wrong, who waits in the queue has a ticket
@@ -107,12 +123,15 @@ impl World {
             return;
         }
         let tickets = self.tickets(key);
-        let holder = self.holder(key);
+        let holders = self.holders(key);
         for id in 0..self.processes.len() {
             let process = &self.processes[id];
             let instance = &process.instance;
-            let placed = tickets.iter().any(|(whose, _)| whose == instance)
-                || holder.as_deref() == Some(&**instance);
+            let placed = tickets.iter().chain(&holders);
+            let placed = placed.filter(|(whose, _)| whose == instance).count();
+            let leases = self.referee.leases[key].iter();
+            let held = leases.filter(|lease| lease.process == id).count();
+            let placed = placed >= held + self.places_needed(id, key);
             let silent = process
                 .link
                 .conn
@@ -148,6 +167,21 @@ impl World {
         }
     }
 
+    /// How many tickets or leases its waiters need: one for all exclusive ones, and one for each shared one (M6).
+    fn places_needed(&self, process: ProcessId, key: KeyId) -> usize {
+        let waiting = self.callers.iter().filter(|caller| {
+            (caller.process, caller.key, caller.patience) == (process, key, Patience::Queue)
+                && matches!(caller.stage, Stage::Waiting(_))
+        });
+        let (exclusive, shared): (Vec<_>, Vec<_>) =
+            waiting.partition(|caller| caller.mode == Mode::Exclusive);
+        let leases = self.referee.leases[key].iter();
+        let mut leases = leases.filter(|lease| lease.process == process);
+        // Those who wait behind a local holder have its lease.
+        let has_lease = leases.any(|lease| self.callers[lease.caller].mode == Mode::Exclusive);
+        usize::from(!exclusive.is_empty() && !has_lease) + shared.len()
+    }
+
     pub(super) fn has_patient(&self, process: ProcessId, key: KeyId) -> bool {
         self.callers.iter().any(|caller| {
             caller.process == process
@@ -180,36 +214,42 @@ impl World {
             return;
         }
         let tickets = self.tickets(key);
-        let holder = self.holder(key);
+        let holders = self.holders(key);
         let living = self.processes.iter().find(|process| {
-            let has_ticket = tickets.iter().any(|(whose, _)| *whose == process.instance);
-            !process.gone && (has_ticket || holder.as_deref() == Some(&*process.instance))
+            let mut there = tickets.iter().chain(&holders);
+            !process.gone && there.any(|(whose, _)| *whose == process.instance)
         });
         if let Some(instance) = living.map(|process| process.instance.clone()) {
             self.breach(format!(
-                "{instance} wants k{key} no more, and has {tickets:?}, {holder:?}"
+                "{instance} wants k{key} no more, and has {tickets:?}, {holders:?}"
             ));
         }
     }
 
-    /// Nobody wins a free lock past a live ticket.
-    pub(super) fn check_barging(
+    /// M2: nobody wins past a live ticket. M3: after an op that names the queue, its front does not fit. `before`: the
+    /// live tickets and the holders before the op.
+    pub(super) fn check_queue(
         &mut self,
         key: KeyId,
         op: &Op,
         outcome: &Outcome,
-        first: Option<(Arc<str>, Owner)>,
-        was_free: bool,
+        before: (Vec<(Arc<str>, Owner)>, Vec<(Arc<str>, Owner)>),
+        unserved: bool,
     ) {
-        if let Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. } = *op
-            && let Outcome::Won { .. } = outcome
-            && was_free
-            && let Some((instance, first)) = first
-            && first != owner
-        {
-            self.breach(format!(
-                "k{key}: {op:?} has won past {first:?} of {instance}"
-            ));
+        let (tickets, holders) = before;
+        let winner = op.owner();
+        let asks = matches!(op, Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. });
+        let is_new = !holders.iter().any(|(_, holder)| *holder == winner);
+        if asks && is_new && matches!(outcome, Outcome::Won { .. }) {
+            let left = self.tickets(key);
+            let ahead = tickets.iter().take_while(|(_, owner)| *owner != winner);
+            if let Some(overtaken) = ahead.clone().find(|ticket| left.contains(ticket)) {
+                self.breach(format!("k{key}: {op:?} has won past {overtaken:?}"));
+            }
+        }
+        let serves = !matches!(op, Op::Renew { .. } | Op::Adopt { .. } | Op::Raise { .. });
+        if serves && !unserved && !matches!(outcome, Outcome::NotOld) && self.front_fits(key) {
+            self.breach(format!("k{key}: {op:?} leaves a ticket that fits in front"));
         }
     }
 }
