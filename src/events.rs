@@ -378,6 +378,7 @@ mod tests {
         let waiter = 1;
         let told = [
             LockEvent::Acquired {
+                mode: Mode::Exclusive,
                 key: key.clone(),
                 waiter,
                 token,

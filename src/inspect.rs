@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use crate::{LockError, Mode};
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::store::contract::KeyStatus;
+use crate::{LockError, Mode};
 
 /// Future of [`Lock::inspect`](crate::Lock::inspect).
 pub type Inspect = Operation<Result<Inspection, LockError>>;
@@ -72,7 +72,11 @@ impl From<KeyStatus> for Inspection {
         let queue = key_status.queue.into_iter();
         Self {
             owner: holders.first().map(|first| first.owner.clone()),
-            remaining: holders.iter().map(|it| it.remaining).max_by_key(|it| it.unwrap_or(Duration::MAX)).flatten(),
+            remaining: holders
+                .iter()
+                .map(|it| it.remaining)
+                .max_by_key(|it| it.unwrap_or(Duration::MAX))
+                .flatten(),
             holders,
             waiting: key_status.tickets,
             queue: queue

@@ -2,13 +2,13 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{LockError, Mode};
 use crate::engine::{Arrival, Engine};
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost, TTL};
 use crate::turnstile::Patience;
+use crate::{LockError, Mode};
 
 /// What a lock was told to lock, and how. What is not set is the registry's.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::store::contract::{KeyScope, Op, Session};
-use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Lines, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
 
 /// The state of a registry, under its one lock.
 pub(super) struct State {

@@ -69,9 +69,7 @@ impl Engine {
                 self.feed_scope(
                     &scope,
                     told,
-                    &[&Lines::up_renew, &|lines, cx| {
-                        lines.up(cx, queue)
-                    }],
+                    &[&Lines::up_renew, &|lines, cx| lines.up(cx, queue)],
                 );
                 if was_down {
                     log!(info, "store reachable again");

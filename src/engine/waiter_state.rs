@@ -12,12 +12,12 @@ use tokio::runtime::Id;
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
-use crate::{Mode, Token};
 use crate::events::LockEvent;
 use crate::repeat::Pauses;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
 use crate::user_code;
+use crate::{Mode, Token};
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct WaiterState {

@@ -27,8 +27,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
-pub(crate) use crate::mode::Mode;
 use crate::StoreError;
+pub(crate) use crate::mode::Mode;
 
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
@@ -340,6 +340,19 @@ pub struct KeyStatus {
     pub tickets: u64,
     /// The owners of the first tickets, and their modes: [`MOST_SHOWN`] at most.
     pub queue: Vec<(String, Mode)>,
+}
+
+#[cfg(test)]
+impl KeyStatus {
+    /// The first holder's name.
+    pub(crate) fn owner(&self) -> Option<String> {
+        self.holders.first().map(|holder| holder.name.clone())
+    }
+
+    /// How long the first holder has it.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.holders.first()?.left
+    }
 }
 
 /// How many tickets of a queue are shown.

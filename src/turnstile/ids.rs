@@ -103,7 +103,9 @@ mod tests {
         let mut ids = Ids::new(1);
         let now = Point::from(Duration::ZERO);
         let until = now + Duration::from_secs(86_400);
-        let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| ids.owner(Mode::Exclusive)).collect();
+        let owners: Vec<_> = (0..MOST_KEPT + 10)
+            .map(|_| ids.owner(Mode::Exclusive))
+            .collect();
         for owner in &owners {
             ids.remember(*owner, now, until);
         }

@@ -63,10 +63,14 @@ impl<C: Clone> Lines<C> {
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
         let effect = self.exclusive.next_effect();
-        effect.or_else(|| self.shared.as_mut()?.effects.pop_front())
+        let effect = effect.or_else(|| self.shared.as_mut()?.effects.pop_front());
+        if effect.is_none() {
+            self.shared.take_if(|shared| shared.lines.is_empty());
+        }
+        effect
     }
 
-    /// Nobody waits, nothing is held or pending: all this may be dropped.
+    /// Nobody waits, nothing is held or pending, and all effects are drained: all this may be dropped.
     pub(crate) fn is_idle(&self) -> bool {
         self.exclusive.is_idle() && self.shared.is_none()
     }
@@ -90,7 +94,9 @@ impl<C: Clone> Lines<C> {
     pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
         let effects = self.shared.iter().flat_map(|shared| &shared.effects);
         let effects = effects.filter_map(Effect::caller);
-        self.turnstiles().flat_map(Turnstile::callers).chain(effects)
+        self.turnstiles()
+            .flat_map(Turnstile::callers)
+            .chain(effects)
     }
 
     fn turnstiles(&self) -> impl Iterator<Item = &Turnstile<C>> {
@@ -104,7 +110,11 @@ impl<C: Clone> Lines<C> {
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
         let shared = self.shared.as_ref();
         let shared = shared.and_then(|shared| Some(shared.timeouts.first()?.0));
-        self.exclusive.next_timeout().into_iter().chain(shared).min()
+        self.exclusive
+            .next_timeout()
+            .into_iter()
+            .chain(shared)
+            .min()
     }
 
     /// A caller wants the key. Its verdicts come as effects.
@@ -198,7 +208,9 @@ impl<C: Clone> Lines<C> {
 
     pub(crate) fn replied(&mut self, cx: &mut EventCx<'_>, op: &Op, result: OpResult) {
         if !is_serve(op) {
-            self.feed_owner(cx, op.owner(), |turnstile, cx| turnstile.replied(cx, op, result));
+            self.feed_owner(cx, op.owner(), |turnstile, cx| {
+                turnstile.replied(cx, op, result)
+            });
         }
     }
 
@@ -262,7 +274,9 @@ impl<C: Clone> Lines<C> {
     }
 
     fn shared(&mut self) -> (&Turnstile<C>, &mut SharedLines<C>) {
-        let shared = self.shared.get_or_insert_with(|| Box::new(SharedLines::new()));
+        let shared = self
+            .shared
+            .get_or_insert_with(|| Box::new(SharedLines::new()));
         (&self.exclusive, shared)
     }
 
@@ -333,9 +347,7 @@ impl<C: Clone> Lines<C> {
         let result = event(&mut line.turnstile, &mut cx_of_line);
         let tickets_gone = line.turnstile.take_tickets_gone();
         shared.settle(id);
-        if shared.lines.is_empty() && shared.effects.is_empty() {
-            self.shared = None;
-        } else if tickets_gone {
+        if tickets_gone {
             self.ask_again(cx, Some(id));
         }
         result
@@ -404,7 +416,12 @@ impl<C: Clone> SharedLines<C> {
         }
         self.waiting.remove(&id);
         if line.turnstile.is_idle() {
-            for owner in self.lines.remove(&id).into_iter().flat_map(|line| line.owners) {
+            for owner in self
+                .lines
+                .remove(&id)
+                .into_iter()
+                .flat_map(|line| line.owners)
+            {
                 self.by_owner.remove(&owner);
             }
             return;

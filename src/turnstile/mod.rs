@@ -47,7 +47,7 @@ mod wait_queue;
 
 pub(crate) use self::ids::{EventCx, Ids};
 pub(crate) use self::lines::Lines;
-pub(crate) use self::machine::{Effect, Rules, Turnstile};
+pub(crate) use self::machine::{Effect, Rules};
 pub(crate) use self::time::{FOREVER, Moment};
 pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

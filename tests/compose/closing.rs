@@ -236,7 +236,7 @@ async fn a_shared_lease_is_given_back_by_the_last() {
     assert!(poll!(&mut shutdown).is_pending());
     assert!(is_closed(outer.await));
     let keys = here.snapshot().keys;
-    assert!(keys.len() == 1 && keys[0].held.is_some(), "{keys:?}");
+    assert!(keys.len() == 1 && keys[0].held.len() == 1, "{keys:?}");
     assert!(!is_free(&there, "k").await);
     assert!(is_closed(guard.release().await) && is_free(&there, "k").await);
     shutdown.await;

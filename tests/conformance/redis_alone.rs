@@ -295,7 +295,7 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
 /// keys deleted.
 pub(crate) async fn a_lead_that_the_server_refuses_is_had_when_it_relents(w: &Redis) {
     let lock = w.registry().await.obtain("k");
-    let queue = "{lock:k}:~queue1";
+    let queue = "{lock:k}:~queue2";
     w.server().cmd(&["RPUSH", queue, "x"]);
     let error = assert_err!(lock.acquire().await, Store, "k");
     assert!(chain(&error).contains("WRONGTYPE"), "{error:?}");

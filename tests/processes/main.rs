@@ -44,7 +44,7 @@ fn spawn(server: &RedisServer, role: &str, env: &[(&str, &str)]) -> Worker {
 /// Waits until so many registries are in the queue of `k`.
 async fn wait_for_queue(server: &RedisServer, tickets: u64) {
     wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == tickets
+        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == tickets
     })
     .await;
 }

@@ -69,7 +69,7 @@ async fn a_hand_over_counts_when_both_replicas_have_it() {
         let next = if turn % 2 == 0 { &there } else { &here };
         let waiter = tokio::spawn(next.obtain("k").lease());
         wait_until("it stands in the queue", BOUND, || {
-            flock.primary.exists("{lock:k}:~queue1")
+            flock.primary.exists("{lock:k}:~queue2")
         })
         .await;
         let (token, owner) = (lease.token(), flock.primary.get("lock:k"));
@@ -96,7 +96,7 @@ async fn a_grant_that_does_not_count_goes_on_and_its_waiter_is_not_forgotten() {
     );
     let stand = async |count: u64| {
         wait_until("they stand in the queue", BOUND, || {
-            flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == count
+            flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == count
         })
         .await;
     };

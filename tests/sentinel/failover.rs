@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use crate::support::{FAIL_OVER, RedisServer, Sentinel, Watched, chain, wait_until};
 use crate::{BOUND, LONG, ms, registry};
 
-const QUEUE: &str = "{lock:k}:~queue1";
+const QUEUE: &str = "{lock:k}:~queue2";
 
 /// One who holds `k`, and one who waits for it.
 struct Scene {

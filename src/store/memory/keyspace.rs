@@ -118,14 +118,18 @@ impl Keyspace {
             | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. } => {
                 let owner = ours(owner);
-                if let Some(won) = slot.claim(cx, &owner, ttl) {
+                let place = match *op {
+                    Op::Enter { score, .. } => score,
+                    _ => None,
+                };
+                if let Some(won) = slot.claim(cx, &owner, ttl, place) {
                     won
                 } else {
                     let ends = slot.kept_until(now);
                     let mode = owner.owner.mode;
                     let ticket = Ticket { owner, ttl };
                     let entered = match *op {
-                        Op::Enter { score, .. } => Some(slot.queue.add(now, ticket, score, ends)),
+                        Op::Enter { .. } => Some(slot.queue.add(now, ticket, place, ends)),
                         Op::Listen { .. } => Some(slot.listeners.add(now, ticket, None, ends)),
                         _ => None,
                     };

@@ -81,13 +81,17 @@ impl Core {
             }
             applied
         };
-        for (listener, Delivery { grant, unserved, .. }) in told {
+        for (
+            listener,
+            Delivery {
+                grant, unserved, ..
+            },
+        ) in told
+        {
             let key = || key.clone();
             let unserved = grant.as_ref().filter(|_| unserved);
-            let unserved = unserved.map(|&Grant { owner, .. }| StoreEvent::Unserved {
-                key: key(),
-                owner,
-            });
+            let unserved =
+                unserved.map(|&Grant { owner, .. }| StoreEvent::Unserved { key: key(), owner });
             let event = match grant {
                 Some(grant) => StoreEvent::Granted { key: key(), grant },
                 None => StoreEvent::Freed { key: key() },

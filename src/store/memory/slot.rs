@@ -119,7 +119,11 @@ impl Holders {
             Mode::Permits { limit, .. } => Some(limit),
             Mode::Exclusive | Mode::Shared => None,
         };
-        if self.until.keys().any(|owner| limit_of(owner) != Some(limit)) {
+        if self
+            .until
+            .keys()
+            .any(|owner| limit_of(owner) != Some(limit))
+        {
             return last;
         }
         let mut by_end: Vec<_> = self.iter().collect();
@@ -249,17 +253,23 @@ impl StoredKey {
         Outcome::Won { epoch }
     }
 
-    /// Gives the lock to the owner if it may have it now, after those that are before it in the queue (M2, M3).
+    /// Gives the lock to the owner if it may have it now, after those that are before it in the queue (M2, M3). `place`:
+    /// its place there before the connection broke (K2).
     pub(super) fn claim(
         &mut self,
         cx: &mut OpCx<'_>,
         owner: &FullOwner,
         ttl: Duration,
+        place: Option<u64>,
     ) -> Option<Outcome> {
+        let place = place.filter(|place| *place <= cx.now).unwrap_or(u64::MAX);
         let is_held = self.holders.contains(owner);
-        let served = if is_held { 0 } else { self.serve(cx, Some(owner), 0) };
+        let served = match is_held {
+            true => 0,
+            false => self.serve(cx, Some((owner, place)), 0),
+        };
         let first = self.queue.by_score.first_key_value();
-        let is_next = first.is_none_or(|(_, ticket)| ticket.owner == *owner);
+        let is_next = first.is_none_or(|(score, ticket)| ticket.owner == *owner || place < *score);
         if !is_held && !(is_next && self.holders.admit(owner.owner.mode)) {
             return None;
         }
@@ -270,12 +280,12 @@ impl StoredKey {
         Some(won)
     }
 
-    /// S2, M3: serves tickets from the front of the queue, up to that of `until`, as long as they fit. `served` tickets
-    /// were served before in the same call. Returns how many that makes.
+    /// S2, M3: serves tickets from the front of the queue as long as they fit, up to the place of `until`. `served`
+    /// tickets were served before in the same call. Returns how many that makes.
     pub(super) fn serve(
         &mut self,
         cx: &mut OpCx<'_>,
-        until: Option<&FullOwner>,
+        until: Option<(&FullOwner, u64)>,
         mut served: usize,
     ) -> usize {
         loop {
@@ -284,7 +294,9 @@ impl StoredKey {
                 return served;
             };
             let owner = &first.get().owner;
-            if until == Some(owner) || !self.holders.admit(owner.owner.mode) {
+            let is_reached =
+                until.is_some_and(|(other, place)| other == owner || place < *first.key());
+            if is_reached || !self.holders.admit(owner.owner.mode) {
                 return served;
             }
             if served == cx.most_served {

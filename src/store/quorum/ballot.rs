@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn ballot(size: usize, question: Question) -> Ballot {
-        let (owner, ttl) = (Owner(1), S);
+        let (owner, ttl) = (Owner::exclusive(1), S);
         let submitted = SubmittedOp::unattended("k", Op::Attempt { owner, ttl });
         Ballot::new(1, submitted, question, quorum(size))
     }
@@ -249,7 +249,11 @@ mod tests {
 
     fn busy(left: Option<Duration>) -> NodeReply {
         let score = None;
-        NodeReply::Said(Outcome::Busy { left, score })
+        NodeReply::Said(Outcome::Busy {
+            left,
+            score,
+            entered: false,
+        })
     }
 
     fn absent() -> NodeReply {

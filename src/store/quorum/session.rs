@@ -19,8 +19,8 @@ use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{
-    DroppedOps, Holder, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
-    run_task,
+    DroppedOps, Holder, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents,
+    SubmittedOp, run_task,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;

@@ -9,7 +9,6 @@ use super::keys::Names;
 use super::request::{Request, RequestKind};
 use super::script::Script;
 use crate::store::contract::{Mode, Op, Owner, ServerTime, SubmittedOp};
-use crate::store::send_window::Sendable;
 
 /// The call for these requests. They are all renewals, all bare releases, all inspections, or all others. `of_use`:
 /// the last server time at which the caller still waits for an answer (O5).
@@ -217,7 +216,7 @@ mod tests {
         ];
         let sets = [
             "lock:k|",
-            "{lock:k}:~queue1|",
+            "{lock:k}:~queue2|",
             "{lock:k}:~listen1|",
             "lock:~fence",
         ];
@@ -252,7 +251,7 @@ mod tests {
         release.is_bare = true;
         assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
         let look = Request::new(RequestKind::Look("k".into(), oneshot::channel().0));
-        assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue1|5|I|");
+        assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue2|5|I|");
     }
 
     #[test]

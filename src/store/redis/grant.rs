@@ -25,9 +25,7 @@ pub(super) enum Message<'a> {
         unserved: bool,
     },
     /// A lock that we listened for is free.
-    Freed {
-        key: Arc<str>,
-    },
+    Freed { key: Arc<str> },
     /// The nonce of a probe.
     Probe(&'a str),
 }
@@ -115,7 +113,12 @@ mod tests {
     #[test]
     fn a_grant_is_read_whatever_its_key() {
         let payload = b"1 ab12:7 30000 1795257942885244 1795257942885243 order 42: \"a\"";
-        let Some(Message::Granted { key, grant, unserved: false }) = read(&names(), payload) else {
+        let Some(Message::Granted {
+            key,
+            grant,
+            unserved: false,
+        }) = read(&names(), payload)
+        else {
             panic!("not read")
         };
         assert_eq!(&*key, "order 42: \"a\"");

@@ -395,7 +395,9 @@ impl NodeTask {
             // The client takes most other pushes for the answer to its oldest request.
             _ => return Err(self.garbled("unexpected change of a subscription")),
         };
-        connection.received.extend(events.into_iter().map(Received::Heard));
+        connection
+            .received
+            .extend(events.into_iter().map(Received::Heard));
         Ok(())
     }
 

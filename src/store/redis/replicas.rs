@@ -37,7 +37,6 @@ use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
 use crate::store::contract::{Mode, OpError, Owner, StoreEvent};
-use crate::store::send_window::Sendable;
 use crate::user_code::log;
 
 /// How many locks may share a call: a longer script would block all other clients.

@@ -149,7 +149,11 @@ fn read_busy(place: &str) -> Option<Outcome> {
     })
 }
 
-fn read_table(kind: &RequestKind, at: Option<ServerTime>, fields: &[Value]) -> Option<RequestReply> {
+fn read_table(
+    kind: &RequestKind,
+    at: Option<ServerTime>,
+    fields: &[Value],
+) -> Option<RequestReply> {
     if let Some(refusal) = read_error(fields) {
         return Some(RequestReply::Refused(refusal));
     }

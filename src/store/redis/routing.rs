@@ -17,8 +17,9 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::contract::{Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent, SubmittedOp};
-use crate::store::send_window::Sendable;
+use crate::store::contract::{
+    Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent, SubmittedOp,
+};
 
 /// A request is redirected this often without a pause. Then it is delayed, so that two nodes that name each other do
 /// not cause a busy loop.
@@ -48,7 +49,9 @@ impl Change<'_> {
             RequestReply::DoneUnserved(outcome) => {
                 if let RequestKind::Op(SubmittedOp { key, op, .. }) = &request.kind {
                     let (key, owner) = (key.clone(), op.owner());
-                    self.effects.events.push(StoreEvent::Unserved { key, owner });
+                    self.effects
+                        .events
+                        .push(StoreEvent::Unserved { key, owner });
                 }
                 self.on_reply(id, request, at, RequestReply::Done(outcome));
             }

@@ -24,7 +24,7 @@ use super::topology::Topology;
 use crate::StoreError;
 use crate::store::contract::{KeyScope, KeyStatus, Session, SessionConfig, SubmittedOp, run_task};
 use crate::store::notifier::OrderedNotifier;
-use crate::store::send_window::{SendWindow, Sendable};
+use crate::store::send_window::SendWindow;
 use crate::user_code::log;
 
 /// A node's index in the session's list.

@@ -176,7 +176,8 @@ impl SubscriberTask {
         }
         if let Some(message @ Message::Granted { .. }) = message(&self.shared.names, push) {
             let events = message.into_events().into_iter();
-            self.shared.received(self.id, &mut events.map(Received::Heard).collect());
+            self.shared
+                .received(self.id, &mut events.map(Received::Heard).collect());
         }
         Ok(())
     }

@@ -388,7 +388,8 @@ impl<C: Clone> Turnstile<C> {
             return;
         }
         if deadline(start, ttl) <= now && is_wanted {
-            // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3).
+            // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
+            acquisition.forget_proof();
             acquisition.ask_at = now;
             if adopter.is_none() {
                 self.waiters.mark_answered();

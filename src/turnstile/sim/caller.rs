@@ -444,9 +444,7 @@ impl World {
         }
         self.lease_finishes(key, id);
         let keep = lets_expire || detaches;
-        let kept = self.feed(process, key, |lines, cx| {
-            lines.finish(cx, waiter, keep)
-        });
+        let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, keep));
         if detaches && let Some(owner) = kept {
             self.plan_adopters(process, key, owner);
         }

@@ -68,7 +68,11 @@ impl World {
         if matches!(op, Op::Enter { .. }) && !self.has_patient(process, key) {
             self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
         }
-        let owner = format!("{}:{}", self.processes[process].instance, op.owner().sequence);
+        let owner = format!(
+            "{}:{}",
+            self.processes[process].instance,
+            op.owner().sequence
+        );
         let now = self.server.clock.micros(self.now);
         let kept = self.referee.kept[key].as_ref();
         let is_remembered = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);
@@ -116,7 +120,8 @@ impl World {
 
     /// A lease was detached: one other or two try to adopt it, soon or too late.
     pub(super) fn plan_adopters(&mut self, process: ProcessId, key: KeyId, owner: Owner) {
-        let from: Arc<str> = format!("{}:{}", self.processes[process].instance, owner.sequence).into();
+        let from: Arc<str> =
+            format!("{}:{}", self.processes[process].instance, owner.sequence).into();
         for _ in 0..self.rng.between(1, 2) {
             let to = self.rng.below(self.profile.registries as u64) as ProcessId;
             let ttl = self.rng.pick(&self.profile.ttls);

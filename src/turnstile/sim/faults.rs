@@ -38,10 +38,8 @@ impl World {
             }
             Fault::Restart { wipe } => {
                 if wipe {
-                    self.server.keyspace = Keyspace {
-                        most_served: self.profile.most_served,
-                        ..Keyspace::default()
-                    };
+                    self.server.keyspace = Keyspace::default();
+                    self.server.keyspace.most_served = self.profile.most_served;
                     self.referee.fence_lost = true;
                 }
                 self.server.scripts = false;

@@ -203,9 +203,7 @@ impl World {
     ) {
         self.note(|_| format!("r{id} k{key} {waiter:?} is to pause for {pause:?}"));
         if self.processes[id].entries.contains_key(&key) {
-            self.feed(id, key, |lines, cx| {
-                lines.on_pause(cx, waiter, pause)
-            });
+            self.feed(id, key, |lines, cx| lines.on_pause(cx, waiter, pause));
         }
     }
 
@@ -240,16 +238,12 @@ impl World {
             }
             StoreEvent::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
-                self.feed(id, key, |lines, cx| {
-                    lines.grant_received(cx, grant, None)
-                });
+                self.feed(id, key, |lines, cx| lines.grant_received(cx, grant, None));
             }
             StoreEvent::Unconfirmed(key, grant, error) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
                 let fault = Some(error);
-                self.feed(id, key, |lines, cx| {
-                    lines.grant_received(cx, grant, fault)
-                });
+                self.feed(id, key, |lines, cx| lines.grant_received(cx, grant, fault));
             }
             StoreEvent::Freed(key) => {
                 self.note(|_| format!("r{id} k{key} hears that it is free"));

@@ -333,14 +333,18 @@ impl World {
             Mode::Exclusive => others.is_empty(),
             Mode::Shared => others.iter().all(|it| mode_of(it) == Mode::Shared),
             Mode::Permits { limit, weight } => {
-                let same = |mode| matches!(mode, Mode::Permits { limit: other, .. } if other == limit);
+                let same =
+                    |mode| matches!(mode, Mode::Permits { limit: other, .. } if other == limit);
                 let sum: u32 = others.iter().map(|it| taken(mode_of(it))).sum();
                 others.iter().all(|it| same(mode_of(it))) && sum + u32::from(weight) <= limit
             }
         };
         if !may_stay {
             let mode = mode_of(lease);
-            let others: Vec<_> = others.iter().map(|it| (mode_of(it), (*it).clone())).collect();
+            let others: Vec<_> = others
+                .iter()
+                .map(|it| (mode_of(it), (*it).clone()))
+                .collect();
             self.breach(format!("on k{key} {lease:?} ({mode}) meets {others:?}"));
         }
     }
@@ -356,7 +360,9 @@ impl World {
             holder.mode == mode && holder.name.split(':').next() == Some(&*process.instance)
         });
         // Of several leases of this registry, it is not known here whose is whose.
-        let left = ours.map(|it| it.left.map_or(0, |left| left.as_micros() as u64)).max();
+        let left = ours
+            .map(|it| it.left.map_or(0, |left| left.as_micros() as u64))
+            .max();
         let ends = self.now + self.server.clock.lasts(left.unwrap_or(0));
         let believed = process.clock.when(lease.deadline);
         if left.is_none() || believed > ends {
@@ -412,12 +418,13 @@ impl World {
         }
     }
 
-    /// The first in the queue is served first.
+    /// The first in the local queue of exclusive callers is served first.
     pub(super) fn check_order(&mut self, process: ProcessId, key: KeyId, served: WaiterId) {
         let overtaken = self.callers.iter().position(|caller| {
             caller.process == process
                 && caller.key == key
                 && caller.adopts.is_none()
+                && caller.mode == Mode::Exclusive
                 && matches!(caller.stage, Stage::Waiting(id) if id < served)
         });
         if let Some(overtaken) = overtaken {

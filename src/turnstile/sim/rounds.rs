@@ -226,8 +226,33 @@ impl World {
         }
     }
 
+    /// The live tickets that are before the owner of an op in the queue, or before its place there (K2).
+    pub(super) fn tickets_ahead(&mut self, key: KeyId, op: &Op) -> Vec<(Arc<str>, Owner)> {
+        let now = self.server.clock.micros(self.now);
+        let nobody: Arc<str> = "nobody".into();
+        let asking = Asking {
+            prefix: &self.server.prefix,
+            instance: &nobody,
+            key: &self.keys[key],
+            now,
+        };
+        let place = match op {
+            Op::Enter { score, .. } => score.filter(|score| *score <= now),
+            _ => None,
+        };
+        let all = self.server.keyspace.tickets(asking);
+        let scores = self.server.keyspace.scores(asking);
+        let ahead = all.into_iter().zip(scores);
+        let ahead = ahead.take_while(|((_, owner), score)| {
+            *owner != op.owner() && place.is_none_or(|place| *score < place)
+        });
+        let ahead: Vec<_> = ahead.map(|(ticket, _)| ticket).collect();
+        let live = self.live_tickets(key);
+        ahead.into_iter().filter(|it| live.contains(it)).collect()
+    }
+
     /// M2: nobody wins past a live ticket. M3: after an op that names the queue, its front does not fit. `before`: the
-    /// live tickets and the holders before the op.
+    /// live tickets ahead of the owner, and the holders, before the op.
     pub(super) fn check_queue(
         &mut self,
         key: KeyId,
@@ -238,12 +263,14 @@ impl World {
     ) {
         let (tickets, holders) = before;
         let winner = op.owner();
-        let asks = matches!(op, Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. });
+        let asks = matches!(
+            op,
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. }
+        );
         let is_new = !holders.iter().any(|(_, holder)| *holder == winner);
         if asks && is_new && matches!(outcome, Outcome::Won { .. }) {
             let left = self.tickets(key);
-            let ahead = tickets.iter().take_while(|(_, owner)| *owner != winner);
-            if let Some(overtaken) = ahead.clone().find(|ticket| left.contains(ticket)) {
+            if let Some(overtaken) = tickets.iter().find(|ticket| left.contains(ticket)) {
                 self.breach(format!("k{key}: {op:?} has won past {overtaken:?}"));
             }
         }

@@ -156,7 +156,10 @@ impl World {
             self.referee.refused_for_good |= lasting;
             return Said::Refused { lasting };
         }
-        let before = (self.live_tickets(item.key), self.holders(item.key));
+        let before = (
+            self.tickets_ahead(item.key, &item.op),
+            self.holders(item.key),
+        );
         let server = &mut self.server;
         let conns = &server.conns;
         let processes = &self.processes;
@@ -231,7 +234,7 @@ impl World {
         self.live_tickets(key).into_iter().next()
     }
 
-    fn live_tickets(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
+    pub(super) fn live_tickets(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
         let mut tickets = self.tickets(key);
         let processes = &self.processes;
         let conns = &self.server.conns;

@@ -669,7 +669,7 @@ fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
     let (a, owner) = harness.hold("a", fixed(900), 5);
     let left = harness.keep(a).expect("it was held");
     assert_eq!(left, owner);
-    let Owner(sequence) = left;
+    let Owner { sequence, .. } = left;
     let b = harness.adopt("b", &format!("us:{sequence}"), fixed(900));
     let adopt = harness.sent();
     assert_ne!(asker(&adopt), owner);

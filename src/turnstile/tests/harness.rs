@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
+use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
     Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
-    Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
+    Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 /// For this long the store's first answer is awaited.
@@ -32,6 +33,7 @@ pub(super) fn busy(left: u64, score: u64) -> Outcome {
     Outcome::Busy {
         left: Some(ms(left)),
         score: Some(score),
+        entered: false,
     }
 }
 
@@ -117,7 +119,7 @@ impl Harness {
 
     pub(super) fn with(rules: Rules, queue: bool) -> Self {
         Self {
-            turnstile: Turnstile::new(rules, queue),
+            turnstile: Turnstile::new(rules, Mode::Exclusive, queue),
             now: ms(1000),
             ahead: EPOCH as i64,
             ids: Ids::new(1),
@@ -132,10 +134,7 @@ impl Harness {
         &mut self,
         event: impl FnOnce(&mut Turnstile<&'static str>, &mut EventCx<'_>) -> R,
     ) -> R {
-        let mut cx = EventCx {
-            now: self.now,
-            ids: &mut self.ids,
-        };
+        let mut cx = EventCx::new(self.now, &mut self.ids);
         let result = event(&mut self.turnstile, &mut cx);
         while let Some(effect) = self.turnstile.next_effect() {
             match effect {
@@ -145,7 +144,7 @@ impl Harness {
                     self.asked.push(who);
                     let (pause, now, ids) = (self.pause, self.now, &mut self.ids);
                     self.turnstile
-                        .on_pause(&mut EventCx { now, ids }, id, pause);
+                        .on_pause(&mut EventCx::new(now, ids), id, pause);
                 }
             }
         }
@@ -156,7 +155,7 @@ impl Harness {
     #[track_caller]
     pub(super) fn forget(&mut self) {
         assert!(self.turnstile.is_idle());
-        self.turnstile = Turnstile::new(rules(), true);
+        self.turnstile = Turnstile::new(rules(), Mode::Exclusive, true);
     }
 
     /// Lets time go by, with the timer at every point that the turnstile names.
@@ -178,7 +177,7 @@ impl Harness {
 
     pub(super) fn arrive(&mut self, who: &'static str, wish: Wish) -> WaiterId {
         let waiter = self.waiter(who, wish);
-        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter))
+        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter, 0))
     }
 
     /// Somebody adopts what `from` left, and wants to know soon.

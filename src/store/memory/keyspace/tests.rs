@@ -45,6 +45,15 @@ impl Keyspace {
         tickets.map(|by| (by.instance.clone(), by.owner)).collect()
     }
 
+    /// The scores of these tickets.
+    pub(crate) fn scores(&mut self, asking: Asking<'_>) -> Vec<u64> {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let slot = self.slots.get(&name);
+        slot.map_or_else(Vec::new, |slot| {
+            slot.queue.by_score.keys().copied().collect()
+        })
+    }
+
     /// Who has a key: instances and owners.
     pub(crate) fn holders(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
         let name = (asking.prefix.clone(), asking.key.clone());

@@ -14,7 +14,7 @@ use redis::{Connection, ConnectionLike};
 use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn};
 use super::support::{Program, RedisServer};
 use crate::store::contract::{Op, Outcome, Owner, SubmittedOp};
-use crate::store::memory::{Asking, Keyspace};
+use crate::store::memory::{Applied, Asking, Keyspace};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, RequestReply};
@@ -153,7 +153,7 @@ impl Both {
             Want::Attempt => attempt(owner),
             Want::Enter => enter(owner),
             Want::Listen => Op::Listen {
-                owner: Owner(owner),
+                owner: Owner::exclusive(owner),
                 ttl: TTL,
             },
             Want::Release => release(owner),
@@ -168,13 +168,13 @@ impl Both {
                 let lock = format!("{PREFIX}:{}", KEYS[key]);
                 let from: Option<String> = self.ask(&["GET", &lock]);
                 Op::Adopt {
-                    owner: Owner(owner),
+                    owner: Owner::exclusive(owner),
                     from: from.unwrap_or_else(|| "x:1".into()).into(),
                     ttl: TTL,
                 }
             }
             Want::Raise => Op::Raise {
-                owner: Owner(owner),
+                owner: Owner::exclusive(owner),
                 epoch: self.last_epoch + 17,
                 age: false,
             },
@@ -188,7 +188,7 @@ impl Both {
     /// Takes back a ticket, or a kind to be told.
     fn leave(&self, owner: u64) -> Op {
         if self.listens.get(&owner) == Some(&true) {
-            let owner = Owner(owner);
+            let owner = Owner::exclusive(owner);
             return Op::Unlisten { owner };
         }
         withdraw(owner)
@@ -338,15 +338,17 @@ impl Both {
                 key: &name,
                 now: self.now,
             };
-            let (answer, delivery) = self.model.apply(asking, op, &live);
+            let Applied {
+                answer, deliveries, ..
+            } = self.model.apply(asking, op, &live);
             assert_eq!(
                 word(&outcome),
                 word(&answer.outcome),
                 "{op:?} of {instance}"
             );
             *self.counts.entry(word(&outcome)).or_default() += 1;
-            if let Some(delivery) = delivery {
-                let owner = delivery.grant.as_ref().map(|grant| grant.owner.0);
+            for delivery in deliveries {
+                let owner = delivery.grant.as_ref().map(|grant| grant.owner.sequence);
                 let what = if owner.is_some() { "granted" } else { "freed" };
                 *self.counts.entry(what).or_default() += 1;
                 expected.push((delivery.instance.to_string(), KEYS[*key].to_owned(), owner));
@@ -370,7 +372,7 @@ impl Both {
     fn compare(&mut self) {
         for key in KEYS {
             let lock = format!("{PREFIX}:{key}");
-            let queue = format!("{{{lock}}}:~queue1");
+            let queue = format!("{{{lock}}}:~queue2");
             let (prefix, instance, name) = (PREFIX.into(), "".into(), key.into());
             let asking = Asking {
                 prefix: &prefix,
@@ -381,7 +383,7 @@ impl Both {
             let owner: Option<String> = self.ask(&["GET", &lock]);
             assert_eq!(
                 owner,
-                self.model.inspect(&prefix, &name, self.now).owner,
+                self.model.inspect(&prefix, &name, self.now).owner(),
                 "{key}"
             );
             let listen = format!("{{{lock}}}:~listen1");
@@ -389,7 +391,7 @@ impl Both {
             let listeners: Vec<String> = self.ask(&["ZRANGE", &listen, "0", "-1"]);
             let texts = |all: Vec<(Arc<str>, Owner)>| -> Vec<String> {
                 let all = all.iter();
-                all.map(|(instance, owner)| format!("{instance}:{}", owner.0))
+                all.map(|(instance, owner)| format!("{instance}:{}", owner.sequence))
                     .collect()
             };
             let owners = |all: &[String]| -> Vec<String> {
