@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::caller::{Caller, CallerId, Stage};
 use super::clock::{MILLI, True};
@@ -249,8 +250,15 @@ impl World {
         let told = std::mem::replace(&mut self.callers[caller].warned, true);
         let lease = self.referee.leases[key].iter();
         let valid = lease.clone().find(|lease| lease.caller == caller);
-        let valid = valid.is_some_and(|lease| self.is_valid(lease));
-        if told || !valid || self.is_quick() {
+        let valid = valid.filter(|lease| self.is_valid(lease));
+        // An extension that was wanted in the last moments of a lease is late soon.
+        let was_last = valid.zip(self.callers[caller].extended);
+        let was_last = was_last.is_some_and(|(lease, (asked, _))| {
+            let asked = self.processes[lease.process].clock.moment(asked);
+            lease.deadline.saturating_sub(asked) < Duration::from_millis(50)
+        });
+        let valid = valid.is_some();
+        if told || !valid || self.is_quick() && !was_last {
             self.breach(format!(
                 "c{caller} is told that its renewal is late, before: {told}, in time: {valid}"
             ));

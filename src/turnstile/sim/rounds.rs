@@ -66,7 +66,12 @@ impl World {
             // lease shorter than it was, or was extended to.
             let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
             let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
-            let unknown = if leaves { longest.min(RECHECK) } else { 0 };
+            // A shared waiter that was not the first of its registry has not heard how long (M5).
+            let longest = match self.profile.has_shared() {
+                true => RECHECK,
+                false => longest.min(RECHECK),
+            };
+            let unknown = if leaves { longest } else { 0 };
             return Some(net + 60 * MILLI + unknown);
         }
         // A grant of before may have to run out, or what a holder that crashed had extended its lease
