@@ -38,9 +38,7 @@ impl World {
             }
             Fault::Restart { wipe } => {
                 if wipe {
-                    self.server.keyspace = Keyspace::default();
-                    self.server.keyspace.most_served = self.profile.most_served;
-                    self.referee.fence_lost = true;
+                    self.flush_all();
                 }
                 self.server.scripts = false;
                 self.server.down_until = self.now + self.rng.between(0, 2 * SECOND);
@@ -50,6 +48,10 @@ impl World {
                     }
                     self.server.conns[conn].open = false;
                 }
+            }
+            Fault::Flush => {
+                self.flush_all();
+                self.referee.flushed = true;
             }
             Fault::ScriptFlush => self.server.scripts = false,
             Fault::FenceLost => {
@@ -77,6 +79,12 @@ impl World {
             }
         }
         self.read_inbox(process);
+    }
+
+    fn flush_all(&mut self) {
+        self.server.keyspace = Keyspace::default();
+        self.server.keyspace.most_served = self.profile.most_served;
+        self.referee.fence_lost = true;
     }
 
     pub(super) fn stranger_leaves(&mut self, key: usize) {

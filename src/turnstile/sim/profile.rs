@@ -30,7 +30,11 @@ pub(super) enum Fault {
     Crash,
     Pause,
     Close,
-    Restart { wipe: bool },
+    Restart {
+        wipe: bool,
+    },
+    /// All is deleted, and no connection breaks.
+    Flush,
     ScriptFlush,
     FenceLost,
     Step,
@@ -241,6 +245,7 @@ impl Profile {
         }
         if theme == Theme::Outside {
             self.plan(rng, Fault::Restart { wipe: true }, 2);
+            self.plan(rng, Fault::Flush, 2);
             self.plan(rng, Fault::Step, 3);
             self.plan(rng, Fault::Delete, 3);
         }

@@ -35,6 +35,8 @@ pub(super) struct Referee {
     /// The longest that a lease was extended by.
     pub(super) longest_wish: u64,
     pub(super) fence_lost: bool,
+    /// Whether tickets were deleted that nobody was told of.
+    pub(super) flushed: bool,
     /// Whether a lock was deleted by hand.
     pub(super) deleted: bool,
     pub(super) longest_gap: u64,
@@ -106,6 +108,7 @@ impl Referee {
             stepped: 0,
             longest_wish: 0,
             fence_lost: false,
+            flushed: false,
             deleted: false,
             longest_gap: 0,
             refused_for_good: false,

@@ -151,7 +151,11 @@ impl World {
             let since = *self.referee.unqueued.entry((id, key)).or_insert(now);
             // A refusal of before may make it pause.
             // And a grant from before a clock that was set back looks old (D2): W2 mends that.
-            let stepped = if self.referee.stepped > 0 { RECHECK } else { 0 };
+            let stepped = if self.referee.stepped > 0 || self.referee.flushed {
+                RECHECK
+            } else {
+                0
+            };
             // A lock that was deleted by hand is not missed before its lease is over.
             let deleted = if self.referee.deleted {
                 self.profile.longest_ttl()
