@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::slot::Holders;
 use super::slot::{FullOwner, OpCx, StoredKey, Ticket, left, micros};
 use crate::store::contract::{
-    Answer, Grant, Holder, KeyStatus, MOST_SHOWN, Op, Outcome, Owner, ServerTime,
+    Answer, Grant, Holder, KeyStatus, MOST_SHOWN, Mode, Op, Outcome, Owner, ServerTime,
 };
 
 const MOST_SERVED: usize = 64;
@@ -102,7 +102,8 @@ impl Keyspace {
                 ttl,
             } => {
                 let owner = ours(owner);
-                let old = slot.holders.iter().map(|(held, _)| held);
+                let exclusive = |held: &&FullOwner| held.owner.mode == Mode::Exclusive;
+                let old = slot.holders.iter().map(|(held, _)| held).filter(exclusive);
                 let old = old.filter(|held| **held == owner || held.to_string() == **from);
                 let old = old.cloned().next();
                 if let Some(old) = old {

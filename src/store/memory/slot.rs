@@ -94,6 +94,11 @@ impl Holders {
         self.until.retain(|owner, until| keep(owner, *until));
     }
 
+    fn are_exclusive(&self) -> bool {
+        let first = self.until.first_key_value();
+        first.is_some_and(|(first, _)| first.owner.mode == Mode::Exclusive)
+    }
+
     /// M1: whether one with this mode may join.
     pub(super) fn admit(&self, mode: Mode) -> bool {
         let Some((first, _)) = self.until.first_key_value() else {
@@ -288,10 +293,10 @@ impl StoredKey {
         until: Option<(&FullOwner, u64)>,
         mut served: usize,
     ) -> usize {
-        loop {
+        while !self.holders.are_exclusive() {
             self.queue.drop_dead(cx);
             let Some(first) = self.queue.by_score.first_entry() else {
-                return served;
+                break;
             };
             let owner = &first.get().owner;
             let is_reached =
@@ -322,6 +327,7 @@ impl StoredKey {
             self.holders.add(owner, cx.now + micros(ttl));
             served += 1;
         }
+        served
     }
 
     /// Serves the queue. If the lock is free then, the first subscriber is told, and the lock is kept for it as long as a

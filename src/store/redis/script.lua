@@ -173,7 +173,8 @@ end
 local prefix = fence and string.match(fence, '^(.*):~fence')
 -- G3: how many tickets and subscribers of dead registries one call removes.
 local clears = 100
-local TICKET, LISTENER = '^(([^%s:]+):%d+) ([1-9]%d*) ?(%S*)$', '^(([^%s:]+):%d+)$'
+local TICKET, LISTENER = '^(([^%s:]+):%d+) ([1-9]%d*)$', '^(([^%s:]+):%d+)$'
+local SHARED_TICKET = '^(([^%s:]+):%d+) ([1-9]%d*) (%S+)$'
 
 -- The first member of a queue, or of the subscribers, whose registry is alive: its channel is subscribed to.
 -- (The result of PUBLISH proves nothing: replicas pass messages on, and pattern subscriptions count, too.)
@@ -184,10 +185,15 @@ local function first_live(op, set, pattern)
     if not head[1] then
       return nil
     end
-    local owner, instance, ttl, mode = string.match(head[1], pattern)
+    local owner, instance, ttl = string.match(head[1], pattern)
+    local mode = ''
+    if not owner and pattern == TICKET then
+      owner, instance, ttl, mode = string.match(head[1], SHARED_TICKET)
+      owner = (mode == 'r' or mode and string.match(mode, '^[1-9]%d*/[1-9]%d*$')) and owner
+    end
     local channel = owner and (sharded and string.sub(op.queue, 1, -9) or prefix) .. ':~grant:' .. instance
     if channel and redis.call('PUBSUB', numsub, channel)[2] > 0 then
-      if mode and mode ~= '' and not op.is_mixed then
+      if mode ~= '' and not op.is_mixed then
         error({ 'mixed' }, 0)
       end
       return head, owner, ttl, channel, mode
@@ -502,9 +508,10 @@ local function mixed()
     end
     local place, is_yield = letter == 'E' and tonumber(op.more or ''), letter == 'Y'
     local winner = is_yield and op.more or owner
-    local ticket = winner .. ' ' .. op.ttl .. (mode == '' and '' or ' ' .. mode)
+    local ticket = winner .. ' ' .. (op.ttl or '') .. (mode == '' and '' or ' ' .. mode)
     if letter == 'R' or letter == 'W' or letter == 'U' or letter == 'S' then
       local left = letter == 'W' and try('ZREM', op.queue, ticket) or letter == 'U' and try('ZREM', op.listeners, owner)
+      held = held and letter ~= 'S'
       if held then
         drop(op, owner, mode)
       end
@@ -521,16 +528,23 @@ local function mixed()
     end
     place = place and place <= now and place
     if held and not is_yield or not serve(op, owner, place) and missing(op, mode) == 0 then
-      redis.call('ZREM', op.queue, ticket)
+      try('ZREM', op.queue, ticket)
+      try('ZREM', op.listeners, owner)
       local taken = next_epoch()
       take(op, winner, op.ttl, mode)
       serve(op)
       return taken
     end
     local left = may_fit_in(op, mode)
-    local stands = letter == 'E' or is_yield
-    place = stands and stand(op.queue, ticket, place, redis.call('PTTL', op.lock)) or ''
-    return string.format('busy:%d:', left) .. place .. (stands and added and ':' or '')
+    if letter == 'A' then
+      return string.format('busy:%d:', left)
+    end
+    local set, member = op.queue, ticket
+    if letter == 'L' then
+      set, member = op.listeners, owner
+    end
+    place = stand(set, member, place, redis.call('PTTL', op.lock))
+    return string.format('busy:%d:', left) .. place .. (added and ':' or '')
   end
 end
 

@@ -309,7 +309,7 @@ fn s2_a_free_lock_is_the_first_tickets() {
         Outcome::Busy {
             left,
             score,
-            entered: true
+            entered: false
         }
     );
     assert_eq!(&*granted.expect("b stands").instance, "b");

@@ -165,7 +165,7 @@ async fn waited_for(server: &RedisServer) -> (LockRegistry, Lease, tokio::task::
 /// nothing there is read, or written.
 #[tokio::test]
 async fn a_queue_of_another_format_is_left_alone() {
-    const OTHER: &str = "{lock:k}:~queue2";
+    const OTHER: &str = "{lock:k}:~queue1";
     let server = RedisServer::start();
     let theirs = ["zz:1 30000", "zz:1|30000|more", "{\"owner\":\"zz:1\"}"];
     for (place, ticket) in theirs.iter().enumerate() {
@@ -195,6 +195,9 @@ async fn an_invalid_ticket_blocks_nobody() {
         "zz",
         "zz:1",
         "zz:1 30000 more",
+        "zz:1 30000 r r",
+        "zz:1 30000 0/4",
+        "zz:1 30000 1/4/4",
         "zz:1  30000",
         "zz:x 30000",
         "2 zz:1 30000",
