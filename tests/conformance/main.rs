@@ -38,6 +38,7 @@ mod leadership;
 mod leftovers;
 mod loss;
 mod memory;
+mod modes;
 mod outage;
 #[cfg(feature = "redis")]
 mod redis;
@@ -61,7 +62,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 158;
+const CASES: usize = 173;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -69,7 +70,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 37;
+const CORE: usize = 45;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -125,6 +126,31 @@ suite! {
         back_pressure_is_the_streams_own,
         a_stream_that_is_slow_is_waited_for_under_the_lease,
         done_streams_say_so,
+    }
+    modes: in_runtime {
+        #[core]
+        readers_share_a_key_and_exclude_writers,
+        #[core]
+        permits_are_held_up_to_their_limit,
+        #[core]
+        shared_tokens_grow,
+        #[core]
+        nobody_overtakes_a_writer,
+        #[core]
+        a_writer_that_gives_up_wakes_the_readers_behind_it,
+        #[core]
+        very_many_readers_behind_a_writer_are_all_let_in,
+        #[core]
+        a_permit_that_is_released_goes_to_the_next,
+        shared_leases_are_renewed_and_lost_each_by_itself,
+        permits_that_are_left_behind_run_out,
+        shared_waiters_that_are_dropped_leave_nothing,
+        a_shared_waiter_gives_up_in_its_time,
+        #[core]
+        modes_are_seen_in_inspections_snapshots_and_events,
+        settings_that_do_not_fit_are_refused,
+        a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
+        shared_waiters_survive_an_outage,
     }
     renewal: in_runtime {
         #[core]
