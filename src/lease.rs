@@ -12,9 +12,10 @@ use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
 use crate::extend::{Extend, extend};
 use crate::operation::Operation;
+use crate::options::EXCLUSIVE_ONLY;
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
-use crate::{LockError, Token};
+use crate::{LockError, Mode, Token};
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
 /// [`on_finish`](crate::Lock::on_finish) lets the key expire.
@@ -155,17 +156,32 @@ impl Lease {
     /// Gives up the lease without releasing it, so that another process may [adopt](crate::LockRegistry::adopt) it.
     /// Nothing is sent, renewal stops, and the key stays in the store for the rest of its ttl.
     ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidSetting`] for a [shared](crate::Lock::shared) lease or a [permit](crate::Lock::permits). It is
+    /// released then.
+    ///
+    /// # What follows
+    ///
     /// Others that [share](crate::Lock::reentrant) the lease lose it then. A renewal in flight may prolong the key
     /// once more. If the lease is over already, adopting it yields [`LockError::Lost`].
     ///
     /// # Examples
     ///
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
-    pub fn detach(self) -> DetachedLease {
+    pub fn detach(self) -> Result<DetachedLease, LockError> {
+        let key = self.view.caller.key().clone();
+        if self.view.caller.mode() != Mode::Exclusive {
+            return Err(LockError::InvalidSetting {
+                key,
+                setting: "detach",
+                reason: EXCLUSIVE_ONLY,
+            });
+        }
         let now = self.view.view_context.clock.now();
         let left = self.view.caller.deadline().saturating_sub(now);
         let owner = self.engine.detach(&self.view.caller);
-        DetachedLease::new(self.view.caller.key().clone(), owner, self.token(), left)
+        Ok(DetachedLease::new(key, owner, self.token(), left))
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever

@@ -24,6 +24,8 @@ pub(crate) struct LockOptions {
     pub(crate) on_lost: OnLost,
     pub(crate) on_finish: OnFinish,
     pub(crate) reentrant: bool,
+    /// Whether it campaigns for the lead.
+    pub(crate) leads: bool,
     pub(crate) sharing: Sharing,
     pub(crate) weight: Option<u32>,
     /// Where the lock was asked for.
@@ -38,6 +40,8 @@ pub(crate) enum Sharing {
     /// So many permits.
     Permits(u32),
 }
+
+pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks only";
 
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;
@@ -59,6 +63,7 @@ impl LockOptions {
             on_lost: OnLost::default(),
             on_finish: OnFinish::default(),
             reentrant: false,
+            leads: false,
             sharing: Sharing::No,
             weight: None,
             place: Location::caller(),
@@ -127,7 +132,9 @@ impl LockOptions {
         if !self.registry().shares {
             refuse(setting, "a quorum has exclusive locks only")
         } else if self.reentrant {
-            refuse("reentrant", "is for exclusive locks only")
+            refuse("reentrant", EXCLUSIVE_ONLY)
+        } else if self.leads {
+            refuse("leadership", EXCLUSIVE_ONLY)
         } else {
             Ok(mode)
         }

@@ -129,7 +129,7 @@ impl LockRegistry {
     /// # let here = LockRegistry::builder(store.clone()).build()?;
     /// # let there = LockRegistry::builder(store).build()?;
     /// let lease = here.obtain("upload:7").lease().await?;
-    /// let line = lease.detach().to_string();
+    /// let line = lease.detach()?.to_string();
     /// // … sent to another process …
     /// let detached: DetachedLease = line.parse()?;
     /// let lease = there.adopt(detached.clone()).await?;

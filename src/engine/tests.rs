@@ -172,7 +172,7 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     let store = MemoryStore::new();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("k").lease().await.expect("it is free");
-    let detached = lease.detach();
+    let detached = lease.detach().unwrap();
     store.set_latency(Duration::from_millis(100));
     let events = locks.every_event();
     let mut adopt = locks.adopt(detached);

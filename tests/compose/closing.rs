@@ -132,7 +132,7 @@ async fn a_lease_may_be_left_behind_at_a_shutdown() {
     assert!(poll!(&mut lost).is_pending());
     let shutdown = tokio::spawn(here.shutdown());
     assert!(matches!(lost.await, LockError::Closed { .. }));
-    let left = lease.detach();
+    let left = lease.detach().unwrap();
     shutdown.await.unwrap();
     assert!(!is_free(&there, "k").await, "it was left to another");
     assert!(there.adopt(left).await.unwrap().is_valid());

@@ -321,6 +321,10 @@ pub(crate) async fn settings_that_do_not_fit_are_refused<W: World>(w: &W) {
     assert_eq!(setting(locks.obtain("k").weight(1)).await, "weight");
     assert_eq!(setting(reader(&locks).weight(1)).await, "weight");
     assert_eq!(setting(reader(&locks).reentrant()).await, "reentrant");
+    assert_err!(reader(&locks).lead(async |_| ()).await, InvalidSetting, "k");
+    let lease = once(&reader(&locks)).await.unwrap();
+    assert_err!(lease.detach(), InvalidSetting, "k");
+    free(&locks.obtain("k")).await;
     // The last one counts.
     let lock = reader(&locks).permits(2);
     let lease = once(&lock).await.unwrap();

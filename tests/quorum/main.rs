@@ -311,7 +311,7 @@ async fn extended_detached_adopted_and_left_to_run_out() {
             >= 2
     );
     let token = lease.token();
-    let detached = lease.detach();
+    let detached = lease.detach().unwrap();
     servers[0].kill();
     let adopted = timeout(BOUND, there.adopt(detached))
         .await
