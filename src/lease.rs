@@ -252,7 +252,7 @@ impl Lease {
 
     /// Whether its key stays in the store when it ends.
     pub(crate) fn is_kept(&self) -> bool {
-        self.on_finish == OnFinish::LetExpire
+        self.on_finish != OnFinish::Release
     }
 
     /// Leaves the lease, once. Returns true for the last one that shares it, which ends it.

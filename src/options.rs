@@ -87,11 +87,19 @@ impl LockOptions {
         let Some(engine) = &self.engine else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        let ttl = self.ttl.unwrap_or(engine.settings.ttl);
+        let ttl = self.ttl(engine);
         Err(if let Some(reason) = self.key_fault {
             LockError::InvalidKey { key: key(), reason }
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
+        } else if let OnFinish::KeepFor(time) = self.on_finish
+            && !TTL.contains(&time)
+        {
+            LockError::InvalidSetting {
+                key: key(),
+                setting: "on_finish",
+                reason: "must keep the key for 10 ms to 24 h",
+            }
         } else if ttl <= engine.overhead {
             LockError::InvalidSetting {
                 key: key(),
@@ -151,6 +159,15 @@ impl LockOptions {
         self.engine.take().expect("whoever waits has a registry")
     }
 
+    fn ttl(&self, engine: &Engine) -> Duration {
+        let default = match self.on_finish {
+            // Invalid times are refused elsewhere.
+            OnFinish::KeepFor(time) if TTL.contains(&time) => engine.settings.ttl.min(time),
+            _ => engine.settings.ttl,
+        };
+        self.ttl.unwrap_or(default)
+    }
+
     pub(crate) fn key(&self) -> &Arc<str> {
         &self.key
     }
@@ -164,7 +181,7 @@ impl LockOptions {
         // A ttl that was set asks for a lease of just that length.
         let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
         Arrival {
-            ttl: self.ttl.unwrap_or(settings.ttl),
+            ttl: self.ttl(self.registry()),
             renewals: self.renewal.unwrap_or(default).times(),
             on_finish: self.on_finish,
             patience,

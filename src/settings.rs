@@ -52,6 +52,16 @@ pub enum OnFinish {
     /// the key when it has expired, or up to 12 s later: the store does not announce an expiry, and
     /// a waiter that queued behind a longer lease expects that one's end.
     LetExpire,
+    /// It stays in the store until this much time has passed since the acquisition, from 10 ms to 24 h: for a job that
+    /// any of many machines may do once a period. A lease that ends before that sends nothing, and neither does a crash.
+    /// One that lasts longer is renewed, if it is one that is renewed, and released at its end.
+    ///
+    /// If no [`ttl`](crate::Lock::ttl) is set, the lease has the registry's, or this time if that is shorter. With a ttl
+    /// that is longer, a lease that ends in time keeps the key until that ttl is over.
+    ///
+    /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
+    /// more than the machines' clocks may differ, or a late machine does it again.
+    KeepFor(Duration),
 }
 
 /// The settings of a registry.

@@ -210,7 +210,11 @@ impl Engine {
                 who,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
-                lets_expire: arrival.on_finish == OnFinish::LetExpire,
+                keep_for: match arrival.on_finish {
+                    OnFinish::Release => Duration::ZERO,
+                    OnFinish::LetExpire => Duration::MAX,
+                    OnFinish::KeepFor(time) => time,
+                },
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
@@ -256,18 +260,22 @@ impl Engine {
 
     /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
-        let end_mode = match on_finish {
-            OnFinish::Release => EndMode::Release,
-            OnFinish::LetExpire => EndMode::Keep,
-        };
-        self.end(caller, end_mode).is_some()
+        self.end(caller, |lines, cx, id| {
+            let keeps = on_finish != OnFinish::Release && lines.is_kept(cx, id);
+            if keeps {
+                EndMode::Keep
+            } else {
+                EndMode::Release
+            }
+        })
+        .is_some()
     }
 
     /// The holder leaves its lease in the store. Returns the owner under which it is stored; if it was
     /// not held any more, an owner that never existed.
     pub(crate) fn detach(&self, caller: &WaiterState) -> String {
         let shared = caller.is_shared();
-        let owner = self.end(caller, EndMode::Detach).flatten();
+        let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten();
         if shared {
             caller.forfeit();
         }
@@ -277,12 +285,16 @@ impl Engine {
     }
 
     /// Returns `None` if the lease was not held any more, else the owner that was left in the store, if any.
-    fn end(&self, caller: &WaiterState, end_mode: EndMode) -> Option<Option<Owner>> {
+    fn end(
+        &self,
+        caller: &WaiterState,
+        end_mode: impl FnOnce(&Lines<Caller>, &EventCx<'_>, WaiterId) -> EndMode,
+    ) -> Option<Option<Owner>> {
         let id = caller.id()?;
-        let keep = end_mode != EndMode::Release;
         self.feed(caller.key(), |lines, cx| {
+            let end_mode = end_mode(lines, cx, id);
             let finishes = caller.begin_release(cx.now, end_mode);
-            finishes.then(|| lines.finish(cx, id, keep))
+            finishes.then(|| lines.finish(cx, id, end_mode != EndMode::Release))
         })?
     }
 

@@ -323,7 +323,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 who: Caller::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
-                lets_expire: false,
+                keep_for: Duration::ZERO,
                 patience: Patience::Queue,
                 until: cx.now,
                 answer_by: cx.now,

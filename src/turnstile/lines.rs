@@ -173,6 +173,10 @@ impl<C: Clone> Lines<C> {
         self.feed(cx, id, |turnstile, cx| turnstile.finish(cx, id, let_expire))
     }
 
+    pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
+        self.turnstiles().any(|turnstile| turnstile.is_kept(cx, id))
+    }
+
     pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
         self.feed(cx, id, |turnstile, cx| turnstile.on_pause(cx, id, pause));
     }

@@ -367,6 +367,15 @@ impl<C: Clone> Turnstile<C> {
         left
     }
 
+    /// Whether the key stays in the store if this holder ends its lease now, as its waiter has asked for.
+    pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
+        let KeyState::Held(tenure) = &self.state else {
+            return false;
+        };
+        let lease = tenure.lease().filter(|lease| lease.is_of(id));
+        lease.is_some_and(|lease| lease.is_kept(cx.at()))
+    }
+
     /// Ends our tenure, and leaves the key in the store.
     fn let_expire(&mut self, cx: &mut EventCx<'_>) {
         let KeyState::Held(tenure) = &self.state else {

@@ -29,6 +29,8 @@ type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
 pub(super) struct Tenure<C> {
     owner: Owner,
     ttl: Duration,
+    /// From when its ttl is proved.
+    start: Point,
     deadline: Point,
     lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
@@ -57,8 +59,8 @@ pub(super) struct LocalLease<C> {
     phase: LeasePhase,
     /// `Offered`: when the waiter loses its turn (W4). `Closing`: when the holder's grace period ends (O6).
     end_by: Point,
-    /// Whether the key stays in the store when it ends.
-    pub(super) lets_expire: bool,
+    /// Until when the key stays in the store if it ends before (M8).
+    pub(super) kept_until: Point,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     fixed_end: Option<Point>,
@@ -101,6 +103,23 @@ impl<C> LocalLease<C> {
         self.phase != LeasePhase::Offered
     }
 
+    pub(super) fn is_of(&self, id: WaiterId) -> bool {
+        self.id == id
+    }
+
+    /// Whether the key stays in the store if it ends now.
+    pub(super) fn is_kept(&self, now: Point) -> bool {
+        self.is_taken() && now < self.kept_until
+    }
+
+    /// For how long the key must still stay, whatever the ttl is.
+    fn kept_for(&self, now: Point) -> Duration {
+        match self.kept_until {
+            Point::FOREVER => Duration::ZERO,
+            until => until.since(now),
+        }
+    }
+
     fn deadline(&self, tenure_ends: Point) -> Point {
         self.fixed_end.map_or(tenure_ends, |it| it.min(tenure_ends))
     }
@@ -137,6 +156,7 @@ impl<C: Clone> Tenure<C> {
         Self {
             owner,
             ttl,
+            start,
             deadline: deadline(start, ttl),
             lease: None,
             renewing: None,
@@ -172,8 +192,8 @@ impl<C: Clone> Tenure<C> {
         if self.turns == 0 {
             return true;
         }
-        if next.lets_expire {
-            // The key is to stay for the whole of its ttl, and a pass brings less.
+        if !next.keep_for.is_zero() {
+            // The key is to stay for the whole of that time, and a pass brings less.
             return false;
         }
         let ttl = next.ttl;
@@ -213,12 +233,19 @@ impl<C: Clone> Tenure<C> {
                 intended_end
             }
         });
+        let kept_until = match waiter.keep_for {
+            Duration::ZERO => Point::from(Duration::ZERO),
+            Duration::MAX => Point::FOREVER,
+            // The ticket has asked for it, unless it was entered for another waiter.
+            keep_for if keep_for <= self.ttl => self.start + keep_for,
+            keep_for => now + keep_for,
+        };
         let lease = self.lease.insert(LocalLease {
             id,
             who: waiter.who,
             phase: LeasePhase::Offered,
             end_by: now + self.ttl / 3,
-            lets_expire: waiter.lets_expire,
+            kept_until,
             ttl,
             fixed_end,
             renewals: waiter.renewals,
@@ -238,13 +265,21 @@ impl<C: Clone> Tenure<C> {
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
         lease.count_from(now);
-        let wants_more = match lease.fixed_end {
-            Some(end) => end > self.deadline,
-            None => {
-                let is_passed = self.turns > 1;
-                lease.ttl > self.ttl || is_passed && self.deadline.since(now) < most_of(lease.ttl)
-            }
-        };
+        let kept_for = lease.kept_for(now);
+        if !kept_for.is_zero() {
+            // The store has it for long. The watchdog begins when two thirds of a ttl are left, as always.
+            let first = now + self.deadline.since(now).saturating_sub(lease.ttl / 3 * 2);
+            lease.renew_at = lease.renew_at.map(|at| at.max(first));
+        }
+        let wants_more = kept_for > self.ttl
+            || match lease.fixed_end {
+                Some(end) => end > self.deadline,
+                None => {
+                    let is_passed = self.turns > 1;
+                    lease.ttl > self.ttl
+                        || is_passed && self.deadline.since(now) < most_of(lease.ttl)
+                }
+            };
         if wants_more {
             lease.late_at = Some(late_after(self.deadline, now));
         }
@@ -325,7 +360,8 @@ impl<C: Clone> Tenure<C> {
             None => self.deadline.since(now),
         };
         let extension = lease.extension.as_ref().map(|extension| extension.ttl);
-        Some(extension.map_or(intended_ttl, |ttl| ttl.max(intended_ttl)))
+        let ttl = extension.map_or(intended_ttl, |ttl| ttl.max(intended_ttl));
+        Some(ttl.max(lease.kept_for(now)))
     }
 
     /// The renewal to send, if there is a lease. If one is in flight, another follows it: that one may have asked for

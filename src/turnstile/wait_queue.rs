@@ -30,8 +30,9 @@ pub(crate) struct Waiter<C> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
-    /// Whether the key stays in the store when its lease ends, until its ttl is over.
-    pub(crate) lets_expire: bool,
+    /// How long the key stays in the store from its acquisition on, also if the lease ends before that (M8). Zero: it is
+    /// released at the end. `MAX`: it stays until its ttl is over, whenever the lease ends.
+    pub(crate) keep_for: Duration,
     pub(crate) patience: Patience,
     /// Until when it waits for others.
     pub(crate) until: Moment,
@@ -42,6 +43,14 @@ pub(crate) struct Waiter<C> {
 impl<C> Waiter<C> {
     pub(super) fn is_patient(&self) -> bool {
         self.patience == Patience::Queue
+    }
+
+    /// What its ticket asks the store for.
+    pub(super) fn ticket_ttl(&self) -> Duration {
+        match self.keep_for {
+            Duration::MAX => self.ttl,
+            keep_for => self.ttl.max(keep_for),
+        }
     }
 
     /// Whether the watchdog prolongs its lease.

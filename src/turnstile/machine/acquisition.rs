@@ -11,7 +11,7 @@ use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::{Point, deadline, drift};
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::WaiterId;
+use crate::turnstile::wait_queue::{Waiter, WaiterId};
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
@@ -157,7 +157,7 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Held(_) => return false,
             KeyState::Idle => {
                 let waiter = adopter.map(|first| &first.waiter);
-                let Some(ttl) = waiter.or(self.waiters.first()).map(|waiter| waiter.ttl) else {
+                let Some(ttl) = waiter.or(self.waiters.first()).map(Waiter::ticket_ttl) else {
                     return false;
                 };
                 let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, now, 0);
@@ -315,7 +315,7 @@ impl<C: Clone> Turnstile<C> {
         }
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ttl) = self.waiters.first().map(|head| head.ttl) {
+        if let Some(ttl) = self.waiters.first().map(Waiter::ticket_ttl) {
             let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
         }

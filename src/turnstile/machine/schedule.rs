@@ -47,7 +47,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         };
         let next = self.waiters.first();
-        let next_ttl = next.map(|next| next.ttl);
+        let next_ttl = next.map(Waiter::ticket_ttl);
         if next.is_some_and(|next| tenure.may_grant(&self.rules, next, now))
             && let Some((id, waiter)) = self.waiters.pop_first()
         {

@@ -37,8 +37,8 @@ pub(super) struct Caller {
     pub(super) patience: Patience,
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
-    /// Whether its key stays in the store when it is done.
-    pub(super) lets_expire: bool,
+    /// How long its key stays in the store, if it is done before: see [`Waiter::keep_for`].
+    pub(super) keep_for: Duration,
     /// Whose lease it adopts, if it does not wait in the queue.
     pub(super) adopts: Option<Arc<str>>,
     /// It asked for its lease to last so long: when, and until when by its own clock.
@@ -69,7 +69,7 @@ impl Caller {
             mode: Mode::Exclusive,
             patience: Patience::Queue,
             renewals: 0,
-            lets_expire: false,
+            keep_for: Duration::ZERO,
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -129,7 +129,10 @@ impl World {
             } else {
                 0
             },
-            lets_expire: mode == Mode::Exclusive && rng.chance(profile.keepers),
+            keep_for: match mode == Mode::Exclusive && rng.chance(profile.keepers) {
+                true => rng.pick(&profile.keep_fors),
+                false => Duration::ZERO,
+            },
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -173,7 +176,7 @@ impl World {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
-            lets_expire: caller.lets_expire,
+            keep_for: caller.keep_for,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
             answer_by: self.processes[process]
@@ -280,6 +283,7 @@ impl World {
             (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)), Stage::Holding(_)) => {
                 self.check_loss(key, id);
                 self.check_warned(key, id);
+                self.lease_may_be_kept(key, id);
                 self.lease_ends(key, id);
                 self.check_length(id);
                 self.depart(id);
@@ -293,8 +297,8 @@ impl World {
             }
             (Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed)), Stage::Granted(_))
             | (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)), Stage::Holding(_)) => {
-                if matches!(stage, Stage::Holding(_)) && self.callers[id].lets_expire {
-                    self.lease_kept(key, id);
+                if matches!(stage, Stage::Holding(_)) {
+                    self.lease_may_be_kept(key, id);
                 }
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
@@ -434,16 +438,16 @@ impl World {
         }
         let caller = &mut self.callers[id];
         caller.stage = Stage::Finishing;
-        let lets_expire = caller.lets_expire;
         let is_exclusive = caller.mode == Mode::Exclusive;
         let detaches = is_exclusive && !self.calm && self.rng.chance(self.profile.detached);
         self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
         self.check_extended(id);
-        if lets_expire || detaches {
-            self.lease_kept(key, id);
+        let is_kept = self.feed(process, key, |lines, cx| lines.is_kept(cx, waiter));
+        let keep = is_kept || detaches;
+        if keep {
+            self.lease_kept(key, id, false);
         }
         self.lease_finishes(key, id);
-        let keep = lets_expire || detaches;
         let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, keep));
         if detaches && let Some(owner) = kept {
             self.plan_adopters(process, key, owner);
@@ -456,7 +460,8 @@ impl World {
     /// left that the caller could finish: the caller is told `Closed`, and nothing after that.
     fn caller_finishes_too_late(&mut self, id: CallerId, waiter: WaiterId) {
         let caller = &self.callers[id];
-        let (process, key, lets_expire) = (caller.process, caller.key, caller.lets_expire);
+        let (process, key) = (caller.process, caller.key);
+        let lets_expire = caller.keep_for > Duration::ZERO;
         self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
         // As one that holds it is told of the end.
         let kept = self.feed(process, key, |lines, cx| {

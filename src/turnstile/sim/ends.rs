@@ -22,6 +22,8 @@ pub(super) struct Kept {
     pub(super) owner: Arc<str>,
     /// When it runs out by the server's clock.
     until: ServerTime,
+    /// It may also have been released.
+    maybe: bool,
 }
 
 impl World {
@@ -36,11 +38,11 @@ impl World {
     }
 
     /// A lease is over for its holder, and its key is to stay.
-    pub(super) fn lease_kept(&mut self, key: KeyId, caller: CallerId) {
+    pub(super) fn lease_kept(&mut self, key: KeyId, caller: CallerId, maybe: bool) {
         let process = self.callers[caller].process;
         let lease = self.referee.leases[key].iter();
         let lease = lease.clone().find(|lease| lease.caller == caller).cloned();
-        if !lease.is_some_and(|lease| self.is_valid(&lease)) {
+        if !maybe && !lease.is_some_and(|lease| self.is_valid(&lease)) {
             return;
         }
         let instance = self.processes[process].instance.clone();
@@ -50,7 +52,18 @@ impl World {
         {
             self.referee.counts.kept += 1;
             let owner = owner.into();
-            self.referee.kept[key] = Some(Kept { owner, until });
+            self.referee.kept[key] = Some(Kept {
+                owner,
+                until,
+                maybe,
+            });
+        }
+    }
+
+    /// A lease ends by itself. Its key is to stay if its time is not over.
+    pub(super) fn lease_may_be_kept(&mut self, key: KeyId, caller: CallerId) {
+        if self.callers[caller].keep_for > Duration::ZERO {
+            self.lease_kept(key, caller, true);
         }
     }
 
@@ -79,7 +92,7 @@ impl World {
         // Within a clock's inaccuracy it may have run out by ours.
         if self.profile.promised() && is_remembered {
             let slack = 2 * MILLI + self.profile.longest_ttl() / 500;
-            if kept.is_some_and(|kept| now + slack < kept.until) {
+            if kept.is_some_and(|kept| !kept.maybe && now + slack < kept.until) {
                 self.breach(format!("r{process} k{key}: {op:?} for what is to stay"));
             }
         }
@@ -98,7 +111,10 @@ impl World {
             (Some((owner, until)), op) if *owner == *kept.owner => {
                 // A renewal that was under way; or what a dead connection still had.
                 let may_grow = matches!(op, Op::Renew { .. }) || !self.profile.kills;
-                if self.profile.promised() && (until < before || (until > before && !may_grow)) {
+                if self.profile.promised()
+                    && !kept.maybe
+                    && (until < before || (until > before && !may_grow))
+                {
                     self.breach(format!(
                         "r{process} k{key}: {op:?} moves the end of what is to stay from {before} \
                          to {until}"
@@ -108,7 +124,7 @@ impl World {
                 return;
             }
             (_, Op::Adopt { from, .. }) if *from == kept.owner => {}
-            _ if now < before && self.profile.promised() => {
+            _ if now < before && self.profile.promised() && !kept.maybe => {
                 self.breach(format!(
                     "r{process} k{key}: {op:?} takes what is to stay until {before}"
                 ));

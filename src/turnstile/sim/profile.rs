@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
 use crate::store::contract::Mode;
@@ -86,6 +88,8 @@ pub(super) struct Profile {
     /// How often, per mille: a caller's key stays in the store at the end, a held lease is
     /// extended, or detached.
     pub(super) keepers: u64,
+    /// For how long.
+    pub(super) keep_fors: Vec<Duration>,
     pub(super) extensions: u64,
     pub(super) detached: u64,
     /// How often, per mille, a caller that is done comes again.
@@ -177,6 +181,12 @@ impl Profile {
             losses: 0,
             stragglers: rng.pick(&[0, 300]),
             keepers: rng.pick(&[0, 0, 50, 300]),
+            keep_fors: vec![
+                Duration::MAX,
+                Duration::from_micros(ttl_base / 2),
+                Duration::from_micros(ttl_base * 2),
+                Duration::from_micros(ttl_base * 5),
+            ],
             extensions: rng.pick(&[0, 100]),
             detached: rng.pick(&[0, 20, 200]),
             rests: vec![0, 50, 3 * MILLI, 40 * MILLI],
@@ -263,6 +273,9 @@ impl Profile {
     }
 
     pub(super) fn longest_ttl(&self) -> u64 {
-        self.ttls.iter().copied().max().unwrap_or(0)
+        let kept = self.keep_fors.iter().filter(|it| **it != Duration::MAX);
+        let kept = kept.map(|it| it.as_micros() as u64);
+        let kept = kept.filter(|_| self.keepers > 0);
+        self.ttls.iter().copied().chain(kept).max().unwrap_or(0)
     }
 }

@@ -56,7 +56,7 @@ pub(super) struct Harness {
 pub(super) struct Wish {
     ttl: u64,
     renewals: u32,
-    lets_expire: bool,
+    keep_for: Duration,
     patience: Patience,
     until: Moment,
 }
@@ -66,7 +66,7 @@ pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
         renewals: 0,
-        lets_expire: false,
+        keep_for: Duration::ZERO,
         patience: Patience::Queue,
         until: FOREVER,
     }
@@ -84,7 +84,7 @@ impl Wish {
     /// Its key stays in the store when it ends.
     pub(super) fn kept(self) -> Self {
         Self {
-            lets_expire: true,
+            keep_for: Duration::MAX,
             ..self
         }
     }
@@ -192,7 +192,7 @@ impl Harness {
             who,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
-            lets_expire: wish.lets_expire,
+            keep_for: wish.keep_for,
             patience: wish.patience,
             until: wish.until,
             answer_by: self.now + RESPONSE_TIMEOUT,

@@ -529,7 +529,11 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
-                    lets_expire,
+                    keep_for: if lets_expire {
+                        Duration::MAX
+                    } else {
+                        Duration::ZERO
+                    },
                     patience: if once {
                         Patience::Once
                     } else {
@@ -548,7 +552,7 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: 0,
-                    lets_expire: false,
+                    keep_for: Duration::ZERO,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
                     answer_by: self.now + ms(wait),
