@@ -112,6 +112,11 @@ impl<C> LocalLease<C> {
         self.is_taken() && now < self.kept_until
     }
 
+    /// Whether its key stays in the store although it is lost.
+    pub(super) fn is_outlived(&self, now: Point) -> bool {
+        self.is_taken() && !self.kept_for(now).is_zero()
+    }
+
     /// For how long the key must still stay, whatever the ttl is.
     fn kept_for(&self, now: Point) -> Duration {
         match self.kept_until {

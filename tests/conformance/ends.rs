@@ -4,7 +4,9 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 
 use futures::{StreamExt, stream};
-use lockstream::{DetachedLease, FutureLockExt, Lock, LockError, OnFinish, Renewal, StreamLockExt};
+use lockstream::{
+    DetachedLease, FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal, StreamLockExt,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
@@ -55,6 +57,51 @@ pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
         free(&other).await;
     }
     idle(&here).await;
+}
+
+/// Once a period, however short the work is, and whoever does it.
+pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let once = |locks: &LockRegistry| {
+        let lock = locks.obtain("k").wait(ms(0));
+        lock.on_finish(OnFinish::KeepFor(ms(600)))
+    };
+    let begin = Instant::now();
+    let done = async {}.with_lock(once(&here)).or_skip().await.unwrap();
+    assert!(done.is_some());
+    let again = async {}.with_lock(once(&here)).or_skip().await.unwrap();
+    assert!(again.is_none(), "in the same process");
+    let again = async {}.with_lock(once(&there)).or_skip().await.unwrap();
+    assert!(again.is_none(), "in another");
+    let waiter = there.obtain("k");
+    assert!(waiter.acquire().await.unwrap());
+    assert_took(begin, ms(598), W::LATE + ms(52));
+    assert!(waiter.release().await.unwrap());
+    // A failed job lets another one try.
+    let lock = once(&here);
+    lock.lease().await.unwrap().release().await.unwrap();
+    free(&lock).await;
+    idle(&here).await;
+}
+
+/// One that lasts longer than the key is to stay is renewed, and released at its end.
+pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
+    let begin = Instant::now();
+    async {
+        sleep(ms(1200)).await;
+        assert!(!there.obtain("k").acquire_once().await.unwrap());
+    }
+    .with_lock(&lock)
+    .await
+    .unwrap();
+    free(&lock).await;
+    assert_took(begin, ms(1200), W::LATE + ms(100));
+    for time in [ms(0), ms(9), ms(86_400_001)] {
+        let lock = here.obtain("k").on_finish(OnFinish::KeepFor(time));
+        assert_err!(lock.acquire_once().await, InvalidSetting, "k");
+    }
 }
 
 /// In the same process too: there is no pass, and no place in the queue before others.

@@ -62,7 +62,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 173;
+const CASES: usize = 175;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -164,6 +164,8 @@ suite! {
     ends: in_runtime {
         #[core]
         a_kept_key_stays_until_its_ttl_is_over,
+        a_key_that_is_kept_for_a_time_is_free_after_it,
+        work_that_lasts_longer_than_its_key_is_kept_releases_it,
         who_waits_here_gets_a_kept_key_no_sooner,
         the_end_of_a_kept_lease_waits_for_nothing,
         what_was_to_stay_can_be_released,

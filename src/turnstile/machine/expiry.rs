@@ -55,7 +55,7 @@ impl<C: Clone> Turnstile<C> {
             let owner = tenure.owner();
             let until = tenure.expires_by(now);
             let lease = tenure.take_lease();
-            if lease.as_ref().is_some_and(|lease| lease.is_kept(now)) {
+            if lease.as_ref().is_some_and(|lease| lease.is_outlived(now)) {
                 self.let_expire(cx);
             } else {
                 self.state = KeyState::Idle;
@@ -64,7 +64,7 @@ impl<C: Clone> Turnstile<C> {
             }
             self.lose(lease);
         } else if let Some(lease) = tenure.take_expired_lease(now) {
-            if lease.is_kept(now) {
+            if lease.is_outlived(now) {
                 self.let_expire(cx);
             }
             self.lose(Some(lease));

@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, WaiterVerdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, Verdict, WaiterVerdict};
 
 fn prolonged(harness: &mut Harness, who: &'static str) -> u64 {
     match harness.lease_told(who) {
@@ -676,4 +676,119 @@ fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
     harness.reply(&adopt, Outcome::Won { epoch: 6 });
     harness.granted("b");
     assert!(harness.take(b));
+}
+
+// ---- M8: keys that stay for a time of their own
+
+/// The ticket asks for all of that time. What ends before it is over sends nothing.
+#[test]
+fn m8_a_key_that_is_kept_for_a_time_runs_out_by_itself() {
+    let mut harness = Harness::new();
+    let id = harness.arrive("a", fixed(900).renewed().kept_for(5000));
+    let enter = harness.sent();
+    assert!(matches!(enter, Op::Enter { ttl, .. } if ttl == ms(5000)));
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    assert_eq!(harness.granted("a").1, deadline(1000, 5000));
+    assert!(harness.take(id));
+    harness.stop_until(3000);
+    assert!(harness.is_kept(id));
+    harness.keep(id).expect("it was held");
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+}
+
+/// A lease that lasts longer is renewed in time, for its ttl, and released at its end.
+#[test]
+fn m8_a_lease_that_lasts_longer_is_renewed_and_released() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed().kept_for(5000), 5);
+    // Two thirds of its ttl before its deadline at 5948.
+    harness.wait_until(5347);
+    harness.silent();
+    harness.wait_until(5348);
+    let renew = harness.sent();
+    assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "a"), deadline(5348, 900));
+    harness.stop_until(5999);
+    assert!(harness.is_kept(a));
+    harness.stop_until(6000);
+    assert!(!harness.is_kept(a));
+    harness.finish(a);
+    assert_eq!(harness.sent(), Op::Release { owner });
+}
+
+/// Its work is over in its own time, and the key stays.
+#[test]
+fn m8_a_fixed_lease_is_lost_before_its_key() {
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).kept_for(5000), 5);
+    harness.arrive("b", fixed(900));
+    harness.wait_until(1900);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    let enter = harness.sent();
+    assert!(matches!(enter, Op::Enter { .. }), "nothing is passed on");
+    harness.silent();
+}
+
+/// Also where it is lost at its deadline, a little before the key runs out.
+#[test]
+fn m8_a_lease_that_is_lost_at_its_deadline_keeps_its_key() {
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(5000).kept_for(5000), 5);
+    harness.wait_until(5949);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+}
+
+/// Whoever was granted it and did not look has not done the work.
+#[test]
+fn m8_a_turn_that_nobody_takes_keeps_nothing() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(900).kept_for(1000));
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.wait_until(1400);
+    assert!(matches!(
+        harness.told("a"),
+        Verdict::Waiter(WaiterVerdict::TurnLost)
+    ));
+    assert!(matches!(harness.sent(), Op::Release { .. }));
+}
+
+/// A ticket that another waiter left asks for less. The first renewal asks for the rest.
+#[test]
+fn m8_a_ticket_of_another_waiter_is_made_to_last() {
+    let mut harness = Harness::new();
+    let first = harness.arrive("first", fixed(900));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(500, 7));
+    let a = harness.arrive("a", fixed(900).renewed().kept_for(5000));
+    harness.leave(first);
+    harness.stop_until(1100);
+    harness.grant(asker(&enter), 900, 5);
+    harness.granted("a");
+    assert!(harness.take(a));
+    let renew = harness.sent();
+    assert!(
+        matches!(renew, Op::Renew { ttl, .. } if ttl == ms(5000)),
+        "{renew:?}"
+    );
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "a"), deadline(1100, 5000));
+    harness.stop_until(6099);
+    assert!(harness.is_kept(a));
+}
+
+/// One that wants the key for all of that time is given no pass.
+#[test]
+fn m8_a_pass_is_too_short() {
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900), 5);
+    harness.arrive("b", fixed(100).kept_for(200));
+    harness.finish(a);
+    let op = harness.sent();
+    assert!(matches!(op, Op::Yield { ttl, .. } if ttl == ms(200)));
 }

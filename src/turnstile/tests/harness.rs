@@ -89,6 +89,14 @@ impl Wish {
         }
     }
 
+    /// Its key stays for so long.
+    pub(super) fn kept_for(self, keep_for: u64) -> Self {
+        Self {
+            keep_for: ms(keep_for),
+            ..self
+        }
+    }
+
     pub(super) fn once(self) -> Self {
         Self {
             patience: Patience::Once,
@@ -214,6 +222,11 @@ impl Harness {
     /// It is over for its holder, and its key stays in the store.
     pub(super) fn keep(&mut self, id: WaiterId) -> Option<Owner> {
         self.feed(|turnstile, cx| turnstile.finish(cx, id, true))
+    }
+
+    /// Whether its key would stay if it ended now.
+    pub(super) fn is_kept(&mut self, id: WaiterId) -> bool {
+        self.feed(|turnstile, cx| turnstile.is_kept(cx, id))
     }
 
     /// The lease is to last so many milliseconds from now: until when, in microseconds.
