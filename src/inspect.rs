@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use futures::future::try_join_all;
+
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::store::contract::KeyStatus;
@@ -10,16 +12,29 @@ pub type Inspect = Operation<Result<Inspection, LockError>>;
 
 pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockError> {
     let engine = options.engine()?;
-    let key = options.key().clone();
     let Some(session) = engine.session() else {
+        let key = options.key().clone();
         return Err(LockError::Closed { key });
     };
-    let seen = session.inspect(key.clone()).await;
-    seen.map(Inspection::from)
-        .map_err(|source| LockError::Store { key, source })
+    let keys = options.keys().iter();
+    let seen = keys.map(async |key| {
+        let seen = session.inspect(key.clone()).await;
+        seen.map_err(|source| {
+            let key = key.clone();
+            LockError::Store { key, source }
+        })
+    });
+    let mut all = KeyStatus::default();
+    for seen in try_join_all(seen).await? {
+        all.holders.extend(seen.holders);
+        all.tickets += seen.tickets;
+        all.queue.extend(seen.queue);
+    }
+    Ok(all.into())
 }
 
-/// What a lock looked like in the store; see [`Lock::inspect`](crate::Lock::inspect).
+/// What a lock looked like in the store; see [`Lock::inspect`](crate::Lock::inspect). Of several keys, all that was seen of
+/// each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {

@@ -96,6 +96,7 @@ mod engine;
 mod error;
 mod events;
 mod extend;
+mod group;
 mod inspect;
 mod into_lock;
 mod key;

@@ -39,6 +39,15 @@ impl Lock {
         Self::with_options(LockOptions::new(engine, key))
     }
 
+    /// A lock of all these keys.
+    #[track_caller]
+    pub(crate) fn of_all<K: AsRef<str>>(
+        engine: Arc<Engine>,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Self {
+        Self::with_options(LockOptions::of_all(engine, keys))
+    }
+
     fn with_options(options: LockOptions) -> Self {
         Self {
             options,

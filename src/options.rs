@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use crate::{LockError, Mode};
 pub(crate) struct LockOptions {
     engine: Option<Arc<Engine>>,
     key: Arc<str>,
+    /// The keys of a group, in the order of their bytes. `key` is all of them, joined by commas.
+    keys: Option<Arc<[Arc<str>]>>,
     /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
     key_fault: Option<&'static str>,
     pub(crate) ttl: Option<Duration>,
@@ -41,7 +44,7 @@ pub(crate) enum Sharing {
     Permits(u32),
 }
 
-pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks only";
+pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
 
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;
@@ -55,6 +58,7 @@ impl LockOptions {
         Self {
             engine,
             key: Arc::from(key),
+            keys: None,
             key_fault,
             ttl: None,
             wait: None,
@@ -68,6 +72,63 @@ impl LockOptions {
             weight: None,
             place: Location::caller(),
         }
+    }
+
+    /// A lock of all these keys.
+    #[track_caller]
+    pub(crate) fn of_all<K: AsRef<str>>(
+        engine: Arc<Engine>,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Self {
+        let keys = keys.into_iter().map(|key| Arc::from(key.as_ref()));
+        let keys: Vec<Arc<str>> = keys.collect::<BTreeSet<_>>().into_iter().collect();
+        if let [key] = &keys[..] {
+            return Self::new(Some(engine), key);
+        }
+        let prefix = &engine.settings.prefix;
+        let fault = keys.iter().find_map(|key| key::fault(prefix, key));
+        Self {
+            key_fault: fault.or(keys.is_empty().then_some("must be at least one key")),
+            keys: Some(keys.clone().into()),
+            ..Self::new(Some(engine), &keys.join(","))
+        }
+    }
+
+    pub(crate) fn is_group(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// All keys: one, or those of a group.
+    pub(crate) fn keys(&self) -> &[Arc<str>] {
+        self.keys
+            .as_deref()
+            .unwrap_or(std::slice::from_ref(&self.key))
+    }
+
+    /// The lock of one key of a group. It is renewed while the others are waited for.
+    pub(crate) fn member(&self, index: usize) -> Option<Self> {
+        let key = self.keys().get(index)?.clone();
+        Some(Self {
+            key,
+            keys: None,
+            renewal: Some(Renewal::watchdog()),
+            ttl: self.ttl,
+            ..self.clone()
+        })
+    }
+
+    /// The same with another wait.
+    pub(crate) fn waiting(self, wait: Duration) -> Self {
+        let wait = Some(wait);
+        Self { wait, ..self }
+    }
+
+    /// How often a lease of it is renewed at most.
+    pub(crate) fn renewals(&self) -> u32 {
+        // A ttl that was set asks for a lease of just that length.
+        let settings = &self.registry().settings;
+        let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
+        self.renewal.unwrap_or(default).times()
     }
 
     /// The same, asked for where the caller's caller stands.
@@ -126,7 +187,8 @@ impl LockOptions {
             Sharing::No | Sharing::Readers if self.weight.is_some() => {
                 return refuse("weight", "is for permits only");
             }
-            Sharing::No => return Ok(Mode::Exclusive),
+            Sharing::No if !self.is_group() => return Ok(Mode::Exclusive),
+            Sharing::No => ("obtain_all", Mode::Exclusive),
             Sharing::Readers => ("shared", Mode::Shared),
             Sharing::Permits(0) => return refuse("permits", "must be at least 1"),
             Sharing::Permits(limit) => match u8::try_from(weight) {
@@ -137,7 +199,9 @@ impl LockOptions {
                 _ => return refuse("weight", "must be from 1 to 64, and within the limit"),
             },
         };
-        if !self.registry().shares {
+        if self.is_group() && mode != Mode::Exclusive {
+            refuse(setting, "is for locks of one key only")
+        } else if mode != Mode::Exclusive && !self.registry().shares {
             refuse(setting, "a quorum has exclusive locks only")
         } else if self.reentrant {
             refuse("reentrant", EXCLUSIVE_ONLY)
@@ -178,11 +242,9 @@ impl LockOptions {
     /// What the registry is asked for.
     pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
         let settings = &self.registry().settings;
-        // A ttl that was set asks for a lease of just that length.
-        let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
         Arrival {
             ttl: self.ttl(self.registry()),
-            renewals: self.renewal.unwrap_or(default).times(),
+            renewals: self.renewals(),
             on_finish: self.on_finish,
             patience,
             wait,

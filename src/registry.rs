@@ -99,6 +99,36 @@ impl LockRegistry {
         Lock::new(Some(self.engine.clone()), key.as_ref())
     }
 
+    /// A handle to several locks as one: all of its keys are acquired, or none.
+    ///
+    /// The keys may be known at run time only. They are acquired one after the other in the order of their bytes, under
+    /// one [`wait`](Lock::wait). So groups never wait for each other in a circle, whatever their keys and in whatever
+    /// order they are given, and a group and a lock of one key do not either. Keys that are acquired already are renewed
+    /// until the last one is. If one is lost meanwhile, it is acquired again within the same wait, and so are those after
+    /// it.
+    ///
+    /// The lease is one: its deadline is the earliest of all keys, and the first loss is its loss.
+    /// [`token`](crate::LeaseView::token) is that of the first key, and [`token_of`](crate::LeaseView::token_of) has that
+    /// of each. Its [`key`](Lock::key) is all keys, joined by commas. A key that is given twice counts once. Groups are
+    /// exclusive, and not [reentrant](Lock::reentrant).
+    ///
+    /// **A group or lock that is taken inside the work of another is not in that order.** Two tasks that nest in different
+    /// orders wait for each other until their waits are over, as with any lock. Take all keys at once.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn transfer(from: &str, to: &str) {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let (from, to) = ("account:7", "account:3");
+    /// transfer(from, to).with_lock(locks.obtain_all([from, to])).await?;
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn obtain_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
+        Lock::of_all(self.engine.clone(), keys)
+    }
+
     /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
     ///
     /// The new lease has this registry's ttl, counted from now, and its [`Renewal`](crate::Renewal). Its token is

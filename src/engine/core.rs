@@ -298,6 +298,13 @@ impl Engine {
         })?
     }
 
+    /// A lease begins anew, with this many renewals at most: its group is complete.
+    pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32) {
+        if let Some(id) = caller.id() {
+            self.feed(caller.key(), |lines, cx| lines.restart(cx, id, renewals));
+        }
+    }
+
     /// Extends a lease to `ttl` from now. Returns the deadline that was asked for, if it is still held.
     pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;

@@ -173,8 +173,15 @@ impl<C: Clone> Lines<C> {
         self.feed(cx, id, |turnstile, cx| turnstile.finish(cx, id, let_expire))
     }
 
+    pub(crate) fn restart(&mut self, cx: &mut EventCx<'_>, id: WaiterId, renewals: u32) {
+        self.feed(cx, id, |turnstile, cx| turnstile.restart(cx, id, renewals));
+    }
+
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
-        self.turnstiles().any(|turnstile| turnstile.is_kept(cx, id))
+        let shared = self.shared.as_ref();
+        let line = shared.and_then(|shared| shared.lines.get(&id));
+        let turnstile = line.map_or(&self.exclusive, |line| &line.turnstile);
+        turnstile.is_kept(cx, id)
     }
 
     pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {

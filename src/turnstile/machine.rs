@@ -318,6 +318,18 @@ impl<C: Clone> Turnstile<C> {
         taken.is_some()
     }
 
+    /// A lease begins anew: its ttl counts from now, and the watchdog renews it this often at most.
+    pub(crate) fn restart(&mut self, cx: &mut EventCx<'_>, id: WaiterId, renewals: u32) {
+        self.advance_time(cx);
+        if let KeyState::Held(tenure) = &mut self.state
+            && tenure.is_extendable_by(id)
+            && tenure.restart(cx.at(), renewals)
+        {
+            self.renew(cx.at());
+        }
+        self.schedule(cx);
+    }
+
     /// Extends a lease to at least `ttl` from now. Returns the new deadline if the lease is held. The store is asked
     /// until it confirms, or the lease is over.
     pub(crate) fn extend(

@@ -291,6 +291,25 @@ impl<C: Clone> Tenure<C> {
         Some(wants_more)
     }
 
+    /// The lease begins anew, as if it were taken now. Returns whether it must be renewed at once.
+    pub(super) fn restart(&mut self, now: Point, renewals: u32) -> bool {
+        let Some(lease) = &mut self.lease else {
+            return false;
+        };
+        lease.renewals = renewals;
+        lease.counted = false;
+        lease.fixed_end = (renewals == 0).then(|| deadline(now, lease.ttl));
+        lease.count_from(now);
+        let wants_more = match lease.fixed_end {
+            Some(end) => end > self.deadline,
+            None => self.deadline.since(now) < most_of(lease.ttl),
+        };
+        if wants_more {
+            lease.late_at = Some(late_after(self.deadline, now));
+        }
+        wants_more
+    }
+
     /// Removes the lease of a holder that has finished. Returns the holder and the deadline.
     pub(super) fn finish(&mut self, id: WaiterId) -> Option<(C, Point)> {
         let lease = self.lease.take_if(|lease| lease.id == id)?;

@@ -79,7 +79,9 @@ impl Scope {
         let lease = ready!(acquiring.poll(cx))?;
         let view = lease.view();
         let lost = Some(lease.lost());
-        let span = tracing::info_span!("lock", key = lease.key(), token = lease.token().get());
+        let mode = tracing::field::display(lease.caller().mode());
+        let (key, token) = (lease.key(), lease.token().get());
+        let span = tracing::info_span!("lock", key, token, mode);
         self.state = State::Holding { lease, lost, span };
         Poll::Ready(Ok(view))
     }

@@ -29,6 +29,7 @@ mod cluster;
 mod ends;
 mod events;
 mod exclusion;
+mod groups;
 mod handles;
 #[path = "../support/hearing.rs"]
 mod hearing;
@@ -62,7 +63,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 175;
+const CASES: usize = 186;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -70,7 +71,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 45;
+const CORE: usize = 50;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -151,6 +152,24 @@ suite! {
         settings_that_do_not_fit_are_refused,
         a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
         shared_waiters_survive_an_outage,
+    }
+    groups: in_runtime {
+        #[core]
+        a_group_is_one_lease_of_all_its_keys,
+        everything_that_takes_a_lock_takes_a_group,
+        #[core]
+        a_group_gets_all_keys_or_none,
+        the_keys_share_one_wait,
+        #[core]
+        groups_never_wait_for_each_other_in_a_circle,
+        #[core]
+        a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again,
+        the_loss_of_one_key_is_the_loss_of_all,
+        a_group_that_is_dropped_leaves_nothing,
+        #[core]
+        a_group_that_nobody_polls_holds_nothing,
+        a_fixed_lease_of_a_group_begins_when_it_is_complete,
+        groups_that_cannot_be_are_refused,
     }
     renewal: in_runtime {
         #[core]
