@@ -484,9 +484,14 @@ local function mixed()
     local value, held = try('GET', op.lock), nil
     op.is_mixed, op.served, op.is_string = true, 0, type(value) == 'string'
     if type(value) == 'table' then
-      -- M7: first, since it frees memory. It raises the error if this is no set.
-      redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
-      local first = redis.call('ZRANGE', op.lock, '0', '0')[1]
+      -- It raises the error if this is no set.
+      local first = redis.call('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
+      -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this.
+      if letter == 'N' or first[2] and tonumber(first[2]) <= now then
+        redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
+        first = redis.call('ZRANGE', op.lock, '0', '0')
+      end
+      first = first[1]
       op.kind = first and kind_of(first)
       held = mode ~= '' and first and redis.call('ZSCORE', op.lock, members(owner, mode)[1])
     elseif value then
@@ -528,9 +533,9 @@ local function mixed()
     end
     place = place and place <= now and place
     if held and not is_yield or not serve(op, owner, place) and missing(op, mode) == 0 then
+      local taken = next_epoch()
       try('ZREM', op.queue, ticket)
       try('ZREM', op.listeners, owner)
-      local taken = next_epoch()
       take(op, winner, op.ttl, mode)
       serve(op)
       return taken
