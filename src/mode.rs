@@ -19,6 +19,18 @@ pub enum Mode {
     },
 }
 
+impl Mode {
+    /// `exclusive`, `shared` or `permit`.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+            Self::Permits { .. } => "permit",
+        }
+    }
+}
+
 /// `exclusive`, `shared`, or `permit 2/8`.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
