@@ -63,7 +63,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 186;
+const CASES: usize = 187;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -152,6 +152,7 @@ suite! {
         settings_that_do_not_fit_are_refused,
         a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
         shared_waiters_survive_an_outage,
+        streams_run_under_shared_locks,
     }
     groups: in_runtime {
         #[core]

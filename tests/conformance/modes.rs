@@ -1,8 +1,11 @@
 //! Readers and writers, and permits.
 
 use futures::future::join_all;
+use futures::stream;
+use lockstream::verify::StepVerifier;
 use lockstream::{
     FutureLockExt, Lease, Lock, LockError, LockEvent, LockRegistry, Mode, OnFinish, Renewal,
+    StreamLockExt,
 };
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep, timeout};
@@ -306,6 +309,46 @@ pub(crate) async fn modes_are_seen_in_inspections_snapshots_and_events<W: World>
         acquired,
         ["permit 2/4", "permit 1/4", "exclusive", "shared"]
     );
+}
+
+/// A stream of a reader begins beside another reader, and behind a writer. One for which there is no permit is empty.
+pub(crate) async fn streams_run_under_shared_locks<W: World>(w: &W) {
+    let [a, b] = w.registries().await;
+    let held = reader(&a).lease().await.unwrap();
+    StepVerifier::try_create(stream::iter([1, 2]).with_lock(reader(&b)))
+        .expect_next(1)
+        .expect_next(2)
+        .expect_complete()
+        .verify()
+        .await;
+    held.release().await.unwrap();
+
+    let held = a.obtain("k").lease().await.unwrap();
+    let watch = b.obtain("k");
+    StepVerifier::try_create(stream::iter([1]).with_lock(reader(&b)))
+        .expect_no_event(ms(100))
+        .then(async || {
+            waiting(&watch, 1).await;
+            held.release().await.unwrap();
+        })
+        .expect_next(1)
+        .expect_complete()
+        .verify()
+        .await;
+
+    let both = permit(&a, 2, 2).lease().await.unwrap();
+    let none = permit(&b, 2, 1).wait(ms(0));
+    let skipped = stream::iter([1]).with_lock(&none).or_skip();
+    StepVerifier::try_create(skipped)
+        .expect_complete()
+        .verify()
+        .await;
+    StepVerifier::try_create(stream::iter([1]).with_lock(&none))
+        .expect_error_matches(LockError::is_not_acquired)
+        .expect_complete()
+        .verify()
+        .await;
+    both.release().await.unwrap();
 }
 
 pub(crate) async fn settings_that_do_not_fit_are_refused<W: World>(w: &W) {
