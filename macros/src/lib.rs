@@ -51,7 +51,10 @@ use self::options::Options;
 /// | `max_renewals` | how often the watchdog renews at most, a `u32`; it brings the watchdog | without end |
 /// | `on_lost` | `"stop"`, `"run_on"`, or an `OnLost`: what becomes of the body if the lease is lost | `"stop"` |
 /// | `on_finish` | `"release"`, `"let_expire"`, or an `OnFinish`: what becomes of the key after the body | `"release"` |
-/// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too | not reentrant |
+/// | `shared` | no value: others that are `shared` may run at the same time, as by `Lock::shared` | exclusive |
+/// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits` | exclusive |
+/// | `weight` | how many of the `permits` this one takes: a `u32` from 1 to 64, and at most `permits` | 1 |
+/// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too. For exclusive locks only | not reentrant |
 /// | `repeat` | a `Repeat`: how to try again on a store without a queue | the registry's |
 /// | `crate` | the path of the crate `lockstream`, if it has another name | `::lockstream` |
 ///

@@ -13,6 +13,8 @@ mod asked;
 #[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
 mod keys;
 mod methods;
+#[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
+mod modes;
 mod nesting;
 #[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
 mod options;
