@@ -13,7 +13,7 @@ use crate::key::Key;
 /// The greatest weight.
 const MOST_WEIGHT: u32 = 64;
 
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "key",
     "registry",
     "ttl",
@@ -22,6 +22,7 @@ const NAMES: [&str; 14] = [
     "max_renewals",
     "on_lost",
     "on_finish",
+    "keep_for",
     "shared",
     "permits",
     "weight",
@@ -114,6 +115,11 @@ impl Given {
             (
                 shared.or(permits).and(self.said("reentrant")),
                 "`reentrant` is for exclusive locks only",
+            ),
+            (
+                self.said("on_finish").and(self.said("keep_for")),
+                "`keep_for` says already what happens to the key at the end: leave out this one or \
+                 `on_finish`",
             ),
         ];
         for (at, say) in faults {
@@ -214,6 +220,10 @@ impl Given {
                 })?;
                 setters.extend(quote!(.#setter(#value)));
             }
+        }
+        if let Some(time) = self.value("keep_for")? {
+            let time = duration::keep_for(&time)?;
+            setters.extend(quote!(.on_finish(#home::OnFinish::KeepFor(#time))));
         }
         if self.flag("shared")? {
             setters.extend(quote!(.shared()));
