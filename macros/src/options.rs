@@ -13,11 +13,12 @@ use crate::key::Key;
 /// The greatest weight.
 const MOST_WEIGHT: u32 = 64;
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "key",
     "registry",
     "ttl",
     "wait",
+    "skip",
     "renewal",
     "max_renewals",
     "on_lost",
@@ -37,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) registry: Option<Expr>,
     /// Calls of the setters of `Lock`.
     pub(crate) setters: TokenStream,
+    /// Where it is said that a busy lock is no error.
+    pub(crate) skip: Option<Span>,
     /// Where the crate `lockstream` is to be found.
     pub(crate) home: Path,
 }
@@ -175,11 +178,14 @@ impl Given {
         };
         let key = Key::parse(key)?;
         let registry = self.value("registry")?;
+        let skip = self.said("skip");
+        self.flag("skip")?;
         let setters = self.setters(&home)?;
         Ok(Options {
             key,
             registry,
             setters,
+            skip,
             home,
         })
     }

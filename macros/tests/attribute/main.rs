@@ -18,6 +18,8 @@ mod modes;
 mod nesting;
 #[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
 mod options;
+#[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
+mod skipping;
 mod streams;
 
 use std::fmt;
