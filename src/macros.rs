@@ -52,6 +52,32 @@ pub fn refusal<R: Outcome>() -> fn(LockError) -> R {
     R::refused
 }
 
+/// What a function may return that skips its work if the lock is busy.
+#[diagnostic::on_unimplemented(
+    message = "`skip` needs a `Result` of an `Option`, which is `Ok(None)` if the lock is busy, and `{Self}` is none",
+    label = "not a `Result<Option<_>, _>`",
+    note = "make it `Result<Option<_>, lockstream::LockError>`, or one with an error of your own that is `From<lockstream::LockError>`; the body yields `Ok(Some(value))`"
+)]
+pub trait SkipOutcome: Outcome {
+    /// The outcome if the lock failed.
+    fn skipped(error: LockError) -> Self;
+}
+
+impl<T, E: From<LockError>> SkipOutcome for Result<Option<T>, E> {
+    fn skipped(error: LockError) -> Self {
+        if error.is_not_acquired() {
+            Ok(None)
+        } else {
+            Err(error.into())
+        }
+    }
+}
+
+/// As [`refusal`], of a function one of whose locks is skipped: for the other locks, and for that one.
+pub fn skipping<R: SkipOutcome>() -> [fn(LockError) -> R; 2] {
+    [R::refused, R::skipped]
+}
+
 /// Yields errors of the lock as errors of the work.
 pub fn locked_future<W, R>(
     work: W,

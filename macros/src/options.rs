@@ -10,15 +10,23 @@ use syn::{Expr, ExprLit, Ident, Lit, Path, Token, parse_quote, parse2};
 use crate::duration;
 use crate::key::Key;
 
-const NAMES: [&str; 11] = [
+/// The greatest weight.
+const MOST_WEIGHT: u32 = 64;
+
+const NAMES: [&str; 16] = [
     "key",
     "registry",
     "ttl",
     "wait",
+    "skip",
     "renewal",
     "max_renewals",
     "on_lost",
     "on_finish",
+    "keep_for",
+    "shared",
+    "permits",
+    "weight",
     "reentrant",
     "repeat",
     "crate",
@@ -30,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) registry: Option<Expr>,
     /// Calls of the setters of `Lock`.
     pub(crate) setters: TokenStream,
+    /// Where it is said that a busy lock is no error.
+    pub(crate) skip: Option<Span>,
     /// Where the crate `lockstream` is to be found.
     pub(crate) home: Path,
 }
@@ -86,6 +96,43 @@ impl Given {
         Ok(())
     }
 
+    /// Where the option is said.
+    fn said(&self, name: &str) -> Option<Span> {
+        let (given, _) = self.0.iter().find(|(given, _)| given == name)?;
+        Some(given.span())
+    }
+
+    /// Refuses options that do not go together.
+    fn agree(&self) -> syn::Result<()> {
+        let (shared, permits) = (self.said("shared"), self.said("permits"));
+        let faults = [
+            (
+                shared.and(permits),
+                "a lock is `shared`, or it has `permits`: leave one out",
+            ),
+            (
+                self.said("weight").filter(|_| permits.is_none()),
+                "`weight` is how many of the permits this one takes: say how many there are, as in \
+                 `permits = 8`",
+            ),
+            (
+                shared.or(permits).and(self.said("reentrant")),
+                "`reentrant` is for exclusive locks only",
+            ),
+            (
+                self.said("on_finish").and(self.said("keep_for")),
+                "`keep_for` says already what happens to the key at the end: leave out this one or \
+                 `on_finish`",
+            ),
+        ];
+        for (at, say) in faults {
+            if let Some(at) = at {
+                return Err(syn::Error::new(at, say));
+            }
+        }
+        Ok(())
+    }
+
     fn take(&mut self, name: &str) -> Option<(Ident, Option<Expr>)> {
         let at = self.0.iter().position(|(given, _)| given == name)?;
         Some(self.0.remove(at))
@@ -131,16 +178,20 @@ impl Given {
         };
         let key = Key::parse(key)?;
         let registry = self.value("registry")?;
+        let skip = self.said("skip");
+        self.flag("skip")?;
         let setters = self.setters(&home)?;
         Ok(Options {
             key,
             registry,
             setters,
+            skip,
             home,
         })
     }
 
     fn setters(&mut self, home: &Path) -> syn::Result<TokenStream> {
+        self.agree()?;
         let mut setters = TokenStream::new();
         if let Some(ttl) = self.value("ttl")? {
             let ttl = duration::ttl(&ttl)?;
@@ -176,6 +227,14 @@ impl Given {
                 setters.extend(quote!(.#setter(#value)));
             }
         }
+        if let Some(time) = self.value("keep_for")? {
+            let time = duration::keep_for(&time)?;
+            setters.extend(quote!(.on_finish(#home::OnFinish::KeepFor(#time))));
+        }
+        if self.flag("shared")? {
+            setters.extend(quote!(.shared()));
+        }
+        setters.extend(self.permits()?);
         if self.flag("reentrant")? {
             setters.extend(quote!(.reentrant()));
         }
@@ -183,6 +242,28 @@ impl Given {
             setters.extend(quote!(.repeat(#repeat)));
         }
         Ok(setters)
+    }
+
+    fn permits(&mut self) -> syn::Result<TokenStream> {
+        let Some(limit) = self.value("permits")? else {
+            return Ok(TokenStream::new());
+        };
+        let known_limit = whole("permits", &limit, 4)?;
+        if known_limit == Some(0) {
+            let say = "`permits` must be at least 1";
+            return Err(syn::Error::new(limit.span(), say));
+        }
+        let Some(weight) = self.value("weight")? else {
+            return Ok(quote!(.permits(#limit)));
+        };
+        let most = known_limit.unwrap_or(MOST_WEIGHT).min(MOST_WEIGHT);
+        match whole("weight", &weight, 2)? {
+            Some(known) if !(1..=most).contains(&known) => {
+                let say = "`weight` must be from 1 to 64, and within the `permits`";
+                Err(syn::Error::new(weight.span(), say))
+            }
+            _ => Ok(quote!(.permits(#limit).weight(#weight))),
+        }
     }
 
     /// `max_renewals` bounds a watchdog, which it brings along.
@@ -208,12 +289,7 @@ impl Given {
         let Some(most) = most else {
             return Ok(renewal);
         };
-        if let Expr::Lit(ExprLit { lit, .. }) = &most
-            && !matches!(lit, Lit::Int(_))
-        {
-            let say = "`max_renewals` is a whole number, as in `max_renewals = 360`";
-            return Err(syn::Error::new(lit.span(), say));
-        }
+        whole("max_renewals", &most, 360)?;
         let renewal = match renewal {
             Some(renewal) => operand(&parse2(renewal)?),
             None => quote!(#home::Renewal::watchdog()),
@@ -246,6 +322,21 @@ fn choice(
             let say = format!("`{name}` is {}, or an expression", words.join(" or "));
             Err(syn::Error::new(literal.span(), say))
         }
+    }
+}
+
+/// The number, if it is a literal.
+fn whole(name: &str, value: &Expr, example: u32) -> syn::Result<Option<u32>> {
+    match value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Int(number),
+            ..
+        }) => number.base10_parse().map(Some),
+        Expr::Lit(other) => Err(syn::Error::new(
+            other.span(),
+            format!("`{name}` is a whole number, as in `{name} = {example}`"),
+        )),
+        _ => Ok(None),
     }
 }
 
