@@ -226,7 +226,10 @@ impl LockOptions {
     fn ttl(&self, engine: &Engine) -> Duration {
         let default = match self.on_finish {
             // Invalid times are refused elsewhere.
-            OnFinish::KeepFor(time) if TTL.contains(&time) => engine.settings.ttl.min(time),
+            OnFinish::KeepFor(time) if TTL.contains(&time) => {
+                let part = (time / 4).max(*TTL.start());
+                engine.settings.ttl.min(part)
+            }
             _ => engine.settings.ttl,
         };
         self.ttl.unwrap_or(default)

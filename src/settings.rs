@@ -56,8 +56,9 @@ pub enum OnFinish {
     /// any of many machines may do once a period. A lease that ends before that sends nothing, and neither does a crash.
     /// One that lasts longer is renewed, if it is one that is renewed, and released at its end.
     ///
-    /// If no [`ttl`](crate::Lock::ttl) is set, the lease has the registry's, or this time if that is shorter. With a ttl
-    /// that is longer, a lease that ends in time keeps the key until that ttl is over.
+    /// If no [`ttl`](crate::Lock::ttl) is set, the lease has the registry's, or a quarter of this time if that is shorter.
+    /// Work that ends less than a ttl before this time is over has been renewed already: then the key stays for up to a ttl
+    /// longer. With a ttl that is longer than this time, it stays until that ttl is over.
     ///
     /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
     /// more than the machines' clocks may differ, or a late machine does it again.

@@ -130,7 +130,7 @@ pub(crate) async fn groups_never_wait_for_each_other_in_a_circle<W: World>(w: &W
     let [here, there] = w.registries().await;
     let inside: [AtomicUsize; KEYS] = std::array::from_fn(|_| AtomicUsize::new(0));
     let work = async |task: usize| {
-        let locks = if task % 2 == 0 { &here } else { &there };
+        let locks = [&here, &there][task % 2];
         for round in 0..2 {
             let mut mine = [
                 task % KEYS,
@@ -287,11 +287,13 @@ pub(crate) async fn groups_that_cannot_be_are_refused<W: World>(w: &W) {
     assert_err!(locks.obtain_all(none).acquire_once().await, InvalidKey, "");
     let invalid = locks.obtain_all(["a", "~b"]);
     assert_err!(invalid.acquire_once().await, InvalidKey, "a,~b");
-    for lock in [
-        locks.obtain_all(["a", "b"]).shared(),
-        locks.obtain_all(["a", "b"]).permits(2),
-        locks.obtain_all(["a", "b"]).reentrant(),
-    ] {
+    let both = locks.obtain_all(["a", "b"]);
+    let refused = [
+        both.clone().shared(),
+        both.clone().permits(2),
+        both.reentrant(),
+    ];
+    for lock in refused {
         assert_err!(lock.acquire_once().await, InvalidSetting, "a,b");
     }
     let group = locks.obtain_all(["a", "b"]);

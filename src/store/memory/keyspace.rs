@@ -103,9 +103,10 @@ impl Keyspace {
             } => {
                 let owner = ours(owner);
                 let exclusive = |held: &&FullOwner| held.owner.mode == Mode::Exclusive;
-                let old = slot.holders.iter().map(|(held, _)| held).filter(exclusive);
-                let old = old.filter(|held| **held == owner || held.to_string() == **from);
-                let old = old.cloned().next();
+                let mut held = slot.holders.iter().map(|(held, _)| held).filter(exclusive);
+                let old = held.find(|held| **held == owner || held.to_string() == **from);
+                let old = old.cloned();
+                drop(held);
                 if let Some(old) = old {
                     if old != owner {
                         slot.holders.remove(&old);

@@ -275,7 +275,8 @@ impl StoredKey {
         };
         let first = self.queue.by_score.first_key_value();
         let is_next = first.is_none_or(|(score, ticket)| ticket.owner == *owner || place < *score);
-        if !is_held && !(is_next && self.holders.admit(owner.owner.mode)) {
+        let may_have_it = is_held || is_next && self.holders.admit(owner.owner.mode);
+        if !may_have_it {
             return None;
         }
         self.queue.remove(owner);

@@ -11,6 +11,9 @@ use crate::store::contract::{Mode, Op, Outcome, Owner};
 use crate::store::memory::Asking;
 use crate::turnstile::Patience;
 
+/// Whose tickets stand, or who holds.
+pub(super) type Tickets = Vec<(Arc<str>, Owner)>;
+
 const BEAT: u64 = 20 * MILLI;
 
 /// W2: who stands asks again after this at the latest.
@@ -83,7 +86,7 @@ impl World {
     }
 
     /// Whose tickets stand, as the server has them.
-    pub(super) fn tickets(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
+    pub(super) fn tickets(&mut self, key: KeyId) -> Tickets {
         let nobody: Arc<str> = "nobody".into();
         let asking = Asking {
             prefix: &self.server.prefix,
@@ -95,7 +98,7 @@ impl World {
     }
 
     /// Who has a key, as the server has it.
-    pub(super) fn holders(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
+    pub(super) fn holders(&mut self, key: KeyId) -> Tickets {
         let nobody: Arc<str> = "nobody".into();
         let asking = Asking {
             prefix: &self.server.prefix,
@@ -236,7 +239,7 @@ impl World {
     }
 
     /// The live tickets that are before the owner of an op in the queue, or before its place there (K2).
-    pub(super) fn tickets_ahead(&mut self, key: KeyId, op: &Op) -> Vec<(Arc<str>, Owner)> {
+    pub(super) fn tickets_ahead(&mut self, key: KeyId, op: &Op) -> Tickets {
         let now = self.server.clock.micros(self.now);
         let nobody: Arc<str> = "nobody".into();
         let asking = Asking {
@@ -267,7 +270,7 @@ impl World {
         key: KeyId,
         op: &Op,
         outcome: &Outcome,
-        before: (Vec<(Arc<str>, Owner)>, Vec<(Arc<str>, Owner)>),
+        before: (Tickets, Tickets),
         unserved: bool,
     ) {
         let (tickets, holders) = before;

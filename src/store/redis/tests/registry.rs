@@ -1,4 +1,8 @@
 //! What a registry would be to its session: somebody who asks, listens and remembers.
+#![allow(
+    clippy::result_large_err,
+    reason = "an event that does not match is handed back"
+)]
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
