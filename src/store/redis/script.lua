@@ -280,7 +280,7 @@ local function perform(op, letter, known)
   local owner = op.owner
   -- A key that MGET shows as nil may be of another type.
   local value = type(known) == 'string' and known or try('GET', op.lock)
-  if op.mode ~= '' or type(value) == 'table' then
+  if type(value) == 'table' then
     error({ 'mixed' }, 0)
   end
   local held = value == owner
@@ -383,17 +383,16 @@ local function mixed()
       return nil
     end
     local weight, limit = string.match(mode, '^(%d+)/(%d+)$')
-    return weight and math.max(0, redis.call('ZCARD', op.lock) + weight - limit) or 0
+    return weight and math.max(0, op.count + weight - limit) or 0
   end
 
-  -- A shared lock expires with the last of its leases. An empty set is gone.
+  -- A shared lock expires with the last of its leases. That is set once, however many leases have changed.
   local function set_expiry(op)
-    local last = redis.call('ZRANGE', op.lock, '-1', '-1', 'WITHSCORES')
-    if last[1] then
-      redis.call('PEXPIREAT', op.lock, string.format('%d', math.ceil(last[2] / 1000)))
-    else
-      op.kind = nil
+    local last = op.is_changed and not op.is_string and try('ZRANGE', op.lock, '-1', '-1', 'WITHSCORES')[2]
+    if last then
+      redis.call('PEXPIREAT', op.lock, string.format('%d', math.ceil(last / 1000)))
     end
+    op.is_changed = false
   end
 
   -- Gives the lock to an owner, or prolongs its lease. A shared lease never ends earlier by that (D1).
@@ -409,8 +408,7 @@ local function mixed()
         scored[#scored + 1] = ends
         scored[#scored + 1] = member
       end
-      redis.call('ZADD', op.lock, 'GT', unpack(scored))
-      set_expiry(op)
+      op.count = op.count + redis.call('ZADD', op.lock, 'GT', unpack(scored))
     end
     op.is_string, op.kind, op.is_changed = mode == '', kind_of(mode), true
   end
@@ -422,7 +420,8 @@ local function mixed()
       return redis.call('DEL', op.lock)
     end
     local dropped = redis.call('ZREM', op.lock, unpack(members(owner, mode)))
-    set_expiry(op)
+    op.count = op.count - dropped
+    op.kind = op.count > 0 and op.kind or nil
     return dropped
   end
 
@@ -479,23 +478,24 @@ local function mixed()
     return math.max(0, math.ceil((last - now) / 1000))
   end
 
-  return function(op, letter)
+  local function run(op, letter)
     local owner, mode = op.owner, op.mode
-    local value, held = try('GET', op.lock), nil
-    op.is_mixed, op.served, op.is_string = true, 0, type(value) == 'string'
-    if type(value) == 'table' then
-      -- It raises the error if this is no set.
-      local first = redis.call('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
+    local value, held = nil, nil
+    op.is_mixed, op.served, op.count = true, 0, 0
+    local first = try('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
+    if first.err then
+      -- It raises the error if this is no string either.
+      value = redis.call('GET', op.lock)
+      op.is_string, op.kind, held = true, 'x', mode == '' and value == owner
+    elseif first[1] then
       -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this.
-      if letter == 'N' or first[2] and tonumber(first[2]) <= now then
+      if letter == 'N' or tonumber(first[2]) <= now then
         redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
         first = redis.call('ZRANGE', op.lock, '0', '0')
       end
-      first = first[1]
-      op.kind = first and kind_of(first)
-      held = mode ~= '' and first and redis.call('ZSCORE', op.lock, members(owner, mode)[1])
-    elseif value then
-      op.kind, held = 'x', mode == '' and value == owner
+      op.kind = first[1] and kind_of(first[1])
+      op.count = op.kind and redis.call('ZCARD', op.lock) or 0
+      held = mode ~= '' and op.kind and redis.call('ZSCORE', op.lock, members(owner, mode)[1])
     end
     if letter == 'N' or letter == 'V' then
       if held then
@@ -540,6 +540,7 @@ local function mixed()
       serve(op)
       return taken
     end
+    set_expiry(op)
     local left = may_fit_in(op, mode)
     if letter == 'A' then
       return string.format('busy:%d:', left)
@@ -551,6 +552,15 @@ local function mixed()
     place = stand(set, member, place, redis.call('PTTL', op.lock))
     return string.format('busy:%d:', left) .. place .. (added and ':' or '')
   end
+
+  return function(op, letter)
+    local ok, result = pcall(run, op, letter)
+    set_expiry(op)
+    if not ok then
+      error(result, 0)
+    end
+    return result
+  end
 end
 
 local perform_mixed
@@ -559,7 +569,10 @@ for i = 1, count do
     local op = { lock = KEYS[i], queue = KEYS[count + i], listeners = KEYS[2 * count + i] }
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
     op.mode = ARGV[3 + 3 * count + i] or ''
-    local ok, result = pcall(perform, op, sub(ops, i, i), values[i])
+    local ok, result = false, { 'mixed' }
+    if op.mode == '' then
+      ok, result = pcall(perform, op, sub(ops, i, i), values[i])
+    end
     if not ok and result[1] == 'mixed' then
       perform_mixed, op.answer = perform_mixed or mixed(), nil
       ok, result = pcall(perform_mixed, op, sub(ops, i, i))
