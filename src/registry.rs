@@ -240,9 +240,10 @@ impl LockRegistry {
     /// let locks = LockRegistry::in_memory();
     /// let lease = locks.obtain("till").lease().await?;
     /// for key in locks.snapshot().keys {
-    ///     let held = key.held.expect("nobody waits");
-    ///     assert_eq!((&*key.key, held.token), ("till", lease.token()));
-    ///     println!("{} is held for {:?}", key.key, held.since.elapsed());
+    ///     for held in &key.held {
+    ///         assert_eq!((&*key.key, held.token), ("till", lease.token()));
+    ///         println!("{} is held for {:?}", key.key, held.since.elapsed());
+    ///     }
     /// }
     /// # lease.release().await
     /// # }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ids::EventCx;
-use super::machine::{Effect, Rules, Turnstile};
+use super::machine::{Effect, Rules, Tickets, Turnstile};
 use super::time::Moment;
 use super::wait_queue::{Waiter, WaiterId};
 use crate::StoreError;
@@ -315,9 +315,8 @@ impl<C: Clone> Lines<C> {
     ) {
         if owner.mode == Mode::Exclusive {
             event(&mut self.exclusive, cx);
-            if self.exclusive.take_tickets_gone() {
-                self.ask_again(cx, None);
-            }
+            let tickets = self.exclusive.take_tickets();
+            self.ask_again(cx, tickets, None);
         } else if let Some(shared) = &self.shared
             && let Some(id) = shared.by_owner.get(&owner).copied()
         {
@@ -356,21 +355,31 @@ impl<C: Clone> Lines<C> {
             asks_for_others: shared.waiting.first().is_none_or(|first| id <= *first),
         };
         let result = event(&mut line.turnstile, &mut cx_of_line);
-        let tickets_gone = line.turnstile.take_tickets_gone();
+        let tickets = line.turnstile.take_tickets();
         shared.settle(id);
-        if tickets_gone {
-            self.ask_again(cx, Some(id));
-        }
+        self.ask_again(cx, tickets, Some(id));
         result
     }
 
-    /// The store has lost the ticket of the line `but`, or of the exclusive callers. So it may have lost the others, too.
-    fn ask_again(&mut self, cx: &mut EventCx<'_>, but: Option<WaiterId>) {
+    /// If the store has lost the ticket of the line `but`, or of the exclusive callers, it may have lost the others, too:
+    /// all of them ask. If it may have lost it, the next one asks.
+    fn ask_again(&mut self, cx: &mut EventCx<'_>, tickets: Tickets, but: Option<WaiterId>) {
+        let most = match tickets {
+            Tickets::Kept => return,
+            Tickets::Unknown => 1,
+            Tickets::Gone => usize::MAX,
+        };
         if but.is_some() {
             self.exclusive.ask_again(cx);
         }
-        for id in self.line_ids() {
-            if Some(id) != but {
+        let waiting = self.shared.iter().flat_map(|shared| &shared.waiting);
+        let others = waiting.copied().filter(|id| Some(*id) != but);
+        for id in others.take(most).collect::<Vec<_>>() {
+            if self
+                .shared
+                .as_ref()
+                .is_some_and(|it| it.lines.contains_key(&id))
+            {
                 self.feed_line(cx, id, Turnstile::ask_again);
             }
         }

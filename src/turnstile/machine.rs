@@ -60,6 +60,17 @@ enum KeyState<C> {
     Held(Tenure<C>),
 }
 
+/// What an answer says about tickets that the store had confirmed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Tickets {
+    #[default]
+    Kept,
+    /// Ours is not there. It may be gone, or its grant may be on the way.
+    Unknown,
+    /// Ours was not there, and was entered again.
+    Gone,
+}
+
 /// The op in flight (O2).
 #[derive(Debug)]
 struct InFlight {
@@ -109,8 +120,8 @@ pub(crate) struct Turnstile<C> {
     failures: u32,
     /// No new callers are accepted.
     closed: bool,
-    /// The store has been found to have lost our ticket.
-    tickets_gone: bool,
+    /// The store has been found to have lost our ticket, or may have.
+    tickets: Tickets,
     effects: VecDeque<Effect<C>>,
 }
 
@@ -130,7 +141,7 @@ impl<C: Clone> Turnstile<C> {
             store_error: None,
             failures: 0,
             closed: false,
-            tickets_gone: false,
+            tickets: Tickets::Kept,
             effects: VecDeque::new(),
         }
     }
@@ -145,9 +156,9 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// Whether the store has been found to have lost our ticket, since the last call.
-    pub(super) fn take_tickets_gone(&mut self) -> bool {
-        mem::take(&mut self.tickets_gone)
+    /// What was found out about our ticket since the last call.
+    pub(super) fn take_tickets(&mut self) -> Tickets {
+        mem::take(&mut self.tickets)
     }
 
     /// Whether it has asked the store for the key, and has not got it.

@@ -488,8 +488,11 @@ local function mixed()
       value = redis.call('GET', op.lock)
       op.is_string, op.kind, held = true, 'x', mode == '' and value == owner
     elseif first[1] then
+      if not string.match(first[1], '^[^%s:]+:%d+$') and not string.match(first[1], '^[^%s:]+:%d+ %d+/%d+$') then
+        error('WRONGTYPE the sorted set ' .. op.lock .. ' is no lock', 0)
+      end
       -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this.
-      if letter == 'N' or tonumber(first[2]) <= now then
+      if letter == 'N' or letter ~= 'I' and tonumber(first[2]) <= now then
         redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
         first = redis.call('ZRANGE', op.lock, '0', '0')
       end
@@ -593,7 +596,10 @@ for i = 1, count do
       result = ok and op.answer or freed
     end
     -- Servers raise their errors as tables or texts; a field of a text is nil.
-    reply[2 + i] = ok and (op.is_unserved and result .. '&' or result) or result[1] or { 'error', result.err or result }
+    if op.is_unserved and type(result) == 'string' then
+      result = result .. '&'
+    end
+    reply[2 + i] = ok and result or result[1] or { 'error', result.err or result }
   end
 end
 return finish()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::pending::PendingOp;
 use super::repeats::Repeats;
-use super::{EarlyGrant, InFlight, KeyState, Turnstile};
+use super::{EarlyGrant, InFlight, KeyState, Tickets, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
 use crate::turnstile::ids::EventCx;
@@ -228,12 +228,12 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Acquiring(acquisition) = &mut self.state else {
             unreachable!("an acquisition stays until its op is answered")
         };
-        // The ticket that was confirmed is not there any more. The store may have lost others as well (M5).
-        self.tickets_gone = acquisition.is_queued()
-            && matches!(
-                answer.outcome,
-                Outcome::Won { .. } | Outcome::Busy { entered: true, .. }
-            );
+        // The store may have lost others as well (M5).
+        self.tickets = match answer.outcome {
+            Outcome::Won { .. } if acquisition.is_queued() => Tickets::Unknown,
+            Outcome::Busy { entered: true, .. } if acquisition.is_queued() => Tickets::Gone,
+            _ => Tickets::Kept,
+        };
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;

@@ -216,5 +216,13 @@ async fn a_key_of_another_type_is_refused() {
         }
     }
     assert_eq!(server.ask::<u64>(&["LLEN", "lock:k"]), 1);
+    // Somebody's own sorted set is not taken for a lock.
+    server.cmd(&["ZADD", "lock:z", "1", "mine", "2", "mine, too"]);
+    for owner in [Owner::exclusive(1), reader(2)] {
+        let (why, _) = refused(one.ask("z", attempts(owner, TTL)).await);
+        assert!(why.contains("WRONGTYPE"), "{why}");
+    }
+    assert!(one.session().inspect("z".into()).await.is_err());
+    assert_eq!(server.ask::<u64>(&["ZCARD", "lock:z"]), 2);
     assert!(!server.exists("{lock:k}:~queue2"));
 }
