@@ -1,6 +1,7 @@
 //! All that one registry has of one key: a turnstile for the exclusive callers, and one for each shared caller (M6).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,14 +33,18 @@ struct SharedLines<C> {
     by_owner: HashMap<Owner, WaiterId>,
     /// When each line is to be ticked.
     timeouts: BTreeSet<(Moment, WaiterId)>,
-    /// Those that wait. The first asks the store for all of them (M5).
+    /// Those that wait for the store. The first asks it for all of them (M5).
     waiting: BTreeSet<WaiterId>,
     effects: VecDeque<Effect<C>>,
+    /// How many lines have a caller that waits, also while the store is away.
+    callers: usize,
 }
 
 #[derive(Debug)]
 struct Line<C> {
     turnstile: Turnstile<C>,
+    /// Whether it counts as one with a caller that waits.
+    has_caller: bool,
     /// Its place in `timeouts`.
     timeout: Option<Moment>,
     /// Its places in `by_owner`.
@@ -124,11 +129,11 @@ impl<C: Clone> Lines<C> {
         mode: Mode,
         waiter: Waiter<C>,
     ) -> WaiterId {
-        let shared = self.shared.as_ref().map_or(0, |it| it.waiting.len());
+        let shared = self.shared.as_ref().map_or(0, |it| it.callers);
         if mode == Mode::Exclusive {
             return self.exclusive.arrive(cx, waiter, shared);
         }
-        let others = shared + self.exclusive.waiters().count();
+        let others = shared + self.exclusive.waiting();
         let (exclusive, shared) = self.shared();
         let mut turnstile = exclusive.beside(mode);
         let id = turnstile.arrive(cx, waiter, others);
@@ -399,12 +404,14 @@ impl<C: Clone> SharedLines<C> {
             timeouts: BTreeSet::new(),
             waiting: BTreeSet::new(),
             effects: VecDeque::new(),
+            callers: 0,
         }
     }
 
     fn add(&mut self, id: WaiterId, turnstile: Turnstile<C>) {
         let line = Line {
             turnstile,
+            has_caller: false,
             timeout: None,
             owners: Vec::new(),
         };
@@ -435,6 +442,8 @@ impl<C: Clone> SharedLines<C> {
             self.timeouts.remove(&(timeout, id));
         }
         self.waiting.remove(&id);
+        let had_caller = mem::replace(&mut line.has_caller, line.turnstile.waiting() > 0);
+        self.callers = self.callers + usize::from(line.has_caller) - usize::from(had_caller);
         if line.turnstile.is_idle() {
             for owner in self
                 .lines

@@ -161,6 +161,11 @@ impl<C: Clone> Turnstile<C> {
         mem::take(&mut self.tickets)
     }
 
+    /// How many are in the wait queue.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
     /// Whether it has asked the store for the key, and has not got it.
     pub(super) fn is_acquiring(&self) -> bool {
         matches!(self.state, KeyState::Acquiring(_))

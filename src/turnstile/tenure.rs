@@ -249,7 +249,7 @@ impl<C: Clone> Tenure<C> {
             id,
             who: waiter.who,
             phase: LeasePhase::Offered,
-            end_by: now + self.ttl / 3,
+            end_by: now + self.ttl.min(ttl) / 3,
             kept_until,
             ttl,
             fixed_end,
@@ -276,13 +276,17 @@ impl<C: Clone> Tenure<C> {
             let first = now + self.deadline.since(now).saturating_sub(lease.ttl / 3 * 2);
             lease.renew_at = lease.renew_at.map(|at| at.max(first));
         }
-        let wants_more = kept_for > self.ttl
+        let wants_more = !kept_for.is_zero() && lease.kept_until > self.start + self.ttl
             || match lease.fixed_end {
                 Some(end) => end > self.deadline,
                 None => {
+                    // A pass brings less than the ttl, and so does a grant that is proved by an old answer (D2).
                     let is_passed = self.turns > 1;
-                    lease.ttl > self.ttl
-                        || is_passed && self.deadline.since(now) < most_of(lease.ttl)
+                    let enough = match is_passed {
+                        true => most_of(lease.ttl),
+                        false => lease.ttl / 2,
+                    };
+                    lease.ttl > self.ttl || self.deadline.since(now) < enough
                 }
             };
         if wants_more {

@@ -8,7 +8,7 @@
 local answers, written = {}, false
 for i, lock in ipairs(KEYS) do
   local value = redis.pcall('GET', lock)
-  local is_held = value == ARGV[i] or type(value) == 'table' and redis.call('ZSCORE', lock, ARGV[i])
+  local is_held = value == ARGV[i] or type(value) == 'table' and type(redis.pcall('ZSCORE', lock, ARGV[i])) == 'string'
   local left = is_held and redis.call('PTTL', lock) or 0
   -- One write is enough for all of them. It sets the lock's expiry to its present value, and never ends the lock:
   -- one that expires in this millisecond is left alone.

@@ -491,8 +491,12 @@ local function mixed()
       if not string.match(first[1], '^[^%s:]+:%d+$') and not string.match(first[1], '^[^%s:]+:%d+ %d+/%d+$') then
         error('WRONGTYPE the sorted set ' .. op.lock .. ' is no lock', 0)
       end
-      -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this.
+      -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this, and one
+      -- that asks does not.
       if letter == 'N' or letter ~= 'I' and tonumber(first[2]) <= now then
+        if clock <= of_use then
+          next_epoch()
+        end
         redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
         first = redis.call('ZRANGE', op.lock, '0', '0')
       end
