@@ -179,8 +179,13 @@ fn read_table(
         left: read_left(*left),
     }));
     for member in members.chunks_exact(2) {
-        let (name, mode) = read_member(text(&member[0])?)?;
-        let end: u64 = text(&member[1])?.parse().ok()?;
+        // What another version has written is left out.
+        let Some((name, mode)) = read_member(text(&member[0])?) else {
+            continue;
+        };
+        let Ok(end) = text(&member[1])?.parse::<u64>() else {
+            continue;
+        };
         match holders.iter_mut().find(|holder| holder.name == name) {
             Some(holder) => holder.mode = heavier(holder.mode),
             None => holders.push(Holder {
@@ -190,11 +195,13 @@ fn read_table(
             }),
         }
     }
-    let queue = queue.iter().map(|ticket| read_ticket(text(ticket)?));
+    let queue = queue.iter();
     let key_status = KeyStatus {
         holders,
         tickets: u64::try_from(*tickets).ok()?,
-        queue: queue.collect::<Option<_>>()?,
+        queue: queue
+            .filter_map(|ticket| read_ticket(text(ticket)?))
+            .collect(),
     };
     (text(tag)? == "key_status").then_some(RequestReply::Seen(key_status))
 }
