@@ -176,6 +176,7 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
         "leader",
         "pipeline",
         "cron",
+        "scheduler",
         "timeline",
     ] {
         for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
@@ -382,6 +383,15 @@ fn the_pipeline_says_that_it_needs_a_server() {
     );
 }
 
+/// The number before this word in what was printed.
+fn numbers_before(printed: &str, word: &str) -> Vec<usize> {
+    let words: Vec<&str> = printed.split_whitespace().collect();
+    let pairs = words
+        .windows(2)
+        .filter(|pair| pair[1].trim_end_matches(',') == word);
+    pairs.map(|pair| pair[0].parse().unwrap()).collect()
+}
+
 /// It fails by itself when a run begins too early; here it must have run at all, and skipped.
 fn assert_at_most_once_a_period(output: &Output) {
     assert!(output.status.success(), "{output:?}");
@@ -434,6 +444,35 @@ fn cron_refuses_an_invalid_period() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
         assert!(text(&output.stderr).contains("usage: cron [SECONDS]"));
     }
+}
+
+/// Three starts a second, of which one does it.
+fn assert_one_instance_does_it(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    let done = numbers_before(&printed, "done");
+    let skipped = numbers_before(&printed, "skipped");
+    assert_eq!((done.len(), skipped.len()), (3, 3), "{printed}");
+    let done: usize = done.iter().sum();
+    // Its five seconds have room for six runs that begin 900 ms apart, and no more.
+    assert!((2..=6).contains(&done), "{printed}");
+    assert!(skipped.iter().sum::<usize>() > done, "{printed}");
+    let runs = printed.lines().filter(|line| line.ends_with(" did it"));
+    assert_eq!(runs.count(), done, "{printed}");
+}
+
+#[test]
+fn the_scheduler_on_a_memory_store() {
+    assert_one_instance_does_it(&example("scheduler").output().unwrap());
+}
+
+#[test]
+fn the_scheduler_on_a_server() {
+    let server = RedisServer::start();
+    let mut command = example("scheduler");
+    let output = command.env("REDIS_URL", server.url()).output();
+    assert_one_instance_does_it(&output.unwrap());
+    assert_a_kept_key_goes(&server, "lock");
 }
 
 #[test]
