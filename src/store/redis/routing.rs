@@ -61,12 +61,7 @@ impl Change<'_> {
                 self.answer(request, Ok(Answer { at, outcome }));
                 let subscriptions = &self.state.subscriptions;
                 if is_busy && heard.is_some_and(|it| !subscriptions.is_heard(&key, it)) {
-                    // The ticket may have been dropped meanwhile, since there was no subscription.
-                    self.effects.events.push(StoreEvent::Up {
-                        scope: KeyScope::Keys(Arc::new(move |other| *other == *key)),
-                        queue: true,
-                        complete: false,
-                    });
+                    self.effects.doubtful.insert(key);
                 }
             }
             RequestReply::Seen(key_status) => {

@@ -361,6 +361,9 @@ end
 -- The same for locks and queues in which there are shared leases or tickets. Its functions are created only where
 -- they are needed.
 local function mixed()
+  -- M4: how many grants this call has made, whatever its keys.
+  local granted = 0
+
   -- M1: what the lock must be if it is not free: 'r', the limit, or for an exclusive mode 'x', which cannot be joined.
   local function kind_of(mode)
     return mode == '' and 'x' or string.match(mode, '/(%d+)$') or 'r'
@@ -425,10 +428,11 @@ local function mixed()
     return dropped
   end
 
-  -- S2: as in `hand_over`. The 64th grant of a call tells its registry to serve the rest, too (M4).
+  -- S2: as in `hand_over`. The last grant of an op that has made all that it may tells its registry to serve the rest,
+  -- too (M4).
   local function give(op, head, owner, ttl, channel, mode)
     redis.call('ZREM', op.queue, head[1])
-    local format = mode == '' and '1 ' or op.served == 63 and '3 ' or '2 '
+    local format = mode == '' and '1 ' or op.served == op.most - 1 and '3 ' or '2 '
     local grant = format .. head[1] .. ' ' .. next_epoch() .. ' ' .. clock .. ' ' .. string.sub(op.lock, #prefix + 2)
     take(op, owner, ttl, mode)
     local told = redis.pcall(publish, channel, grant)
@@ -436,7 +440,7 @@ local function mixed()
       drop(op, owner, mode)
       error(told)
     end
-    op.served = op.served + 1
+    op.served, granted = op.served + 1, granted + 1
   end
 
   -- M3: serves tickets from the front as long as they fit, up to that of `owner`, or to one that `place` is before.
@@ -453,7 +457,7 @@ local function mixed()
         return nil
       elseif missing(op, mode) ~= 0 then
         return head, mode
-      elseif op.served == 64 then
+      elseif op.served == op.most then
         op.is_unserved = true
         return head, mode
       elseif not pcall(give, op, head, first, ttl, channel, mode) then
@@ -482,6 +486,7 @@ local function mixed()
     local owner, mode = op.owner, op.mode
     local value, held = nil, nil
     op.is_mixed, op.served, op.count = true, 0, 0
+    op.most = math.max(1, 64 - granted)
     local first = try('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
     if first.err then
       -- It raises the error if this is no string either.

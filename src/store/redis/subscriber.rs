@@ -24,7 +24,6 @@ use super::node::Received;
 use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Order;
-use crate::store::contract::{KeyScope, StoreEvent};
 use crate::user_code::log;
 
 /// How many subscriptions may be unconfirmed at a time.
@@ -293,14 +292,7 @@ impl Shared {
                 change.state.unsettled.extend(&slots);
                 change.settle();
             }
-            let doubtful = change.state.subscriptions.renew(id);
-            if !doubtful.is_empty() {
-                change.effects.events.push(StoreEvent::Up {
-                    scope: KeyScope::Keys(Arc::new(move |key| doubtful.contains(key))),
-                    queue: true,
-                    complete: false,
-                });
-            }
+            change.effects.doubtful = change.state.subscriptions.renew(id);
         });
     }
 

@@ -27,6 +27,10 @@ fn attempts(owner: Owner, ttl: Duration) -> Op {
     Op::Attempt { owner, ttl }
 }
 
+fn withdraw_of(owner: Owner) -> Op {
+    Op::Withdraw { owner, ttl: TTL }
+}
+
 fn renews(owner: Owner, ttl: Duration) -> Op {
     let within = TTL;
     Op::Renew { owner, ttl, within }
@@ -166,6 +170,35 @@ async fn m4_a_release_serves_64_and_two_registries_serve_the_rest() {
     }
 }
 
+/// However many locks one call frees, it does not hold up the server for long. Each of them is served a little.
+#[tokio::test]
+async fn m4_one_call_serves_64_and_one_of_each_other_lock() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let mut two = Registry::on(&server, "b2").await;
+    let keys = ["k", "l", "m"];
+    for key in keys {
+        won(&one.outcome(key, enter(1)).await);
+        for sequence in 1..=70 {
+            two.outcome(key, enters(reader(sequence))).await;
+        }
+    }
+    for key in keys {
+        one.submit(key, release(1));
+    }
+    for key in keys {
+        one.reply(key, &release(1)).await.unwrap();
+    }
+    assert_eq!(served(&mut two).await, (66, true));
+    for (rest, more) in [(6 + 64 + 64, true), (5 + 5, false)] {
+        for key in keys {
+            let owner = Owner::exclusive(1);
+            one.outcome(key, Op::Serve { owner }).await;
+        }
+        assert_eq!(served(&mut two).await, (rest, more));
+    }
+}
+
 #[tokio::test]
 async fn m7_shared_leases_are_renewed_and_handed_over_on_a_full_server() {
     let server = RedisServer::start();
@@ -197,8 +230,14 @@ async fn m7_shared_leases_are_renewed_and_handed_over_on_a_full_server() {
     assert_eq!(two.granted().await.1.owner, permit(2, 2, 3));
     assert_eq!(one.outcome("x", release(4)).await, HELD);
     assert_eq!(two.granted().await.1.owner, reader(3));
-    let (why, retryable) = refused(two.ask("new", attempts(reader(9), TTL)).await);
-    assert!(why.contains("OOM") && retryable, "{why}");
+    server.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
+    // What is new is refused, also where others share the lock.
+    won(&one.outcome("s", attempts(reader(5), TTL)).await);
+    server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+    for key in ["new", "s"] {
+        let (why, retryable) = refused(two.ask(key, attempts(reader(9), TTL)).await);
+        assert!(why.contains("OOM") && retryable, "{why}");
+    }
     server.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(two.outcome("k", renew(1, TTL)).await, Outcome::Renewed);
 }
@@ -225,4 +264,72 @@ async fn a_key_of_another_type_is_refused() {
     assert!(one.session().inspect("z".into()).await.is_err());
     assert_eq!(server.ask::<u64>(&["ZCARD", "lock:z"]), 2);
     assert!(!server.exists("{lock:k}:~queue2"));
+}
+
+/// A queue of another type is told to whom it concerns, and to nobody else whose op is in the same call.
+#[tokio::test]
+async fn a_queue_of_another_type_fails_no_other_op_of_the_call() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    won(&one.outcome("k", attempts(reader(1), TTL)).await);
+    server.cmd(&["SET", "{lock:k}:~queue2", "something"]);
+    one.submit("a", attempt(2));
+    one.submit("k", withdraw_of(reader(1)));
+    one.submit("b", attempt(3));
+    won(&one.reply("a", &attempt(2)).await.unwrap().outcome);
+    won(&one.reply("b", &attempt(3)).await.unwrap().outcome);
+    let (why, _) = refused(one.reply("k", &withdraw_of(reader(1))).await);
+    assert!(why.contains("WRONGTYPE"), "{why}");
+    assert!(!server.exists("lock:k"), "it was released");
+}
+
+/// What an inspection cannot read it leaves out. Nobody else on the connection notices.
+#[tokio::test]
+async fn an_inspection_leaves_out_what_it_cannot_read() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    won(&one.outcome("k", attempts(reader(1), TTL)).await);
+    one.outcome("k", enter(2)).await;
+    server.cmd(&[
+        "ZADD",
+        "lock:k",
+        "inf",
+        "b2:3",
+        "9e15",
+        "b2:4 of a later version",
+    ]);
+    server.cmd(&[
+        "ZADD",
+        "{lock:k}:~queue2",
+        "1",
+        "b2:5",
+        "2",
+        "b2:6 1000 of a later version",
+    ]);
+    let status = one.session().inspect("k".into()).await.unwrap();
+    let holders: Vec<_> = status.holders.iter().map(|holder| &*holder.name).collect();
+    assert_eq!(holders, ["a1:1"], "{status:?}");
+    let queue: Vec<_> = status.queue.iter().map(|ticket| &*ticket.0).collect();
+    assert_eq!(queue, ["a1:2"], "{status:?}");
+    assert!(one.heard_by_now().is_none());
+}
+
+/// A confirmation asks for many locks at once. One of another type counts as lost, and the others are confirmed.
+#[tokio::test]
+async fn a_confirmation_survives_a_key_of_another_type() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    won(&one.outcome("k", attempt(1)).await);
+    won(&one.outcome("s", attempts(reader(2), TTL)).await);
+    won(&one.outcome("p", attempts(permit(3, 2, 4), TTL)).await);
+    server.cmd(&["LPUSH", "lock:list", "something"]);
+    let script = include_str!("../confirm.lua");
+    let locks = ["lock:k", "lock:list", "lock:s", "lock:p", "lock:none"];
+    let owners = ["a1:1", "a1:9", "a1:2", "a1:3 1/4", "a1:9"];
+    let call: Vec<&str> = ["EVAL", script, "5"]
+        .into_iter()
+        .chain(locks)
+        .chain(owners)
+        .collect();
+    assert_eq!(server.ask::<Vec<u8>>(&call), [1, 0, 1, 1, 0]);
 }
