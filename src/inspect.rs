@@ -42,7 +42,7 @@ pub struct Inspection {
     pub owner: Option<String>,
     /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl.
     pub remaining: Option<Duration>,
-    /// All who hold it.
+    /// Who holds it: of a shared lock the first 200, where a permit counts by its weight.
     pub holders: Vec<InspectedHolder>,
     /// How many tickets are in the queue: one for each registry that waits for an exclusive lease, and one for each caller
     /// that waits for a shared one.

@@ -218,7 +218,7 @@ impl<C: Clone> Lines<C> {
             }
         }
         for id in due {
-            self.feed_line(cx, id, Turnstile::tick);
+            self.feed_line_if_any(cx, id, Turnstile::tick);
         }
     }
 
@@ -284,6 +284,13 @@ impl<C: Clone> Lines<C> {
         self.feed_all(cx, Turnstile::disconnect);
     }
 
+    #[cfg(test)]
+    pub(super) fn known_owners(&self) -> usize {
+        self.shared
+            .as_ref()
+            .map_or(0, |shared| shared.by_owner.len())
+    }
+
     fn knows(&self, owner: Owner) -> bool {
         let shared = self.shared.as_ref();
         shared.is_some_and(|shared| shared.by_owner.contains_key(&owner))
@@ -303,8 +310,7 @@ impl<C: Clone> Lines<C> {
         id: WaiterId,
         event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
     ) -> R {
-        let shared = self.shared.as_ref();
-        match shared.is_some_and(|shared| shared.lines.contains_key(&id)) {
+        match self.has_line(id) {
             true => self.feed_line(cx, id, event),
             // Also for a caller whose line is over: nobody there knows it.
             false => event(&mut self.exclusive, cx),
@@ -336,13 +342,30 @@ impl<C: Clone> Lines<C> {
     ) {
         event(&mut self.exclusive, cx);
         for id in self.line_ids() {
-            self.feed_line(cx, id, &event);
+            self.feed_line_if_any(cx, id, &event);
         }
     }
 
     fn line_ids(&self) -> Vec<WaiterId> {
         let shared = self.shared.iter();
         shared.flat_map(|it| it.lines.keys().copied()).collect()
+    }
+
+    fn has_line(&self, id: WaiterId) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|shared| shared.lines.contains_key(&id))
+    }
+
+    /// Feeds a line, unless what another was fed has ended it.
+    fn feed_line_if_any(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>),
+    ) {
+        if self.has_line(id) {
+            self.feed_line(cx, id, event);
+        }
     }
 
     /// Feeds a line, and drops it if it is idle.
@@ -354,14 +377,21 @@ impl<C: Clone> Lines<C> {
     ) -> R {
         let shared = self.shared.as_mut().expect("it has the line");
         let line = shared.lines.get_mut(&id).expect("the caller looked");
+        let first = shared.waiting.first().copied();
         let mut cx_of_line = EventCx {
             now: cx.now,
             ids: cx.ids,
-            asks_for_others: shared.waiting.first().is_none_or(|first| id <= *first),
+            asks_for_others: first.is_none_or(|first| id <= first),
         };
         let result = event(&mut line.turnstile, &mut cx_of_line);
         let tickets = line.turnstile.take_tickets();
         shared.settle(id);
+        let next = shared.waiting.first().copied();
+        if first == Some(id)
+            && let Some(next) = next.filter(|next| *next != id)
+        {
+            self.feed_line(cx, next, Turnstile::ask_soon);
+        }
         self.ask_again(cx, tickets, Some(id));
         result
     }
@@ -380,13 +410,7 @@ impl<C: Clone> Lines<C> {
         let waiting = self.shared.iter().flat_map(|shared| &shared.waiting);
         let others = waiting.copied().filter(|id| Some(*id) != but);
         for id in others.take(most).collect::<Vec<_>>() {
-            if self
-                .shared
-                .as_ref()
-                .is_some_and(|it| it.lines.contains_key(&id))
-            {
-                self.feed_line(cx, id, Turnstile::ask_again);
-            }
+            self.feed_line_if_any(cx, id, Turnstile::ask_again);
         }
     }
 }
@@ -422,7 +446,14 @@ impl<C: Clone> SharedLines<C> {
         if self.by_owner.insert(owner, id).is_none()
             && let Some(line) = self.lines.get_mut(&id)
         {
+            // While replicas do not confirm, each attempt has an owner of its own.
+            let known = mem::take(&mut line.owners).into_iter();
+            let (current, retired) = known.partition(|it| line.turnstile.concerns(*it));
+            line.owners = current;
             line.owners.push(owner);
+            for owner in retired {
+                self.by_owner.remove(&owner);
+            }
         }
     }
 

@@ -434,6 +434,16 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
+    /// Whether it awaits anything from the store for this owner.
+    pub(super) fn concerns(&self, owner: Owner) -> bool {
+        let is_current = match &self.state {
+            KeyState::Idle => false,
+            KeyState::Acquiring(acquisition) => acquisition.owner() == owner,
+            KeyState::Held(tenure) => tenure.owner() == owner,
+        };
+        is_current || self.pending.iter().any(|it| it.settles(owner))
+    }
+
     /// The last error of the store.
     fn store_error(&self) -> StoreError {
         let store_error = self.store_error.as_deref().cloned();

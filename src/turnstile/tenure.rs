@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
-use super::wait_queue::{Waiter, WaiterId};
+use super::wait_queue::{TicketTtl, Waiter, WaiterId};
 use crate::Token;
 use crate::store::contract::{Op, OpError, Owner};
 use crate::token::MOST_PASSES;
@@ -29,6 +29,8 @@ type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
 pub(super) struct Tenure<C> {
     owner: Owner,
     ttl: Duration,
+    /// Whether the key is to stay for the whole ttl (M8).
+    is_kept: bool,
     /// From when its ttl is proved.
     start: Point,
     deadline: Point,
@@ -152,7 +154,7 @@ impl<C: Clone> Tenure<C> {
     /// The lock is proved from `start` on.
     pub(super) fn new(
         owner: Owner,
-        ttl: Duration,
+        ticket: TicketTtl,
         epoch: u64,
         start: Point,
         now: Point,
@@ -160,13 +162,14 @@ impl<C: Clone> Tenure<C> {
     ) -> Self {
         Self {
             owner,
-            ttl,
+            ttl: ticket.ttl,
+            is_kept: ticket.is_kept,
             start,
-            deadline: deadline(start, ttl),
+            deadline: deadline(start, ticket.ttl),
             lease: None,
             renewing: None,
             renew_again: false,
-            longest_ttl: ttl,
+            longest_ttl: ticket.ttl,
             longest_extension: Duration::ZERO,
             epoch,
             began: now,
@@ -195,10 +198,11 @@ impl<C: Clone> Tenure<C> {
     /// Whether the next waiter may have the key without the store being asked.
     pub(super) fn may_grant(&self, rules: &Rules, next: &Waiter<C>, now: Point) -> bool {
         if self.turns == 0 {
-            return true;
+            let (ttl, is_kept) = (self.ttl, self.is_kept);
+            return TicketTtl { ttl, is_kept }.serves(next.ticket_ttl());
         }
-        if !next.keep_for.is_zero() {
-            // The key is to stay for the whole of that time, and a pass brings less.
+        if self.is_kept || !next.keep_for.is_zero() {
+            // A pass brings less than the time for which the key is to stay, or more.
             return false;
         }
         let ttl = next.ttl;
@@ -230,9 +234,10 @@ impl<C: Clone> Tenure<C> {
         let ttl = waiter.ttl;
         let intended_end = deadline(now, ttl);
         let fixed_end = (!waiter.is_renewed()).then(|| {
-            // W3: only a lease that is longer than the ticket's ttl is worth a renewal. Others end with
-            // the tenure, which gives them nearly all of their ttl.
-            if token.is_passed() || ttl <= self.ttl {
+            // W3: only a lease that is longer than the ticket's ttl is worth a renewal, or one whose grant is proved by
+            // an old answer (D2). Others end with the tenure, which gives them nearly all of their ttl.
+            let is_enough = self.deadline.since(now) >= most_of(ttl);
+            if token.is_passed() || ttl <= self.ttl && is_enough {
                 intended_end.min(self.deadline)
             } else {
                 intended_end
@@ -241,9 +246,7 @@ impl<C: Clone> Tenure<C> {
         let kept_until = match waiter.keep_for {
             Duration::ZERO => Point::from(Duration::ZERO),
             Duration::MAX => Point::FOREVER,
-            // The ticket has asked for it, unless it was entered for another waiter.
-            keep_for if keep_for <= self.ttl => self.start + keep_for,
-            keep_for => now + keep_for,
+            keep_for => self.start + keep_for,
         };
         let lease = self.lease.insert(LocalLease {
             id,
@@ -276,19 +279,18 @@ impl<C: Clone> Tenure<C> {
             let first = now + self.deadline.since(now).saturating_sub(lease.ttl / 3 * 2);
             lease.renew_at = lease.renew_at.map(|at| at.max(first));
         }
-        let wants_more = !kept_for.is_zero() && lease.kept_until > self.start + self.ttl
-            || match lease.fixed_end {
-                Some(end) => end > self.deadline,
-                None => {
-                    // A pass brings less than the ttl, and so does a grant that is proved by an old answer (D2).
-                    let is_passed = self.turns > 1;
-                    let enough = match is_passed {
-                        true => most_of(lease.ttl),
-                        false => lease.ttl / 2,
-                    };
-                    lease.ttl > self.ttl || self.deadline.since(now) < enough
-                }
-            };
+        let wants_more = match lease.fixed_end {
+            Some(end) => end > self.deadline,
+            None => {
+                // A pass brings less than the ttl, and so does a grant that is proved by an old answer (D2).
+                let is_passed = self.turns > 1;
+                let enough = match is_passed {
+                    true => most_of(lease.ttl),
+                    false => lease.ttl / 2,
+                };
+                lease.ttl > self.ttl || self.deadline.since(now) < enough
+            }
+        };
         if wants_more {
             lease.late_at = Some(late_after(self.deadline, now));
         }
@@ -388,8 +390,7 @@ impl<C: Clone> Tenure<C> {
             None => self.deadline.since(now),
         };
         let extension = lease.extension.as_ref().map(|extension| extension.ttl);
-        let ttl = extension.map_or(intended_ttl, |ttl| ttl.max(intended_ttl));
-        Some(ttl.max(lease.kept_for(now)))
+        Some(extension.map_or(intended_ttl, |ttl| ttl.max(intended_ttl)))
     }
 
     /// The renewal to send, if there is a lease. If one is in flight, another follows it: that one may have asked for

@@ -40,16 +40,37 @@ pub(crate) struct Waiter<C> {
     pub(crate) answer_by: Moment,
 }
 
+/// For how long a ticket asks the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TicketTtl {
+    pub(super) ttl: Duration,
+    /// Whether the key is to stay for a time that the waiter has set (M8).
+    pub(super) is_kept: bool,
+}
+
+impl TicketTtl {
+    /// Whether the ticket of one waiter may serve another. A key that is kept must stay neither shorter nor longer.
+    pub(super) fn serves(self, other: Self) -> bool {
+        self.ttl == other.ttl || !self.is_kept && !other.is_kept
+    }
+}
+
 impl<C> Waiter<C> {
     pub(super) fn is_patient(&self) -> bool {
         self.patience == Patience::Queue
     }
 
     /// What its ticket asks the store for.
-    pub(super) fn ticket_ttl(&self) -> Duration {
+    pub(super) fn ticket_ttl(&self) -> TicketTtl {
         match self.keep_for {
-            Duration::MAX => self.ttl,
-            keep_for => self.ttl.max(keep_for),
+            Duration::ZERO | Duration::MAX => TicketTtl {
+                ttl: self.ttl,
+                is_kept: false,
+            },
+            keep_for => TicketTtl {
+                ttl: self.ttl.max(keep_for),
+                is_kept: true,
+            },
         }
     }
 

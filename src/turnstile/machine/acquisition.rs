@@ -11,7 +11,7 @@ use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::{Point, deadline, drift};
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::{Waiter, WaiterId};
+use crate::turnstile::wait_queue::{TicketTtl, Waiter, WaiterId};
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
@@ -19,6 +19,9 @@ const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 /// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter separates registries
 /// that began to wait at the same time.
 const RECHECK: (u64, u64) = (8_000, 12_000);
+
+/// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
+const SOON: (u64, u64) = (1_000, 1_500);
 
 /// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
 const WITHDRAW_WITHIN: u64 = 500;
@@ -39,8 +42,8 @@ pub(super) enum Footprint {
 #[derive(Debug)]
 pub(super) struct Acquisition {
     owner: Owner,
-    /// The ttl on its ticket, fixed when it is first sent (K1, W3).
-    ttl: Duration,
+    /// Fixed when it is first sent (K1, W3).
+    ticket: TicketTtl,
     /// When the store is asked (again).
     pub(super) ask_at: Point,
     score: Option<u64>,
@@ -67,10 +70,10 @@ struct Proof {
 
 impl Acquisition {
     /// Asks at `ask_at`. `uncontended`: see [`Tenure::uncontended`], where a yield asks.
-    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, uncontended: u8) -> Self {
+    pub(super) fn new(owner: Owner, ticket: TicketTtl, ask_at: Point, uncontended: u8) -> Self {
         Self {
             owner,
-            ttl,
+            ticket,
             ask_at,
             score: None,
             footprint: Footprint::Nothing,
@@ -82,6 +85,10 @@ impl Acquisition {
             first_sent: None,
             proof: None,
         }
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        self.owner
     }
 
     pub(super) fn sent(&mut self, now: Point) {
@@ -126,7 +133,7 @@ impl Acquisition {
     /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
     /// that if the op never arrives.
     fn settlement(&self) -> Option<(Op, Duration)> {
-        let (owner, ttl) = (self.owner, self.ttl);
+        let (owner, ttl) = (self.owner, self.ticket.ttl);
         let lock = ttl + drift(ttl);
         match self.footprint {
             Footprint::Nothing => None,
@@ -157,10 +164,10 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Held(_) => return false,
             KeyState::Idle => {
                 let waiter = adopter.map(|first| &first.waiter);
-                let Some(ttl) = waiter.or(self.waiters.first()).map(Waiter::ticket_ttl) else {
+                let Some(ticket) = waiter.or(self.waiters.first()).map(Waiter::ticket_ttl) else {
                     return false;
                 };
-                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, now, 0);
+                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, now, 0);
                 acquisition.adopter = adopter.map(|first| first.id);
                 self.state = KeyState::Acquiring(acquisition);
                 return true;
@@ -178,7 +185,9 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Subscription => wants_ticket,
                 Footprint::Nothing | Footprint::Lock => false,
             };
-            let is_unwanted = self.waiters.is_empty();
+            let first = self.waiters.first().map(Waiter::ticket_ttl);
+            let is_unsuited = first.is_some_and(|first| !acquisition.ticket.serves(first));
+            let is_unwanted = first.is_none();
             if is_unwanted && acquisition.is_queued() && self.store_has_queue && !self.closed {
                 // G3: the waits of a thousand registries may end at the same moment. A waiter that
                 // arrives before the withdrawal takes over the ticket and its place in the queue.
@@ -187,7 +196,7 @@ impl<C: Clone> Turnstile<C> {
                     return false;
                 }
             }
-            if is_unwanted || misplaced {
+            if is_unwanted || misplaced || is_unsuited {
                 self.abandon(now);
                 return true;
             }
@@ -200,7 +209,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = now + cx.ids.jitter(RECHECK.0, RECHECK.1);
             return false;
         }
-        let (owner, ttl, score) = (acquisition.owner, acquisition.ttl, acquisition.score);
+        let (owner, ttl, score) = (acquisition.owner, acquisition.ticket.ttl, acquisition.score);
         let (op, footprint) = if let Some(first) = adopter {
             let from = first.from.clone();
             (Op::Adopt { owner, from, ttl }, Footprint::Lock)
@@ -237,8 +246,8 @@ impl<C: Clone> Turnstile<C> {
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;
-                let ttl = acquisition.ttl;
-                self.begin_tenure(cx, epoch, in_flight.sent, ttl);
+                let ticket = acquisition.ticket;
+                self.begin_tenure(cx, epoch, in_flight.sent, ticket);
             }
             Outcome::Busy { left, score, .. } => {
                 acquisition.is_busy = true;
@@ -315,8 +324,8 @@ impl<C: Clone> Turnstile<C> {
         }
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ttl) = self.waiters.first().map(Waiter::ticket_ttl) {
-            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);
+        if let Some(ticket) = self.waiters.first().map(Waiter::ticket_ttl) {
+            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
         }
     }
@@ -369,13 +378,14 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = now;
         } else {
             // K1: the ttl on its ticket, which the store rounds up.
-            let ttl = grant.ttl.min(acquisition.ttl);
-            self.begin_tenure(cx, grant.epoch, start, ttl);
+            let mut ticket = acquisition.ticket;
+            ticket.ttl = ticket.ttl.min(grant.ttl);
+            self.begin_tenure(cx, grant.epoch, start, ticket);
         }
     }
 
-    /// The key is ours for `ttl`, as is proved from `start` on.
-    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ttl: Duration) {
+    /// The key is ours for what the ticket asked for, as is proved from `start` on.
+    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ticket: TicketTtl) {
         let now = cx.at();
         let is_wanted = self.is_acquisition_wanted();
         let KeyState::Acquiring(acquisition) = &mut self.state else {
@@ -387,7 +397,7 @@ impl<C: Clone> Turnstile<C> {
             // acquisition is abandoned next.
             return;
         }
-        if deadline(start, ttl) <= now && is_wanted {
+        if deadline(start, ticket.ttl) <= now && is_wanted {
             // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
             acquisition.forget_proof();
             acquisition.ask_at = now;
@@ -397,7 +407,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         }
         let (owner, uncontended) = (acquisition.owner, acquisition.uncontended);
-        self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, uncontended));
+        self.state = KeyState::Held(Tenure::new(owner, ticket, epoch, start, now, uncontended));
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
         if adopter.is_some()
@@ -415,6 +425,16 @@ impl<C: Clone> Turnstile<C> {
         {
             acquisition.forget_proof();
             acquisition.ask_at = cx.at();
+        }
+        self.schedule(cx);
+    }
+
+    /// Those who asked for this ticket, too, are gone (M5): it asks soon, unless it is served before.
+    pub(in crate::turnstile) fn ask_soon(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
+        let soon = cx.at() + cx.ids.jitter(SOON.0, SOON.1);
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.ask_at = acquisition.ask_at.min(soon);
         }
         self.schedule(cx);
     }

@@ -66,7 +66,6 @@ impl World {
             Fault::Delete => {
                 let name = self.keys[key].clone();
                 self.server.keyspace.expire(&name);
-                self.referee.deleted = true;
             }
             Fault::Stranger => {
                 let ttl = self.rng.pick(&[None, Some(SECOND), Some(60 * SECOND)]);

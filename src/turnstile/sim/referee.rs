@@ -37,8 +37,6 @@ pub(super) struct Referee {
     pub(super) fence_lost: bool,
     /// Whether tickets were deleted that nobody was told of.
     pub(super) flushed: bool,
-    /// Whether a lock was deleted by hand.
-    pub(super) deleted: bool,
     pub(super) longest_gap: u64,
     /// The server refused something for good, and may keep what it would not undo.
     pub(super) refused_for_good: bool,
@@ -109,7 +107,6 @@ impl Referee {
             longest_wish: 0,
             fence_lost: false,
             flushed: false,
-            deleted: false,
             longest_gap: 0,
             refused_for_good: false,
             kept: vec![None; keys],

@@ -135,17 +135,20 @@ impl World {
         for id in 0..self.processes.len() {
             let process = &self.processes[id];
             let instance = &process.instance;
-            let placed = tickets.iter().chain(&holders);
-            let placed = placed.filter(|(whose, _)| whose == instance).count();
+            let ours = |(whose, _): &&(_, _)| whose == instance;
+            let in_store = holders.iter().filter(ours).count();
+            let placed = in_store + tickets.iter().filter(ours).count();
             let leases = self.referee.leases[key].iter();
             let held = leases.filter(|lease| lease.process == id).count();
             let placed = placed >= held + self.places_needed(id, key);
+            // A lock that was deleted or wiped is not missed before its lease is over, if no renewal arrives.
+            let is_missed = in_store >= held;
             let silent = process
                 .link
                 .conn
                 .is_none_or(|conn| self.server.conns[conn].cut);
             let up = !process.gone && process.is_patient() && !silent;
-            let stands = up && self.has_patient(id, key);
+            let stands = up && is_missed && self.has_patient(id, key);
             if placed || !stands {
                 self.referee.unqueued.remove(&(id, key));
                 continue;
@@ -159,19 +162,13 @@ impl World {
             } else {
                 0
             };
-            // A lock that was deleted by hand is not missed before its lease is over.
-            let deleted = if self.referee.deleted {
-                self.profile.longest_ttl()
-            } else {
-                0
-            };
             // A grant that is long under way may come when it is over: its ticket has gone.
             let underway = if self.profile.spikes > 0 {
                 self.profile.spike
             } else {
                 self.profile.latency.1
             };
-            let longest = self.profile.response_timeout + 2500 * MILLI + stepped + deleted;
+            let longest = self.profile.response_timeout + 2500 * MILLI + stepped;
             let longest = longest + underway;
             if now - since > longest {
                 self.breach(format!("r{id} k{key} waits without a ticket"));

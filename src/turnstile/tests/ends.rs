@@ -423,7 +423,7 @@ fn d1_an_adopted_lease_counts_from_its_command() {
     assert!(
         matches!(&adopt, Op::Adopt { from, ttl, .. } if &**from == "other:9" && *ttl == ms(900))
     );
-    harness.wait_until(1040);
+    harness.wait_until(1030);
     harness.reply(&adopt, Outcome::Won { epoch: 9 });
     assert_eq!(harness.granted("a"), (9 * 64, deadline(1000, 900)));
     assert!(harness.take(a));
@@ -758,28 +758,73 @@ fn m8_a_turn_that_nobody_takes_keeps_nothing() {
     assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
-/// A ticket that another waiter left asks for less. The first renewal asks for the rest.
+/// A ticket that another waiter left asks for less, or for more. It is withdrawn, and one of its own is entered.
 #[test]
-fn m8_a_ticket_of_another_waiter_is_made_to_last() {
+fn m8_a_ticket_of_another_waiter_is_not_taken_over() {
+    for (first, next, asks_for) in [
+        (fixed(900), fixed(900).renewed().kept_for(5000), 5000),
+        (fixed(900).kept_for(3_600_000), fixed(900), 900),
+        (
+            fixed(900).kept_for(3_600_000),
+            fixed(900).kept_for(5000),
+            5000,
+        ),
+    ] {
+        let mut harness = Harness::new();
+        let first = harness.arrive("first", first);
+        let enter = harness.sent();
+        harness.reply(&enter, busy(500, 7));
+        harness.arrive("next", next);
+        harness.leave(first);
+        let withdraw = harness.sent();
+        assert!(matches!(withdraw, Op::Withdraw { owner, .. } if owner == asker(&enter)));
+        harness.reply(&withdraw, Outcome::Gone { held: false });
+        let enter = harness.sent();
+        assert!(
+            matches!(enter, Op::Enter { ttl, .. } if ttl == ms(asks_for)),
+            "{enter:?}"
+        );
+    }
+}
+
+/// The first waiter left while its answer was on the way: what it won goes back.
+#[test]
+fn m8_a_key_that_another_waiter_won_is_given_back() {
+    for (first, next, asks_for) in [
+        (fixed(900), fixed(900).renewed().kept_for(5000), 5000),
+        (fixed(900).kept_for(3_600_000), fixed(900), 900),
+    ] {
+        let mut harness = Harness::new();
+        let first = harness.arrive("first", first);
+        let enter = harness.sent();
+        harness.arrive("next", next);
+        harness.leave(first);
+        harness.reply(&enter, Outcome::Won { epoch: 5 });
+        let give_back = harness.sent();
+        assert!(
+            matches!(give_back, Op::Yield { old, ttl, .. } if old == asker(&enter) && ttl == ms(asks_for)),
+            "{give_back:?}"
+        );
+    }
+}
+
+/// Waiters that want the same may have the ticket of each other.
+#[test]
+fn m8_a_ticket_for_the_same_time_is_taken_over() {
     let mut harness = Harness::new();
-    let first = harness.arrive("first", fixed(900));
+    let first = harness.arrive("first", fixed(900).kept_for(5000));
     let enter = harness.sent();
     harness.reply(&enter, busy(500, 7));
-    let a = harness.arrive("a", fixed(900).renewed().kept_for(5000));
+    let next = harness.arrive("next", fixed(800).kept_for(5000));
     harness.leave(first);
+    harness.silent();
     harness.stop_until(1100);
-    harness.grant(asker(&enter), 900, 5);
-    harness.granted("a");
-    assert!(harness.take(a));
-    let renew = harness.sent();
-    assert!(
-        matches!(renew, Op::Renew { ttl, .. } if ttl == ms(5000)),
-        "{renew:?}"
-    );
-    harness.reply(&renew, Outcome::Renewed);
-    assert_eq!(prolonged(&mut harness, "a"), deadline(1100, 5000));
+    harness.grant(asker(&enter), 5000, 5);
+    harness.granted("next");
+    assert!(harness.take(next));
+    harness.silent();
     harness.stop_until(6099);
-    assert!(harness.is_kept(a));
+    assert!(harness.is_kept(next));
 }
 
 /// One that wants the key for all of that time is given no pass.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::harness::{EPOCH, busy, ms, rules};
-use crate::store::contract::{Answer, Grant, Mode, Op, Outcome, Owner};
+use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
     Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal,
     Verdict, Waiter, WaiterId, WaiterVerdict,
@@ -45,7 +45,12 @@ impl Key {
     }
 
     fn arrive(&mut self, who: &'static str, mode: Mode) -> WaiterId {
-        let waiter = Waiter {
+        let waiter = self.waiter(who);
+        self.feed(|lines, cx| lines.arrive(cx, mode, waiter))
+    }
+
+    fn waiter(&self, who: &'static str) -> Waiter<&'static str> {
+        Waiter {
             who,
             ttl: ms(30_000),
             renewals: 0,
@@ -53,8 +58,7 @@ impl Key {
             patience: Patience::Queue,
             until: FOREVER,
             answer_by: self.now + ms(1000),
-        };
-        self.feed(|lines, cx| lines.arrive(cx, mode, waiter))
+        }
     }
 
     fn reply(&mut self, op: &Op, outcome: Outcome) {
@@ -167,6 +171,68 @@ fn m5_only_the_first_of_a_registry_asks_again() {
     assert_eq!(asks[0].owner(), readers[1].1);
 }
 
+/// Once the first is served, the next asks soon: nobody else of this registry would notice that a holder has crashed.
+#[test]
+fn m5_the_next_of_a_registry_asks_soon() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.grant(readers[0].1, 6);
+    assert_eq!(key.sent(), []);
+    key.wait_until(2500);
+    let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert_eq!(asked, [readers[1].1]);
+}
+
+/// A first that gives up leaves that to the next, too.
+#[test]
+fn m5_the_next_asks_if_the_first_gives_up() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.feed(|lines, cx| lines.leave(cx, readers[0].0));
+    key.wait_until(3100);
+    let sent = key.sent();
+    let asks = sent.iter().filter(|op| matches!(op, Op::Enter { .. }));
+    assert_eq!(asks.map(Op::owner).collect::<Vec<_>>(), [readers[1].1]);
+}
+
+/// A lock that is won by asking is no sign that tickets were lost: one more question shows it.
+#[test]
+fn m5_a_win_makes_one_other_ask() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.wait_until(13_500);
+    let first = key.sent().remove(0);
+    key.reply(&first, Outcome::Won { epoch: 6 });
+    let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert_eq!(asked, [readers[1].1]);
+}
+
+/// A ticket that has waited for long was never asked for again, so its grant is proved by an old answer (D2). The
+/// watchdog does not wait for a third of the ttl then.
+#[test]
+fn d2_a_grant_after_a_long_wait_is_renewed_at_once() {
+    let mut key = Key::new();
+    key.readers(&["first"]);
+    let mut waiter = key.waiter("second");
+    (waiter.ttl, waiter.renewals) = (ms(900), u32::MAX);
+    let mode = Mode::Shared;
+    let second = key.feed(|lines, cx| lines.arrive(cx, mode, waiter));
+    let enter = key.sent().remove(0);
+    key.reply(&enter, entered(1));
+    while key.now < ms(700_000) {
+        key.wait_until(key.now.as_millis() as u64 + 1000);
+        for op in key.sent() {
+            assert_ne!(op.owner(), enter.owner());
+            key.reply(&op, busy(30_000, 0));
+        }
+    }
+    key.grant(enter.owner(), 6);
+    assert!(key.is_granted("second"));
+    assert!(key.feed(|lines, cx| lines.take(cx, second)));
+    let sent = key.sent();
+    assert!(matches!(sent[..], [Op::Renew { .. }, ..]), "{sent:?}");
+}
+
 /// The store has lost its data, and nobody was told. Whoever finds its ticket gone makes the others ask.
 #[test]
 fn m5_a_ticket_that_is_gone_makes_all_ask() {
@@ -233,6 +299,68 @@ fn w1_shared_waiters_fill_the_queue() {
             Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))
         ));
     }
+}
+
+/// Also while the store is away, when none of them has asked it.
+#[test]
+fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {
+    let mut key = Key::new();
+    let error = crate::StoreError::new("the connection is gone");
+    key.arrive("first", Mode::Exclusive);
+    key.feed(|lines, cx| lines.down(cx, &error));
+    for _ in 1..100 {
+        key.arrive("a", Mode::Shared);
+    }
+    assert_eq!(key.told.len(), 0);
+    for mode in [Mode::Shared, Mode::Exclusive] {
+        key.arrive("late", mode);
+        let (_, verdict) = key.told.pop().unwrap();
+        assert!(matches!(
+            verdict,
+            Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))
+        ));
+    }
+}
+
+/// Each attempt that no replica confirms has an owner of its own. Only the last is kept in mind.
+#[test]
+fn o1_a_line_forgets_its_retired_owners() {
+    let mut key = Key::new();
+    key.arrive("a", Mode::Shared);
+    let mut first = None;
+    for _ in 0..20 {
+        let sent = key.sent();
+        for op in sent {
+            let answer = match op {
+                Op::Enter { .. } => {
+                    first.get_or_insert(op.owner());
+                    Err(OpError::Unconfirmed(crate::StoreError::new("no replica")))
+                }
+                _ => Ok(Answer {
+                    at: 1,
+                    outcome: Outcome::Gone { held: true },
+                }),
+            };
+            key.feed(|lines, cx| lines.replied(cx, &op, answer));
+        }
+        key.wait_until(key.now.as_millis() as u64 + 2000);
+    }
+    // A grant for the first of them is for nobody, and is given back.
+    key.sent();
+    key.grant(first.unwrap(), 6);
+    let sent = key.sent();
+    assert!(!key.is_granted("a"));
+    assert!(
+        sent.contains(&Op::Release {
+            owner: first.unwrap()
+        }),
+        "{sent:?}"
+    );
+    assert!(
+        key.lines.known_owners() <= 3,
+        "{}",
+        key.lines.known_owners()
+    );
 }
 
 /// Nothing stays of a line whose caller has left.
