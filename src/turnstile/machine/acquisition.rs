@@ -378,6 +378,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = now;
         } else {
             // K1: the ttl on its ticket, which the store rounds up.
+            acquisition.uncontended = 0;
             let mut ticket = acquisition.ticket;
             ticket.ttl = ticket.ttl.min(grant.ttl);
             self.begin_tenure(cx, grant.epoch, start, ticket);

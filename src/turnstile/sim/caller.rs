@@ -129,7 +129,7 @@ impl World {
             } else {
                 0
             },
-            keep_for: match mode == Mode::Exclusive && rng.chance(profile.keepers) {
+            keep_for: match rng.chance(profile.keepers) {
                 true => rng.pick(&profile.keep_fors),
                 false => Duration::ZERO,
             },
@@ -444,12 +444,19 @@ impl World {
         self.check_extended(id);
         let is_kept = self.feed(process, key, |lines, cx| lines.is_kept(cx, waiter));
         let keep = is_kept || detaches;
-        if keep {
-            self.lease_kept(key, id, false);
+        let is_valid = self.has_valid_lease(key, id);
+        if is_valid && !keep {
+            self.check_kept_for(id, None);
         }
         self.lease_finishes(key, id);
         let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, keep));
-        if detaches && let Some(owner) = kept {
+        let Some(owner) = kept else {
+            return;
+        };
+        if is_valid {
+            self.lease_kept(id, owner, detaches);
+        }
+        if detaches {
             self.plan_adopters(process, key, owner);
         }
     }

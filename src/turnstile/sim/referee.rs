@@ -41,7 +41,7 @@ pub(super) struct Referee {
     /// The server refused something for good, and may keep what it would not undo.
     pub(super) refused_for_good: bool,
     /// By key: what was left in the store.
-    pub(super) kept: Vec<Option<Kept>>,
+    pub(super) kept: Vec<BTreeMap<String, Kept>>,
     /// Whose leases were adopted.
     pub(super) adopted: BTreeSet<Arc<str>>,
     /// By key: since when no turnstile of a living process is about it.
@@ -109,7 +109,7 @@ impl Referee {
             flushed: false,
             longest_gap: 0,
             refused_for_good: false,
-            kept: vec![None; keys],
+            kept: vec![BTreeMap::new(); keys],
             adopted: BTreeSet::new(),
             quiet: vec![None; keys],
             unqueued: BTreeMap::new(),
