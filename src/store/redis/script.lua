@@ -478,7 +478,8 @@ local function mixed()
       return redis.call('PTTL', op.lock)
     end
     local nth = string.format('%d', count - 1)
-    local last = redis.call('ZRANGE', op.lock, nth, nth, 'WITHSCORES')[2]
+    local is_known = count == 1 and op.served == 0 and op.first_end
+    local last = is_known or redis.call('ZRANGE', op.lock, nth, nth, 'WITHSCORES')[2]
     return math.max(0, math.ceil((last - now) / 1000))
   end
 
@@ -503,9 +504,9 @@ local function mixed()
           next_epoch()
         end
         redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
-        first = redis.call('ZRANGE', op.lock, '0', '0')
+        first = redis.call('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
       end
-      op.kind = first[1] and kind_of(first[1])
+      op.kind, op.first_end = first[1] and kind_of(first[1]), first[2]
       op.count = op.kind and redis.call('ZCARD', op.lock) or 0
       held = mode ~= '' and op.kind and redis.call('ZSCORE', op.lock, members(owner, mode)[1])
     end
