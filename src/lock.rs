@@ -42,7 +42,7 @@ impl Lock {
     /// A lock of all these keys.
     #[track_caller]
     pub(crate) fn of_all<K: AsRef<str>>(
-        engine: Arc<Engine>,
+        engine: Option<Arc<Engine>>,
         keys: impl IntoIterator<Item = K>,
     ) -> Self {
         Self::with_options(LockOptions::of_all(engine, keys))

@@ -6,7 +6,7 @@ use std::borrow::Borrow;
 use futures::future::{self, FutureExt};
 use futures::stream::{self, Stream, StreamExt};
 
-use crate::registry::obtain_installed;
+use crate::registry::{obtain_all_installed, obtain_installed};
 use crate::{Lock, LockError, LockRegistry};
 
 /// Whatever a lock can be obtained from. Method look-up dereferences, so that a `LazyLock` or an
@@ -16,17 +16,34 @@ use crate::{Lock, LockError, LockRegistry};
 pub trait Obtain {
     /// [`LockRegistry::obtain`].
     fn obtain_lock(&self, key: impl AsRef<str>) -> Lock;
+
+    /// [`LockRegistry::obtain_all`].
+    fn obtain_locks<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock;
 }
 
 impl<R: Borrow<LockRegistry> + ?Sized> Obtain for R {
     fn obtain_lock(&self, key: impl AsRef<str>) -> Lock {
         self.borrow().obtain(key)
     }
+
+    fn obtain_locks<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
+        self.borrow().obtain_all(keys)
+    }
 }
 
 /// A lock of the installed registry.
 pub fn obtain(key: impl AsRef<str>) -> Lock {
     obtain_installed(key.as_ref())
+}
+
+/// Several locks of the installed registry as one.
+pub fn obtain_all<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Lock {
+    obtain_all_installed(keys)
+}
+
+/// One of several keys, so that all are of one type.
+pub fn one_key(key: impl AsRef<str>) -> String {
+    key.as_ref().to_owned()
 }
 
 /// What a function under a lock may return, or the stream that it returns may yield.

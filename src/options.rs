@@ -77,20 +77,22 @@ impl LockOptions {
     /// A lock of all these keys.
     #[track_caller]
     pub(crate) fn of_all<K: AsRef<str>>(
-        engine: Arc<Engine>,
+        engine: Option<Arc<Engine>>,
         keys: impl IntoIterator<Item = K>,
     ) -> Self {
         let keys = keys.into_iter().map(|key| Arc::from(key.as_ref()));
         let keys: Vec<Arc<str>> = keys.collect::<BTreeSet<_>>().into_iter().collect();
         if let [key] = &keys[..] {
-            return Self::new(Some(engine), key);
+            return Self::new(engine, key);
         }
-        let prefix = &engine.settings.prefix;
-        let fault = keys.iter().find_map(|key| key::fault(prefix, key));
+        let fault = engine.as_ref().and_then(|engine| {
+            let prefix = &engine.settings.prefix;
+            keys.iter().find_map(|key| key::fault(prefix, key))
+        });
         Self {
             key_fault: fault.or(keys.is_empty().then_some("must be at least one key")),
             keys: Some(keys.clone().into()),
-            ..Self::new(Some(engine), &keys.join(","))
+            ..Self::new(engine, &keys.join(","))
         }
     }
 

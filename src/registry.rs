@@ -126,7 +126,7 @@ impl LockRegistry {
     /// ```
     #[track_caller]
     pub fn obtain_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
-        Lock::of_all(self.engine.clone(), keys)
+        Lock::of_all(Some(self.engine.clone()), keys)
     }
 
     /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
@@ -335,8 +335,17 @@ async fn shut_down(engine: Arc<Engine>) {
 
 /// A lock of the installed registry. Without one its futures yield an error.
 pub(crate) fn obtain_installed(key: &str) -> Lock {
-    let engine = INSTALLED.get().map(|registry| registry.engine.clone());
-    Lock::new(engine, key)
+    Lock::new(installed_engine(), key)
+}
+
+/// Several locks of the installed registry as one.
+#[cfg(feature = "macros")]
+pub(crate) fn obtain_all_installed<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Lock {
+    Lock::of_all(installed_engine(), keys)
+}
+
+fn installed_engine() -> Option<Arc<Engine>> {
+    INSTALLED.get().map(|registry| registry.engine.clone())
 }
 
 /// The error of [`LockRegistry::install`] if another registry is installed: it stays so for the life of the process.

@@ -8,6 +8,7 @@ use syn::visit_mut::VisitMut;
 use syn::{ReturnType, Type, parse_quote};
 
 use crate::function::Function;
+use crate::key::Keys;
 use crate::options::{Options, operand};
 use crate::returns::{Lazy, Work, Wrap};
 
@@ -191,23 +192,37 @@ fn make(locks: &[Options]) -> (Vec<Ident>, TokenStream) {
     for (at, lock) in locks.iter().enumerate() {
         let name = local(&format!("__lock_{at}"));
         let Options {
-            key,
+            keys,
             registry,
             setters,
             home,
             ..
         } = lock;
+        let (method, function, keys) = match keys {
+            Keys::One(key) => ("obtain_lock", local("obtain"), quote!(#key)),
+            Keys::Each(keys) => {
+                let keys = quote!([#(#home::__macros::one_key(#keys)),*]);
+                ("obtain_locks", local("obtain_all"), keys)
+            }
+            Keys::All(keys) => {
+                let span = keys.span().resolved_at(Span::call_site());
+                let keys = operand(keys);
+                let keys = quote_spanned!(span => #keys.iter());
+                ("obtain_locks", local("obtain_all"), keys)
+            }
+        };
         let obtained = match registry {
             Some(registry) => {
                 let span = registry.span().resolved_at(Span::call_site());
                 let registry = operand(registry);
-                let obtain = quote_spanned!(span => .obtain_lock);
+                let method = Ident::new(method, span);
+                let obtain = quote_spanned!(span => .#method);
                 quote! {{
                     use #home::__macros::Obtain as _;
-                    #registry #obtain (#key)
+                    #registry #obtain (#keys)
                 }}
             }
-            None => quote!(#home::__macros::obtain(#key)),
+            None => quote!(#home::__macros::#function(#keys)),
         };
         made.extend(quote!(let #name = #obtained;));
         if !setters.is_empty() {

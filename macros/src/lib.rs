@@ -44,6 +44,7 @@ use self::options::Options;
 /// | option | value | default |
 /// |---|---|---|
 /// | `key` | what to lock: a format string over the arguments, or an expression that is `AsRef<str>` | none: it must be said |
+/// | `keys` | instead of `key`: several keys as one lock, as by `LockRegistry::obtain_all`: an array of such keys, or an expression with an `iter()` over `AsRef<str>` | one key |
 /// | `registry` | an expression: a `LockRegistry`, or what is `Borrow<LockRegistry>` or leads to one by `Deref`, as `self.locks`, an argument, a `static` `LazyLock` | the installed registry |
 /// | `ttl` | how long a lease lasts: `"10s"`, `"1m 30s"`, `"500ms"`, from 10 ms to 24 h; or a `Duration` | the registry's |
 /// | `wait` | how long to wait for the lock: as `ttl`, `"0s"` to ask once, `"forever"` | the registry's |
@@ -145,19 +146,41 @@ use self::options::Options;
 ///
 /// # Several locks
 ///
-/// Each attribute takes one lock, the first line first: two keys at once are to be taken in the same
-/// order everywhere.
+/// With `keys` all of them are had, or none, whatever their order. They are exclusive: `shared`, `permits` and
+/// `reentrant` are for one `key`.
 ///
 /// ```
 /// use lockstream::{LockError, LockRegistry, with_lock};
 ///
-/// #[with_lock(key = "account:{low}", registry = locks)]
-/// #[with_lock(key = "account:{high}", registry = locks)]
-/// async fn transfer(locks: &LockRegistry, low: u32, high: u32) -> Result<(), LockError> {
+/// #[with_lock(keys = ["account:{from}", "account:{to}"], registry = locks)]
+/// async fn transfer(locks: &LockRegistry, from: u32, to: u32) -> Result<(), LockError> {
+///     Ok(())
+/// }
+///
+/// #[with_lock(keys = files, registry = locks)]
+/// async fn archive(locks: &LockRegistry, files: &[String]) -> Result<usize, LockError> {
+///     Ok(files.len())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+/// # let locks = LockRegistry::in_memory();
+/// # transfer(&locks, 1, 2).await?;
+/// # assert_eq!(archive(&locks, &["a".to_owned()]).await?, 1);
+/// # Ok(()) }
+/// ```
+///
+/// Locks with different options take an attribute each, the first line first: they are to be taken in the same order
+/// everywhere.
+///
+/// ```
+/// use lockstream::{LockError, LockRegistry, with_lock};
+///
+/// #[with_lock(key = "catalog", shared, registry = locks)]
+/// #[with_lock(key = "product:{id}", registry = locks)]
+/// async fn change_price(locks: &LockRegistry, id: u32) -> Result<(), LockError> {
 ///     Ok(())
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
-/// # transfer(&LockRegistry::in_memory(), 1, 2).await
+/// # change_price(&LockRegistry::in_memory(), 1).await
 /// # }
 /// ```
 ///

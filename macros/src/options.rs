@@ -8,13 +8,14 @@ use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Ident, Lit, Path, Token, parse_quote, parse2};
 
 use crate::duration;
-use crate::key::Key;
+use crate::key::{Key, Keys};
 
 /// The greatest weight.
 const MOST_WEIGHT: u32 = 64;
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "key",
+    "keys",
     "registry",
     "ttl",
     "wait",
@@ -34,7 +35,7 @@ const NAMES: [&str; 16] = [
 
 /// Which lock, and how: one attribute's worth.
 pub(crate) struct Options {
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
     pub(crate) registry: Option<Expr>,
     /// Calls of the setters of `Lock`.
     pub(crate) setters: TokenStream,
@@ -105,7 +106,20 @@ impl Given {
     /// Refuses options that do not go together.
     fn agree(&self) -> syn::Result<()> {
         let (shared, permits) = (self.said("shared"), self.said("permits"));
+        let keys = self.said("keys");
         let faults = [
+            (
+                self.said("key").and(keys),
+                "a lock has a `key`, or several `keys`: leave one out",
+            ),
+            (
+                keys.and(shared.or(permits)),
+                "several `keys` are locked exclusively: `shared` and `permits` are for one `key`",
+            ),
+            (
+                keys.and(self.said("reentrant")),
+                "`reentrant` is for one `key`",
+            ),
             (
                 shared.and(permits),
                 "a lock is `shared`, or it has `permits`: leave one out",
@@ -170,19 +184,23 @@ impl Given {
                 return Err(syn::Error::new(other.span(), say));
             }
         };
-        let Some(key) = self.value("key")? else {
-            return Err(syn::Error::new(
-                Span::call_site(),
-                "`#[with_lock]` wants a key: `#[with_lock(key = \"order:{order.id}\")]`",
-            ));
+        self.agree()?;
+        let keys = match (self.value("key")?, self.value("keys")?) {
+            (Some(key), _) => Keys::One(Key::parse(key)?),
+            (None, Some(keys)) => Keys::parse(keys)?,
+            (None, None) => {
+                return Err(syn::Error::new(
+                    Span::call_site(),
+                    "`#[with_lock]` wants a key: `#[with_lock(key = \"order:{order.id}\")]`",
+                ));
+            }
         };
-        let key = Key::parse(key)?;
         let registry = self.value("registry")?;
         let skip = self.said("skip");
         self.flag("skip")?;
         let setters = self.setters(&home)?;
         Ok(Options {
-            key,
+            keys,
             registry,
             setters,
             skip,
@@ -191,7 +209,6 @@ impl Given {
     }
 
     fn setters(&mut self, home: &Path) -> syn::Result<TokenStream> {
-        self.agree()?;
         let mut setters = TokenStream::new();
         if let Some(ttl) = self.value("ttl")? {
             let ttl = duration::ttl(&ttl)?;

@@ -139,13 +139,18 @@ fn stored_locks(server: &RedisServer) -> Option<Vec<StoredLock>> {
     let mut locks = Vec::new();
     // A queue is no lock, and what has gone meanwhile is none.
     for key in keys.into_iter().filter(|key| !is_side_key(key)) {
-        let owners = match server.try_cmd(&["GET", &key]) {
-            // One that is on its way to another node, or was left behind.
-            Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => continue,
-            Err(error) if error.code() == Some("WRONGTYPE") => {
-                server.try_cmd(&["ZRANGE", &key, "0", "-1"]).ok()?
-            }
-            owner => Value::Array(vec![owner.ok()?]),
+        // A shared lock is a set of its holders.
+        let owner = server
+            .try_cmd(&["GET", &key])
+            .map(|it| Value::Array(vec![it]));
+        let owners = owner.or_else(|error| match error.code() {
+            Some("WRONGTYPE") => server.try_cmd(&["ZRANGE", &key, "0", "-1"]),
+            _ => Err(error),
+        });
+        let owners = match owners {
+            // One that is on its way to another node, or was left behind; or one that has just changed its kind.
+            Err(error) if matches!(error.code(), Some("MOVED" | "ASK" | "WRONGTYPE")) => continue,
+            owners => owners.ok()?,
         };
         let left = server.try_cmd(&["PTTL", &key]).ok()?;
         let (owners, left): (Vec<Option<String>>, i64) =

@@ -86,3 +86,57 @@ async fn streams_share_a_lock() {
     assert_eq!(all, [1, 2]);
     assert!(lease.is_valid());
 }
+
+/// `{to}` twice is one key, and the order does not matter.
+#[with_lock(keys = ["account:{from}", "account:{to}", "account:{to}", from_bank], registry = locks)]
+async fn transfer(
+    locks: &LockRegistry,
+    from: u32,
+    to: u32,
+    from_bank: &str,
+) -> Result<(), LockError> {
+    assert_eq!((from_bank, from != to), ("bank", true));
+    assert_eq!(locks.snapshot().keys.len(), 3);
+    sleep(WORK).await;
+    Ok(())
+}
+
+#[with_lock(keys = files, wait = "0s", skip, registry = locks)]
+async fn archive(locks: &LockRegistry, files: Vec<String>) -> Result<Option<usize>, LockError> {
+    assert_eq!(locks.snapshot().keys.len(), files.len());
+    Ok(Some(files.into_iter().count()))
+}
+
+#[with_lock(keys = ["account:1", "account:2"], registry = locks)]
+fn entries(locks: LockRegistry) -> impl Stream<Item = Result<u32, LockError>> {
+    let held = locks.snapshot().keys.len() as u32;
+    futures::stream::iter([Ok(held)])
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_keys_are_one_lock() {
+    let locks = LockRegistry::in_memory();
+    let begin = Instant::now();
+    let (one, other) = join(
+        transfer(&locks, 1, 2, "bank"),
+        transfer(&locks, 2, 1, "bank"),
+    )
+    .await;
+    one.and(other).unwrap();
+    assert_eq!(begin.elapsed(), WORK * 2);
+    assert_eq!(
+        entries(locks.clone())
+            .try_collect::<Vec<_>>()
+            .await
+            .unwrap(),
+        [2]
+    );
+
+    let files = || vec!["a".to_owned(), "b".to_owned()];
+    assert_eq!(archive(&locks, files()).await.unwrap(), Some(2));
+    let held = locks.obtain("b").lease().await.unwrap();
+    assert_eq!(archive(&locks, files()).await.unwrap(), None);
+    held.release().await.unwrap();
+    let none = archive(&locks, Vec::new()).await.unwrap_err();
+    assert!(matches!(none, LockError::InvalidKey { .. }), "{none}");
+}
