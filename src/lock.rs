@@ -253,7 +253,7 @@ impl Lock {
 
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].
     ///
-    /// At most once a minute, on however many machines:
+    /// At most once an hour, on however many machines:
     ///
     /// ```
     /// use std::time::Duration;
@@ -261,14 +261,13 @@ impl Lock {
     /// # async fn send_report() -> u32 { 1 }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
     /// let locks = LockRegistry::in_memory();
-    /// let minute = locks
+    /// let hourly = locks
     ///     .obtain("report")
-    ///     .ttl(Duration::from_secs(60))
     ///     .wait(Duration::ZERO)
-    ///     .on_finish(OnFinish::LetExpire);
-    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, Some(1));
-    /// // Done already, in this minute.
-    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, None);
+    ///     .on_finish(OnFinish::KeepFor(Duration::from_secs(59 * 60)));
+    /// assert_eq!(send_report().with_lock(&hourly).or_skip().await?, Some(1));
+    /// // Done already, in this hour.
+    /// assert_eq!(send_report().with_lock(&hourly).or_skip().await?, None);
     /// # Ok(()) }
     /// ```
     pub fn on_finish(self, on_finish: OnFinish) -> Self {

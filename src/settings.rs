@@ -42,9 +42,9 @@ pub enum OnFinish {
     /// It is free, or goes to the next waiter.
     #[default]
     Release,
-    /// It stays in the store until its ttl is over, and is not renewed any more: for a job that any
-    /// of many machines may do at most once a minute. Nothing is sent at the end, and a combinator
-    /// does not wait for anything.
+    /// It stays in the store until its ttl is over, and is not renewed any more: for a rate limit, or a pause after the
+    /// work. For a job that is done once a period there is [`KeepFor`](Self::KeepFor). Nothing is sent at the end, and
+    /// a combinator does not wait for anything.
     ///
     /// The ttl counts from the acquisition or from the last renewal. A renewal that is in flight at
     /// the end may prolong the key once more. A fixed lease (a [`ttl`](crate::Lock::ttl) and no
