@@ -55,7 +55,8 @@ async fn a_permit_that_one_of_two_replicas_lacks_is_refused_and_released() {
     let flock = Flock::start().await;
     let locks = flock.registry(2, ms(500)).await;
     flock.replicas[0].stop();
-    for lock in [locks.obtain("p").permits(3), locks.obtain("p").shared()] {
+    let (permit, reader) = (locks.obtain("p").permits(3), locks.obtain("p").shared());
+    for lock in [permit, reader] {
         let error = told(lock.acquire_once().await);
         assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
         wait_until("it is released", BOUND, || !flock.primary.exists("lock:p")).await;

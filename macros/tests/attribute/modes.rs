@@ -104,12 +104,14 @@ async fn transfer(
 #[with_lock(keys = files, wait = "0s", skip, registry = locks)]
 async fn archive(locks: &LockRegistry, files: Vec<String>) -> Result<Option<usize>, LockError> {
     assert_eq!(locks.snapshot().keys.len(), files.len());
-    Ok(Some(files.into_iter().count()))
+    let count = files.len();
+    drop(files);
+    Ok(Some(count))
 }
 
 #[with_lock(keys = ["account:1", "account:2"], registry = locks)]
-fn entries(locks: LockRegistry) -> impl Stream<Item = Result<u32, LockError>> {
-    let held = locks.snapshot().keys.len() as u32;
+fn entries(locks: LockRegistry) -> impl Stream<Item = Result<usize, LockError>> {
+    let held = locks.snapshot().keys.len();
     futures::stream::iter([Ok(held)])
 }
 
