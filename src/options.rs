@@ -18,8 +18,8 @@ pub(crate) struct LockOptions {
     key: Arc<str>,
     /// The keys of a group, in the order of their bytes. `key` is all of them, joined by commas.
     keys: Option<Arc<[Arc<str>]>>,
-    /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
-    key_fault: Option<&'static str>,
+    /// Which key is invalid, if one is, and why: checked once, however often the lock is acquired.
+    key_fault: Option<(usize, &'static str)>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) repeat: Option<Repeat>,
@@ -55,6 +55,7 @@ impl LockOptions {
         let key_fault = engine
             .as_ref()
             .and_then(|engine| key::fault(&engine.settings.prefix, key));
+        let key_fault = key_fault.map(|reason| (0, reason));
         Self {
             engine,
             key: Arc::from(key),
@@ -87,10 +88,11 @@ impl LockOptions {
         }
         let fault = engine.as_ref().and_then(|engine| {
             let prefix = &engine.settings.prefix;
-            keys.iter().find_map(|key| key::fault(prefix, key))
+            let mut keys = keys.iter().enumerate();
+            keys.find_map(|(at, key)| Some((at, key::fault(prefix, key)?)))
         });
         Self {
-            key_fault: fault.or(keys.is_empty().then_some("must be at least one key")),
+            key_fault: fault.or(keys.is_empty().then_some((0, "must be at least one key"))),
             keys: Some(keys.clone().into()),
             ..Self::new(engine, &keys.join(","))
         }
@@ -151,8 +153,9 @@ impl LockOptions {
             return Err(LockError::NoRegistry { key: key() });
         };
         let ttl = self.ttl(engine);
-        Err(if let Some(reason) = self.key_fault {
-            LockError::InvalidKey { key: key(), reason }
+        Err(if let Some((at, reason)) = self.key_fault {
+            let key = self.keys().get(at).cloned().unwrap_or_else(key);
+            LockError::InvalidKey { key, reason }
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
         } else if let OnFinish::KeepFor(time) = self.on_finish
