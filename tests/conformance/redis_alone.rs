@@ -147,13 +147,10 @@ pub(crate) async fn nothing_is_left_but_the_fence(w: &On<impl Make>) {
 
 pub(crate) async fn who_waits_sends_nothing(w: &On<impl Make>) {
     let [holder, crowd] = w.registries().await;
-    let lock = crowd.obtain("k");
     // Exclusive callers of a registry share a ticket, and others have one each.
-    for (wanted, tickets) in [
-        (lock.clone(), 1),
-        (lock.clone().shared(), 1000),
-        (lock.permits(2), 1000),
-    ] {
+    let modes: [fn(Lock) -> Lock; 3] = [|lock| lock, Lock::shared, |lock| lock.permits(2)];
+    for (mode, tickets) in modes.into_iter().zip([1, 1000, 1000]) {
+        let wanted = mode(crowd.obtain("k"));
         let held = holder.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
         let mut in_line: Vec<_> = (0..1000).map(|_| wanted.lease()).collect();
         for waiter in &mut in_line {
