@@ -58,7 +58,7 @@ pub enum OnFinish {
     ///
     /// If no [`ttl`](crate::Lock::ttl) is set, the lease has the registry's, or a quarter of this time if that is shorter.
     /// Work that ends less than a ttl before this time is over has been renewed already: then the key stays for up to a ttl
-    /// longer. With a ttl that is longer than this time, or after an [`extend`](crate::LeaseView::extend) beyond it, it
+    /// longer. With a ttl that is longer than this time, or after an [`extend`](crate::Lease::extend) beyond it, it
     /// stays until that is over.
     ///
     /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
