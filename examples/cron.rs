@@ -1,48 +1,51 @@
-//! At most once a minute, on however many machines: four of them look for work a few times in each
-//! period, and in each one does it. The key of who did it stays until the period is over.
+//! A job that runs once a period, on however many machines. Four of them start it in every period, some later than
+//! others. The first one does it and keeps the key, so the others skip it.
 //!
 //! ```sh
-//! REDIS_URL=redis://127.0.0.1/ cargo run --example cron          # a period of a minute, for four minutes
-//! REDIS_URL=redis://127.0.0.1/ cargo run --example cron -- 2     # a period of 2 s
-//! cargo run --example cron -- 2                                  # without a server: on a memory store
+//! cargo run --example cron                                    # a period of 1 s, four times, on a memory store
+//! cargo run --example cron -- 10                              # a period of 10 s
+//! REDIS_URL=redis://127.0.0.1/ cargo run --example cron       # on a server
 //! ```
 //!
-//! [`Machine::run`] is the one to read. The machines are tasks here, each with a registry of its own,
-//! which to others is a process of its own; run it in two terminals for eight of them.
+//! [`Machine::run`] is the one to read. The machines are tasks here. Each has a registry of its own, so they exclude
+//! each other as processes do.
 //!
-//! What it does not promise: that the job is done *at least* once. Whoever begins it and crashes
-//! leaves the key, and the next run comes a period later.
+//! The job runs at most once a period, not at least once: if a machine crashes in the middle of it, the key stays, and
+//! the next run is that of the next period.
 
+use std::cell::RefCell;
+use std::error::Error as _;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{join_all, try_join_all};
 use lockstream::prelude::*;
 use lockstream::store::{MemoryStore, RedisStore};
 use lockstream::{BuildError, OnFinish, StoreError};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 const MACHINES: usize = 4;
 
 /// For how many periods it goes on.
 const PERIODS: u32 = 4;
 
-/// How often each machine looks within a period: only one who looks can find that it is over.
-const LOOKS: u32 = 5;
+/// A start is late by up to this part of a period: clocks differ, and schedulers are late.
+const LATE: f64 = 0.1;
+
+/// The key stays for this part of a period. That is less than a period by more than a start may be early, compared with
+/// the one before, and the clocks may differ: else an early start finds the last period's key, and skips this period. It
+/// is more than a start may be late: else a late machine does the job again.
+const KEPT: f64 = 0.8;
 
 /// How wide a period is in the picture.
 const COLUMNS: f64 = 20.0;
-
-/// How long the job takes, as a part of a period: much less, or it would be dropped when that is over.
-const JOB: u32 = 50;
 
 /// Clocks do not run alike, and a server keeps whole milliseconds.
 const DRIFT: Duration = Duration::from_millis(5);
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("usage: cron [SECONDS], with a period of 0.5 s to an hour; 60 if none is given")]
+    #[error("usage: cron [SECONDS], with a period of 0.5 s to an hour; 1 if none is given")]
     Usage,
     #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
@@ -50,36 +53,24 @@ enum Error {
     Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
-    #[error("interrupted")]
-    Interrupted,
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let ended = match period(&arguments) {
-        Ok(period) => run(period).await,
-        Err(error) => Err(error),
-    };
-    match ended {
+    match run().await {
         Ok(code) => code,
         Err(error) => {
-            let causes =
-                std::iter::successors(Some(&error as &dyn std::error::Error), |it| it.source());
-            let told: Vec<_> = causes.map(ToString::to_string).collect();
-            eprintln!("cron: {}", told.join(": "));
-            match error {
-                Error::Usage => ExitCode::from(2),
-                Error::Interrupted => ExitCode::from(130),
-                _ => ExitCode::FAILURE,
-            }
+            let cause = error.source().map(|cause| format!(": {cause}"));
+            eprintln!("cron: {error}{}", cause.unwrap_or_default());
+            ExitCode::from(if let Error::Usage = error { 2 } else { 1 })
         }
     }
 }
 
-fn period(arguments: &[String]) -> Result<Duration, Error> {
-    let seconds = match arguments {
-        [] => 60.0,
+fn period() -> Result<Duration, Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let seconds = match &arguments[..] {
+        [] => 1.0,
         [seconds] => seconds.parse().map_err(|_| Error::Usage)?,
         _ => return Err(Error::Usage),
     };
@@ -91,72 +82,65 @@ fn period(arguments: &[String]) -> Result<Duration, Error> {
 }
 
 /// One of those that have the same job.
-struct Machine {
+struct Machine<'a> {
     number: usize,
     locks: LockRegistry,
     period: Duration,
-    log: Log,
+    log: &'a RefCell<Vec<Start>>,
 }
 
-/// All that was done and not done.
-type Log = Arc<Mutex<Vec<Look>>>;
-
-/// One machine's look for something to do.
-struct Look {
+/// One machine's start of the job.
+struct Start {
     machine: usize,
     at: Instant,
-    /// When the job began, if it was to be done.
+    /// When the job began, if it was not skipped.
     began: Option<Instant>,
 }
 
-impl Machine {
-    /// Looks a few times in each period whether there is something to do, and does it.
-    async fn run(&self, until: Instant) -> Result<(), LockError> {
+impl Machine<'_> {
+    /// Starts the job in each period.
+    async fn run(&self, beginning: Instant) -> Result<(), LockError> {
         let once_a_period = self
             .locks
             .obtain("report")
-            // A ttl that is set is not renewed: the key goes when the period is over, whether its holder lives or not,
-            .ttl(self.period)
-            // and not before, though the job is done.
-            .on_finish(OnFinish::LetExpire)
-            // Whoever finds the key has nothing to do, and does not wait.
+            // The time counts from the acquisition. A job that ends before leaves the key, and so does a crash. A job
+            // that takes longer keeps its lock all the same: the lease is renewed while it runs.
+            .on_finish(OnFinish::KeepFor(self.period.mul_f64(KEPT)))
+            // A machine that finds the key skips this period, and does not wait.
             .wait(Duration::ZERO);
-        // Each machine has its own times, as on a network whose clocks nobody compares.
-        let pause = self.period / LOOKS;
-        sleep(pause.mul_f64(rand::random())).await;
-        while Instant::now() < until {
+        for period in 0..PERIODS {
+            let due = f64::from(period) + LATE * rand::random::<f64>();
+            sleep_until(beginning + self.period.mul_f64(due)).await;
             let at = Instant::now();
-            let began = self.report().with_lock(&once_a_period).or_skip().await?;
+            let job = self.report(beginning);
+            let began = job.with_lock(&once_a_period).or_skip().await?;
             let machine = self.number;
-            self.log().push(Look { machine, at, began });
-            sleep(pause).await;
+            self.log.borrow_mut().push(Start { machine, at, began });
         }
         Ok(())
     }
 
     /// The job; gives when it began.
-    async fn report(&self) -> Instant {
+    async fn report(&self, beginning: Instant) -> Instant {
         let began = Instant::now();
-        sleep(self.period / JOB).await;
+        let since = began.duration_since(beginning).as_secs_f64();
+        println!("  {since:5.1} s  machine {} did it", self.number);
+        sleep(self.period / 50).await;
         began
-    }
-
-    fn log(&self) -> std::sync::MutexGuard<'_, Vec<Look>> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A registry for each machine, and where they are.
 async fn registries() -> Result<(Vec<LockRegistry>, &'static str), Error> {
-    let url = std::env::var("REDIS_URL").ok();
     let mut registries = Vec::new();
-    let Some(url) = url.filter(|url| !url.is_empty()) else {
+    let url = std::env::var("REDIS_URL").unwrap_or_default();
+    if url.is_empty() {
         let store = MemoryStore::new();
         for _ in 0..MACHINES {
             registries.push(LockRegistry::builder(store.clone()).build()?);
         }
         return Ok((registries, "on a memory store (set REDIS_URL for a server)"));
-    };
+    }
     for _ in 0..MACHINES {
         let store = RedisStore::connect(&*url).await?;
         registries.push(LockRegistry::builder(store).prefix("cron").build()?);
@@ -164,100 +148,65 @@ async fn registries() -> Result<(Vec<LockRegistry>, &'static str), Error> {
     Ok((registries, "on the server in REDIS_URL"))
 }
 
-async fn run(period: Duration) -> Result<ExitCode, Error> {
+async fn run() -> Result<ExitCode, Error> {
+    let period = period()?;
     let (registries, place) = registries().await?;
-    let stop = interrupted();
-    println!("{MACHINES} machines {place}; at most once in {period:?}, for {PERIODS} periods\n");
-    let log = Log::default();
-    let began = Instant::now();
-    let until = began + period * PERIODS;
-    let machines: Vec<Machine> = registries
+    println!("{MACHINES} machines {place}; once in {period:?}, for {PERIODS} periods\n");
+    let log = RefCell::default();
+    let machines = registries
         .into_iter()
-        .enumerate()
-        .map(|(number, locks)| Machine {
+        .zip(1..)
+        .map(|(locks, number)| Machine {
             number,
             locks,
             period,
-            log: log.clone(),
-        })
-        .collect();
-    let ended = tokio::select! {
-        ended = join_all(machines.iter().map(|machine| machine.run(until))) => Ok(ended),
-        () = stop => Err(Error::Interrupted),
-    };
+            log: &log,
+        });
+    let machines: Vec<Machine<'_>> = machines.collect();
+    let beginning = Instant::now();
+    try_join_all(machines.iter().map(|machine| machine.run(beginning))).await?;
     join_all(machines.iter().map(|machine| machine.locks.shutdown())).await;
-    for machine in ended? {
-        machine?;
-    }
-    let log = log.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(report(&log, began, period))
+    Ok(report(&log.borrow(), beginning, period))
 }
 
-/// A lane for each machine, and how far apart the runs were.
-fn report(log: &[Look], began: Instant, period: Duration) -> ExitCode {
-    for machine in 0..MACHINES {
-        let column = |at: Instant| {
-            let periods = at.duration_since(began).as_secs_f64() / period.as_secs_f64();
-            (periods * COLUMNS) as usize
-        };
-        let mut lane = vec!['·'; column(began + period * PERIODS)];
-        for look in log.iter().filter(|look| look.machine == machine) {
-            // The last job may have begun a little late.
-            if let Some(cell) = lane.get_mut(column(look.began.unwrap_or(look.at))) {
-                *cell = if look.began.is_some() { '█' } else { '-' };
+/// A line for each machine, and how far apart the runs were.
+fn report(log: &[Start], beginning: Instant, period: Duration) -> ExitCode {
+    println!();
+    for machine in 1..=MACHINES {
+        let mut line = vec!['·'; COLUMNS as usize * PERIODS as usize];
+        for start in log.iter().filter(|start| start.machine == machine) {
+            let at = start.began.unwrap_or(start.at) - beginning;
+            let column = at.as_secs_f64() / period.as_secs_f64() * COLUMNS;
+            // A start that was late may be beyond the end.
+            if let Some(cell) = line.get_mut(column as usize) {
+                *cell = if start.began.is_some() { '█' } else { '-' };
             }
         }
-        let lane: String = lane.into_iter().collect();
-        println!("  machine {}  {lane}", machine + 1);
+        let line: String = line.into_iter().collect();
+        println!("  machine {machine}  {line}");
     }
-    println!(
-        "             █ did it   - looked, and had nothing to do   (a period is {COLUMNS} columns)\n"
-    );
+    println!("             █ did it   - skipped it   (a period is {COLUMNS} columns)\n");
 
-    let runs = log.iter().filter_map(|look| Some((look.at, look.began?)));
+    let runs = log
+        .iter()
+        .filter_map(|start| Some((start.began?, start.at)));
     let mut runs: Vec<(Instant, Instant)> = runs.collect();
     runs.sort();
-    println!(
-        "  done {} times, skipped {} times",
-        runs.len(),
-        log.len() - runs.len()
-    );
+    let skipped = log.len() - runs.len();
+    println!("  done {} times, skipped {skipped} times", runs.len());
     let mut right = !runs.is_empty();
     for pair in runs.windows(2) {
-        let [(looked, before), (_, next)] = pair else {
-            continue;
-        };
+        let ((before, started), (next, _)) = (pair[0], pair[1]);
         println!(
             "  begun {} ms after the run before",
-            next.duration_since(*before).as_millis()
+            (next - before).as_millis()
         );
-        // The key was won some time between the look and the beginning, and lasts a period from then on.
-        right &= next.duration_since(*looked) + DRIFT >= period;
+        // The key was acquired between the start and the beginning of the job, and stays from then on.
+        right &= next - started + DRIFT >= period.mul_f64(KEPT);
     }
     if right {
-        ExitCode::SUCCESS
-    } else {
-        println!("  that is not once, or too often");
-        ExitCode::FAILURE
+        return ExitCode::SUCCESS;
     }
-}
-
-/// Resolves at a Ctrl-C or SIGTERM, and at one that came before it is polled.
-fn interrupted() -> impl Future<Output = ()> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
-        let [mut int, mut term] = kinds.map(|kind| signal(kind).expect("it can be caught"));
-        async move {
-            tokio::select! {
-                _ = int.recv() => {}
-                _ = term.recv() => {}
-            }
-        }
-    }
-    #[cfg(not(unix))]
-    async {
-        let _ = tokio::signal::ctrl_c().await;
-    }
+    println!("  no run at all, or two that are too close");
+    ExitCode::FAILURE
 }

@@ -9,6 +9,7 @@ use crate::LockError;
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, WaiterState};
 use crate::future::OrSkip;
+use crate::group::GroupAcquiring;
 use crate::lease::Lease;
 use crate::options::LockOptions;
 use crate::reentrancy;
@@ -24,6 +25,8 @@ pub(crate) struct Acquiring {
     options: LockOptions,
     /// The lease to take over, if it is not the key that is asked for.
     adopts: Option<Box<DetachedLease>>,
+    /// The leases of a group that were acquired before. They are released if this wait ends in vain.
+    behind: Vec<Arc<WaiterState>>,
     stage: Stage,
 }
 
@@ -31,6 +34,7 @@ pub(crate) struct Acquiring {
 enum Stage {
     Unpolled,
     Queued(Arc<WaiterState>),
+    Group(Box<GroupAcquiring>),
     Done,
 }
 
@@ -39,8 +43,16 @@ impl Acquiring {
         Self {
             options,
             adopts: None,
+            behind: Vec::new(),
             stage: Stage::Unpolled,
         }
+    }
+
+    /// For the next key of a group.
+    pub(crate) fn behind(options: LockOptions, behind: Vec<Arc<WaiterState>>) -> Self {
+        let mut acquiring = Self::new(options);
+        acquiring.behind = behind;
+        acquiring
     }
 
     pub(crate) fn adopting(engine: Arc<Engine>, detached: DetachedLease) -> Self {
@@ -69,9 +81,19 @@ impl Acquiring {
             if let Some(lease) = self.nested(engine) {
                 return Poll::Ready(Ok(lease));
             }
-            let caller = WaiterState::new(self.options.key().clone());
-            self.stage = Stage::Queued(Arc::new(caller));
-            self.arrive();
+            let mode = self.options.mode()?;
+            if self.options.is_group() {
+                let group = GroupAcquiring::new(self.options.clone());
+                self.stage = Stage::Group(Box::new(group));
+            } else {
+                let behind = std::mem::take(&mut self.behind);
+                let caller = WaiterState::new(self.options.key().clone(), mode, behind);
+                self.stage = Stage::Queued(Arc::new(caller));
+                self.arrive();
+            }
+        }
+        if let Stage::Group(group) = &mut self.stage {
+            return group.poll(cx);
         }
         loop {
             let Stage::Queued(caller) = &self.stage else {

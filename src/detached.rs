@@ -28,7 +28,7 @@ const MAX_OWNER: usize = 200;
 /// use lockstream::{DetachedLease, LockRegistry};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let locks = LockRegistry::in_memory();
-/// let detached = locks.obtain("upload:7").lease().await?.detach();
+/// let detached = locks.obtain("upload:7").lease().await?.detach()?;
 /// let line = detached.to_string();
 /// assert_eq!(line.parse::<DetachedLease>()?, detached);
 /// # Ok(()) }

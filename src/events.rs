@@ -11,7 +11,7 @@ use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::broadcast::{Receiver, Sender};
 use tokio::time::Instant;
 
-use crate::{StoreError, Token};
+use crate::{Mode, StoreError, Token};
 
 /// An event of a registry; see [`LockRegistry::events`](crate::LockRegistry::events).
 ///
@@ -34,6 +34,8 @@ pub enum LockEvent {
         key: Arc<str>,
         /// The caller: a number that is unique in this registry.
         waiter: u64,
+        /// What it would exclude.
+        mode: Mode,
     },
     /// A waiter has acquired the lock.
     #[non_exhaustive]
@@ -42,6 +44,8 @@ pub enum LockEvent {
         key: Arc<str>,
         /// Which caller.
         waiter: u64,
+        /// What it excludes.
+        mode: Mode,
         /// The fencing token of its lease.
         token: Token,
         /// How long it has waited.
@@ -374,6 +378,7 @@ mod tests {
         let waiter = 1;
         let told = [
             LockEvent::Acquired {
+                mode: Mode::Exclusive,
                 key: key.clone(),
                 waiter,
                 token,

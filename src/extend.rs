@@ -5,6 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::try_join_all;
 use tokio::time::{Instant, timeout};
 
 use crate::engine::{Engine, Phase};
@@ -16,12 +17,18 @@ use crate::{LockError, StoreError};
 /// Future of [`Lease::extend`](crate::Lease::extend).
 pub type Extend = Operation<Result<Instant, LockError>>;
 
-/// Returns the deadline once the store has confirmed that the lease lasts `ttl` from now.
+/// Returns the deadline once the store has confirmed that the lease lasts `ttl` from now: of several keys, each.
 pub(crate) async fn extend(
     engine: Arc<Engine>,
     view: LeaseView,
     ttl: Duration,
 ) -> Result<Instant, LockError> {
+    let members = view.members().iter();
+    try_join_all(members.map(|member| extend_one(&engine, member, ttl))).await?;
+    Ok(view.deadline())
+}
+
+async fn extend_one(engine: &Engine, view: &LeaseView, ttl: Duration) -> Result<(), LockError> {
     let caller = view.caller();
     let key = || caller.key().clone();
     // Also for a lease that its holder has ended.
@@ -41,7 +48,7 @@ pub(crate) async fn extend(
         if !matches!(caller.phase(), Phase::Held { .. }) || view.loss().is_some() {
             Poll::Ready(Err(over()))
         } else if caller.deadline() >= until {
-            Poll::Ready(Ok(view.deadline()))
+            Poll::Ready(Ok(()))
         } else {
             Poll::Pending
         }

@@ -104,7 +104,7 @@ mod tests {
             &long,
             "a\nb",
             "~fence",
-            "a:~queue1",
+            "a:~queue2",
             "a:~queue42",
             "a:~listen1",
             "a}",

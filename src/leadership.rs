@@ -162,6 +162,7 @@ impl Candidate {
     fn new(mut options: LockOptions) -> (Self, Scope) {
         // The ttl is how soon another leads after a crash of the leader, not how long one leads.
         options.renewal.get_or_insert(Renewal::watchdog());
+        options.leads = true;
         options.on_lost = OnLost::Stop;
         options.on_finish = OnFinish::Release;
         options.wait = Some(Duration::ZERO);

@@ -6,15 +6,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
 use crate::extend::{Extend, extend};
 use crate::operation::Operation;
+use crate::options::{EXCLUSIVE_ONLY, LockOptions};
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
-use crate::{LockError, Token};
+use crate::{LockError, Mode, Token};
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
 /// [`on_finish`](crate::Lock::on_finish) lets the key expire.
@@ -53,6 +55,15 @@ pub struct LeaseView {
     view_context: Arc<ViewContext>,
     caller: Arc<WaiterState>,
     token: Token,
+    /// If it is a lease of several keys: `caller` and `token` are those of the first.
+    group: Option<Arc<Group>>,
+}
+
+/// The leases of several keys that are one lease.
+struct Group {
+    /// All keys, joined by commas.
+    key: Arc<str>,
+    members: Vec<LeaseView>,
 }
 
 impl Lease {
@@ -69,10 +80,40 @@ impl Lease {
                 view_context,
                 caller,
                 token,
+                group: None,
             },
             on_finish,
             parted: false,
         }
+    }
+
+    /// The lease of several keys, from the views of their leases.
+    pub(crate) fn of_group(options: &LockOptions, members: Vec<LeaseView>) -> Self {
+        let engine = options.registry().clone();
+        let renewals = options.renewals();
+        // While the last key was waited for, the watchdog has renewed the others.
+        if renewals != u32::MAX {
+            for member in &members {
+                engine.restart(&member.caller, renewals);
+            }
+        }
+        let first = members.first().expect("a group has several keys").clone();
+        let key = options.key().clone();
+        Self {
+            engine,
+            view: LeaseView {
+                group: Some(Arc::new(Group { key, members })),
+                ..first
+            },
+            on_finish: options.on_finish,
+            parted: false,
+        }
+    }
+
+    /// The view, for a guard that takes over.
+    pub(crate) fn into_view(mut self) -> LeaseView {
+        self.parted = true;
+        self.view.clone()
     }
 
     /// Another guard of the lease around the caller, if it is still held.
@@ -93,6 +134,11 @@ impl Lease {
     /// The fencing token: strictly greater for every later lease of this key.
     pub fn token(&self) -> Token {
         self.view.token
+    }
+
+    /// The fencing token of one of the keys; see [`LeaseView::token_of`].
+    pub fn token_of(&self, key: &str) -> Option<Token> {
+        self.view.token_of(key)
     }
 
     /// The time until which nobody else can hold the key, on our own clock. Each renewal moves it later. It may move
@@ -155,17 +201,32 @@ impl Lease {
     /// Gives up the lease without releasing it, so that another process may [adopt](crate::LockRegistry::adopt) it.
     /// Nothing is sent, renewal stops, and the key stays in the store for the rest of its ttl.
     ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidSetting`] for a [shared](crate::Lock::shared) lease, a [permit](crate::Lock::permits), or a lease
+    /// of [several keys](crate::LockRegistry::obtain_all). It is released then.
+    ///
+    /// # What follows
+    ///
     /// Others that [share](crate::Lock::reentrant) the lease lose it then. A renewal in flight may prolong the key
     /// once more. If the lease is over already, adopting it yields [`LockError::Lost`].
     ///
     /// # Examples
     ///
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
-    pub fn detach(self) -> DetachedLease {
+    pub fn detach(self) -> Result<DetachedLease, LockError> {
+        let key = self.view.whole_key().clone();
+        if self.view.caller.mode() != Mode::Exclusive || self.view.group.is_some() {
+            return Err(LockError::InvalidSetting {
+                key,
+                setting: "detach",
+                reason: EXCLUSIVE_ONLY,
+            });
+        }
         let now = self.view.view_context.clock.now();
         let left = self.view.caller.deadline().saturating_sub(now);
         let owner = self.engine.detach(&self.view.caller);
-        DetachedLease::new(self.view.caller.key().clone(), owner, self.token(), left)
+        Ok(DetachedLease::new(key, owner, self.token(), left))
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
@@ -191,24 +252,14 @@ impl Lease {
         Operation::new(async move {
             // Before it leaves: after that the other holders may end the lease at any moment.
             let loss = self.is_shared().then(|| self.view.loss()).flatten();
-            if !self.part() {
-                return loss.map_or(Ok(()), Err);
+            let mut parted = SmallVec::<[_; 1]>::new();
+            self.part(|caller| parted.push(caller.clone()));
+            let mut result = loss.map_or(Ok(()), Err);
+            // All of them are being released by now.
+            for caller in parted {
+                result = result.and(ended(&caller).await);
             }
-            let caller = &self.view.caller;
-            let ended = poll_fn(|cx| match caller.phase_or_wake(cx.waker()) {
-                Phase::Finished { token, end } | Phase::Ended { token, end } => {
-                    Poll::Ready((token, end))
-                }
-                _ => Poll::Pending,
-            });
-            let (token, end) = ended.await;
-            let key = caller.key().clone();
-            match end {
-                LeaseEnd::Released => Ok(()),
-                LeaseEnd::Lost => Err(LockError::Lost { key, token }),
-                LeaseEnd::Closed => Err(LockError::Closed { key }),
-                LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
-            }
+            result
         })
     }
 
@@ -218,7 +269,9 @@ impl Lease {
 
     /// The last handle of the lock that holds it is dropped.
     pub(crate) fn dropped_while_held(&self) {
-        self.engine.dropped_while_held(&self.view.caller);
+        for member in self.view.members() {
+            self.engine.dropped_while_held(&member.caller);
+        }
     }
 
     pub(crate) fn caller(&self) -> &Arc<WaiterState> {
@@ -231,54 +284,99 @@ impl Lease {
 
     /// Whether the lock stays held when this guard goes, because others share its lease.
     pub(crate) fn is_shared(&self) -> bool {
-        self.view.caller.is_shared()
+        let mut members = self.view.members().iter();
+        members.any(|member| member.caller.is_shared())
     }
 
     /// Whether its key stays in the store when it ends.
     pub(crate) fn is_kept(&self) -> bool {
-        self.on_finish == OnFinish::LetExpire
+        self.on_finish != OnFinish::Release
     }
 
-    /// Leaves the lease, once. Returns true for the last one that shares it, which ends it.
-    fn part(&mut self) -> bool {
+    /// Leaves the lease, once. The last one that shares it ends it: `ended` is told whose leases that are.
+    fn part(&mut self, mut ended: impl FnMut(&Arc<WaiterState>)) {
         if std::mem::replace(&mut self.parted, true) {
-            return false;
+            return;
         }
-        let last = self.view.caller.part();
-        if last {
-            self.engine.finish(&self.view.caller, self.on_finish);
+        for member in self.view.members() {
+            if member.caller.part() {
+                self.engine.finish(&member.caller, self.on_finish);
+                ended(&member.caller);
+            }
         }
-        last
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.part();
+        self.part(|_| ());
+    }
+}
+
+/// Waits until the store has answered to the end of a lease.
+async fn ended(caller: &WaiterState) -> Result<(), LockError> {
+    let ended = poll_fn(|cx| match caller.phase_or_wake(cx.waker()) {
+        Phase::Finished { token, end } | Phase::Ended { token, end } => Poll::Ready((token, end)),
+        _ => Poll::Pending,
+    });
+    let (token, end) = ended.await;
+    let key = caller.key().clone();
+    match end {
+        LeaseEnd::Released => Ok(()),
+        LeaseEnd::Lost => Err(LockError::Lost { key, token }),
+        LeaseEnd::Closed => Err(LockError::Closed { key }),
+        LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
     }
 }
 
 impl LeaseView {
-    /// The name of what is locked.
+    /// The name of what is locked: for several keys, all of them in the order of their bytes, joined by commas.
     pub fn key(&self) -> &str {
-        self.caller.key()
+        self.whole_key()
     }
 
-    /// The fencing token: strictly greater for every later lease of this key.
+    fn whole_key(&self) -> &Arc<str> {
+        match &self.group {
+            Some(group) => &group.key,
+            None => self.caller.key(),
+        }
+    }
+
+    /// The leases of its keys.
+    pub(crate) fn members(&self) -> &[Self] {
+        match &self.group {
+            Some(group) => &group.members,
+            None => std::slice::from_ref(self),
+        }
+    }
+
+    /// The fencing token: strictly greater for every later lease of this key. Of several keys, that of the first.
     pub fn token(&self) -> Token {
         self.token
     }
 
+    /// The fencing token of one of the keys of [`obtain_all`](crate::LockRegistry::obtain_all). `None` for another key.
+    pub fn token_of(&self, key: &str) -> Option<Token> {
+        let mut members = self.members().iter();
+        let member = members.find(|member| **member.caller.key() == *key);
+        member.map(|member| member.token)
+    }
+
     /// The time until which nobody else can hold the key, on our own clock. It may move earlier after the machine was
-    /// suspended, since suspended time counts.
+    /// suspended, since suspended time counts. Of several keys, the earliest.
     pub fn deadline(&self) -> Instant {
-        self.view_context.clock.instant(self.caller.deadline())
+        let deadlines = self.members().iter().map(|member| member.caller.deadline());
+        let earliest = deadlines.min().unwrap_or_default();
+        self.view_context.clock.instant(earliest)
     }
 
     /// Whether the lease is held and its deadline has not passed. False once it is being released, and after a
     /// shutdown of its registry.
     pub fn is_valid(&self) -> bool {
-        self.caller.is_held(self.view_context.clock.now())
+        let now = self.view_context.clock.now();
+        self.members()
+            .iter()
+            .all(|member| member.caller.is_held(now))
     }
 
     /// Resolves to the error when the lease is lost ([`LockError::Lost`]) or its registry is shut down
@@ -299,8 +397,12 @@ impl LeaseView {
         &self.caller
     }
 
-    /// How the lease ended under its holder, if it did.
+    /// How the lease ended under its holder, if it did. Of several keys, the first that is lost.
     pub(crate) fn loss(&self) -> Option<LockError> {
+        self.members().iter().find_map(Self::own_loss)
+    }
+
+    fn own_loss(&self) -> Option<LockError> {
         let key = self.caller.key().clone();
         match self.caller.phase() {
             Phase::Closing { .. }
@@ -353,7 +455,11 @@ impl Future for Lost {
             if let Some(engine) = view.view_context.engine.upgrade() {
                 engine.note_runtime();
             }
-            view.caller.watch(false)
+            let waker = Arc::default();
+            for member in view.members() {
+                member.caller.watch_with(&waker, false);
+            }
+            waker
         });
         // Watch first, look again, and only then wait: else a loss between the look and the
         // watching would wake nobody.

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::inspect::{Inspect, inspect};
 use crate::manual::{Acquire, LeaseSlot, Release, acquire};
 use crate::operation::Operation;
-use crate::options::LockOptions;
+use crate::options::{LockOptions, Sharing};
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
@@ -37,6 +37,15 @@ pub struct Lock {
 impl Lock {
     pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
         Self::with_options(LockOptions::new(engine, key))
+    }
+
+    /// A lock of all these keys.
+    #[track_caller]
+    pub(crate) fn of_all<K: AsRef<str>>(
+        engine: Option<Arc<Engine>>,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Self {
+        Self::with_options(LockOptions::of_all(engine, keys))
     }
 
     fn with_options(options: LockOptions) -> Self {
@@ -195,9 +204,56 @@ impl Lock {
         self.set(|options| options.reentrant = true)
     }
 
+    /// Makes this a lock for readers: any number of them hold it at a time, and no exclusive one. Nobody overtakes the
+    /// queue, so a writer waits only for the readers before it.
+    ///
+    /// The last of `shared` and [`permits`](Self::permits) counts.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn read() -> u32 { 7 } async fn write() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let both = async {
+    ///     tokio::try_join!(
+    ///         read().with_lock(locks.obtain("doc:7").shared()),
+    ///         read().with_lock(locks.obtain("doc:7").shared()),
+    ///     )
+    /// };
+    /// assert_eq!(both.await?, (7, 7)); // at the same time
+    /// write().with_lock(locks.obtain("doc:7")).await?; // alone
+    /// # Ok(()) }
+    /// ```
+    pub fn shared(self) -> Self {
+        self.set(|options| options.sharing = Sharing::Readers)
+    }
+
+    /// Makes this one of `limit` permits: at most so many are held at a time, and no exclusive lease of the key. A permit
+    /// whose holder crashes is free when its ttl is over, like any lease.
+    ///
+    /// All callers should name the same limit. One who names another waits until no permit of the old limit is held.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn resize() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// resize().with_lock(locks.obtain("gpu").permits(4)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn permits(self, limit: u32) -> Self {
+        self.set(|options| options.sharing = Sharing::Permits(limit))
+    }
+
+    /// How much of the limit of [`permits`](Self::permits) this one takes: from 1 to 64, and at most the limit. Default:
+    /// 1.
+    pub fn weight(self, weight: u32) -> Self {
+        self.set(|options| options.weight = Some(weight))
+    }
+
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].
     ///
-    /// At most once a minute, on however many machines:
+    /// At most once an hour, on however many machines:
     ///
     /// ```
     /// use std::time::Duration;
@@ -205,14 +261,13 @@ impl Lock {
     /// # async fn send_report() -> u32 { 1 }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
     /// let locks = LockRegistry::in_memory();
-    /// let minute = locks
+    /// let hourly = locks
     ///     .obtain("report")
-    ///     .ttl(Duration::from_secs(60))
     ///     .wait(Duration::ZERO)
-    ///     .on_finish(OnFinish::LetExpire);
-    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, Some(1));
-    /// // Done already, in this minute.
-    /// assert_eq!(send_report().with_lock(&minute).or_skip().await?, None);
+    ///     .on_finish(OnFinish::KeepFor(Duration::from_secs(59 * 60)));
+    /// assert_eq!(send_report().with_lock(&hourly).or_skip().await?, Some(1));
+    /// // Done already, in this hour.
+    /// assert_eq!(send_report().with_lock(&hourly).or_skip().await?, None);
     /// # Ok(()) }
     /// ```
     pub fn on_finish(self, on_finish: OnFinish) -> Self {

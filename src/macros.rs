@@ -6,7 +6,7 @@ use std::borrow::Borrow;
 use futures::future::{self, FutureExt};
 use futures::stream::{self, Stream, StreamExt};
 
-use crate::registry::obtain_installed;
+use crate::registry::{obtain_all_installed, obtain_installed};
 use crate::{Lock, LockError, LockRegistry};
 
 /// Whatever a lock can be obtained from. Method look-up dereferences, so that a `LazyLock` or an
@@ -16,17 +16,34 @@ use crate::{Lock, LockError, LockRegistry};
 pub trait Obtain {
     /// [`LockRegistry::obtain`].
     fn obtain_lock(&self, key: impl AsRef<str>) -> Lock;
+
+    /// [`LockRegistry::obtain_all`].
+    fn obtain_locks<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock;
 }
 
 impl<R: Borrow<LockRegistry> + ?Sized> Obtain for R {
     fn obtain_lock(&self, key: impl AsRef<str>) -> Lock {
         self.borrow().obtain(key)
     }
+
+    fn obtain_locks<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
+        self.borrow().obtain_all(keys)
+    }
 }
 
 /// A lock of the installed registry.
 pub fn obtain(key: impl AsRef<str>) -> Lock {
     obtain_installed(key.as_ref())
+}
+
+/// Several locks of the installed registry as one.
+pub fn obtain_all<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Lock {
+    obtain_all_installed(keys)
+}
+
+/// One of several keys, so that all are of one type.
+pub fn one_key(key: impl AsRef<str>) -> String {
+    key.as_ref().to_owned()
 }
 
 /// What a function under a lock may return, or the stream that it returns may yield.
@@ -50,6 +67,32 @@ impl<T, E: From<LockError>> Outcome for Result<T, E> {
 /// wrong type is one compile error, in the signature.
 pub fn refusal<R: Outcome>() -> fn(LockError) -> R {
     R::refused
+}
+
+/// What a function may return that skips its work if the lock is busy.
+#[diagnostic::on_unimplemented(
+    message = "`skip` needs a `Result` of an `Option`, which is `Ok(None)` if the lock is busy, and `{Self}` is none",
+    label = "not a `Result<Option<_>, _>`",
+    note = "make it `Result<Option<_>, lockstream::LockError>`, or one with an error of your own that is `From<lockstream::LockError>`; the body yields `Ok(Some(value))`"
+)]
+pub trait SkipOutcome: Outcome {
+    /// The outcome if the lock failed.
+    fn skipped(error: LockError) -> Self;
+}
+
+impl<T, E: From<LockError>> SkipOutcome for Result<Option<T>, E> {
+    fn skipped(error: LockError) -> Self {
+        if error.is_not_acquired() {
+            Ok(None)
+        } else {
+            Err(error.into())
+        }
+    }
+}
+
+/// As [`refusal`], of a function one of whose locks is skipped: for the other locks, and for that one.
+pub fn skipping<R: SkipOutcome>() -> [fn(LockError) -> R; 2] {
+    [R::refused, R::skipped]
 }
 
 /// Yields errors of the lock as errors of the work.

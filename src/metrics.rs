@@ -73,11 +73,12 @@ pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
     };
     match event {
         LockEvent::Waiting { .. } => waiting().increment(1),
-        LockEvent::Acquired { waited, .. } => {
+        LockEvent::Acquired { waited, mode, .. } => {
             waiting().decrement(1);
             gauge!(HELD, "prefix" => prefix.clone()).increment(1);
-            count(ACQUIRED);
-            histogram!(WAIT, "prefix" => prefix.clone()).record(*waited);
+            let mode = mode.kind();
+            counter!(ACQUIRED, "prefix" => prefix.clone(), "mode" => mode).increment(1);
+            histogram!(WAIT, "prefix" => prefix.clone(), "mode" => mode).record(*waited);
         }
         LockEvent::Passed { .. } => count(PASSED),
         LockEvent::Renewed { .. } => count(RENEWED),

@@ -1,22 +1,25 @@
+use std::collections::BTreeSet;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::LockError;
 use crate::engine::{Arrival, Engine};
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost, TTL};
 use crate::turnstile::Patience;
+use crate::{LockError, Mode};
 
 /// What a lock was told to lock, and how. What is not set is the registry's.
 #[derive(Clone, Debug)]
 pub(crate) struct LockOptions {
     engine: Option<Arc<Engine>>,
     key: Arc<str>,
-    /// Why the key is invalid, if it is: checked once, however often the lock is acquired.
-    key_fault: Option<&'static str>,
+    /// The keys of a group, in the order of their bytes. `key` is all of them, joined by commas.
+    keys: Option<Arc<[Arc<str>]>>,
+    /// Which key is invalid, if one is, and why: checked once, however often the lock is acquired.
+    key_fault: Option<(usize, &'static str)>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) repeat: Option<Repeat>,
@@ -24,9 +27,27 @@ pub(crate) struct LockOptions {
     pub(crate) on_lost: OnLost,
     pub(crate) on_finish: OnFinish,
     pub(crate) reentrant: bool,
+    /// Whether it campaigns for the lead.
+    pub(crate) leads: bool,
+    pub(crate) sharing: Sharing,
+    pub(crate) weight: Option<u32>,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
 }
+
+/// Whom a lock was told to share its key with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    No,
+    Readers,
+    /// So many permits.
+    Permits(u32),
+}
+
+pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
+
+/// The greatest weight of a permit.
+const MOST_WEIGHT: u32 = 64;
 
 impl LockOptions {
     #[track_caller]
@@ -34,9 +55,11 @@ impl LockOptions {
         let key_fault = engine
             .as_ref()
             .and_then(|engine| key::fault(&engine.settings.prefix, key));
+        let key_fault = key_fault.map(|reason| (0, reason));
         Self {
             engine,
             key: Arc::from(key),
+            keys: None,
             key_fault,
             ttl: None,
             wait: None,
@@ -45,8 +68,71 @@ impl LockOptions {
             on_lost: OnLost::default(),
             on_finish: OnFinish::default(),
             reentrant: false,
+            leads: false,
+            sharing: Sharing::No,
+            weight: None,
             place: Location::caller(),
         }
+    }
+
+    /// A lock of all these keys.
+    #[track_caller]
+    pub(crate) fn of_all<K: AsRef<str>>(
+        engine: Option<Arc<Engine>>,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Self {
+        let keys = keys.into_iter().map(|key| Arc::from(key.as_ref()));
+        let keys: Vec<Arc<str>> = keys.collect::<BTreeSet<_>>().into_iter().collect();
+        if let [key] = &keys[..] {
+            return Self::new(engine, key);
+        }
+        let fault = engine.as_ref().and_then(|engine| {
+            let prefix = &engine.settings.prefix;
+            let mut keys = keys.iter().enumerate();
+            keys.find_map(|(at, key)| Some((at, key::fault(prefix, key)?)))
+        });
+        Self {
+            key_fault: fault.or(keys.is_empty().then_some((0, "must be at least one key"))),
+            keys: Some(keys.clone().into()),
+            ..Self::new(engine, &keys.join(","))
+        }
+    }
+
+    pub(crate) fn is_group(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// All keys: one, or those of a group.
+    pub(crate) fn keys(&self) -> &[Arc<str>] {
+        self.keys
+            .as_deref()
+            .unwrap_or(std::slice::from_ref(&self.key))
+    }
+
+    /// The lock of one key of a group. It is renewed while the others are waited for.
+    pub(crate) fn member(&self, index: usize) -> Option<Self> {
+        let key = self.keys().get(index)?.clone();
+        Some(Self {
+            key,
+            keys: None,
+            renewal: Some(Renewal::watchdog()),
+            ttl: self.ttl,
+            ..self.clone()
+        })
+    }
+
+    /// The same with another wait.
+    pub(crate) fn waiting(self, wait: Duration) -> Self {
+        let wait = Some(wait);
+        Self { wait, ..self }
+    }
+
+    /// How often a lease of it is renewed at most.
+    pub(crate) fn renewals(&self) -> u32 {
+        // A ttl that was set asks for a lease of just that length.
+        let settings = &self.registry().settings;
+        let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
+        self.renewal.unwrap_or(default).times()
     }
 
     /// The same, asked for where the caller's caller stands.
@@ -66,11 +152,20 @@ impl LockOptions {
         let Some(engine) = &self.engine else {
             return Err(LockError::NoRegistry { key: key() });
         };
-        let ttl = self.ttl.unwrap_or(engine.settings.ttl);
-        Err(if let Some(reason) = self.key_fault {
-            LockError::InvalidKey { key: key(), reason }
+        let ttl = self.ttl(engine);
+        Err(if let Some((at, reason)) = self.key_fault {
+            let key = self.keys().get(at).cloned().unwrap_or_else(key);
+            LockError::InvalidKey { key, reason }
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
+        } else if let OnFinish::KeepFor(time) = self.on_finish
+            && !TTL.contains(&time)
+        {
+            LockError::InvalidSetting {
+                key: key(),
+                setting: "on_finish",
+                reason: "must keep the key for 10 ms to 24 h",
+            }
         } else if ttl <= engine.overhead {
             LockError::InvalidSetting {
                 key: key(),
@@ -80,6 +175,46 @@ impl LockOptions {
         } else {
             return Ok(engine);
         })
+    }
+
+    /// What the lock excludes, or why it cannot be acquired.
+    pub(crate) fn mode(&self) -> Result<Mode, LockError> {
+        let refuse = |setting, reason| {
+            let key = self.key().clone();
+            Err(LockError::InvalidSetting {
+                key,
+                setting,
+                reason,
+            })
+        };
+        let weight = self.weight.unwrap_or(1);
+        let (setting, mode) = match self.sharing {
+            Sharing::No | Sharing::Readers if self.weight.is_some() => {
+                return refuse("weight", "is for permits only");
+            }
+            Sharing::No if !self.is_group() => return Ok(Mode::Exclusive),
+            Sharing::No => ("obtain_all", Mode::Exclusive),
+            Sharing::Readers => ("shared", Mode::Shared),
+            Sharing::Permits(0) => return refuse("permits", "must be at least 1"),
+            Sharing::Permits(limit) => match u8::try_from(weight) {
+                Ok(byte) if (1..=limit.min(MOST_WEIGHT)).contains(&weight) => {
+                    let weight = byte;
+                    ("permits", Mode::Permits { limit, weight })
+                }
+                _ => return refuse("weight", "must be from 1 to 64, and within the limit"),
+            },
+        };
+        if self.is_group() && mode != Mode::Exclusive {
+            refuse(setting, "is for locks of one key only")
+        } else if mode != Mode::Exclusive && !self.registry().shares {
+            refuse(setting, "a quorum has exclusive locks only")
+        } else if self.reentrant {
+            refuse("reentrant", EXCLUSIVE_ONLY)
+        } else if self.leads {
+            refuse("leadership", EXCLUSIVE_ONLY)
+        } else {
+            Ok(mode)
+        }
     }
 
     /// The same for a lock that [can be acquired](Self::engine).
@@ -93,6 +228,18 @@ impl LockOptions {
         self.engine.take().expect("whoever waits has a registry")
     }
 
+    fn ttl(&self, engine: &Engine) -> Duration {
+        let default = match self.on_finish {
+            // Invalid times are refused elsewhere.
+            OnFinish::KeepFor(time) if TTL.contains(&time) => {
+                let part = (time / 4).max(*TTL.start());
+                engine.settings.ttl.min(part)
+            }
+            _ => engine.settings.ttl,
+        };
+        self.ttl.unwrap_or(default)
+    }
+
     pub(crate) fn key(&self) -> &Arc<str> {
         &self.key
     }
@@ -103,11 +250,9 @@ impl LockOptions {
     /// What the registry is asked for.
     pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
         let settings = &self.registry().settings;
-        // A ttl that was set asks for a lease of just that length.
-        let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
         Arrival {
-            ttl: self.ttl.unwrap_or(settings.ttl),
-            renewals: self.renewal.unwrap_or(default).times(),
+            ttl: self.ttl(self.registry()),
+            renewals: self.renewals(),
             on_finish: self.on_finish,
             patience,
             wait,

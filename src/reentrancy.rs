@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::task;
 
 use crate::engine::{Engine, WaiterState};
-use crate::lease::Lease;
+use crate::lease::{Lease, LeaseView};
 use crate::settings::OnFinish;
 
 thread_local! {
@@ -25,7 +25,9 @@ struct Frame {
     /// Compared, never dereferenced: the combinator that pushed the frame keeps it alive.
     engine: *const Engine,
     task: Option<task::Id>,
-    lease: Enclosing,
+    lease: LeaseView,
+    on_finish: OnFinish,
+    place: &'static Location<'static>,
 }
 
 /// A lease that the running code is inside of.
@@ -49,11 +51,9 @@ pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> FrameGu
     let frame = Frame {
         engine: Arc::as_ptr(lease.engine()),
         task: task::try_id(),
-        lease: Enclosing {
-            caller: lease.caller().clone(),
-            on_finish: lease.on_finish(),
-            place,
-        },
+        lease: lease.view(),
+        on_finish: lease.on_finish(),
+        place,
     };
     // A thread that is ending has no stack any more: what it polls then is inside of nothing.
     let entered = STACK.try_with(|stack| stack.borrow_mut().push(frame));
@@ -72,12 +72,19 @@ pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
         }
         let task = task::try_id();
         // If several are on the key, the outer ones were lost, or are shared by the innermost.
-        let frame = stack.iter().rev().find(|frame| {
-            frame.task == task
-                && std::ptr::eq(frame.engine, Arc::as_ptr(engine))
-                && **frame.lease.caller.key() == *key
-        })?;
-        Some(frame.lease.clone())
+        let mut frames = stack
+            .iter()
+            .rev()
+            .filter(|frame| frame.task == task && std::ptr::eq(frame.engine, Arc::as_ptr(engine)));
+        frames.find_map(|frame| {
+            let mut members = frame.lease.members().iter();
+            let member = members.find(|member| **member.caller().key() == *key)?;
+            Some(Enclosing {
+                caller: member.caller().clone(),
+                on_finish: frame.on_finish,
+                place: frame.place,
+            })
+        })
     });
     let lease = innermost.ok().flatten()?;
     lease

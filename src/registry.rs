@@ -99,6 +99,36 @@ impl LockRegistry {
         Lock::new(Some(self.engine.clone()), key.as_ref())
     }
 
+    /// A handle to several locks as one: all of its keys are acquired, or none.
+    ///
+    /// The keys may be known at run time only. They are acquired one after the other in the order of their bytes, under
+    /// one [`wait`](Lock::wait). So groups never wait for each other in a circle, whatever their keys and in whatever
+    /// order they are given, and a group and a lock of one key do not either. Keys that are acquired already are renewed
+    /// until the last one is. If one is lost meanwhile, it is acquired again within the same wait, and so are those after
+    /// it.
+    ///
+    /// The lease is one: its deadline is the earliest of all keys, and the first loss is its loss.
+    /// [`token`](crate::LeaseView::token) is that of the first key, and [`token_of`](crate::LeaseView::token_of) has that
+    /// of each. Its [`key`](Lock::key) is all keys, joined by commas. A key that is given twice counts once. Groups are
+    /// exclusive, and not [reentrant](Lock::reentrant).
+    ///
+    /// **A group or lock that is taken inside the work of another is not in that order.** Two tasks that nest in different
+    /// orders wait for each other until their waits are over, as with any lock. Take all keys at once.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn transfer(from: &str, to: &str) {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let (from, to) = ("account:7", "account:3");
+    /// transfer(from, to).with_lock(locks.obtain_all([from, to])).await?;
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn obtain_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
+        Lock::of_all(Some(self.engine.clone()), keys)
+    }
+
     /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
     ///
     /// The new lease has this registry's ttl, counted from now, and its [`Renewal`](crate::Renewal). Its token is
@@ -129,7 +159,7 @@ impl LockRegistry {
     /// # let here = LockRegistry::builder(store.clone()).build()?;
     /// # let there = LockRegistry::builder(store).build()?;
     /// let lease = here.obtain("upload:7").lease().await?;
-    /// let line = lease.detach().to_string();
+    /// let line = lease.detach()?.to_string();
     /// // … sent to another process …
     /// let detached: DetachedLease = line.parse()?;
     /// let lease = there.adopt(detached.clone()).await?;
@@ -152,7 +182,8 @@ impl LockRegistry {
     /// dropped. Other registries on the same store have their own events.
     ///
     /// With the feature `metrics` the events are also counted for the recorder of the `metrics` facade, by prefix and
-    /// not by key, since there may be any number of keys: the gauges
+    /// not by key, since there may be any number of keys; acquisitions and their waits by mode, too (`exclusive`, `shared`,
+    /// `permit`): the gauges
     /// `lockstream_waiting` and `lockstream_held`; the counters `lockstream_acquired_total`,
     /// `lockstream_passed_total`, `lockstream_renewed_total`,
     /// `lockstream_renewal_unknown_total`, `lockstream_renewal_late_total`, `lockstream_lost_total`,
@@ -209,9 +240,10 @@ impl LockRegistry {
     /// let locks = LockRegistry::in_memory();
     /// let lease = locks.obtain("till").lease().await?;
     /// for key in locks.snapshot().keys {
-    ///     let held = key.held.expect("nobody waits");
-    ///     assert_eq!((&*key.key, held.token), ("till", lease.token()));
-    ///     println!("{} is held for {:?}", key.key, held.since.elapsed());
+    ///     for held in &key.held {
+    ///         assert_eq!((&*key.key, held.token), ("till", lease.token()));
+    ///         println!("{} is held for {:?}", key.key, held.since.elapsed());
+    ///     }
     /// }
     /// # lease.release().await
     /// # }
@@ -303,8 +335,17 @@ async fn shut_down(engine: Arc<Engine>) {
 
 /// A lock of the installed registry. Without one its futures yield an error.
 pub(crate) fn obtain_installed(key: &str) -> Lock {
-    let engine = INSTALLED.get().map(|registry| registry.engine.clone());
-    Lock::new(engine, key)
+    Lock::new(installed_engine(), key)
+}
+
+/// Several locks of the installed registry as one.
+#[cfg(feature = "macros")]
+pub(crate) fn obtain_all_installed<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Lock {
+    Lock::of_all(installed_engine(), keys)
+}
+
+fn installed_engine() -> Option<Arc<Engine>> {
+    INSTALLED.get().map(|registry| registry.engine.clone())
 }
 
 /// The error of [`LockRegistry::install`] if another registry is installed: it stays so for the life of the process.

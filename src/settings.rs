@@ -42,9 +42,9 @@ pub enum OnFinish {
     /// It is free, or goes to the next waiter.
     #[default]
     Release,
-    /// It stays in the store until its ttl is over, and is not renewed any more: for a job that any
-    /// of many machines may do at most once a minute. Nothing is sent at the end, and a combinator
-    /// does not wait for anything.
+    /// It stays in the store until its ttl is over, and is not renewed any more: for a rate limit, or a pause after the
+    /// work. For a job that is done once a period there is [`KeepFor`](Self::KeepFor). Nothing is sent at the end, and
+    /// a combinator does not wait for anything.
     ///
     /// The ttl counts from the acquisition or from the last renewal. A renewal that is in flight at
     /// the end may prolong the key once more. A fixed lease (a [`ttl`](crate::Lock::ttl) and no
@@ -52,6 +52,18 @@ pub enum OnFinish {
     /// the key when it has expired, or up to 12 s later: the store does not announce an expiry, and
     /// a waiter that queued behind a longer lease expects that one's end.
     LetExpire,
+    /// It stays in the store until this much time has passed since the acquisition, from 10 ms to 24 h: for a job that
+    /// any of many machines may do once a period. A lease that ends before that sends nothing, and neither does a crash.
+    /// One that lasts longer is renewed, if it is one that is renewed, and released at its end.
+    ///
+    /// If no [`ttl`](crate::Lock::ttl) is set, the lease has the registry's, or a quarter of this time if that is shorter.
+    /// Work that ends less than a ttl before this time is over has been renewed already: then the key stays for up to a ttl
+    /// longer. With a ttl that is longer than this time, or after an [`extend`](crate::Lease::extend) beyond it, it
+    /// stays until that is over.
+    ///
+    /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
+    /// more than the machines' clocks may differ, or a late machine does it again.
+    KeepFor(Duration),
 }
 
 /// The settings of a registry.

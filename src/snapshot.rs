@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::Token;
+use crate::{Mode, Token};
 
 /// What is held and waited for in one registry at one moment; see
 /// [`LockRegistry::snapshot`](crate::LockRegistry::snapshot).
@@ -19,10 +19,11 @@ pub struct Snapshot {
 pub struct KeySnapshot {
     /// The name of what is locked.
     pub key: Arc<str>,
-    /// The lease on it, if this registry has it. One that is being released is none any more.
-    pub held: Option<LeaseSnapshot>,
-    /// The callers of this registry that wait for it, in order of arrival; those that
-    /// [adopt](crate::LockRegistry::adopt) come before the others.
+    /// The leases on it that this registry has: one, or several shared ones. One that is being released is none any
+    /// more.
+    pub held: Vec<LeaseSnapshot>,
+    /// The callers of this registry that wait for it. Those that [adopt](crate::LockRegistry::adopt) come first, then the
+    /// exclusive ones, then the shared ones, each in order of arrival.
     pub waiting: Vec<WaiterSnapshot>,
 }
 
@@ -32,6 +33,8 @@ pub struct KeySnapshot {
 pub struct LeaseSnapshot {
     /// The caller that holds it, by the number that [events](crate::LockEvent) give it.
     pub waiter: u64,
+    /// What it excludes.
+    pub mode: Mode,
     /// Its fencing token.
     pub token: Token,
     /// Since when it is held.
@@ -46,6 +49,8 @@ pub struct LeaseSnapshot {
 pub struct WaiterSnapshot {
     /// Which caller, by the number that [events](crate::LockEvent) give it.
     pub waiter: u64,
+    /// What it would exclude.
+    pub mode: Mode,
     /// Since when it waits: its first poll.
     pub since: Instant,
 }

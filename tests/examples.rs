@@ -176,6 +176,7 @@ fn without_a_server_there_is_one_sentence_and_no_run() {
         "leader",
         "pipeline",
         "cron",
+        "scheduler",
         "timeline",
     ] {
         for url in [&*url, "http://127.0.0.1/", "redis://127.0.0.1:port/"] {
@@ -382,6 +383,15 @@ fn the_pipeline_says_that_it_needs_a_server() {
     );
 }
 
+/// The number before this word in what was printed.
+fn numbers_before(printed: &str, word: &str) -> Vec<usize> {
+    let words: Vec<&str> = printed.split_whitespace().collect();
+    let pairs = words
+        .windows(2)
+        .filter(|pair| pair[1].trim_end_matches(',') == word);
+    pairs.map(|pair| pair[0].parse().unwrap()).collect()
+}
+
 /// It fails by itself when a run begins too early; here it must have run at all, and skipped.
 fn assert_at_most_once_a_period(output: &Output) {
     assert!(output.status.success(), "{output:?}");
@@ -391,19 +401,21 @@ fn assert_at_most_once_a_period(output: &Output) {
         let (count, _) = rest.split_once(" times").expect("it counts");
         count.parse().unwrap()
     };
-    let (done, skipped) = (count("done "), count("skipped "));
+    let (done, skipped) = (count("done "), count(", skipped "));
     assert!((2..=4).contains(&done), "{printed}");
-    assert!(skipped > 8, "{printed}");
-    let lanes = printed
+    assert_eq!(done + skipped, 4 * 4, "{printed}");
+    let lines = printed
         .lines()
         .filter(|line| line.starts_with("  machine "));
-    let ran: usize = lanes.map(|lane| lane.matches('█').count()).sum();
-    assert_eq!(ran, done, "{printed}");
+    let drawn: usize = lines.map(|line| line.matches('█').count()).sum();
+    assert_eq!(drawn, done, "{printed}");
+    let runs = printed.lines().filter(|line| line.ends_with(" did it"));
+    assert_eq!(runs.count(), done, "{printed}");
 }
 
 #[test]
 fn cron_on_a_memory_store() {
-    let output = example("cron").arg("0.5").output().unwrap();
+    let output = example("cron").output().unwrap();
     assert_at_most_once_a_period(&output);
     assert!(text(&output.stdout).contains("on a memory store"));
 }
@@ -412,13 +424,17 @@ fn cron_on_a_memory_store() {
 fn cron_on_a_server() {
     let server = RedisServer::start();
     let mut command = example("cron");
-    let output = command.arg("1").env("REDIS_URL", server.url()).output();
+    let output = command.env("REDIS_URL", server.url()).output();
     assert_at_most_once_a_period(&output.unwrap());
-    // The last run's key outlives the programs, and nothing else does.
-    wait_until_blocking("the period is over", Duration::from_secs(5), || {
-        !server.exists("cron:report")
+    assert_a_kept_key_goes(&server, "cron");
+}
+
+/// The last run's key outlives the programs, and nothing else does.
+fn assert_a_kept_key_goes(server: &RedisServer, prefix: &str) {
+    wait_until_blocking("the key's time is over", Duration::from_secs(5), || {
+        !server.exists(&format!("{prefix}:report"))
     });
-    assert_eq!(server.keys("*"), ["cron:~fence"]);
+    assert_eq!(server.keys("*"), [format!("{prefix}:~fence")]);
 }
 
 #[test]
@@ -428,6 +444,35 @@ fn cron_refuses_an_invalid_period() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
         assert!(text(&output.stderr).contains("usage: cron [SECONDS]"));
     }
+}
+
+/// Three starts a second, of which one does it.
+fn assert_one_instance_does_it(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    let done = numbers_before(&printed, "done");
+    let skipped = numbers_before(&printed, "skipped");
+    assert_eq!((done.len(), skipped.len()), (3, 3), "{printed}");
+    let done: usize = done.iter().sum();
+    // Its five seconds have room for six runs that begin 900 ms apart, and no more.
+    assert!((2..=6).contains(&done), "{printed}");
+    assert!(skipped.iter().sum::<usize>() > done, "{printed}");
+    let runs = printed.lines().filter(|line| line.ends_with(" did it"));
+    assert_eq!(runs.count(), done, "{printed}");
+}
+
+#[test]
+fn the_scheduler_on_a_memory_store() {
+    assert_one_instance_does_it(&example("scheduler").output().unwrap());
+}
+
+#[test]
+fn the_scheduler_on_a_server() {
+    let server = RedisServer::start();
+    let mut command = example("scheduler");
+    let output = command.env("REDIS_URL", server.url()).output();
+    assert_one_instance_does_it(&output.unwrap());
+    assert_a_kept_key_goes(&server, "lock");
 }
 
 #[test]

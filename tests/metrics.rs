@@ -44,17 +44,20 @@ fn look(snapshotter: &Snapshotter, of: &str) -> BTreeMap<String, Vec<i64>> {
     for (key, unit, description, value) in snapshotter.snapshot().into_vec() {
         let key = key.key();
         let labels: Vec<_> = key.labels().collect();
-        assert_eq!(
-            labels.len(),
-            1,
+        let names: Vec<_> = labels.iter().map(|label| label.key()).collect();
+        assert!(
+            names == ["prefix"] || names == ["prefix", "mode"],
             "a series for every key, or the like: {key:?}"
         );
-        assert_eq!(labels[0].key(), "prefix");
         assert!(unit.is_some() && description.is_some(), "{key:?}");
         if labels[0].value() != of {
             continue;
         }
         let name = key.name().strip_prefix("lockstream_").unwrap();
+        let name = match labels.get(1).map(|mode| mode.value()) {
+            None | Some("exclusive") => name.to_owned(),
+            Some(mode) => format!("{name} {mode}"),
+        };
         #[allow(
             clippy::cast_possible_truncation,
             reason = "counts, and times of a test"
@@ -67,7 +70,7 @@ fn look(snapshotter: &Snapshotter, of: &str) -> BTreeMap<String, Vec<i64>> {
                 millis.map(|value| value.round() as i64).collect()
             }
         };
-        seen.insert(name.to_owned(), value);
+        seen.insert(name, value);
     }
     seen
 }
@@ -185,5 +188,28 @@ fn nothing_is_held_or_waited_for_in_the_end() {
             (&[0][..], &[0][..])
         );
         assert_eq!(seen["given_up_total"], [2]);
+    });
+}
+
+/// Readers and permits are counted apart.
+#[test]
+fn modes_are_told_apart() {
+    recorded(async |store, snapshotter| {
+        let locks = registry(store, "shop");
+        async {}.with_lock(locks.obtain("a")).await.unwrap();
+        async {}
+            .with_lock(locks.obtain("a").shared())
+            .await
+            .unwrap();
+        for _ in 0..2 {
+            let permit = locks.obtain("b").permits(4).weight(3);
+            async {}.with_lock(permit).await.unwrap();
+        }
+        let seen = look(snapshotter, "shop");
+        assert_eq!(seen["acquired_total"], [1]);
+        assert_eq!(seen["acquired_total shared"], [1]);
+        assert_eq!(seen["acquired_total permit"], [2]);
+        assert_eq!(seen["wait_seconds permit"].len(), 2);
+        assert_eq!(seen["held"], [0]);
     });
 }

@@ -30,7 +30,7 @@ use Goal::{AtLeast, AtMost, Unset};
 type Row = (&'static str, Scenario, &'static str, Basis, Goal);
 
 #[rustfmt::skip]
-const RATIOS: [Row; 36] = [
+const RATIOS: [Row; 41] = [
     ("free-1", Scenario::Free1, "pairs", Bare, AtLeast(0.8)),
     ("free-8", Scenario::Free8, "pairs", Bare, AtLeast(0.75)),
     ("free-64", Scenario::Free64, "pairs", Bare, AtLeast(0.8)),
@@ -67,6 +67,11 @@ const RATIOS: [Row; 36] = [
     ("fleet-restart-busiest", Scenario::FleetRestart, "busiest", Itself, AtMost(1200.0)),
     ("fleet-restart-back-s", Scenario::FleetRestart, "back", Itself, AtMost(4.0)),
     ("fleet-restart-lost", Scenario::FleetRestart, "lost", Itself, AtMost(0.0)),
+    ("permits-8", Scenario::Permits8, "acquisitions", Bare, Unset),
+    ("permits-8-maxwait-ms", Scenario::Permits8, "maxwait", Itself, Unset),
+    ("permits-8-turns", Scenario::Permits8, "turns", Itself, Unset),
+    ("readers-write-maxwait-ms", Scenario::Readers, "write-maxwait", Itself, Unset),
+    ("all-3-maxwait-ms", Scenario::All3, "maxwait", Itself, Unset),
 ];
 
 /// A ratio that the run has all parts of.

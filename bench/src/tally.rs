@@ -141,6 +141,22 @@ impl Tally {
         figures
     }
 
+    /// Of readers, and of a writer among them.
+    pub(crate) fn of_readers([readers, writer]: [Self; 2]) -> Vec<Figure> {
+        let mut figures = vec![
+            Figure::new("reads", readers.rate(readers.acquisitions), "reads/s"),
+            Figure::new("reads-maxwait", readers.longest_wait / 1e3, "ms"),
+            Figure::new("writes", writer.rate(writer.acquisitions), "writes/s"),
+        ];
+        figures.extend(writer.wait("write-wait-p50", 50.0));
+        figures.push(Figure::new(
+            "write-maxwait",
+            writer.longest_wait / 1e3,
+            "ms",
+        ));
+        figures
+    }
+
     fn rate(&self, count: usize) -> f64 {
         count as f64 / self.secs
     }

@@ -7,15 +7,19 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use lockstream::{Lease, LeaseView, Lock, LockError, LockRegistry, OnLost, Renewal};
+use lockstream::{Lease, LeaseView, Lock, LockError, LockRegistry, OnFinish, OnLost, Renewal};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dice::Dice;
+use crate::judge::Mode;
 use crate::log::{Line, Log, Wait};
 use crate::resource::Client;
 
-/// All keys: two that everybody passes on, two for all, one that is held for long, and one with leases that run out.
-pub(crate) const KEYS: [&str; 6] = ["pass-0", "pass-1", "any-0", "any-1", "long", "short"];
+/// All keys: two that everybody passes on, two for all, one that is held for long, one with leases that run out, one with
+/// readers and one with permits, and one that stays in the store for a time.
+pub(crate) const KEYS: [&str; 9] = [
+    "pass-0", "pass-1", "any-0", "any-1", "long", "short", "read", "permits", "kept",
+];
 
 /// The registry's own ttl; nobody has a longer one.
 pub(crate) const TTL: Duration = Duration::from_millis(600);
@@ -38,16 +42,25 @@ pub(crate) enum Habit {
     Fixed,
     /// Asks once, and goes away if it is busy.
     Once,
+    /// Reads, or has a permit.
+    Sharing,
+    /// Locks several keys at once.
+    Grouping,
+    /// Leaves its key in the store for a time.
+    Keeping,
 }
 
 /// Who does what in every child.
-pub(crate) const HABITS: [(Habit, u64); 6] = [
+pub(crate) const HABITS: [(Habit, u64); 9] = [
     (Habit::Plain, 4),
     (Habit::Dropped, 4),
     (Habit::Passing, 16),
     (Habit::Renewing, 2),
     (Habit::Fixed, 2),
     (Habit::Once, 1),
+    (Habit::Sharing, 8),
+    (Habit::Grouping, 3),
+    (Habit::Keeping, 1),
 ];
 
 /// One caller.
@@ -57,6 +70,22 @@ pub(crate) struct Caller {
     pub(crate) log: Log,
     pub(crate) resource: Arc<PathBuf>,
     pub(crate) dice: Dice,
+    /// Whether the store has shared locks and permits.
+    pub(crate) shares: bool,
+}
+
+/// What a caller locks.
+pub(crate) struct Wanted {
+    lock: Lock,
+    keys: Vec<&'static str>,
+    mode: Mode,
+}
+
+impl Wanted {
+    fn with(self, change: impl FnOnce(Lock) -> Lock) -> Self {
+        let lock = change(self.lock);
+        Self { lock, ..self }
+    }
 }
 
 /// Whether to go on.
@@ -73,18 +102,18 @@ impl Caller {
     async fn turn(&mut self, habit: Habit) -> Outcome {
         match habit {
             Habit::Plain => {
-                let lock = self.lock_any();
+                let wanted = self.any();
                 let (limit, hold) = (self.dice.millis(1, 2_000), self.dice.micros(0, 3_000));
-                self.run(&lock, limit, hold).await?;
+                self.run(wanted, limit, hold).await?;
                 sleep(self.dice.micros(0, 10_000)).await;
             }
             Habit::Dropped => {
-                let lock = self.lock_any();
+                let wanted = self.any();
                 let (limit, hold) = (self.dice.millis(1, 2_000), self.dice.micros(0, 8_000));
                 let lasts = self.dice.micros(0, 30_000);
                 let polls = self.dice.between(0, 12);
                 let by_polls = self.dice.once_in(2);
-                let run = self.run(&lock, limit, hold);
+                let run = self.run(wanted, limit, hold);
                 if by_polls {
                     polled(polls, run).await.unwrap_or(Ok(()))?;
                 } else {
@@ -93,65 +122,151 @@ impl Caller {
                 sleep(self.dice.micros(0, 5_000)).await;
             }
             Habit::Passing => {
-                let key = KEYS[self.dice.between(0, 1) as usize];
-                let lock = self.registry.obtain(key);
+                let wanted = self.one_of(&KEYS[..2]);
                 let (limit, hold) = (self.dice.millis(100, 3_000), self.dice.micros(0, 600));
-                self.guarded(&lock, limit, hold).await?;
+                self.guarded(wanted, limit, hold).await?;
                 sleep(self.dice.micros(0, 20_000)).await;
             }
             Habit::Renewing => {
                 let ttl = self.dice.millis(150, 300);
-                let lock = self.registry.obtain("long").ttl(ttl);
-                let lock = lock.renewal(Renewal::watchdog());
+                let wanted = match self.dice.once_in(2) {
+                    true => self.exclusive("long"),
+                    false => self.shared(),
+                };
+                let wanted = wanted.with(|lock| lock.ttl(ttl).renewal(Renewal::watchdog()));
                 let (limit, hold) = (self.dice.millis(500, 5_000), self.dice.millis(200, 1_500));
-                self.run(&lock, limit, hold).await?;
+                self.run(wanted, limit, hold).await?;
                 sleep(self.dice.millis(0, 50)).await;
             }
             Habit::Fixed => {
                 let ttl = self.dice.millis(60, 150);
-                let mut lock = self.registry.obtain("short").ttl(ttl);
+                let wanted = match self.dice.once_in(4) {
+                    true => self.shared(),
+                    false => self.exclusive("short"),
+                };
+                let mut wanted = wanted.with(|lock| lock.ttl(ttl));
                 if self.dice.once_in(2) {
-                    lock = lock.on_lost(OnLost::RunOn);
+                    wanted = wanted.with(|lock| lock.on_lost(OnLost::RunOn));
                 }
                 let (limit, hold) = (self.dice.millis(100, 2_000), self.dice.millis(10, 300));
-                self.run(&lock, limit, hold).await?;
+                self.run(wanted, limit, hold).await?;
                 sleep(self.dice.millis(0, 50)).await;
             }
             Habit::Once => {
-                let lock = self.lock_any();
-                let wait = self.log.wait(RESPONSE_TIMEOUT);
-                match lock.lease_once().await {
-                    Ok(Some(lease)) => self.with_guard(&wait, lease, Duration::ZERO).await?,
+                let wanted = self.any();
+                let wait = self.log.wait(RESPONSE_TIMEOUT * wanted.keys.len() as u32);
+                match wanted.lock.lease_once().await {
+                    Ok(Some(lease)) => {
+                        self.with_guard(&wait, &wanted, lease, Duration::ZERO)
+                            .await?
+                    }
                     Ok(None) => wait.ended("busy"),
                     Err(error) => self.failed(&wait, &error)?,
                 }
                 sleep(self.dice.micros(0, 20_000)).await;
             }
+            Habit::Sharing => {
+                let wanted = self.shared();
+                let (limit, hold) = (self.dice.millis(100, 3_000), self.dice.micros(0, 3_000));
+                self.guarded(wanted, limit, hold).await?;
+                sleep(self.dice.micros(0, 20_000)).await;
+            }
+            Habit::Grouping => {
+                let wanted = self.group();
+                let (limit, hold) = (self.dice.millis(100, 3_000), self.dice.micros(0, 1_000));
+                self.run(wanted, limit, hold).await?;
+                sleep(self.dice.micros(0, 20_000)).await;
+            }
+            Habit::Keeping => {
+                let time = self.dice.millis(50, 400);
+                let mut wanted = self.exclusive("kept");
+                wanted.mode = Mode::Kept;
+                let wanted = wanted.with(|lock| lock.on_finish(OnFinish::KeepFor(time)));
+                let (limit, hold) = (self.dice.millis(100, 2_000), self.dice.micros(0, 20_000));
+                self.run(wanted, limit, hold).await?;
+                sleep(self.dice.millis(0, 100)).await;
+            }
         }
         Ok(())
     }
 
-    fn lock_any(&mut self) -> Lock {
-        let key = self.dice.pick(&KEYS);
-        self.registry.obtain(key)
+    pub(crate) fn one_of(&mut self, keys: &[&'static str]) -> Wanted {
+        let key = *self.dice.pick(keys);
+        self.exclusive(key)
+    }
+
+    fn exclusive(&self, key: &'static str) -> Wanted {
+        Wanted {
+            lock: self.registry.obtain(key),
+            keys: vec![key],
+            mode: Mode::Exclusive,
+        }
+    }
+
+    /// A reader or a permit, rarely one of another limit.
+    pub(crate) fn shared(&mut self) -> Wanted {
+        if !self.shares {
+            return self.exclusive("read");
+        }
+        if self.dice.once_in(2) {
+            let reader = self.exclusive("read");
+            let lock = reader.lock.shared();
+            let mode = Mode::Reader;
+            return Wanted {
+                lock,
+                mode,
+                ..reader
+            };
+        }
+        let limit = if self.dice.once_in(16) { 2 } else { 4 };
+        let weight = self.dice.between(1, 2);
+        let permit = self.exclusive("permits");
+        let lock = permit.lock.permits(limit as u32).weight(weight as u32);
+        let mode = Mode::Permit { weight, limit };
+        Wanted {
+            lock,
+            mode,
+            ..permit
+        }
+    }
+
+    /// Two or three of the keys that others lock one by one, in any order.
+    fn group(&mut self) -> Wanted {
+        let (first, step) = (self.dice.between(0, 3), self.dice.between(1, 3));
+        let count = self.dice.between(2, 3);
+        let places = (0..count).map(|place| (first + place * step) % 4);
+        let mut keys: Vec<_> = places.map(|place| KEYS[place as usize]).collect();
+        let lock = self.registry.obtain_all(&keys);
+        keys.sort_unstable();
+        keys.dedup();
+        let mode = Mode::Group;
+        Wanted { lock, keys, mode }
+    }
+
+    fn any(&mut self) -> Wanted {
+        match self.dice.between(0, 7) {
+            0 => self.group(),
+            1 | 2 => self.shared(),
+            _ => self.one_of(&KEYS),
+        }
     }
 
     /// One turn by combinator; sometimes the work writes once more when its lease is over.
-    async fn run(&mut self, lock: &Lock, limit: Duration, hold: Duration) -> Outcome {
+    async fn run(&mut self, wanted: Wanted, limit: Duration, hold: Duration) -> Outcome {
         let wait = self.log.wait(limit);
-        let lock = lock.clone().wait(limit);
-        let (this, waiting) = (&*self, &wait);
-        let ran = lock.with_lease(|lease| async move {
+        let wanted = wanted.with(|lock| lock.wait(limit));
+        let (this, waiting, what) = (&*self, &wait, &wanted);
+        let ran = wanted.lock.with_lease(|lease| async move {
             waiting.ended("got");
-            let held = this.log.hold(&lease);
-            let written = this.work(&lease, &held, hold).await;
+            let held = this.log.hold(&lease, &what.keys, what.mode);
+            let written = this.work(what, &lease, &held, hold).await;
             drop(held);
             (lease.token().get(), written)
         });
         match ran.await {
             Ok((token, Some(value))) if self.dice.once_in(8) => {
                 sleep(self.dice.micros(0, 20_000)).await;
-                self.write_late(lock.key(), token, value).await;
+                self.write_late(wanted.keys[0], token, value).await;
                 Ok(())
             }
             Ok(_) => Ok(()),
@@ -162,25 +277,31 @@ impl Caller {
     /// One turn by guard.
     pub(crate) async fn guarded(
         &mut self,
-        lock: &Lock,
+        wanted: Wanted,
         limit: Duration,
         hold: Duration,
     ) -> Outcome {
         let wait = self.log.wait(limit);
-        match lock.lease_within(limit).await {
-            Ok(lease) => self.with_guard(&wait, lease, hold).await,
+        match wanted.lock.lease_within(limit).await {
+            Ok(lease) => self.with_guard(&wait, &wanted, lease, hold).await,
             Err(error) => self.failed(&wait, &error),
         }
     }
 
-    async fn with_guard(&mut self, wait: &Wait, lease: Lease, hold: Duration) -> Outcome {
+    async fn with_guard(
+        &mut self,
+        wait: &Wait,
+        wanted: &Wanted,
+        lease: Lease,
+        hold: Duration,
+    ) -> Outcome {
         wait.ended("got");
-        let held = self.log.hold(&lease.view());
         let view = lease.view();
+        let held = self.log.hold(&view, &wanted.keys, wanted.mode);
         tokio::select! {
             biased;
             _ = lease.lost() => {}
-            _ = self.work(&view, &held, hold) => {}
+            _ = self.work(wanted, &view, &held, hold) => {}
         }
         drop(held);
         if self.dice.once_in(4) {
@@ -193,29 +314,23 @@ impl Caller {
         }
     }
 
-    /// Adds one to the resource, again and again, for that long. What was written last.
+    /// Uses the resource, again and again, for that long. What was written last, if that may be written late.
     async fn work(
         &self,
+        wanted: &Wanted,
         lease: &LeaseView,
         held: &crate::log::Hold,
         hold: Duration,
     ) -> Option<u64> {
         let begin = Instant::now();
-        let (key, token) = (lease.key(), lease.token().get());
         // The parent has gone, and with it the judge.
         let mut resource = Client::connect(&self.resource).await.ok()?;
         loop {
             held.look(lease);
-            let Ok(Some(value)) = resource.read(key, token).await else {
-                return None;
-            };
-            tokio::task::yield_now().await;
-            let Ok(true) = resource.write(key, token, value + 1).await else {
-                return None;
-            };
+            let written = step(&mut resource, wanted, lease).await?;
             let left = hold.saturating_sub(begin.elapsed());
             if left.is_zero() {
-                return Some(value + 1);
+                return written;
             }
             sleep(left.min(Duration::from_millis(20))).await;
         }
@@ -246,6 +361,39 @@ impl Caller {
         }
         Ok(())
     }
+}
+
+/// Uses the resource once, as the lease allows. `None`: it was refused. `Some(Some(_))`: what was written.
+async fn step(resource: &mut Client, wanted: &Wanted, lease: &LeaseView) -> Option<Option<u64>> {
+    let token = |key| lease.token_of(key).map(|token| token.get());
+    let key = wanted.keys[0];
+    match wanted.mode {
+        Mode::Reader => {
+            resource.look(key, token(key)?).await.ok()??;
+            return Some(None);
+        }
+        Mode::Permit { weight, limit } => {
+            let token = token(key)?;
+            let entered = resource.enter(key, token, (weight, limit)).await;
+            entered.ok().filter(|entered| *entered)?;
+            tokio::task::yield_now().await;
+            let left = resource.leave(key, token).await;
+            left.ok().filter(|left| *left)?;
+            return Some(None);
+        }
+        Mode::Exclusive | Mode::Group | Mode::Kept => {}
+    }
+    // Adds one to each: first all are read, and then all are written.
+    let mut values = Vec::new();
+    for key in &wanted.keys {
+        values.push(resource.read(key, token(key)?).await.ok()??);
+    }
+    tokio::task::yield_now().await;
+    for (key, value) in wanted.keys.iter().zip(&values) {
+        let taken = resource.write(key, token(key)?, value + 1).await;
+        taken.ok().filter(|taken| *taken)?;
+    }
+    Some(values.first().map(|value| value + 1))
 }
 
 /// Drops the future after so many polls; `None` then.

@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::callers::{Caller, HABITS, RESPONSE_TIMEOUT, TTL};
-use crate::deployments::{PREFIX, open};
+use crate::callers::{Caller, HABITS, KEYS, RESPONSE_TIMEOUT, TTL};
+use crate::deployments::{PREFIX, open, shares};
 use crate::dice::Dice;
 use crate::log::{Line, Log, now};
 
@@ -134,6 +134,7 @@ impl Role {
                 log: log.clone(),
                 resource: resource.clone(),
                 dice: Dice::of(self.seed, next),
+                shares: shares(&self.urls),
             }
         };
         let mut callers = JoinSet::new();
@@ -181,11 +182,13 @@ async fn shut_down(registry: LockRegistry, log: &Log) {
 }
 
 async fn one_of_a_flood(mut caller: Caller) {
-    let key = *caller.dice.pick(&crate::callers::KEYS[..4]);
-    let lock = caller.registry.obtain(key);
+    let wanted = match caller.dice.once_in(3) {
+        true => caller.shared(),
+        false => caller.one_of(&KEYS[..4]),
+    };
     let (limit, hold) = (caller.dice.millis(50, 3_000), caller.dice.micros(0, 200));
     // Whether the registry is closed is all the same to one that comes once.
-    let _ = caller.guarded(&lock, limit, hold).await;
+    let _ = caller.guarded(wanted, limit, hold).await;
 }
 
 /// How many tasks are on the runtime when there ought to be none, after some time for them to end.

@@ -13,6 +13,8 @@ use std::time::Duration;
 use lockstream::LeaseView;
 use tokio::time::Instant;
 
+use crate::judge::Mode;
+
 /// Now, on the clock of all processes.
 pub(crate) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -29,6 +31,7 @@ pub(crate) enum Line {
         token: u64,
         at: u64,
         deadline: u64,
+        mode: Mode,
     },
     /// Its deadline was seen to have moved.
     Until { lease: u64, at: u64, deadline: u64 },
@@ -57,7 +60,8 @@ impl fmt::Display for Line {
                 token,
                 at,
                 deadline,
-            } => write!(f, "taken {lease} {key} {token} {at} {deadline}"),
+                mode,
+            } => write!(f, "taken {lease} {key} {token} {at} {deadline} {mode}"),
             Self::Until {
                 lease,
                 at,
@@ -91,6 +95,7 @@ impl Line {
                 token: number(2)?,
                 at: number(3)?,
                 deadline: number(4)?,
+                mode: Mode::parse(fields.get(5)?)?,
             },
             "until" => Self::Until {
                 lease: number(0)?,
@@ -190,20 +195,26 @@ impl Log {
         }
     }
 
-    /// To be called when the lease was taken, and dropped before it is released.
-    pub(crate) fn hold(&self, lease: &LeaseView) -> Hold {
-        let number = self.number();
+    /// To be called when the lease of these keys was taken, and dropped before it is released.
+    pub(crate) fn hold(&self, lease: &LeaseView, keys: &[&str], mode: Mode) -> Hold {
         let deadline = self.translate(lease.deadline());
-        self.write(&Line::Taken {
-            lease: number,
-            key: lease.key().to_owned(),
-            token: lease.token().get(),
-            at: now(),
-            deadline,
-        });
+        let (at, mut numbers) = (now(), Vec::new());
+        for key in keys {
+            let token = lease.token_of(key).expect("it has all of its keys");
+            let number = self.number();
+            self.write(&Line::Taken {
+                lease: number,
+                key: (*key).to_owned(),
+                token: token.get(),
+                at,
+                deadline,
+                mode,
+            });
+            numbers.push(number);
+        }
         Hold {
             log: self.clone(),
-            number,
+            numbers,
             deadline: AtomicU64::new(deadline),
         }
     }
@@ -240,7 +251,8 @@ impl Drop for Wait {
 #[derive(Debug)]
 pub(crate) struct Hold {
     log: Log,
-    number: u64,
+    /// One for each key.
+    numbers: Vec<u64>,
     deadline: AtomicU64,
 }
 
@@ -249,20 +261,23 @@ impl Hold {
     pub(crate) fn look(&self, lease: &LeaseView) {
         let deadline = self.log.translate(lease.deadline());
         if lease.is_valid() && self.deadline.swap(deadline, Ordering::Relaxed) != deadline {
-            self.log.write(&Line::Until {
-                lease: self.number,
-                at: now(),
-                deadline,
-            });
+            let at = now();
+            for &lease in &self.numbers {
+                self.log.write(&Line::Until {
+                    lease,
+                    at,
+                    deadline,
+                });
+            }
         }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.log.write(&Line::Ended {
-            lease: self.number,
-            at: now(),
-        });
+        let at = now();
+        for &lease in &self.numbers {
+            self.log.write(&Line::Ended { lease, at });
+        }
     }
 }

@@ -94,6 +94,9 @@ impl fmt::Display for Report {
         };
         let holds = &self.holds;
         row(f, "leases", &holds.leases)?;
+        for (mode, leases) in &holds.modes {
+            row(f, &format!("  {mode}"), leases)?;
+        }
         row(f, "hand-overs between processes", &holds.hand_overs)?;
         row(f, "taken when they were over", &holds.dead_on_arrival)?;
         let explained: u64 = holds.explained.values().map(|it| it.times).sum();
@@ -109,6 +112,7 @@ impl fmt::Display for Report {
             );
             row(f, &format!("  {}", cause.name()), &told)?;
         }
+        row(f, "permits beyond forgotten ones", &holds.crowds)?;
         row(f, "work not yet told of a shutdown", &holds.after_shutdown)?;
         row(f, "primaries replaced", &self.changes)?;
         row(f, "writes taken by the resource", &self.writes)?;

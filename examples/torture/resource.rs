@@ -1,4 +1,5 @@
-//! The fenced resource: a register a key, in the parent, that takes greater or equal tokens only.
+//! The fenced resource: a register a key, in the parent, that takes greater or equal tokens only. Readers look at it, and
+//! those with a permit come in and leave: they are refused if an exclusive lease with a greater token was there before.
 //!
 //! One line asks and one answers, on a unix socket; a connection does one thing after another:
 //!
@@ -6,6 +7,9 @@
 //! |---|---|
 //! | `read KEY TOKEN` | `value VALUE`, or `stale` if a greater token was seen |
 //! | `write KEY TOKEN VALUE` | `written`, or `stale` |
+//! | `look KEY TOKEN` | `value VALUE`, or `stale` |
+//! | `enter KEY TOKEN WEIGHT LIMIT` | `done`, or `stale` |
+//! | `leave KEY TOKEN` | `done`, or `stale` if others have taken its place |
 //!
 //! A read raises the mark, too: else one that read before, and writes after, a later holder's read would undo its write.
 //!
@@ -22,6 +26,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
+
+use stateright::semantics::SequentialSpec;
 
 use crate::judge::linear::{Op, Register, Ret, Step, Window};
 
@@ -56,6 +62,8 @@ struct Fenced {
     steps: Vec<Step>,
     /// Additions under way, by connection: the token, what was read, and the step in which it began.
     open: HashMap<u64, (u64, usize)>,
+    /// Who is inside with a permit, by connection: the token.
+    entered: HashMap<u64, u64>,
     /// Which numbers of callers are taken; small ones, since the checker tries all of them.
     callers: Vec<Option<u64>>,
 }
@@ -96,20 +104,19 @@ impl Fenced {
     fn read(&mut self, connection: u64, token: u64) -> Option<u64> {
         self.abandon(connection);
         let caller = self.begins(connection, Op::Add { token });
-        if token < self.state.mark {
+        if !self.state.admits(token) {
             self.ends(connection, caller, Ret::Stale);
             return None;
         }
-        self.state.mark = token;
         self.open.insert(connection, (token, caller));
         Some(self.state.value)
     }
 
     fn write(&mut self, connection: u64, token: u64, value: u64) -> bool {
-        let taken = token >= self.state.mark;
+        let taken = self.state.admits(token);
         let open = self.open.get(&connection).copied();
         if taken {
-            self.state = Register { mark: token, value };
+            self.state.value = value;
         }
         match open {
             Some((read_with, caller)) if read_with == token => {
@@ -130,6 +137,26 @@ impl Fenced {
         taken
     }
 
+    /// What is done at once: the same as in the model.
+    fn at_once(&mut self, connection: u64, op: Op) -> Ret {
+        let caller = self.begins(connection, op);
+        let ret = self.state.invoke(&op);
+        match op {
+            Op::Enter { token, .. } => drop(self.entered.insert(connection, token)),
+            Op::Leave { .. } => drop(self.entered.remove(&connection)),
+            _ => {}
+        }
+        self.ends(connection, caller, ret.clone());
+        ret
+    }
+
+    fn gone(&mut self, connection: u64) {
+        self.abandon(connection);
+        if let Some(token) = self.entered.get(&connection).copied() {
+            self.at_once(connection, Op::Leave { token });
+        }
+    }
+
     fn window(&mut self, key: &str, at_once: bool) -> Option<Window> {
         if self.steps.len() >= LONGEST || at_once {
             let open: Vec<u64> = self.open.keys().copied().collect();
@@ -143,8 +170,9 @@ impl Fenced {
         }
         // Nothing is under way: what a look sees now is where this window ends and the next begins.
         self.steps.push(Step::Invoked(0, Op::Look));
-        self.steps.push(Step::Returned(0, Ret::Seen(self.state)));
-        let origin = std::mem::replace(&mut self.origin, self.state);
+        self.steps
+            .push(Step::Returned(0, Ret::Seen(self.state.clone())));
+        let origin = std::mem::replace(&mut self.origin, self.state.clone());
         Some(Window {
             key: key.to_owned(),
             origin,
@@ -189,8 +217,16 @@ impl Resource {
 
     pub(crate) fn gone(&mut self, connection: u64) {
         for fenced in self.registers.values_mut() {
-            fenced.abandon(connection);
+            fenced.gone(connection);
         }
+    }
+
+    /// Of a shared lease. `None`: the token is stale.
+    pub(crate) fn share(&mut self, connection: u64, key: &str, op: Op) -> Option<Ret> {
+        let ret = self.register(key).at_once(connection, op);
+        self.cut(key, false);
+        self.refused += u64::from(ret == Ret::Stale);
+        Some(ret).filter(|ret| *ret != Ret::Stale)
     }
 
     /// Hands over what is left of the history, and gives what was let through. Nothing is judged from then on.
@@ -270,6 +306,27 @@ async fn attend(stream: UnixStream, connection: u64, resource: &Mutex<Resource>)
                 let taken = lock(resource).write(connection, key, token, value);
                 (if taken { "written\n" } else { "stale\n" }).to_owned()
             }
+            [what, key, _, ..] => {
+                let token = number(2)?;
+                let op = match what {
+                    "look" => Op::Read { token },
+                    "leave" => Op::Leave { token },
+                    _ => {
+                        let (weight, limit) = (number(3)?, number(4)?);
+                        Op::Enter {
+                            token,
+                            weight,
+                            limit,
+                        }
+                    }
+                };
+                let done = lock(resource).share(connection, key, op);
+                match done {
+                    None => "stale\n".to_owned(),
+                    Some(Ret::Value(value)) => format!("value {value}\n"),
+                    Some(_) => "done\n".to_owned(),
+                }
+            }
             _ => return Err(io::Error::other("no such request")),
         };
         to.write_all(answer.as_bytes()).await?;
@@ -306,6 +363,29 @@ impl Client {
     pub(crate) async fn write(&mut self, key: &str, token: u64, value: u64) -> io::Result<bool> {
         let answer = self.ask(format!("write {key} {token} {value}\n")).await?;
         Ok(answer == "written")
+    }
+
+    /// What a reader sees. `None`: the token is stale.
+    pub(crate) async fn look(&mut self, key: &str, token: u64) -> io::Result<Option<u64>> {
+        let answer = self.ask(format!("look {key} {token}\n")).await?;
+        let value = answer.strip_prefix("value ").map(str::parse);
+        value.transpose().map_err(io::Error::other)
+    }
+
+    /// Whether one with a permit was let in.
+    pub(crate) async fn enter(
+        &mut self,
+        key: &str,
+        token: u64,
+        (weight, limit): (u64, u64),
+    ) -> io::Result<bool> {
+        let line = format!("enter {key} {token} {weight} {limit}\n");
+        Ok(self.ask(line).await? == "done")
+    }
+
+    /// Whether it was inside until now.
+    pub(crate) async fn leave(&mut self, key: &str, token: u64) -> io::Result<bool> {
+        Ok(self.ask(format!("leave {key} {token}\n")).await? == "done")
     }
 
     async fn ask(&mut self, line: String) -> io::Result<String> {

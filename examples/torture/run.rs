@@ -272,8 +272,9 @@ impl Run {
                     token,
                     at,
                     deadline,
+                    mode,
                 } => {
-                    let hold = Hold::new(child, token, at, deadline);
+                    let hold = Hold::new(child, token, at, deadline).of(mode);
                     self.holds.taken(lease, key, hold);
                 }
                 Line::Until {
@@ -316,7 +317,9 @@ impl Run {
         };
         let mut seen = Vec::new();
         for lock in locks {
-            if lock.left.is_none_or(|left| left > TTL) {
+            // A shared lock ends at a whole millisecond.
+            let longest = TTL + Duration::from_millis(1);
+            if lock.left.is_none_or(|left| left > longest) {
                 let text = format!("{}: {:?} is left of its ttl", lock.key, lock.left);
                 self.report.stuck.push(text);
             }

@@ -8,7 +8,7 @@ use quote::quote_spanned;
 use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Lit};
 
-/// The shortest and the longest ttl.
+/// The shortest and the longest ttl, and time for which a key is kept.
 const TTL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 
 /// A wait without end.
@@ -23,12 +23,13 @@ pub(crate) fn ttl(value: &Expr) -> syn::Result<TokenStream> {
                     .to_owned(),
             );
         }
-        let ttl = read(text, "or \"500ms\"")?;
-        if TTL.contains(&ttl) {
-            Ok(ttl)
-        } else {
-            Err("a ttl goes from 10 ms to 24 h".to_owned())
-        }
+        read_ttl(text, "a ttl goes from 10 ms to 24 h")
+    })
+}
+
+pub(crate) fn keep_for(value: &Expr) -> syn::Result<TokenStream> {
+    duration(value, |text| {
+        read_ttl(text, "a key is kept for 10 ms to 24 h")
     })
 }
 
@@ -60,6 +61,15 @@ fn duration(
             "a duration has a unit, as in \"10s\", or is an expression of type `Duration`",
         )),
         other => Ok(quote::quote!(#other)),
+    }
+}
+
+fn read_ttl(text: &str, bounds: &str) -> Result<Duration, String> {
+    let ttl = read(text, "or \"500ms\"")?;
+    if TTL.contains(&ttl) {
+        Ok(ttl)
+    } else {
+        Err(bounds.to_owned())
     }
 }
 

@@ -5,9 +5,10 @@ use proc_macro2::{Ident, Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::VisitMut;
-use syn::{Path, ReturnType, Type, parse_quote};
+use syn::{ReturnType, Type, parse_quote};
 
 use crate::function::Function;
+use crate::key::Keys;
 use crate::options::{Options, operand};
 use crate::returns::{Lazy, Work, Wrap};
 
@@ -45,15 +46,31 @@ fn body(function: &Function, locks: &[Options]) -> syn::Result<TokenStream> {
         ReturnType::Default => None,
     };
     let lazy = returned.and_then(Lazy::of);
+    let skip = locks.iter().find_map(|lock| lock.skip);
     match (signature.asyncness, returned, lazy) {
         (Some(_), Some(returned), None) => Ok(in_async(function, returned, locks)),
-        (None, Some(returned), Some(lazy)) => Ok(in_lazy(function, returned, &lazy, locks)),
-        (Some(_), None, _) => Err(syn::Error::new(
-            signature.paren_token.span.close(),
-            "this returns nothing, but must tell what goes wrong with the lock: return \
-             `Result<(), LockError>`, or a `Result` with an error of your own that is \
-             `From<LockError>`",
-        )),
+        (None, Some(returned), Some(lazy)) => {
+            if let (Work::Stream, Some(skip)) = (lazy.work, skip) {
+                let say = "`skip` is for an `async fn`, or for a function that returns a future: a \
+                           stream has no `Ok(None)`, and yields the error of a busy lock";
+                return Err(syn::Error::new(skip, say));
+            }
+            Ok(in_lazy(function, returned, &lazy, locks))
+        }
+        (Some(_), None, _) => {
+            let value = match skip {
+                Some(_) => "Option<()>",
+                None => "()",
+            };
+            Err(syn::Error::new(
+                signature.paren_token.span.close(),
+                format!(
+                    "this returns nothing, but must tell what goes wrong with the lock: return \
+                     `Result<{value}, LockError>`, or a `Result` with an error of your own that is \
+                     `From<LockError>`"
+                ),
+            ))
+        }
         (Some(asyncness), Some(_), Some(lazy)) => Err(syn::Error::new(
             asyncness.span(),
             match lazy.work {
@@ -79,9 +96,8 @@ fn body(function: &Function, locks: &[Options]) -> syn::Result<TokenStream> {
 
 fn in_async(function: &Function, returned: &Type, locks: &[Options]) -> TokenStream {
     let (names, made) = make(locks);
-    let home = &locks[0].home;
-    let (refused, outcome) = (local("__refused"), inferred(returned));
-    let refusal = refusal(home, Some(&outcome));
+    let outcome = inferred(returned);
+    let (refusals, refusal) = refusals(locks, Some(&outcome));
     let (taken, work) = (take(function), &function.body);
     // An async block knows what it returns as soon as something returns it, and `?` needs that.
     let mut run = quote! {
@@ -93,19 +109,18 @@ fn in_async(function: &Function, returned: &Type, locks: &[Options]) -> TokenStr
             #work
         }
     };
-    for (name, lock) in names.iter().zip(locks).rev() {
+    for ((name, lock), refused) in names.iter().zip(locks).zip(refusals).rev() {
         let home = &lock.home;
         run = quote!(#home::FutureLockExt::with_lock(#run, #name));
         run = quote!(#home::__macros::locked_future(#run, #refused));
     }
-    quote!(#made let #refused = #refusal; #run.await)
+    quote!(#made #refusal #run.await)
 }
 
 fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options]) -> TokenStream {
     let (names, made) = make(locks);
-    let home = &locks[0].home;
-    let (refused, outcome) = (local("__refused"), lazy.outcome.as_ref().map(inferred));
-    let refusal = refusal(home, outcome.as_ref());
+    let outcome = lazy.outcome.as_ref().map(inferred);
+    let (refusals, refusal) = refusals(locks, outcome.as_ref());
     let (taken, work) = (take(function), &function.body);
     let (begin, ext, locked) = match lazy.work {
         Work::Future => (
@@ -128,7 +143,8 @@ fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options])
         }
     };
     let mut run = quote!(move |_| #begun { #taken #work });
-    for (at, (name, lock)) in names.iter().zip(locks).enumerate().rev() {
+    let all = names.iter().zip(locks).zip(refusals);
+    for (at, ((name, lock), refused)) in all.enumerate().rev() {
         let home = &lock.home;
         run = if at + 1 == locks.len() {
             quote!(#home::Lock::#begin(&#name, #run))
@@ -142,18 +158,31 @@ fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options])
         Wrap::Box => quote!(::std::boxed::Box::new(#run)),
         Wrap::PinBox => quote!(::std::boxed::Box::pin(#run)),
     };
-    quote!(#made let #refused = #refusal; #run)
+    quote!(#made #refusal #run)
 }
 
-/// What makes the function's outcome of a lock's error, or a compile error at its type.
-fn refusal(home: &Path, outcome: Option<&Type>) -> TokenStream {
-    match outcome {
+/// What makes the function's outcome of each lock's error, with the statement that makes that, or a
+/// compile error at the outcome's type.
+fn refusals(locks: &[Options], outcome: Option<&Type>) -> (Vec<Ident>, TokenStream) {
+    let home = &locks[0].home;
+    let (refused, skipped) = (local("__refused"), local("__skipped"));
+    let names = locks.iter().map(|lock| match lock.skip {
+        Some(_) => skipped.clone(),
+        None => refused.clone(),
+    });
+    let (pattern, make) = if locks.iter().any(|lock| lock.skip.is_some()) {
+        (quote!([#refused, #skipped]), quote!(skipping))
+    } else {
+        (quote!(#refused), quote!(refusal))
+    };
+    let made = match outcome {
         Some(outcome) => {
             let span = outcome.span().resolved_at(Span::call_site());
-            quote_spanned!(span => #home::__macros::refusal::<#outcome>())
+            quote_spanned!(span => #home::__macros::#make::<#outcome>())
         }
-        None => quote!(#home::__macros::refusal()),
-    }
+        None => quote!(#home::__macros::#make()),
+    };
+    (names.collect(), quote!(let #pattern = #made;))
 }
 
 /// The locks in variables of their own, with the statements that make them.
@@ -163,22 +192,37 @@ fn make(locks: &[Options]) -> (Vec<Ident>, TokenStream) {
     for (at, lock) in locks.iter().enumerate() {
         let name = local(&format!("__lock_{at}"));
         let Options {
-            key,
+            keys,
             registry,
             setters,
             home,
+            ..
         } = lock;
+        let (method, function, keys) = match keys {
+            Keys::One(key) => ("obtain_lock", local("obtain"), quote!(#key)),
+            Keys::Each(keys) => {
+                let keys = quote!([#(#home::__macros::one_key(#keys)),*]);
+                ("obtain_locks", local("obtain_all"), keys)
+            }
+            Keys::All(keys) => {
+                let span = keys.span().resolved_at(Span::call_site());
+                let keys = operand(keys);
+                let keys = quote_spanned!(span => #keys.iter());
+                ("obtain_locks", local("obtain_all"), keys)
+            }
+        };
         let obtained = match registry {
             Some(registry) => {
                 let span = registry.span().resolved_at(Span::call_site());
                 let registry = operand(registry);
-                let obtain = quote_spanned!(span => .obtain_lock);
+                let method = Ident::new(method, span);
+                let obtain = quote_spanned!(span => .#method);
                 quote! {{
                     use #home::__macros::Obtain as _;
-                    #registry #obtain (#key)
+                    #registry #obtain (#keys)
                 }}
             }
-            None => quote!(#home::__macros::obtain(#key)),
+            None => quote!(#home::__macros::#function(#keys)),
         };
         made.extend(quote!(let #name = #obtained;));
         if !setters.is_empty() {

@@ -79,6 +79,36 @@ impl quote::ToTokens for Key {
     }
 }
 
+/// What an attribute locks.
+pub(crate) enum Keys {
+    One(Key),
+    /// Several as one.
+    Each(Vec<Key>),
+    /// As many as there are at run time: what has an `iter` over `AsRef<str>`.
+    All(Expr),
+}
+
+impl Keys {
+    /// The value of `keys`.
+    pub(crate) fn parse(value: Expr) -> syn::Result<Self> {
+        match value {
+            Expr::Array(array) if array.elems.is_empty() => Err(syn::Error::new_spanned(
+                array,
+                "`keys` wants one key at least: `keys = [\"account:{from}\", \"account:{to}\"]`",
+            )),
+            Expr::Array(array) => {
+                let keys = array.elems.into_iter().map(Key::parse);
+                Ok(Self::Each(keys.collect::<syn::Result<_>>()?))
+            }
+            Expr::Lit(other) => Err(syn::Error::new_spanned(
+                other,
+                "`keys` takes several keys: `keys = [\"account:{from}\", \"account:{to}\"]`; write `key = …` for one",
+            )),
+            other => Ok(Self::All(other)),
+        }
+    }
+}
+
 /// A piece of the format string.
 #[derive(Debug)]
 enum Part {

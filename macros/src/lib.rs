@@ -44,14 +44,20 @@ use self::options::Options;
 /// | option | value | default |
 /// |---|---|---|
 /// | `key` | what to lock: a format string over the arguments, or an expression that is `AsRef<str>` | none: it must be said |
+/// | `keys` | instead of `key`: several keys as one lock, as by `LockRegistry::obtain_all`: an array of such keys, or an expression with an `iter()` over `AsRef<str>` | one key |
 /// | `registry` | an expression: a `LockRegistry`, or what is `Borrow<LockRegistry>` or leads to one by `Deref`, as `self.locks`, an argument, a `static` `LazyLock` | the installed registry |
 /// | `ttl` | how long a lease lasts: `"10s"`, `"1m 30s"`, `"500ms"`, from 10 ms to 24 h; or a `Duration` | the registry's |
 /// | `wait` | how long to wait for the lock: as `ttl`, `"0s"` to ask once, `"forever"` | the registry's |
+/// | `skip` | no value: a lock that is busy for the whole `wait` is `Ok(None)`, see [below](#skipping) | busy is an error |
 /// | `renewal` | `"watchdog"`, `"off"`, or a `Renewal` | as for `Lock::renewal`: off if `ttl` is said, else the registry's |
 /// | `max_renewals` | how often the watchdog renews at most, a `u32`; it brings the watchdog | without end |
 /// | `on_lost` | `"stop"`, `"run_on"`, or an `OnLost`: what becomes of the body if the lease is lost | `"stop"` |
 /// | `on_finish` | `"release"`, `"let_expire"`, or an `OnFinish`: what becomes of the key after the body | `"release"` |
-/// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too | not reentrant |
+/// | `keep_for` | instead of `on_finish`: how long the key is kept after it was acquired, as `ttl`; see `OnFinish::KeepFor` | not kept |
+/// | `shared` | no value: others that are `shared` may run at the same time, as by `Lock::shared` | exclusive |
+/// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits` | exclusive |
+/// | `weight` | how many of the `permits` this one takes: a `u32` from 1 to 64, and at most `permits` | 1 |
+/// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too. For exclusive locks only | not reentrant |
 /// | `repeat` | a `Repeat`: how to try again on a store without a queue | the registry's |
 /// | `crate` | the path of the crate `lockstream`, if it has another name | `::lockstream` |
 ///
@@ -116,21 +122,65 @@ use self::options::Options;
 ///
 /// The same goes for `impl Future`, `Pin<Box<dyn Future>>`, `BoxFuture` and `LocalBoxFuture`.
 ///
-/// # Several locks
+/// # Skipping
 ///
-/// Each attribute takes one lock, the first line first: two keys at once are to be taken in the same
-/// order everywhere.
+/// With `skip`, an `async fn` or a function that returns a future does nothing if others have the lock. It
+/// returns `Result<Option<T>, E>`: the body `Ok(Some(value))`, and a lock that was busy for the whole
+/// `wait` is `Ok(None)`. All other errors of the lock stay errors. A job that any of many machines may do
+/// once an hour:
 ///
 /// ```
 /// use lockstream::{LockError, LockRegistry, with_lock};
 ///
-/// #[with_lock(key = "account:{low}", registry = locks)]
-/// #[with_lock(key = "account:{high}", registry = locks)]
-/// async fn transfer(locks: &LockRegistry, low: u32, high: u32) -> Result<(), LockError> {
+/// #[with_lock(key = "report", wait = "0s", skip, keep_for = "59m", registry = locks)]
+/// async fn report(locks: &LockRegistry) -> Result<Option<u32>, LockError> {
+///     Ok(Some(7))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+/// let locks = LockRegistry::in_memory();
+/// assert_eq!(report(&locks).await?, Some(7));
+/// assert_eq!(report(&locks).await?, None); // done already, in this hour
+/// # Ok(()) }
+/// ```
+///
+/// # Several locks
+///
+/// With `keys` all of them are had, or none, whatever their order. They are exclusive: `shared`, `permits` and
+/// `reentrant` are for one `key`.
+///
+/// ```
+/// use lockstream::{LockError, LockRegistry, with_lock};
+///
+/// #[with_lock(keys = ["account:{from}", "account:{to}"], registry = locks)]
+/// async fn transfer(locks: &LockRegistry, from: u32, to: u32) -> Result<(), LockError> {
+///     Ok(())
+/// }
+///
+/// #[with_lock(keys = files, registry = locks)]
+/// async fn archive(locks: &LockRegistry, files: &[String]) -> Result<usize, LockError> {
+///     Ok(files.len())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+/// # let locks = LockRegistry::in_memory();
+/// # transfer(&locks, 1, 2).await?;
+/// # assert_eq!(archive(&locks, &["a".to_owned()]).await?, 1);
+/// # Ok(()) }
+/// ```
+///
+/// Locks with different options take an attribute each, the first line first: they are to be taken in the same order
+/// everywhere.
+///
+/// ```
+/// use lockstream::{LockError, LockRegistry, with_lock};
+///
+/// #[with_lock(key = "catalog", shared, registry = locks)]
+/// #[with_lock(key = "product:{id}", registry = locks)]
+/// async fn change_price(locks: &LockRegistry, id: u32) -> Result<(), LockError> {
 ///     Ok(())
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
-/// # transfer(&LockRegistry::in_memory(), 1, 2).await
+/// # change_price(&LockRegistry::in_memory(), 1).await
 /// # }
 /// ```
 ///
@@ -144,7 +194,7 @@ use self::options::Options;
 /// # Errors
 ///
 /// Those of `FutureLockExt::with_lock`, as the function's own by `From<LockError>`. If the lock was not
-/// available in time, the body was never begun; if the lease is lost, the body is dropped at once
+/// available in time (`Ok(None)` with `skip`), the body was never begun; if the lease is lost, the body is dropped at once
 /// (`on_lost = "run_on"` lets it run on).
 ///
 /// # Cancel safety

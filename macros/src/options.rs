@@ -8,17 +8,26 @@ use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Ident, Lit, Path, Token, parse_quote, parse2};
 
 use crate::duration;
-use crate::key::Key;
+use crate::key::{Key, Keys};
 
-const NAMES: [&str; 11] = [
+/// The greatest weight.
+const MOST_WEIGHT: u32 = 64;
+
+const NAMES: [&str; 17] = [
     "key",
+    "keys",
     "registry",
     "ttl",
     "wait",
+    "skip",
     "renewal",
     "max_renewals",
     "on_lost",
     "on_finish",
+    "keep_for",
+    "shared",
+    "permits",
+    "weight",
     "reentrant",
     "repeat",
     "crate",
@@ -26,10 +35,12 @@ const NAMES: [&str; 11] = [
 
 /// Which lock, and how: one attribute's worth.
 pub(crate) struct Options {
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
     pub(crate) registry: Option<Expr>,
     /// Calls of the setters of `Lock`.
     pub(crate) setters: TokenStream,
+    /// Where it is said that a busy lock is no error.
+    pub(crate) skip: Option<Span>,
     /// Where the crate `lockstream` is to be found.
     pub(crate) home: Path,
 }
@@ -86,6 +97,56 @@ impl Given {
         Ok(())
     }
 
+    /// Where the option is said.
+    fn said(&self, name: &str) -> Option<Span> {
+        let (given, _) = self.0.iter().find(|(given, _)| given == name)?;
+        Some(given.span())
+    }
+
+    /// Refuses options that do not go together.
+    fn agree(&self) -> syn::Result<()> {
+        let (shared, permits) = (self.said("shared"), self.said("permits"));
+        let keys = self.said("keys");
+        let faults = [
+            (
+                self.said("key").and(keys),
+                "a lock has a `key`, or several `keys`: leave one out",
+            ),
+            (
+                keys.and(shared.or(permits)),
+                "several `keys` are locked exclusively: `shared` and `permits` are for one `key`",
+            ),
+            (
+                keys.and(self.said("reentrant")),
+                "`reentrant` is for one `key`",
+            ),
+            (
+                shared.and(permits),
+                "a lock is `shared`, or it has `permits`: leave one out",
+            ),
+            (
+                self.said("weight").filter(|_| permits.is_none()),
+                "`weight` is how many of the permits this one takes: say how many there are, as in \
+                 `permits = 8`",
+            ),
+            (
+                shared.or(permits).and(self.said("reentrant")),
+                "`reentrant` is for exclusive locks only",
+            ),
+            (
+                self.said("on_finish").and(self.said("keep_for")),
+                "`keep_for` says already what happens to the key at the end: leave out this one or \
+                 `on_finish`",
+            ),
+        ];
+        for (at, say) in faults {
+            if let Some(at) = at {
+                return Err(syn::Error::new(at, say));
+            }
+        }
+        Ok(())
+    }
+
     fn take(&mut self, name: &str) -> Option<(Ident, Option<Expr>)> {
         let at = self.0.iter().position(|(given, _)| given == name)?;
         Some(self.0.remove(at))
@@ -123,19 +184,26 @@ impl Given {
                 return Err(syn::Error::new(other.span(), say));
             }
         };
-        let Some(key) = self.value("key")? else {
-            return Err(syn::Error::new(
-                Span::call_site(),
-                "`#[with_lock]` wants a key: `#[with_lock(key = \"order:{order.id}\")]`",
-            ));
+        self.agree()?;
+        let keys = match (self.value("key")?, self.value("keys")?) {
+            (Some(key), _) => Keys::One(Key::parse(key)?),
+            (None, Some(keys)) => Keys::parse(keys)?,
+            (None, None) => {
+                return Err(syn::Error::new(
+                    Span::call_site(),
+                    "`#[with_lock]` wants a key: `#[with_lock(key = \"order:{order.id}\")]`",
+                ));
+            }
         };
-        let key = Key::parse(key)?;
         let registry = self.value("registry")?;
+        let skip = self.said("skip");
+        self.flag("skip")?;
         let setters = self.setters(&home)?;
         Ok(Options {
-            key,
+            keys,
             registry,
             setters,
+            skip,
             home,
         })
     }
@@ -176,6 +244,14 @@ impl Given {
                 setters.extend(quote!(.#setter(#value)));
             }
         }
+        if let Some(time) = self.value("keep_for")? {
+            let time = duration::keep_for(&time)?;
+            setters.extend(quote!(.on_finish(#home::OnFinish::KeepFor(#time))));
+        }
+        if self.flag("shared")? {
+            setters.extend(quote!(.shared()));
+        }
+        setters.extend(self.permits()?);
         if self.flag("reentrant")? {
             setters.extend(quote!(.reentrant()));
         }
@@ -183,6 +259,28 @@ impl Given {
             setters.extend(quote!(.repeat(#repeat)));
         }
         Ok(setters)
+    }
+
+    fn permits(&mut self) -> syn::Result<TokenStream> {
+        let Some(limit) = self.value("permits")? else {
+            return Ok(TokenStream::new());
+        };
+        let known_limit = whole("permits", &limit, 4)?;
+        if known_limit == Some(0) {
+            let say = "`permits` must be at least 1";
+            return Err(syn::Error::new(limit.span(), say));
+        }
+        let Some(weight) = self.value("weight")? else {
+            return Ok(quote!(.permits(#limit)));
+        };
+        let most = known_limit.unwrap_or(MOST_WEIGHT).min(MOST_WEIGHT);
+        match whole("weight", &weight, 2)? {
+            Some(known) if !(1..=most).contains(&known) => {
+                let say = "`weight` must be from 1 to 64, and within the `permits`";
+                Err(syn::Error::new(weight.span(), say))
+            }
+            _ => Ok(quote!(.permits(#limit).weight(#weight))),
+        }
     }
 
     /// `max_renewals` bounds a watchdog, which it brings along.
@@ -208,12 +306,7 @@ impl Given {
         let Some(most) = most else {
             return Ok(renewal);
         };
-        if let Expr::Lit(ExprLit { lit, .. }) = &most
-            && !matches!(lit, Lit::Int(_))
-        {
-            let say = "`max_renewals` is a whole number, as in `max_renewals = 360`";
-            return Err(syn::Error::new(lit.span(), say));
-        }
+        whole("max_renewals", &most, 360)?;
         let renewal = match renewal {
             Some(renewal) => operand(&parse2(renewal)?),
             None => quote!(#home::Renewal::watchdog()),
@@ -246,6 +339,21 @@ fn choice(
             let say = format!("`{name}` is {}, or an expression", words.join(" or "));
             Err(syn::Error::new(literal.span(), say))
         }
+    }
+}
+
+/// The number, if it is a literal.
+fn whole(name: &str, value: &Expr, example: u32) -> syn::Result<Option<u32>> {
+    match value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Int(number),
+            ..
+        }) => number.base10_parse().map(Some),
+        Expr::Lit(other) => Err(syn::Error::new(
+            other.span(),
+            format!("`{name}` is a whole number, as in `{name} = {example}`"),
+        )),
+        _ => Ok(None),
     }
 }
 

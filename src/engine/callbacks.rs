@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use smallvec::SmallVec;
 
+use super::waiter_state::WaiterState;
 use crate::Token;
 use crate::repeat::Pauses;
 use crate::user_code::{self, log};
@@ -16,6 +17,8 @@ pub(super) struct Callbacks {
     pub(super) watchers: SmallVec<[Arc<AtomicWaker>; 1]>,
     /// Policies of waits that are over, to be dropped.
     pub(super) policies: SmallVec<[Pauses; 1]>,
+    /// Leases of groups whose wait for another key has ended in vain, to be released.
+    pub(super) given_up: Vec<Arc<WaiterState>>,
     /// Keys and tokens of lost leases, and whether they had expired.
     pub(super) lost: SmallVec<[(Arc<str>, Token, bool); 1]>,
     /// Keys and tokens of leases whose renewal is late, and the time that is left to them.

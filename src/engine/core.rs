@@ -24,7 +24,7 @@ use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
 use crate::store::contract::{DroppedOps, KeyScope, Owner, Session, SessionConfig};
-use crate::turnstile::{EventCx, Ids, Moment, Patience, Turnstile, Waiter, WaiterId};
+use crate::turnstile::{EventCx, Ids, Lines, Moment, Patience, Waiter, WaiterId};
 use crate::user_code;
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
@@ -37,6 +37,8 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     /// Every ttl must be longer than this.
     pub(crate) overhead: Duration,
+    /// Whether the store has shared locks and permits.
+    pub(crate) shares: bool,
     pub(super) state: Mutex<State>,
     /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
@@ -66,7 +68,7 @@ pub(crate) struct Arrival {
 }
 
 /// An event for all turnstiles.
-type TurnstileCall<'a> = &'a dyn Fn(&mut Turnstile<Caller>, &mut EventCx<'_>);
+type TurnstileCall<'a> = &'a dyn Fn(&mut Lines<Caller>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -89,6 +91,7 @@ impl Engine {
                 instance,
                 events: EventBus::new(&settings, clock.clone()),
                 overhead: store.overhead(),
+                shares: store.shares(),
                 settings,
                 view_context: Arc::new(ViewContext {
                     clock,
@@ -149,17 +152,18 @@ impl Engine {
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
             key: key.clone(),
             held: entry
-                .turnstile
-                .holder()
-                .and_then(|holder| holder.lease(&self.events)),
+                .lines
+                .holders()
+                .filter_map(|holder| holder.lease(&self.events))
+                .collect(),
             waiting: entry
-                .turnstile
+                .lines
                 .waiters()
                 .map(|waiter| waiter.wait(&self.events))
                 .collect(),
         });
         let mut keys: Vec<_> = keys
-            .filter(|key| key.held.is_some() || !key.waiting.is_empty())
+            .filter(|key| !key.held.is_empty() || !key.waiting.is_empty())
             .collect();
         drop(state);
         keys.sort_unstable_by(|a, b| a.key.cmp(&b.key));
@@ -173,13 +177,15 @@ impl Engine {
     }
 
     pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) {
-        self.enqueue(caller, arrival, Turnstile::arrive);
+        self.enqueue(caller, arrival, |lines, cx, waiter| {
+            lines.arrive(cx, caller.mode(), waiter)
+        });
     }
 
     /// A caller wants to take over the lease that is stored under the owner `from`.
     pub(crate) fn adopt(&self, caller: &Arc<WaiterState>, from: Arc<str>, arrival: Arrival) {
-        self.enqueue(caller, arrival, |turnstile, cx, waiter| {
-            turnstile.adopt(cx, from, waiter)
+        self.enqueue(caller, arrival, |lines, cx, waiter| {
+            lines.adopt(cx, from, waiter)
         });
     }
 
@@ -187,7 +193,7 @@ impl Engine {
         &self,
         caller: &Arc<WaiterState>,
         arrival: Arrival,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
+        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
     ) {
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
@@ -204,14 +210,18 @@ impl Engine {
                 who,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
-                lets_expire: arrival.on_finish == OnFinish::LetExpire,
+                keep_for: match arrival.on_finish {
+                    OnFinish::Release => Duration::ZERO,
+                    OnFinish::LetExpire => Duration::MAX,
+                    OnFinish::KeepFor(time) => time,
+                },
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
             };
             let (key, events) = (caller.key(), at.events);
-            state.feed(at, key, Some(self.settings.rules()), |turnstile, cx| {
-                let id = event(turnstile, cx, waiter);
+            state.feed(at, key, Some(self.settings.rules()), |lines, cx| {
+                let id = event(lines, cx, waiter);
                 // Before the verdict, which follows when this returns.
                 caller.arrive(id, runtime, cx.now, events);
             });
@@ -224,8 +234,8 @@ impl Engine {
             // Also if its key is not in use any more: it may have lost its turn.
             self.at_once(|state, at| {
                 caller.leave(at.now, at.events);
-                state.feed(at, caller.key(), None, |turnstile, cx| {
-                    turnstile.leave(cx, id);
+                state.feed(at, caller.key(), None, |lines, cx| {
+                    lines.leave(cx, id);
                 });
             });
         }
@@ -237,9 +247,9 @@ impl Engine {
         let runtime = Handle::try_current().ok();
         self.timer.note_runtime(runtime.as_ref());
         let runtime = runtime.map(|runtime| runtime.id());
-        let taken = self.feed(caller.key(), |turnstile, cx| {
+        let taken = self.feed(caller.key(), |lines, cx| {
             // The turnstile first: the grant may have expired meanwhile.
-            if turnstile.take(cx, id) {
+            if lines.take(cx, id) {
                 caller.take_lease(runtime, cx.now, &self.events)
             } else {
                 None
@@ -250,40 +260,55 @@ impl Engine {
 
     /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
-        let end_mode = match on_finish {
-            OnFinish::Release => EndMode::Release,
-            OnFinish::LetExpire => EndMode::Keep,
-        };
-        self.end(caller, end_mode).is_some()
+        self.end(caller, |lines, cx, id| {
+            let keeps = on_finish != OnFinish::Release && lines.is_kept(cx, id);
+            if keeps {
+                EndMode::Keep
+            } else {
+                EndMode::Release
+            }
+        })
+        .is_some()
     }
 
     /// The holder leaves its lease in the store. Returns the owner under which it is stored; if it was
     /// not held any more, an owner that never existed.
     pub(crate) fn detach(&self, caller: &WaiterState) -> String {
         let shared = caller.is_shared();
-        let owner = self.end(caller, EndMode::Detach).flatten();
+        let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten();
         if shared {
             caller.forfeit();
         }
         // Sequences begin at 1.
-        let sequence = owner.map_or(0, |Owner(sequence)| sequence);
+        let sequence = owner.map_or(0, |owner| owner.sequence);
         format!("{}:{sequence}", self.instance)
     }
 
     /// Returns `None` if the lease was not held any more, else the owner that was left in the store, if any.
-    fn end(&self, caller: &WaiterState, end_mode: EndMode) -> Option<Option<Owner>> {
+    fn end(
+        &self,
+        caller: &WaiterState,
+        end_mode: impl FnOnce(&Lines<Caller>, &EventCx<'_>, WaiterId) -> EndMode,
+    ) -> Option<Option<Owner>> {
         let id = caller.id()?;
-        let keep = end_mode != EndMode::Release;
-        self.feed(caller.key(), |turnstile, cx| {
+        self.feed(caller.key(), |lines, cx| {
+            let end_mode = end_mode(lines, cx, id);
             let finishes = caller.begin_release(cx.now, end_mode);
-            finishes.then(|| turnstile.finish(cx, id, keep))
+            finishes.then(|| lines.finish(cx, id, end_mode != EndMode::Release))
         })?
+    }
+
+    /// A lease begins anew, with this many renewals at most: its group is complete.
+    pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32) {
+        if let Some(id) = caller.id() {
+            self.feed(caller.key(), |lines, cx| lines.restart(cx, id, renewals));
+        }
     }
 
     /// Extends a lease to `ttl` from now. Returns the deadline that was asked for, if it is still held.
     pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;
-        self.feed(caller.key(), |turnstile, cx| turnstile.extend(cx, id, ttl))?
+        self.feed(caller.key(), |lines, cx| lines.extend(cx, id, ttl))?
     }
 
     /// The last handle of a held lock is dropped. The lease is released after this.
@@ -296,14 +321,14 @@ impl Engine {
 
     /// Takes no new callers, and refuses those that wait.
     pub(crate) fn drain(&self) {
-        self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
+        self.feed_all(|state| state.closed = true, &[&Lines::drain]);
     }
 
     /// Feeds the turnstile of a key. Returns `None` if there is none.
     fn feed<R>(
         &self,
         key: &Arc<str>,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, None, event))?
     }
@@ -343,15 +368,15 @@ impl Engine {
             if !gone.is_empty() {
                 // First, since the renewal of a lease whose runtime has ended may be due below.
                 for entry in state.entries.values_mut() {
-                    entry.turnstile.stop_renewing(|who| who.is_of(&gone));
+                    entry.lines.stop_renewing(|who| who.is_of(&gone));
                 }
             }
             for (key, op) in self.lost.take() {
-                state.feed(at, &key, None, |turnstile, cx| {
-                    turnstile.op_dropped(cx, &op);
+                state.feed(at, &key, None, |lines, cx| {
+                    lines.op_dropped(cx, &op);
                 });
             }
-            state.feed_due(at, Turnstile::tick);
+            state.feed_due(at, Lines::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: wake up once a second to detect a suspension. Sleep at least 1 ms: a turnstile with a bug may stay
             // due.

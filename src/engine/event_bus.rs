@@ -192,7 +192,11 @@ mod tests {
     fn tell(bus: &EventBus, waiters: std::ops::Range<u64>) {
         for waiter in waiters {
             let key: Arc<str> = "k".into();
-            bus.send(|| LockEvent::Waiting { key, waiter });
+            bus.send(|| LockEvent::Waiting {
+                key,
+                waiter,
+                mode: crate::Mode::Exclusive,
+            });
         }
         bus.flush();
     }

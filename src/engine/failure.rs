@@ -22,7 +22,7 @@ thread_local! {
 
 /// A turnstile's reference to a caller.
 ///
-/// A panic drops the callers that an event had taken out of their turnstile. They must be told, or they would wait for
+/// A panic drops the callers that an event had taken out of their lines. They must be told, or they would wait for
 /// ever.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller(Arc<WaiterState>);
@@ -74,7 +74,7 @@ impl Engine {
         state.timeouts.clear();
         let entries = mem::take(&mut state.entries);
         let now = state.latest;
-        let held = entries.values().flat_map(|entry| entry.turnstile.callers());
+        let held = entries.values().flat_map(|entry| entry.lines.callers());
         for caller in held.map(|caller| &caller.0).chain(&dropped) {
             caller.close_broken(now, &self.events, &mut deferred.callbacks);
         }

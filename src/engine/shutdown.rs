@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::core::Engine;
 use super::failure::Caller;
 use crate::clock::Clock;
-use crate::turnstile::{EventCx, Turnstile};
+use crate::turnstile::{EventCx, Lines};
 use crate::user_code;
 
 /// How long work has to end at a shutdown before its lease is released, if it can hear of the shutdown. Work
@@ -22,8 +22,8 @@ impl Engine {
         let (clock, timeout) = (&self.view_context.clock, self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
-        let close = |turnstile: &mut Turnstile<Caller>, cx: &mut EventCx<'_>| {
-            turnstile.close(cx, |holder| holder.is_watched().then_some(until));
+        let close = |lines: &mut Lines<Caller>, cx: &mut EventCx<'_>| {
+            lines.close(cx, |holder| holder.is_watched().then_some(until));
         };
         self.feed_all(|state| state.closed = true, &[&close]);
         let answered = Clock::after(now, timeout.saturating_mul(3));
@@ -32,7 +32,7 @@ impl Engine {
 
     /// Ends the session. What is still pending expires on the server, and callers that wait for it are told.
     pub(crate) fn disconnect(&self) {
-        self.feed_all(|_| (), &[&Turnstile::disconnect]);
+        self.feed_all(|_| (), &[&Lines::disconnect]);
         let mut state = self.lock();
         let entries = mem::take(&mut state.entries);
         state.timeouts.clear();

@@ -10,7 +10,7 @@ use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::store::contract::{KeyScope, Op, Session};
-use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
 
 /// The state of a registry, under its one lock.
 pub(super) struct State {
@@ -40,7 +40,7 @@ pub(super) struct State {
 }
 
 pub(super) struct Entry {
-    pub(super) turnstile: Turnstile<Caller>,
+    pub(super) lines: Lines<Caller>,
     /// Its place in [`State::timeouts`].
     timeout: Option<Moment>,
 }
@@ -96,31 +96,31 @@ impl State {
         at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         rules: Option<Rules>,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         let (now, ids) = (at.now, &mut self.ids);
         // It nearly always exists. This look-up clones no key.
         let entry = match self.entries.get_mut(key) {
             Some(entry) => entry,
             None => {
-                let mut turnstile = Turnstile::new(rules?, self.queue);
+                let mut lines = Lines::new(rules?, self.queue);
                 if let Some((scope, error)) = &self.away
                     && scope.contains(key)
                 {
-                    turnstile.assume_down(error.clone());
+                    lines.assume_down(error.clone());
                 }
                 if self.closed {
-                    turnstile.drain(&mut EventCx { now, ids });
+                    lines.drain(&mut EventCx::new(now, ids));
                 }
                 let entry = Box::new(Entry {
-                    turnstile,
+                    lines,
                     timeout: None,
                 });
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        let result = event(&mut entry.turnstile, &mut EventCx { now, ids });
-        while let Some(effect) = entry.turnstile.next_effect() {
+        let result = event(&mut entry.lines, &mut EventCx::new(now, ids));
+        while let Some(effect) = entry.lines.next_effect() {
             match effect {
                 Effect::Send(op) => at.deferred.sends.push((key.clone(), op)),
                 Effect::Wake(caller, verdict) => {
@@ -130,12 +130,12 @@ impl State {
             }
         }
         // Without a session nobody would answer what is still pending.
-        if entry.turnstile.is_idle() || self.session.is_none() {
+        if entry.lines.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
             self.entries.remove(key);
-        } else if let Some(next) = entry.turnstile.next_timeout()
+        } else if let Some(next) = entry.lines.next_timeout()
             // Most events move a timeout to a later moment. The earlier one is kept, and moved when it is
             // due: that halves the cost of the tree (`bench held`).
             && entry.timeout.is_none_or(|timeout| next < timeout)
@@ -153,7 +153,7 @@ impl State {
     pub(super) fn feed_due(
         &mut self,
         at: &mut ChangeCx<'_>,
-        mut event: impl FnMut(&mut Turnstile<Caller>, &mut EventCx<'_>),
+        mut event: impl FnMut(&mut Lines<Caller>, &mut EventCx<'_>),
     ) {
         let mut due = Vec::new();
         while self

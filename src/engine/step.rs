@@ -6,6 +6,7 @@ use std::sync::{MutexGuard, PoisonError};
 use super::core::Engine;
 use super::failure;
 use super::state::{ChangeCx, Deferred, State};
+use crate::settings::OnFinish;
 use crate::store::contract::SubmittedOp;
 use crate::user_code::{self, log};
 
@@ -99,8 +100,8 @@ impl Engine {
             deferred = Deferred::default();
             self.locked(&mut deferred, |state, at| {
                 for (caller, id, pause) in &pauses {
-                    state.feed(at, caller.key(), None, |turnstile, cx| {
-                        turnstile.on_pause(cx, *id, *pause);
+                    state.feed(at, caller.key(), None, |lines, cx| {
+                        lines.on_pause(cx, *id, *pause);
                     });
                 }
             });
@@ -122,6 +123,9 @@ impl Engine {
             for (key, op) in deferred.sends.drain(..) {
                 session.submit(SubmittedOp::new(key, op, &self.lost));
             }
+        }
+        for caller in mem::take(&mut deferred.callbacks.given_up) {
+            self.finish(&caller, OnFinish::Release);
         }
         // Last, since it is the user's code: it must not delay a release.
         deferred.callbacks.run();

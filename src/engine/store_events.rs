@@ -7,8 +7,8 @@ use super::core::Engine;
 use super::state::{ChangeCx, State};
 use crate::StoreError;
 use crate::events::LockEvent;
-use crate::store::contract::{Grant, KeyScope, StoreEvent, StoreEvents};
-use crate::turnstile::Turnstile;
+use crate::store::contract::{Grant, KeyScope, Op, StoreEvent, StoreEvents};
+use crate::turnstile::Lines;
 use crate::user_code::log;
 
 impl StoreEvents for Engine {
@@ -39,7 +39,7 @@ impl StoreEvents for Engine {
     fn waits(&self, key: &str) -> bool {
         let state = self.lock();
         let entry = state.entries.get(key);
-        entry.is_some_and(|entry| entry.turnstile.may_have_ticket())
+        entry.is_some_and(|entry| entry.lines.may_have_ticket())
     }
 }
 
@@ -69,9 +69,7 @@ impl Engine {
                 self.feed_scope(
                     &scope,
                     told,
-                    &[&Turnstile::up_renew, &|turnstile, cx| {
-                        turnstile.up(cx, queue)
-                    }],
+                    &[&Lines::up_renew, &|lines, cx| lines.up(cx, queue)],
                 );
                 if was_down {
                     log!(info, "store reachable again");
@@ -89,7 +87,7 @@ impl Engine {
                         });
                     }
                 };
-                self.feed_scope(&scope, told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
+                self.feed_scope(&scope, told, &[&|lines, cx| lines.down(cx, &error)]);
                 // Losses that follow are logged, so their cause is logged as well.
                 if is_new {
                     log!(warn, %error, "store unreachable, leases are not renewed");
@@ -102,7 +100,8 @@ impl Engine {
             StoreEvent::Replied { .. }
             | StoreEvent::Granted { .. }
             | StoreEvent::Unconfirmed { .. }
-            | StoreEvent::Freed { .. } => unreachable!("those are for one key"),
+            | StoreEvent::Freed { .. }
+            | StoreEvent::Unserved { .. } => unreachable!("those are for one key"),
         }
     }
 
@@ -114,8 +113,8 @@ impl Engine {
                 result,
             } => {
                 submitted.answered();
-                state.feed(at, &submitted.key.clone(), None, |turnstile, cx| {
-                    turnstile.replied(cx, &submitted.op, result);
+                state.feed(at, &submitted.key.clone(), None, |lines, cx| {
+                    lines.replied(cx, &submitted.op, result);
                 });
             }
             StoreEvent::Granted { key, grant } => self.feed_grant(state, at, &key, grant, None),
@@ -123,7 +122,11 @@ impl Engine {
                 self.feed_grant(state, at, &key, grant, Some(error));
             }
             StoreEvent::Freed { key } => {
-                state.feed(at, &key, None, Turnstile::freed);
+                state.feed(at, &key, None, Lines::freed);
+            }
+            // Nobody waits for the answer: if it is lost, whoever is first in the queue asks soon.
+            StoreEvent::Unserved { key, owner } => {
+                at.deferred.sends.push((key, Op::Serve { owner }));
             }
             StoreEvent::Up { .. } | StoreEvent::Down { .. } => {
                 unreachable!("those are for all keys")
@@ -142,8 +145,8 @@ impl Engine {
         fault: Option<StoreError>,
     ) {
         let rules = Some(self.settings.rules());
-        state.feed(at, key, rules, |turnstile, cx| {
-            turnstile.grant_received(cx, grant, fault);
+        state.feed(at, key, rules, |lines, cx| {
+            lines.grant_received(cx, grant, fault);
         });
     }
 }

@@ -19,7 +19,7 @@ use crate::store::contract::{
     StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::turnstile::{Patience, Waiter};
-use crate::{FutureLockExt, LockError, LockRegistry, Renewal, Repeat, StoreError};
+use crate::{FutureLockExt, LockError, LockRegistry, Mode, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
 
@@ -172,7 +172,7 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     let store = MemoryStore::new();
     let locks = LockRegistry::builder(store.clone()).build().unwrap();
     let lease = locks.obtain("k").lease().await.expect("it is free");
-    let detached = lease.detach();
+    let detached = lease.detach().unwrap();
     store.set_latency(Duration::from_millis(100));
     let events = locks.every_event();
     let mut adopt = locks.adopt(detached);
@@ -254,7 +254,7 @@ async fn a_grant_after_the_registry_has_hung_up_keeps_nothing() {
     let engine = locks.engine.clone();
     drop(locks);
     let grant = Grant {
-        owner: Owner(7),
+        owner: Owner::exclusive(7),
         ttl: Duration::from_secs(30),
         epoch: 1,
         at: 1,
@@ -318,17 +318,17 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
             fed += 1;
             assert_eq!(fed, 1, "fed twice in one round");
             // Its wait is over at once: the turnstile is due again after this.
-            let caller = WaiterState::new("k".into());
+            let caller = WaiterState::new("k".into(), Mode::Exclusive, Vec::new());
             let waiter = Waiter {
                 who: Caller::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
-                lets_expire: false,
+                keep_for: Duration::ZERO,
                 patience: Patience::Queue,
                 until: cx.now,
                 answer_by: cx.now,
             };
-            turnstile.arrive(cx, waiter);
+            turnstile.arrive(cx, Mode::Exclusive, waiter);
         });
         let (first, _) = state.timeouts.first().expect("somebody waits");
         assert!(*first <= at.now, "it is due again");
@@ -381,6 +381,7 @@ impl Silent {
                 _ if submitted.key.ends_with("busy") => Outcome::Busy {
                     left: None,
                     score: Some(1),
+                    entered: false,
                 },
                 _ => Outcome::Won { epoch: 1 },
             };

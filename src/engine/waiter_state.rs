@@ -12,16 +12,20 @@ use tokio::runtime::Id;
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
-use crate::Token;
 use crate::events::LockEvent;
 use crate::repeat::Pauses;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
 use crate::user_code;
+use crate::{Mode, Token};
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct WaiterState {
     key: Arc<str>,
+    mode: Mode,
+    /// The leases of its group that were acquired before. They are released if its wait ends in vain, or if it loses its
+    /// turn: also if nobody polls the group any more (W4).
+    behind: Vec<Arc<WaiterState>>,
     /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
     id: AtomicU64,
     /// How many share its lease. The last one to leave releases it.
@@ -54,9 +58,11 @@ struct State {
 }
 
 impl WaiterState {
-    pub(crate) fn new(key: Arc<str>) -> Self {
+    pub(crate) fn new(key: Arc<str>, mode: Mode, behind: Vec<Arc<Self>>) -> Self {
         Self {
             key,
+            mode,
+            behind,
             id: AtomicU64::new(0),
             shares: AtomicU32::new(1),
             state: Mutex::new(State {
@@ -77,6 +83,10 @@ impl WaiterState {
 
     pub(crate) fn key(&self) -> &Arc<str> {
         &self.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -157,8 +167,14 @@ impl WaiterState {
     /// release. Whoever waits registers with it, and looks again after that.
     pub(crate) fn watch(&self, of_deadlines: bool) -> Arc<AtomicWaker> {
         let waker = Arc::default();
+        self.watch_with(&waker, of_deadlines);
+        waker
+    }
+
+    /// The same with a waker that may also watch for the end of other leases.
+    pub(crate) fn watch_with(&self, waker: &Arc<AtomicWaker>, of_deadlines: bool) {
         let watcher = Watcher {
-            waker: Arc::downgrade(&waker),
+            waker: Arc::downgrade(waker),
             of_deadlines,
         };
         let mut state = self.lock();
@@ -167,7 +183,6 @@ impl WaiterState {
             state.watchers.retain(Watcher::is_alive);
         }
         state.watchers.push(watcher);
-        waker
     }
 
     /// Whether anybody would hear that the lease ends.
@@ -239,6 +254,7 @@ impl WaiterState {
             events.send(|| LockEvent::Waiting {
                 key: self.key().clone(),
                 waiter: id.0,
+                mode: self.mode,
             });
         }
     }
@@ -277,6 +293,7 @@ impl WaiterState {
         events.send(|| LockEvent::Acquired {
             key: self.key().clone(),
             waiter: state.waiter,
+            mode: self.mode,
             token,
             waited,
         });
@@ -330,6 +347,7 @@ impl WaiterState {
         };
         Some(LeaseSnapshot {
             waiter: state.waiter,
+            mode: self.mode,
             token,
             since: events.instant(state.since),
             deadline: events.instant(state.deadline),
@@ -341,6 +359,7 @@ impl WaiterState {
         let state = self.lock();
         WaiterSnapshot {
             waiter: state.waiter,
+            mode: self.mode,
             since: events.instant(state.since),
         }
     }
@@ -360,6 +379,9 @@ impl WaiterState {
         }
         let phase = match verdict {
             Verdict::Waiter(verdict) => {
+                if !matches!(verdict, WaiterVerdict::Granted { .. }) {
+                    callbacks.given_up.extend(self.behind.iter().cloned());
+                }
                 callbacks.policies.extend(state.repeats.take());
                 Some(state.after_wait(self.key(), verdict, now, events))
             }
@@ -444,7 +466,7 @@ mod tests {
     /// A loop that selects on `lost()` makes a watcher in each turn.
     #[test]
     fn watchers_that_are_gone_take_no_room() {
-        let caller = WaiterState::new("k".into());
+        let caller = WaiterState::new("k".into(), Mode::Exclusive, Vec::new());
         let stays = caller.watch(false);
         for _ in 0..1000 {
             drop(caller.watch(false));

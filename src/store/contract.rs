@@ -28,14 +28,25 @@ use futures::future::BoxFuture;
 
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
 use crate::StoreError;
+pub(crate) use crate::mode::Mode;
 
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
 
-/// Identifies one ticket, and the tenure that follows from it. The store writes it as `<instance>:<sequence>`; this is
-/// the sequence. A registry never uses a sequence twice (O1).
+/// Identifies one ticket, and the tenure that follows from it. The store writes it as `<instance>:<sequence>`. A registry
+/// never uses a sequence twice (O1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Owner(pub u64);
+pub struct Owner {
+    pub sequence: u64,
+    pub mode: Mode,
+}
+
+impl Owner {
+    pub const fn exclusive(sequence: u64) -> Self {
+        let mode = Mode::Exclusive;
+        Self { sequence, mode }
+    }
+}
 
 /// An operation of the store. Each is idempotent for its owner, so it may be sent again if its answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +92,9 @@ pub enum Op {
     /// Raise the next epoch of this store above `epoch`, which another store of a quorum made, if the owner has the
     /// lock. `age`: whether the answer must have the store's age.
     Raise { owner: Owner, epoch: u64, age: bool },
+    /// Serve the queue from its front: a call that served many tickets has left some that may fit (M4). `owner`: in whose
+    /// answer or grant that was said.
+    Serve { owner: Owner },
 }
 
 impl Op {
@@ -96,7 +110,8 @@ impl Op {
             | Self::Yield { old: owner, .. }
             | Self::Renew { owner, .. }
             | Self::Adopt { owner, .. }
-            | Self::Raise { owner, .. } => owner,
+            | Self::Raise { owner, .. }
+            | Self::Serve { owner } => owner,
         }
     }
 }
@@ -112,11 +127,13 @@ pub enum Outcome {
     Busy {
         left: Option<Duration>,
         score: Option<u64>,
+        /// Whether the ticket was not in the queue before.
+        entered: bool,
     },
     /// To yield and adopt: the old owner did not have the lock, so nothing was written. For an adoption the new owner
     /// does not have it either.
     NotOld,
-    /// To release, withdraw and unsubscribe: done. `held`: this owner had the lock until now.
+    /// To release, withdraw, unsubscribe and serve: done. `held`: this owner had the lock until now.
     Gone { held: bool },
     /// To renew: the owner has the lock for the ttl, counted from this command, or longer.
     Renewed,
@@ -192,6 +209,9 @@ pub enum StoreEvent {
     },
     /// A lock was freed that one of our owners had subscribed to. Another may have it by now.
     Freed { key: Arc<str> },
+    /// A call has served as many tickets as one may, and more may fit. Each registry that hears of it sends
+    /// [`Op::Serve`] (M4).
+    Unserved { key: Arc<str>, owner: Owner },
     /// A new connection is up, and the store may have lost our tickets for the keys in `scope`: their leases are
     /// renewed and their tickets entered again (O4).
     Up {
@@ -257,6 +277,7 @@ impl StoreEvent {
                 | Self::Granted { .. }
                 | Self::Unconfirmed { .. }
                 | Self::Freed { .. }
+                | Self::Unserved { .. }
         )
     }
 }
@@ -314,12 +335,37 @@ pub struct SessionConfig {
 /// A lock as it is in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyStatus {
-    /// The value of the lock key: an owner as text, or what a foreign lock wrote there.
-    pub owner: Option<String>,
-    /// How long it lasts; `None` if it is free or has no ttl.
-    pub left: Option<Duration>,
+    pub holders: Vec<Holder>,
     /// How many tickets are in the queue.
     pub tickets: u64,
+    /// The owners of the first tickets, and their modes: [`MOST_SHOWN`] at most.
+    pub queue: Vec<(String, Mode)>,
+}
+
+#[cfg(test)]
+impl KeyStatus {
+    /// The first holder's name.
+    pub(crate) fn owner(&self) -> Option<String> {
+        self.holders.first().map(|holder| holder.name.clone())
+    }
+
+    /// How long the first holder has it.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.holders.first()?.left
+    }
+}
+
+/// How many tickets of a queue are shown.
+pub(crate) const MOST_SHOWN: usize = 100;
+
+/// A holder as it is in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The owner as text, or what a foreign lock wrote there.
+    pub name: String,
+    pub mode: Mode,
+    /// How long it lasts; `None` if it has no ttl.
+    pub left: Option<Duration>,
 }
 
 /// One registry's session with a store. Dropping it ends its connection and its tasks.

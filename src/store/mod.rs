@@ -40,6 +40,12 @@ pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
         Duration::ZERO
     }
 
+    /// Whether it has shared locks and permits (M10).
+    #[doc(hidden)]
+    fn shares(&self) -> bool {
+        true
+    }
+
     /// Its identity, if known. Two stores with the same identity cannot both be members of a quorum.
     #[doc(hidden)]
     fn place(&self) -> Option<String> {
@@ -54,6 +60,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn overhead(&self) -> Duration {
         (**self).overhead()
+    }
+
+    fn shares(&self) -> bool {
+        (**self).shares()
     }
 
     fn place(&self) -> Option<String> {

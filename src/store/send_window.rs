@@ -21,9 +21,10 @@ impl Priority {
 
 /// A request about one key.
 pub(crate) trait Sendable {
-    type Key: Clone + Eq + Hash;
+    type Line: Eq + Hash;
 
-    fn key(&self) -> &Self::Key;
+    /// Changes of one line go one at a time: those of a key's exclusive owners, and those of each shared owner.
+    fn line(&self) -> Self::Line;
 
     fn priority(&self) -> Priority;
 
@@ -65,7 +66,7 @@ struct Call<R> {
     renews: Option<u16>,
 }
 
-/// Keeps the order: the changes of one key go one at a time, in the order in which they came, even if one has to be
+/// Keeps the order: the changes of one line go one at a time, in the order in which they came, even if one has to be
 /// sent again (O2). Renewals and inspections do not wait.
 #[derive(Debug)]
 pub(crate) struct SendWindow<R: Sendable> {
@@ -74,8 +75,8 @@ pub(crate) struct SendWindow<R: Sendable> {
     waiting: BTreeMap<(Priority, u16), VecDeque<R>>,
     /// The groups of each priority with waiting requests: they take turns.
     turns: [VecDeque<u16>; Priority::ALL.len()],
-    /// The keys with a change that is waiting or in flight, and the changes that wait behind it.
-    changing: HashMap<R::Key, VecDeque<R>>,
+    /// The lines with a change that is waiting or in flight, and the changes that wait behind it.
+    changing: HashMap<R::Line, VecDeque<R>>,
     /// The oldest first: answers come in the order of the calls.
     in_flight: VecDeque<Call<R>>,
 }
@@ -94,7 +95,7 @@ impl<R: Sendable> SendWindow<R> {
     pub(crate) fn add(&mut self, requests: impl IntoIterator<Item = R>) {
         for request in requests {
             if request.priority() == Priority::Change {
-                match self.changing.entry(request.key().clone()) {
+                match self.changing.entry(request.line()) {
                     Entry::Occupied(behind) => {
                         behind.into_mut().push_back(request);
                         continue;
@@ -106,7 +107,7 @@ impl<R: Sendable> SendWindow<R> {
         }
     }
 
-    /// Sends a request of an answered call again, before all others of its key.
+    /// Sends a request of an answered call again, before all others of its line.
     pub(crate) fn add_again(&mut self, request: R) {
         self.beside(&request).push_front(request);
     }
@@ -120,10 +121,10 @@ impl<R: Sendable> SendWindow<R> {
         })
     }
 
-    /// A request of an answered call is finished: the next one of its key may go.
+    /// A request of an answered call is finished: the next one of its line may go.
     pub(crate) fn finish(&mut self, request: &R) {
         if request.priority() == Priority::Change
-            && let Entry::Occupied(mut behind) = self.changing.entry(request.key().clone())
+            && let Entry::Occupied(mut behind) = self.changing.entry(request.line())
         {
             match behind.get_mut().pop_front() {
                 Some(next) => self.beside(&next).push_back(next),
@@ -217,10 +218,10 @@ mod tests {
     struct Request(String, Priority, u64, u16);
 
     impl Sendable for Request {
-        type Key = String;
+        type Line = String;
 
-        fn key(&self) -> &String {
-            &self.0
+        fn line(&self) -> String {
+            self.0.clone()
         }
 
         fn priority(&self) -> Priority {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::time::{Moment, Point};
 use super::wait_queue::WaiterId;
-use crate::store::contract::Owner;
+use crate::store::contract::{Mode, Owner};
 
 /// How many owners are remembered whose keys were left in the store.
 const MOST_KEPT: usize = 10_000;
@@ -44,9 +44,12 @@ impl Ids {
         self.kept.get(&owner).is_some_and(|until| now < *until)
     }
 
-    pub(super) fn owner(&mut self) -> Owner {
+    pub(super) fn owner(&mut self, mode: Mode) -> Owner {
         self.sequence += 1;
-        Owner(self.sequence)
+        Owner {
+            sequence: self.sequence,
+            mode,
+        }
     }
 
     pub(super) fn waiter(&mut self) -> WaiterId {
@@ -71,9 +74,20 @@ impl Ids {
 pub(crate) struct EventCx<'a> {
     pub(crate) now: Moment,
     pub(crate) ids: &'a mut Ids,
+    /// Whether its ticket is asked about while it stands in the queue. Of the tickets of a registry only the first is
+    /// (M5).
+    pub(super) asks_for_others: bool,
 }
 
-impl EventCx<'_> {
+impl<'a> EventCx<'a> {
+    pub(crate) fn new(now: Moment, ids: &'a mut Ids) -> Self {
+        Self {
+            now,
+            ids,
+            asks_for_others: true,
+        }
+    }
+
     /// The time, as a turnstile stores it.
     pub(super) fn at(&self) -> Point {
         self.now.into()
@@ -89,7 +103,9 @@ mod tests {
         let mut ids = Ids::new(1);
         let now = Point::from(Duration::ZERO);
         let until = now + Duration::from_secs(86_400);
-        let owners: Vec<_> = (0..MOST_KEPT + 10).map(|_| ids.owner()).collect();
+        let owners: Vec<_> = (0..MOST_KEPT + 10)
+            .map(|_| ids.owner(Mode::Exclusive))
+            .collect();
         for owner in &owners {
             ids.remember(*owner, now, until);
         }
@@ -98,7 +114,7 @@ mod tests {
         assert!(!owners[..10].iter().any(is_remembered));
         assert!(owners[10..].iter().all(is_remembered));
         // Those that are over are forgotten with the next.
-        let last = ids.owner();
+        let last = ids.owner(Mode::Exclusive);
         ids.remember(last, until, until + Duration::from_secs(1));
         assert_eq!(ids.kept.len(), 1);
         assert!(ids.is_remembered(last, until));

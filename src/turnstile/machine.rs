@@ -7,6 +7,7 @@ mod shutdown;
 mod store_events;
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::time::{Moment, Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
-use crate::store::contract::{Grant, Op, Owner};
+use crate::store::contract::{Grant, Mode, Op, Owner};
 
 /// How long a renewal may be in flight: as long as the longest response time-out.
 const LONGEST_FLIGHT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -41,12 +42,33 @@ pub(crate) enum Effect<C> {
     AskPolicy(C, WaiterId),
 }
 
+impl<C> Effect<C> {
+    /// Whom it is about.
+    pub(super) fn caller(&self) -> Option<&C> {
+        match self {
+            Self::Wake(who, _) | Self::AskPolicy(who, _) => Some(who),
+            Self::Send(_) => None,
+        }
+    }
+}
+
 /// What this registry has of the key in the store.
 #[derive(Debug)]
 enum KeyState<C> {
     Idle,
     Acquiring(Acquisition),
     Held(Tenure<C>),
+}
+
+/// What an answer says about tickets that the store had confirmed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Tickets {
+    #[default]
+    Kept,
+    /// Ours is not there. It may be gone, or its grant may be on the way.
+    Unknown,
+    /// Ours was not there, and was entered again.
+    Gone,
 }
 
 /// The op in flight (O2).
@@ -79,6 +101,8 @@ struct EarlyGrant {
 #[derive(Debug)]
 pub(crate) struct Turnstile<C> {
     rules: Rules,
+    /// The mode of all its callers. A shared one has one caller at most (M6).
+    mode: Mode,
     waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the wait queue, one at a time.
     adopters: VecDeque<Adopter<C>>,
@@ -96,14 +120,17 @@ pub(crate) struct Turnstile<C> {
     failures: u32,
     /// No new callers are accepted.
     closed: bool,
+    /// The store has been found to have lost our ticket, or may have.
+    tickets: Tickets,
     effects: VecDeque<Effect<C>>,
 }
 
 impl<C: Clone> Turnstile<C> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
-    pub(crate) fn new(rules: Rules, queue: bool) -> Self {
+    pub(crate) fn new(rules: Rules, mode: Mode, queue: bool) -> Self {
         Self {
             rules,
+            mode,
             waiters: WaitQueue::new(),
             adopters: VecDeque::new(),
             state: KeyState::Idle,
@@ -114,8 +141,34 @@ impl<C: Clone> Turnstile<C> {
             store_error: None,
             failures: 0,
             closed: false,
+            tickets: Tickets::Kept,
             effects: VecDeque::new(),
         }
+    }
+
+    /// Another turnstile of the same key, which knows as much of the store.
+    pub(super) fn beside(&self, mode: Mode) -> Self {
+        Self {
+            down: self.down,
+            store_error: self.store_error.clone(),
+            closed: self.closed,
+            ..Self::new(self.rules, mode, self.store_has_queue)
+        }
+    }
+
+    /// What was found out about our ticket since the last call.
+    pub(super) fn take_tickets(&mut self) -> Tickets {
+        mem::take(&mut self.tickets)
+    }
+
+    /// How many are in the wait queue.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Whether it has asked the store for the key, and has not got it.
+    pub(super) fn is_acquiring(&self) -> bool {
+        matches!(self.state, KeyState::Acquiring(_))
     }
 
     /// The store is believed to be down. Callers that give up before it answers get this error.
@@ -167,10 +220,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
         let endings = self.pending.iter().filter_map(|it| it.ending.as_ref());
         let endings = endings.map(|ending| &ending.who);
-        let effects = self.effects.iter().filter_map(|effect| match effect {
-            Effect::Wake(who, _) | Effect::AskPolicy(who, _) => Some(who),
-            Effect::Send(_) => None,
-        });
+        let effects = self.effects.iter().filter_map(Effect::caller);
         let holder = self.holder().into_iter();
         holder.chain(self.waiters()).chain(endings).chain(effects)
     }
@@ -205,8 +255,13 @@ impl<C: Clone> Turnstile<C> {
         points.min().map(Point::moment)
     }
 
-    /// A caller wants the key. Its verdicts come as effects.
-    pub(crate) fn arrive(&mut self, cx: &mut EventCx<'_>, waiter: Waiter<C>) -> WaiterId {
+    /// A caller wants the key. Its verdicts come as effects. `others`: how many wait at other turnstiles of the key.
+    pub(crate) fn arrive(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        waiter: Waiter<C>,
+        others: usize,
+    ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease().is_some());
@@ -219,7 +274,7 @@ impl<C: Clone> Turnstile<C> {
                 _ => Refusal::Busy,
             };
             self.refuse(waiter.who, refusal);
-        } else if self.waiters.len() >= self.rules.max_waiters {
+        } else if self.waiters.len() + others >= self.rules.max_waiters {
             self.refuse(waiter.who, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);
@@ -279,6 +334,18 @@ impl<C: Clone> Turnstile<C> {
         taken.is_some()
     }
 
+    /// A lease begins anew: its ttl counts from now, and the watchdog renews it this often at most.
+    pub(crate) fn restart(&mut self, cx: &mut EventCx<'_>, id: WaiterId, renewals: u32) {
+        self.advance_time(cx);
+        if let KeyState::Held(tenure) = &mut self.state
+            && tenure.is_extendable_by(id)
+            && tenure.restart(cx.at(), renewals)
+        {
+            self.renew(cx.at());
+        }
+        self.schedule(cx);
+    }
+
     /// Extends a lease to at least `ttl` from now. Returns the new deadline if the lease is held. The store is asked
     /// until it confirms, or the lease is over.
     pub(crate) fn extend(
@@ -328,6 +395,15 @@ impl<C: Clone> Turnstile<C> {
         left
     }
 
+    /// Whether the key stays in the store if this holder ends its lease now, as its waiter has asked for.
+    pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
+        let KeyState::Held(tenure) = &self.state else {
+            return false;
+        };
+        let lease = tenure.lease().filter(|lease| lease.is_of(id));
+        lease.is_some_and(|lease| lease.is_kept(cx.at()))
+    }
+
     /// Ends our tenure, and leaves the key in the store.
     fn let_expire(&mut self, cx: &mut EventCx<'_>) {
         let KeyState::Held(tenure) = &self.state else {
@@ -356,6 +432,16 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
         self.schedule(cx);
+    }
+
+    /// Whether it awaits anything from the store for this owner.
+    pub(super) fn concerns(&self, owner: Owner) -> bool {
+        let is_current = match &self.state {
+            KeyState::Idle => false,
+            KeyState::Acquiring(acquisition) => acquisition.owner() == owner,
+            KeyState::Held(tenure) => tenure.owner() == owner,
+        };
+        is_current || self.pending.iter().any(|it| it.settles(owner))
     }
 
     /// The last error of the store.

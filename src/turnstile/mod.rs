@@ -18,6 +18,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `lines.rs` | [`Lines`]: the turnstiles of one key |
 //! | `machine.rs` | [`Turnstile`]: its state, and the events that callers bring |
 //! | `machine/store_events.rs` | the events that the store brings: answers, grants, outages |
 //! | `machine/schedule.rs` | what to do next: grant, pass, yield, release, ask |
@@ -33,6 +34,7 @@
 //! | `time.rs` | points in time |
 
 mod ids;
+mod lines;
 mod machine;
 #[cfg(test)]
 mod sim;
@@ -44,7 +46,8 @@ mod verdict;
 mod wait_queue;
 
 pub(crate) use self::ids::{EventCx, Ids};
-pub(crate) use self::machine::{Effect, Rules, Turnstile};
+pub(crate) use self::lines::Lines;
+pub(crate) use self::machine::{Effect, Rules};
 pub(crate) use self::time::{FOREVER, Moment};
 pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

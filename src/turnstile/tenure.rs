@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
-use super::wait_queue::{Waiter, WaiterId};
+use super::wait_queue::{TicketTtl, Waiter, WaiterId};
 use crate::Token;
 use crate::store::contract::{Op, OpError, Owner};
 use crate::token::MOST_PASSES;
@@ -29,6 +29,10 @@ type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
 pub(super) struct Tenure<C> {
     owner: Owner,
     ttl: Duration,
+    /// Whether the key is to stay for the whole ttl (M8).
+    is_kept: bool,
+    /// From when its ttl is proved.
+    start: Point,
     deadline: Point,
     lease: Option<LocalLease<C>>,
     /// A renewal in flight: when it was sent.
@@ -57,8 +61,8 @@ pub(super) struct LocalLease<C> {
     phase: LeasePhase,
     /// `Offered`: when the waiter loses its turn (W4). `Closing`: when the holder's grace period ends (O6).
     end_by: Point,
-    /// Whether the key stays in the store when it ends.
-    pub(super) lets_expire: bool,
+    /// Until when the key stays in the store if it ends before (M8).
+    pub(super) kept_until: Point,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     fixed_end: Option<Point>,
@@ -101,6 +105,28 @@ impl<C> LocalLease<C> {
         self.phase != LeasePhase::Offered
     }
 
+    pub(super) fn is_of(&self, id: WaiterId) -> bool {
+        self.id == id
+    }
+
+    /// Whether the key stays in the store if it ends now.
+    pub(super) fn is_kept(&self, now: Point) -> bool {
+        self.is_taken() && now < self.kept_until
+    }
+
+    /// Whether its key stays in the store although it is lost.
+    pub(super) fn is_outlived(&self, now: Point) -> bool {
+        self.is_taken() && !self.kept_for(now).is_zero()
+    }
+
+    /// For how long the key must still stay, whatever the ttl is.
+    fn kept_for(&self, now: Point) -> Duration {
+        match self.kept_until {
+            Point::FOREVER => Duration::ZERO,
+            until => until.since(now),
+        }
+    }
+
     fn deadline(&self, tenure_ends: Point) -> Point {
         self.fixed_end.map_or(tenure_ends, |it| it.min(tenure_ends))
     }
@@ -128,7 +154,7 @@ impl<C: Clone> Tenure<C> {
     /// The lock is proved from `start` on.
     pub(super) fn new(
         owner: Owner,
-        ttl: Duration,
+        ticket: TicketTtl,
         epoch: u64,
         start: Point,
         now: Point,
@@ -136,12 +162,14 @@ impl<C: Clone> Tenure<C> {
     ) -> Self {
         Self {
             owner,
-            ttl,
-            deadline: deadline(start, ttl),
+            ttl: ticket.ttl,
+            is_kept: ticket.is_kept,
+            start,
+            deadline: deadline(start, ticket.ttl),
             lease: None,
             renewing: None,
             renew_again: false,
-            longest_ttl: ttl,
+            longest_ttl: ticket.ttl,
             longest_extension: Duration::ZERO,
             epoch,
             began: now,
@@ -170,10 +198,11 @@ impl<C: Clone> Tenure<C> {
     /// Whether the next waiter may have the key without the store being asked.
     pub(super) fn may_grant(&self, rules: &Rules, next: &Waiter<C>, now: Point) -> bool {
         if self.turns == 0 {
-            return true;
+            let (ttl, is_kept) = (self.ttl, self.is_kept);
+            return TicketTtl { ttl, is_kept }.serves(next.ticket_ttl());
         }
-        if next.lets_expire {
-            // The key is to stay for the whole of its ttl, and a pass brings less.
+        if self.is_kept || !next.keep_for.is_zero() {
+            // A pass brings less than the time for which the key is to stay, or more.
             return false;
         }
         let ttl = next.ttl;
@@ -205,20 +234,26 @@ impl<C: Clone> Tenure<C> {
         let ttl = waiter.ttl;
         let intended_end = deadline(now, ttl);
         let fixed_end = (!waiter.is_renewed()).then(|| {
-            // W3: only a lease that is longer than the ticket's ttl is worth a renewal. Others end with
-            // the tenure, which gives them nearly all of their ttl.
-            if token.is_passed() || ttl <= self.ttl {
+            // W3: only a lease that is longer than the ticket's ttl is worth a renewal, or one whose grant is proved by
+            // an old answer (D2). Others end with the tenure, which gives them nearly all of their ttl.
+            let is_enough = self.deadline.since(now) >= most_of(ttl);
+            if token.is_passed() || ttl <= self.ttl && is_enough {
                 intended_end.min(self.deadline)
             } else {
                 intended_end
             }
         });
+        let kept_until = match waiter.keep_for {
+            Duration::ZERO => Point::from(Duration::ZERO),
+            Duration::MAX => Point::FOREVER,
+            keep_for => self.start + keep_for,
+        };
         let lease = self.lease.insert(LocalLease {
             id,
             who: waiter.who,
             phase: LeasePhase::Offered,
-            end_by: now + self.ttl / 3,
-            lets_expire: waiter.lets_expire,
+            end_by: now + self.ttl.min(ttl) / 3,
+            kept_until,
             ttl,
             fixed_end,
             renewals: waiter.renewals,
@@ -238,17 +273,47 @@ impl<C: Clone> Tenure<C> {
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
         lease.count_from(now);
+        let kept_for = lease.kept_for(now);
+        if !kept_for.is_zero() {
+            // The store has it for long. The watchdog begins when two thirds of a ttl are left, as always.
+            let first = now + self.deadline.since(now).saturating_sub(lease.ttl / 3 * 2);
+            lease.renew_at = lease.renew_at.map(|at| at.max(first));
+        }
         let wants_more = match lease.fixed_end {
             Some(end) => end > self.deadline,
             None => {
+                // A pass brings less than the ttl, and so does a grant that is proved by an old answer (D2).
                 let is_passed = self.turns > 1;
-                lease.ttl > self.ttl || is_passed && self.deadline.since(now) < most_of(lease.ttl)
+                let enough = match is_passed {
+                    true => most_of(lease.ttl),
+                    false => lease.ttl / 2,
+                };
+                lease.ttl > self.ttl || self.deadline.since(now) < enough
             }
         };
         if wants_more {
             lease.late_at = Some(late_after(self.deadline, now));
         }
         Some(wants_more)
+    }
+
+    /// The lease begins anew, as if it were taken now. Returns whether it must be renewed at once.
+    pub(super) fn restart(&mut self, now: Point, renewals: u32) -> bool {
+        let Some(lease) = &mut self.lease else {
+            return false;
+        };
+        lease.renewals = renewals;
+        lease.counted = false;
+        lease.fixed_end = (renewals == 0).then(|| deadline(now, lease.ttl));
+        lease.count_from(now);
+        let wants_more = match lease.fixed_end {
+            Some(end) => end > self.deadline,
+            None => self.deadline.since(now) < most_of(lease.ttl),
+        };
+        if wants_more {
+            lease.late_at = Some(late_after(self.deadline, now));
+        }
+        wants_more
     }
 
     /// Removes the lease of a holder that has finished. Returns the holder and the deadline.

@@ -30,8 +30,9 @@ pub(crate) struct Waiter<C> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
-    /// Whether the key stays in the store when its lease ends, until its ttl is over.
-    pub(crate) lets_expire: bool,
+    /// How long the key stays in the store from its acquisition on, also if the lease ends before that (M8). Zero: it is
+    /// released at the end. `MAX`: it stays until its ttl is over, whenever the lease ends.
+    pub(crate) keep_for: Duration,
     pub(crate) patience: Patience,
     /// Until when it waits for others.
     pub(crate) until: Moment,
@@ -39,9 +40,38 @@ pub(crate) struct Waiter<C> {
     pub(crate) answer_by: Moment,
 }
 
+/// For how long a ticket asks the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TicketTtl {
+    pub(super) ttl: Duration,
+    /// Whether the key is to stay for a time that the waiter has set (M8).
+    pub(super) is_kept: bool,
+}
+
+impl TicketTtl {
+    /// Whether the ticket of one waiter may serve another. A key that is kept must stay neither shorter nor longer.
+    pub(super) fn serves(self, other: Self) -> bool {
+        self.ttl == other.ttl || !self.is_kept && !other.is_kept
+    }
+}
+
 impl<C> Waiter<C> {
     pub(super) fn is_patient(&self) -> bool {
         self.patience == Patience::Queue
+    }
+
+    /// What its ticket asks the store for.
+    pub(super) fn ticket_ttl(&self) -> TicketTtl {
+        match self.keep_for {
+            Duration::ZERO | Duration::MAX => TicketTtl {
+                ttl: self.ttl,
+                is_kept: false,
+            },
+            keep_for => TicketTtl {
+                ttl: self.ttl.max(keep_for),
+                is_kept: true,
+            },
+        }
     }
 
     /// Whether the watchdog prolongs its lease.

@@ -7,12 +7,12 @@ use tokio::time::{Sleep, sleep};
 use tracing::Span;
 use tracing::span::Entered;
 
-use crate::LockError;
 use crate::acquire::Acquiring;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
 use crate::options::LockOptions;
 use crate::reentrancy::{self, FrameGuard};
 use crate::settings::OnLost;
+use crate::{LockError, Mode};
 
 /// A lock around some work, from the wait for it to its release. In whatever state it is dropped,
 /// its fields leave nothing held.
@@ -79,7 +79,10 @@ impl Scope {
         let lease = ready!(acquiring.poll(cx))?;
         let view = lease.view();
         let lost = Some(lease.lost());
-        let span = tracing::info_span!("lock", key = lease.key(), token = lease.token().get());
+        let mode = lease.caller().mode();
+        let mode = (mode != Mode::Exclusive).then(|| tracing::field::display(mode));
+        let (key, token) = (lease.key(), lease.token().get());
+        let span = tracing::info_span!("lock", key, token, mode);
         self.state = State::Holding { lease, lost, span };
         Poll::Ready(Ok(view))
     }

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
+use lockstream::{Lease, LockRegistry};
 use tokio::time::{sleep, timeout};
 
 use crate::load::Load;
@@ -49,6 +49,70 @@ async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
     let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
     assert!(next.token() > token);
     next.release().await.unwrap();
+    wait_until("nothing is left", BOUND, || {
+        let keys = cluster.server(home + 3).keys("*");
+        keys.iter().all(|key| key.contains(":~fence"))
+    })
+    .await;
+}
+
+/// So it has what several hold, and one key of a group whose other key is elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_is_killed_while_several_hold_and_wait() {
+    let mut cluster = Cluster::start();
+    let (here, there) = (
+        builder(&cluster).build().unwrap(),
+        builder(&cluster).build().unwrap(),
+    );
+    let home = cluster.home("lock:{k}");
+    // The later one of the group: those who wait for it wait at the primary that is killed.
+    let mut keys = (0..).map(|number| format!("|other:{number}"));
+    let elsewhere = keys.find(|key| cluster.home(&format!("lock:{key}")) != home);
+    let elsewhere = elsewhere.expect("names lie everywhere");
+    let permit = |locks: &LockRegistry| locks.obtain("{k}:permits").permits(2);
+    let reader = |locks: &LockRegistry| locks.obtain("{k}:read").shared();
+    let held = [
+        reader(&here).lease().await.unwrap(),
+        reader(&there).lease().await.unwrap(),
+        permit(&here).lease().await.unwrap(),
+        permit(&there).lease().await.unwrap(),
+        here.obtain_all(["{k}:group", &elsewhere])
+            .lease()
+            .await
+            .unwrap(),
+    ];
+    let waiters = [
+        tokio::spawn(there.obtain("{k}:read").lease()),
+        tokio::spawn(permit(&there).lease()),
+        tokio::spawn(there.obtain_all([&elsewhere, "{k}:group"]).lease()),
+    ];
+    for key in ["{k}:read", "{k}:permits", "{k}:group"] {
+        queued(&here, key).await;
+    }
+    let _: u64 = cluster.server(home).ask(&["WAIT", "1", "5000"]);
+    cluster.server_mut(home).kill();
+    cluster.wait_for_promotion(home + 3);
+
+    for key in ["{k}:read", "{k}:permits", "{k}:group"] {
+        queued(&here, key).await;
+    }
+    let primary = cluster.server(home + 3);
+    for key in ["lock:{k}:read", "lock:{k}:permits"] {
+        assert_eq!(primary.ask::<u64>(&["ZCARD", key]), 2, "{key}");
+    }
+    assert!(held.iter().all(Lease::is_valid));
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    for lease in held {
+        lease.release().await.unwrap();
+    }
+    for waiter in waiters {
+        let lease = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        lease.release().await.unwrap();
+    }
+    wait_until("nothing is in use", BOUND, || {
+        here.in_use() + there.in_use() == 0
+    })
+    .await;
     wait_until("nothing is left", BOUND, || {
         let keys = cluster.server(home + 3).keys("*");
         keys.iter().all(|key| key.contains(":~fence"))

@@ -30,7 +30,13 @@ async fn work_ends_by_itself_and_nobody_comes_in() {
     let work = tokio::spawn(work.with_lock(&lock));
     let handle = here.obtain("handle");
     assert!(handle.acquire().await.unwrap());
-    let detached = there.obtain("left").lease().await.unwrap().detach();
+    let detached = there
+        .obtain("left")
+        .lease()
+        .await
+        .unwrap()
+        .detach()
+        .unwrap();
     let waiter = tokio::spawn(lock.lease());
     sleep(ms(1)).await;
     let mut events = here.events();

@@ -79,7 +79,7 @@ async fn a_reference_is_a_contender_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn faults_are_told_at_the_first_poll() {
     let locks = LockRegistry::in_memory();
-    for key in ["", "~k", "a\nb", "a}", "k:~queue1"] {
+    for key in ["", "~k", "a\nb", "a}", "k:~queue2"] {
         let told = locks.obtain(key).acquire_once().await;
         assert!(
             matches!(told, Err(LockError::InvalidKey { .. })),

@@ -162,3 +162,21 @@ async fn a_span_does_not_outlive_its_work() {
     assert_eq!(lines[2], under(&[], "cut"));
     assert_eq!(lines[3], under(&[], "a guard is no scope"));
 }
+
+/// A shared lock says so.
+#[tokio::test(start_paused = true)]
+async fn a_span_of_a_shared_lock_carries_its_mode() {
+    let locks = LockRegistry::in_memory();
+    let log = Log::default();
+    let _logs = log.hear(Level::INFO);
+    let work = async { tracing::info!("resizes") };
+    work.with_lock(locks.obtain("gpu").permits(4).weight(2))
+        .await
+        .unwrap();
+    let lines = log.take();
+    assert!(
+        lines[0].starts_with("INFO lock{key=\"gpu\" token="),
+        "{lines:?}"
+    );
+    assert!(lines[0].contains("mode=permit 2/4}: resizes"), "{lines:?}");
+}

@@ -4,7 +4,9 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 
 use futures::{StreamExt, stream};
-use lockstream::{DetachedLease, FutureLockExt, Lock, LockError, OnFinish, Renewal, StreamLockExt};
+use lockstream::{
+    DetachedLease, FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal, StreamLockExt,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
@@ -57,6 +59,51 @@ pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
     idle(&here).await;
 }
 
+/// Once a period, however short the work is, and whoever does it.
+pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let once = |locks: &LockRegistry| {
+        let lock = locks.obtain("k").wait(ms(0));
+        lock.on_finish(OnFinish::KeepFor(ms(600)))
+    };
+    let begin = Instant::now();
+    let done = async {}.with_lock(once(&here)).or_skip().await.unwrap();
+    assert!(done.is_some());
+    let again = async {}.with_lock(once(&here)).or_skip().await.unwrap();
+    assert!(again.is_none(), "in the same process");
+    let again = async {}.with_lock(once(&there)).or_skip().await.unwrap();
+    assert!(again.is_none(), "in another");
+    let waiter = there.obtain("k");
+    assert!(waiter.acquire().await.unwrap());
+    assert_took(begin, ms(598), W::LATE + ms(52));
+    assert!(waiter.release().await.unwrap());
+    // A failed job lets another one try.
+    let lock = once(&here);
+    lock.lease().await.unwrap().release().await.unwrap();
+    free(&lock).await;
+    idle(&here).await;
+}
+
+/// One that lasts longer than the key is to stay is renewed, and released at its end.
+pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
+    let begin = Instant::now();
+    async {
+        sleep(ms(1200)).await;
+        assert!(!there.obtain("k").acquire_once().await.unwrap());
+    }
+    .with_lock(&lock)
+    .await
+    .unwrap();
+    free(&lock).await;
+    assert_took(begin, ms(1200), W::LATE + ms(100));
+    for time in [ms(0), ms(9), ms(86_400_001)] {
+        let lock = here.obtain("k").on_finish(OnFinish::KeepFor(time));
+        assert_err!(lock.acquire_once().await, InvalidSetting, "k");
+    }
+}
+
 /// In the same process too: there is no pass, and no place in the queue before others.
 pub(crate) async fn who_waits_here_gets_a_kept_key_no_sooner<W: World>(w: &W) {
     let registry = w.registry().await;
@@ -84,10 +131,10 @@ pub(crate) async fn the_end_of_a_kept_lease_waits_for_nothing<W: World>(w: &W) {
     work.with_lock(&lock).await.unwrap();
     assert!(done_at.lock().unwrap().elapsed() < ms(50));
     idle(&registry).await;
-    let commands = w.commands();
     w.set_latency(ms(0));
     sleep(ms(100)).await;
-    assert_eq!(w.commands(), commands);
+    let seen = lock.inspect().await.unwrap();
+    assert!(seen.owner.is_some(), "a release on its way would have come");
     free(&lock).await;
 }
 
@@ -226,7 +273,7 @@ pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
     let there = w.builder().await.ttl(ms(900)).build().unwrap();
     let lease = here.obtain("k").ttl(ms(1500)).lease().await.unwrap();
     let (token, view) = (lease.token(), lease.view());
-    let detached = lease.detach();
+    let detached = lease.detach().unwrap();
     assert_eq!((detached.key(), detached.token()), ("k", token));
     let seen = here.obtain("k").inspect().await.unwrap();
     assert_eq!(seen.owner.as_deref(), Some(detached.owner()));
@@ -264,12 +311,12 @@ pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
     let mut last = 0;
     for _ in 0..3 {
         let lease = lock.lease().await.unwrap();
-        let detached = lease.detach();
+        let detached = lease.detach().unwrap();
         assert!(!lock.acquire_once().await.unwrap());
         let adopted = registry.adopt(detached).await.unwrap();
         assert!(adopted.token().get() > last);
         last = adopted.token().get();
-        let again = registry.adopt(adopted.detach()).await.unwrap();
+        let again = registry.adopt(adopted.detach().unwrap()).await.unwrap();
         assert!(again.token().get() > last);
         last = again.token().get();
         again.release().await.unwrap();
@@ -281,7 +328,7 @@ pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
 pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(300));
-    let detached = lock.lease().await.unwrap().detach();
+    let detached = lock.lease().await.unwrap().detach().unwrap();
     let elsewhere = w.builder().await.prefix("elsewhere").build().unwrap();
     assert_err!(elsewhere.adopt(detached.clone()).await, Lost, "k");
     free(&lock).await;
@@ -294,7 +341,7 @@ pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
 
     let lease = lock.lease().await.unwrap();
     assert!(lease.lost().await.is_lost());
-    let over = lease.detach();
+    let over = lease.detach().unwrap();
     assert_err!(there.adopt(over).await, Lost, "k");
     free(&lock).await;
 }
@@ -304,7 +351,7 @@ pub(crate) async fn of_many_that_adopt_one_is_served<W: World>(w: &W) {
     let registries: [_; 4] = w.registries().await;
     for _ in 0..5 {
         let lease = registries[0].obtain("k").lease().await.unwrap();
-        let (token, detached) = (lease.token(), lease.detach());
+        let (token, detached) = (lease.token(), lease.detach().unwrap());
         let tasks: Vec<_> = (0..12)
             .map(|n| tokio::spawn(registries[n % 4].adopt(detached.clone())))
             .collect();
@@ -325,7 +372,7 @@ pub(crate) async fn of_many_that_adopt_one_is_served<W: World>(w: &W) {
 /// The process goes on waiting for the key whose lease it adopts, or could not.
 pub(crate) async fn who_waits_here_waits_on_behind_an_adoption<W: World>(w: &W) {
     let [here, there] = w.registries().await;
-    let detached = there.obtain("k").lease().await.unwrap().detach();
+    let detached = there.obtain("k").lease().await.unwrap().detach().unwrap();
     let waiter = here.obtain("k");
     let mut in_line = waiter.acquire();
     assert!(poll_once(&mut in_line).await.is_none());
@@ -344,7 +391,7 @@ pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
     let builder = w.builder().await.ttl(ms(500));
     let there = builder.renewal(Renewal::watchdog()).build().unwrap();
     let lease = here.obtain("k").ttl(ms(1000)).lease().await.unwrap();
-    let adopted = there.adopt(lease.detach()).await.unwrap();
+    let adopted = there.adopt(lease.detach().unwrap()).await.unwrap();
     sleep(ms(1300)).await;
     assert!(adopted.is_valid());
     adopted.release().await.unwrap();
@@ -356,7 +403,7 @@ pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
     let there = w.builder().await.response_timeout(ms(300)).build().unwrap();
     there.obtain("anything").inspect().await.unwrap();
     let lease = here.obtain("k").ttl(ms(9000)).lease().await.unwrap();
-    let detached = lease.detach();
+    let detached = lease.detach().unwrap();
     w.set_offline(true);
     let begin = Instant::now();
     assert_err!(there.adopt(detached.clone()).await, Store, "k");
@@ -384,7 +431,13 @@ pub(crate) async fn adoptions_that_cannot_be<W: World>(w: &W) {
     assert_err!(registry.adopt(needs_a_tag).await, InvalidKey, "a}b");
     drop(registry.adopt("lockstream-lease-1 ab:1 64 1 k".parse().unwrap()));
     assert_eq!(w.commands(), commands);
-    let detached = registry.obtain("k").lease().await.unwrap().detach();
+    let detached = registry
+        .obtain("k")
+        .lease()
+        .await
+        .unwrap()
+        .detach()
+        .unwrap();
     registry.shutdown().await;
     assert_err!(registry.adopt(detached.clone()).await, Closed, "k");
     let there = w.registry().await;
@@ -398,7 +451,7 @@ pub(crate) async fn handed_round_tokens_grow<W: World>(w: &W) {
     let mut lease = registries[0].obtain("k").lease().await.unwrap();
     for round in 1..60 {
         let token = lease.token();
-        let detached = lease.detach();
+        let detached = lease.detach().unwrap();
         lease = registries[round % 3].adopt(detached).await.unwrap();
         assert!(lease.token() > token);
         assert!(lease.is_valid());

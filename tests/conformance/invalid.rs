@@ -40,7 +40,7 @@ pub(crate) async fn bad_keys<W: World>(w: &W) {
         "a\nb",
         "a\0b",
         "~fence",
-        "a:~queue1",
+        "a:~queue2",
         "a:~queue77",
         "a:~listen1",
         "a}",

@@ -29,6 +29,7 @@ mod cluster;
 mod ends;
 mod events;
 mod exclusion;
+mod groups;
 mod handles;
 #[path = "../support/hearing.rs"]
 mod hearing;
@@ -38,6 +39,7 @@ mod leadership;
 mod leftovers;
 mod loss;
 mod memory;
+mod modes;
 mod outage;
 #[cfg(feature = "redis")]
 mod redis;
@@ -61,7 +63,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 158;
+const CASES: usize = 187;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -69,7 +71,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 37;
+const CORE: usize = 50;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -126,6 +128,50 @@ suite! {
         a_stream_that_is_slow_is_waited_for_under_the_lease,
         done_streams_say_so,
     }
+    modes: in_runtime {
+        #[core]
+        readers_share_a_key_and_exclude_writers,
+        #[core]
+        permits_are_held_up_to_their_limit,
+        #[core]
+        shared_tokens_grow,
+        #[core]
+        nobody_overtakes_a_writer,
+        #[core]
+        a_writer_that_gives_up_wakes_the_readers_behind_it,
+        #[core]
+        very_many_readers_behind_a_writer_are_all_let_in,
+        #[core]
+        a_permit_that_is_released_goes_to_the_next,
+        shared_leases_are_renewed_and_lost_each_by_itself,
+        permits_that_are_left_behind_run_out,
+        shared_waiters_that_are_dropped_leave_nothing,
+        a_shared_waiter_gives_up_in_its_time,
+        #[core]
+        modes_are_seen_in_inspections_snapshots_and_events,
+        settings_that_do_not_fit_are_refused,
+        a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
+        shared_waiters_survive_an_outage,
+        streams_run_under_shared_locks,
+    }
+    groups: in_runtime {
+        #[core]
+        a_group_is_one_lease_of_all_its_keys,
+        everything_that_takes_a_lock_takes_a_group,
+        #[core]
+        a_group_gets_all_keys_or_none,
+        the_keys_share_one_wait,
+        #[core]
+        groups_never_wait_for_each_other_in_a_circle,
+        #[core]
+        a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again,
+        the_loss_of_one_key_is_the_loss_of_all,
+        a_group_that_is_dropped_leaves_nothing,
+        #[core]
+        a_group_that_nobody_polls_holds_nothing,
+        a_fixed_lease_of_a_group_begins_when_it_is_complete,
+        groups_that_cannot_be_are_refused,
+    }
     renewal: in_runtime {
         #[core]
         a_renewed_lease_is_held_for_three_ttls_and_still_ours,
@@ -138,6 +184,8 @@ suite! {
     ends: in_runtime {
         #[core]
         a_kept_key_stays_until_its_ttl_is_over,
+        a_key_that_is_kept_for_a_time_is_free_after_it,
+        work_that_lasts_longer_than_its_key_is_kept_releases_it,
         who_waits_here_gets_a_kept_key_no_sooner,
         the_end_of_a_kept_lease_waits_for_nothing,
         what_was_to_stay_can_be_released,

@@ -5,7 +5,7 @@ use std::future::pending;
 use futures::StreamExt;
 use futures::future::join_all;
 use lockstream::store::RedisStore;
-use lockstream::{FutureLockExt, Leadership, LockRegistry};
+use lockstream::{FutureLockExt, Leadership, Lock, LockRegistry};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
@@ -147,17 +147,23 @@ pub(crate) async fn nothing_is_left_but_the_fence(w: &On<impl Make>) {
 
 pub(crate) async fn who_waits_sends_nothing(w: &On<impl Make>) {
     let [holder, crowd] = w.registries().await;
-    let held = holder.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
-    let mut in_line: Vec<_> = (0..1000).map(|_| crowd.obtain("k").lease()).collect();
-    for waiter in &mut in_line {
-        assert!(poll_once(waiter).await.is_none());
+    // Exclusive callers of a registry share a ticket, and others have one each.
+    let modes: [fn(Lock) -> Lock; 3] = [|lock| lock, Lock::shared, |lock| lock.permits(2)];
+    for (mode, tickets) in modes.into_iter().zip([1, 1000, 1000]) {
+        let wanted = mode(crowd.obtain("k"));
+        let held = holder.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
+        let mut in_line: Vec<_> = (0..1000).map(|_| wanted.lease()).collect();
+        for waiter in &mut in_line {
+            assert!(poll_once(waiter).await.is_none());
+        }
+        waiting(&holder.obtain("k"), tickets).await;
+        let before = w.commands();
+        sleep(ms(500)).await;
+        assert_eq!(w.commands(), before);
+        drop(in_line);
+        waiting(&holder.obtain("k"), 0).await;
+        held.release().await.unwrap();
     }
-    waiting(&holder.obtain("k"), 1).await;
-    let before = w.commands();
-    sleep(ms(500)).await;
-    assert_eq!(w.commands(), before);
-    drop(in_line);
-    held.release().await.unwrap();
 }
 
 /// One to acquire and one to release, free or waited for.
@@ -166,25 +172,29 @@ pub(crate) async fn a_lock_costs_two_calls(w: &On<impl Make>) {
     // The scripts are known to the server from here on.
     async {}.with_lock((&one, "k")).await.unwrap();
     let calls = || w.server().calls("evalsha") + w.server().calls("eval");
-    let before = calls();
-    for _ in 0..10 {
-        async {}.with_lock((&one, "k")).await.unwrap();
-    }
-    assert_eq!(calls() - before, 20);
+    let modes: [fn(Lock) -> Lock; 2] = [|lock| lock, |lock| lock.permits(1)];
+    for mode in modes {
+        let lock = mode(one.obtain("k"));
+        let before = calls();
+        for _ in 0..10 {
+            async {}.with_lock(&lock).await.unwrap();
+        }
+        assert_eq!(calls() - before, 20);
 
-    let held = one.obtain("k").lease().await.unwrap();
-    let lock = two.obtain("k");
-    let mut acquire = lock.acquire();
-    assert!(poll_once(&mut acquire).await.is_none());
-    eventually("it stands in the queue", async || {
-        w.server().keys("*queue*").len() == 1
-    })
-    .await;
-    let before = calls();
-    held.release().await.unwrap();
-    assert!(acquire.await.unwrap());
-    assert_eq!(calls() - before, 1, "the release is the hand-over");
-    assert!(lock.release().await.unwrap());
+        let held = lock.lease().await.unwrap();
+        let lock = mode(two.obtain("k"));
+        let mut acquire = lock.acquire();
+        assert!(poll_once(&mut acquire).await.is_none());
+        eventually("it stands in the queue", async || {
+            w.server().keys("*queue*").len() == 1
+        })
+        .await;
+        let before = calls();
+        held.release().await.unwrap();
+        assert!(acquire.await.unwrap());
+        assert_eq!(calls() - before, 1, "the release is the hand-over");
+        assert!(lock.release().await.unwrap());
+    }
 }
 
 pub(crate) async fn tokens_grow_without_their_fence(w: &On<impl Make>) {
@@ -295,7 +305,7 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
 /// keys deleted.
 pub(crate) async fn a_lead_that_the_server_refuses_is_had_when_it_relents(w: &Redis) {
     let lock = w.registry().await.obtain("k");
-    let queue = "{lock:k}:~queue1";
+    let queue = "{lock:k}:~queue2";
     w.server().cmd(&["RPUSH", queue, "x"]);
     let error = assert_err!(lock.acquire().await, Store, "k");
     assert!(chain(&error).contains("WRONGTYPE"), "{error:?}");

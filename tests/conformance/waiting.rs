@@ -364,7 +364,7 @@ pub(crate) async fn a_name_is_seen_and_need_not_be_unique<W: World>(w: &W) {
         assert!(begin.elapsed() < SOON, "told by no grant");
         let other = lock.inspect().await.unwrap().owner.unwrap();
         assert!(other.starts_with(&format!("{name}~")) && !other.starts_with(instance));
-        let line = next.detach().to_string();
+        let line = next.detach().unwrap().to_string();
         let adopted = here.adopt(line.parse().unwrap()).await.unwrap();
         adopted.release().await.unwrap();
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use lockstream::stream::Events;
 use lockstream::{
-    BuildError, LockEvent, LockRegistry, LockRegistryBuilder, Renewal, Repeat, Token,
+    BuildError, LockEvent, LockRegistry, LockRegistryBuilder, Mode, Renewal, Repeat, Token,
 };
 use tokio::time::Instant;
 
@@ -144,7 +144,7 @@ async fn all_of(events: &Receiver<LockEvent>, within: Duration) -> (Vec<LockEven
 struct Grammar {
     waiting: HashMap<u64, String>,
     known: HashSet<u64>,
-    held: HashMap<String, Held>,
+    held: HashMap<(String, Token), Held>,
     newest: HashMap<String, Token>,
     /// What must come next.
     due: Option<Due>,
@@ -152,7 +152,7 @@ struct Grammar {
 }
 
 struct Held {
-    token: Token,
+    mode: Mode,
     /// Its last renewal was told.
     last: bool,
     /// Its handle was dropped.
@@ -208,6 +208,7 @@ impl Grammar {
                 waiter,
                 token,
                 waited,
+                mode,
                 ..
             } => {
                 must(
@@ -216,15 +217,23 @@ impl Grammar {
                 )?;
                 must(*waited <= most, "waited for longer than there was time")?;
                 self.end_wait(key, *waiter)?;
-                let newest = self.newest.insert(key.to_string(), *token);
-                must(newest.is_none_or(|newest| newest < *token), "an old token")?;
+                // Shared leases may be told in another order than they were given.
+                let newest = self.newest.entry(key.to_string()).or_insert(*token);
+                let is_old = *mode == Mode::Exclusive && *token < *newest;
+                must(!is_old, "an old token")?;
+                *newest = *token.max(newest);
                 let held = Held {
-                    token: *token,
+                    mode: *mode,
                     last: false,
                     dropped: false,
                 };
-                let before = self.held.insert(key.to_string(), held);
-                must(before.is_none(), "two leases on a key")?;
+                let mut others = self.held.iter();
+                let meets = others.any(|((other, _), held)| {
+                    *other == **key && held.mode == Mode::Exclusive && *mode == Mode::Exclusive
+                });
+                must(!meets, "two leases on a key")?;
+                let before = self.held.insert((key.to_string(), *token), held);
+                must(before.is_none(), "two leases with one token")?;
             }
             LockEvent::Renewed { key, token, .. } => {
                 let held = self.held(key, *token)?;
@@ -264,7 +273,7 @@ impl Grammar {
             } => {
                 must(*held <= most, "held for longer than there was time")?;
                 self.held(key, *token)?;
-                self.held.remove(&**key);
+                self.held.remove(&(key.to_string(), *token));
             }
             LockEvent::StoreUp { .. } => {
                 must(self.up.replace(true) != Some(true), "up, and up again")?;
@@ -287,7 +296,7 @@ impl Grammar {
     }
 
     fn held(&mut self, key: &str, token: Token) -> Result<&mut Held, String> {
-        let held = self.held.get_mut(key).filter(|held| held.token == token);
+        let held = self.held.get_mut(&(key.to_owned(), token));
         held.ok_or_else(|| "of a lease that is not held".to_owned())
     }
 

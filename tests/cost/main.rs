@@ -55,7 +55,7 @@ fn calls(server: &RedisServer) -> u64 {
 }
 
 fn waiting(server: &RedisServer) -> u64 {
-    server.ask(&["ZCARD", "{lock:k}:~queue1"])
+    server.ask(&["ZCARD", "{lock:k}:~queue2"])
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ async fn an_adoption_dropped_anywhere_leaves_it_or_gives_it_back() {
                 let what = format!("{cut:?}, somebody waits: {with_waiter}");
                 let world = World::new();
                 let lease = world.there.obtain(KEY).lease().await.unwrap();
-                let (token, detached) = (lease.token(), lease.detach());
+                let (token, detached) = (lease.token(), lease.detach().unwrap());
                 let waiting = with_waiter.then(|| {
                     let lock = world.here.obtain(KEY);
                     tokio::spawn(async move {
@@ -127,7 +127,7 @@ async fn a_detached_lease_that_is_dropped_runs_out() {
     let world = World::new();
     let lease = world.here.obtain(KEY).lease().await.unwrap();
     let token = lease.token();
-    drop(lease.detach());
+    drop(lease.detach().unwrap());
     eventually("the registry is idle", || world.here.in_use() == 0).await;
     assert_eq!(world.store.keys(), 1);
     sleep(Duration::from_secs(9)).await;

@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cut::{Cut, Then};
-use crate::victims::{ENTERING, Floor, Make};
+use crate::victims::{ENTERING, Floor, Kind, Make};
 
 pub(crate) const KEY: &str = "contended";
 pub(crate) const LATENCY: Duration = Duration::from_millis(4);
@@ -115,7 +115,7 @@ async fn come_behind(registry: LockRegistry, floor: Floor) -> (Token, Instant) {
 }
 
 /// One victim, one cut; whether it was done before.
-async fn drop_one(make: Make, holder: Holder, cut: Cut, what: &str) -> bool {
+async fn drop_one(make: Make, kind: Kind, holder: Holder, cut: Cut, what: &str) -> bool {
     let world = World::new();
     let floor = Floor::default();
     let held = match holder {
@@ -126,7 +126,7 @@ async fn drop_one(make: Make, holder: Holder, cut: Cut, what: &str) -> bool {
     let holding = tokio::spawn(hold(held, floor.clone()));
     let behind = tokio::spawn(come_behind(world.behind.clone(), floor.clone()));
 
-    let lock = world.here.obtain(KEY);
+    let lock = kind.lock(&world.here, KEY);
     let output = cut.drive(make(&lock, floor)).await;
     let done = output.is_some();
     drop((output, lock));
@@ -157,20 +157,23 @@ const THENS: [Then; 5] = [
 
 /// Every victim at every cut, until it is done before the cut.
 async fn drop_everywhere(holder: Holder) {
-    let mut cuts = 0;
-    for (name, make) in ENTERING {
-        for then in THENS {
-            for polls in 0.. {
-                assert!(polls < 100, "{name} never ends");
-                let cut = Cut { polls, then };
-                cuts += 1;
-                if drop_one(*make, holder, cut, &format!("{name}, {holder:?}, {cut:?}")).await {
-                    break;
+    for kind in Kind::ALL {
+        let mut cuts = 0;
+        for (name, make) in ENTERING {
+            for then in THENS {
+                for polls in 0.. {
+                    assert!(polls < 100, "{name} never ends");
+                    let cut = Cut { polls, then };
+                    let what = format!("{name}, {kind:?}, {holder:?}, {cut:?}");
+                    cuts += 1;
+                    if drop_one(*make, kind, holder, cut, &what).await {
+                        break;
+                    }
                 }
             }
         }
+        assert!(cuts > ENTERING.len() * 12, "{cuts} cuts of {kind:?}");
     }
-    assert!(cuts > ENTERING.len() * 12, "{cuts} cuts");
 }
 
 #[tokio::test(start_paused = true)]

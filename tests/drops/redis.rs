@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::cut::{Cut, Then};
 use crate::support::{RedisServer, wait_until};
-use crate::victims::{ENTERING, Floor, Make};
+use crate::victims::{ENTERING, Floor, Kind, Make};
 
 /// For what takes a round trip or two on an idle machine; far below a ttl, and a server's W2.
 const BOUND: Duration = Duration::from_secs(4);
@@ -42,7 +42,7 @@ async fn served(what: &str, registry: &LockRegistry, key: &str) -> Lease {
 }
 
 /// One victim, one cut; whether it was done before.
-async fn drop_one(world: &World, make: Make, held: bool, cut: Cut, what: &str) -> bool {
+async fn drop_one(world: &World, make: Make, kind: Kind, held: bool, cut: Cut, what: &str) -> bool {
     let key = what;
     let floor = Floor::default();
     let holder = if held {
@@ -58,7 +58,7 @@ async fn drop_one(world: &World, make: Make, held: bool, cut: Cut, what: &str) -
             lease.release().await.unwrap();
         }
     });
-    let lock = world.here.obtain(key);
+    let lock = kind.lock(&world.here, key);
     let output = cut.drive(make(&lock, floor.clone())).await;
     let done = output.is_some();
     drop((output, lock));
@@ -72,6 +72,25 @@ async fn drop_one(world: &World, make: Make, held: bool, cut: Cut, what: &str) -
 
 #[tokio::test]
 async fn dropped_at_every_poll_on_a_server() {
+    drop_at_every_poll(Kind::Exclusive).await;
+}
+
+#[tokio::test]
+async fn a_reader_dropped_at_every_poll_on_a_server() {
+    drop_at_every_poll(Kind::Reader).await;
+}
+
+#[tokio::test]
+async fn a_permit_dropped_at_every_poll_on_a_server() {
+    drop_at_every_poll(Kind::Permit).await;
+}
+
+#[tokio::test]
+async fn a_group_dropped_at_every_poll_on_a_server() {
+    drop_at_every_poll(Kind::Group).await;
+}
+
+async fn drop_at_every_poll(kind: Kind) {
     let server = RedisServer::start();
     let tasks = Handle::current().metrics().num_alive_tasks();
     let world = World {
@@ -92,7 +111,7 @@ async fn dropped_at_every_poll_on_a_server() {
                         let held_or_free = if held { "held" } else { "free" };
                         let what =
                             format!("{name}, {held_or_free}, {cut:?}").replace(['{', '}'], "|");
-                        if drop_one(&world, *make, held, cut, &what).await {
+                        if drop_one(&world, *make, kind, held, cut, &what).await {
                             return polls;
                         }
                     }

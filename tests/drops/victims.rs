@@ -5,7 +5,30 @@ use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
 use futures::{FutureExt, Stream, StreamExt};
-use lockstream::{FutureLockExt, Lock, LockError, StreamLockExt};
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, StreamLockExt};
+
+/// What a victim locks. Each excludes an exclusive holder of the key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Exclusive,
+    Reader,
+    Permit,
+    /// Another key first, and then this one.
+    Group,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 4] = [Self::Exclusive, Self::Reader, Self::Permit, Self::Group];
+
+    pub(crate) fn lock(self, locks: &LockRegistry, key: &str) -> Lock {
+        match self {
+            Self::Exclusive => locks.obtain(key),
+            Self::Reader => locks.obtain(key).shared(),
+            Self::Permit => locks.obtain(key).permits(3).weight(2),
+            Self::Group => locks.obtain_all([key, &format!("! {key}")]),
+        }
+    }
+}
 
 /// A future to be dropped; whatever it yields is dropped after it.
 pub(crate) type Victim = LocalBoxFuture<'static, Box<dyn Any>>;

@@ -23,7 +23,7 @@ async fn the_reply_to_an_adoption_is_lost() {
     let proxy = Proxy::to(&server);
     let (here, there) = two(&server, &proxy).await;
     let lease = here.obtain("k").ttl(LONG).lease().await.unwrap();
-    let (token, detached) = (lease.token(), lease.detach());
+    let (token, detached) = (lease.token(), lease.detach().unwrap());
     proxy.blackhole(Way::ToClient, true);
     let adopting = tokio::spawn(there.adopt(detached.clone()));
     wait_until("the server has done it", BOUND, || {
@@ -48,7 +48,14 @@ async fn an_adoption_that_was_done_for_nobody_is_given_back() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let (here, there) = two(&server, &proxy).await;
-    let detached = here.obtain("k").ttl(LONG).lease().await.unwrap().detach();
+    let detached = here
+        .obtain("k")
+        .ttl(LONG)
+        .lease()
+        .await
+        .unwrap()
+        .detach()
+        .unwrap();
     proxy.blackhole(Way::ToClient, true);
     let adopting = tokio::spawn(there.adopt(detached.clone()));
     wait_until("the server has done it", BOUND, || {
@@ -69,7 +76,14 @@ async fn an_adoption_is_lost_on_its_way() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let (here, there) = two(&server, &proxy).await;
-    let detached = here.obtain("k").ttl(LONG).lease().await.unwrap().detach();
+    let detached = here
+        .obtain("k")
+        .ttl(LONG)
+        .lease()
+        .await
+        .unwrap()
+        .detach()
+        .unwrap();
     proxy.blackhole(Way::ToServer, true);
     let adopting = tokio::spawn(there.adopt(detached.clone()));
     sleep(ms(100)).await;
@@ -89,7 +103,14 @@ async fn a_server_that_lost_its_data_has_nothing_to_adopt() {
         builder(&server.url()).await.build().unwrap(),
         builder(&server.url()).await.build().unwrap(),
     );
-    let detached = here.obtain("k").ttl(LONG).lease().await.unwrap().detach();
+    let detached = here
+        .obtain("k")
+        .ttl(LONG)
+        .lease()
+        .await
+        .unwrap()
+        .detach()
+        .unwrap();
     server.restart();
     let adopting = timeout(BOUND, async {
         loop {
@@ -112,7 +133,14 @@ async fn a_foreign_lock_is_not_adopted() {
         builder(&server.url()).await.build().unwrap(),
         builder(&server.url()).await.build().unwrap(),
     );
-    let detached = here.obtain("k").ttl(LONG).lease().await.unwrap().detach();
+    let detached = here
+        .obtain("k")
+        .ttl(LONG)
+        .lease()
+        .await
+        .unwrap()
+        .detach()
+        .unwrap();
     server.set("lock:k", "a stranger");
     let told = there.adopt(detached.clone()).await;
     assert!(matches!(&told, Err(error) if error.is_lost()), "{told:?}");

@@ -106,7 +106,7 @@ pub(crate) async fn served(
 
 pub(crate) async fn wait_for_queue(server: &RedisServer, tickets: u64) {
     wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == tickets
+        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == tickets
     })
     .await;
 }

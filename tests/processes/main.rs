@@ -44,7 +44,7 @@ fn spawn(server: &RedisServer, role: &str, env: &[(&str, &str)]) -> Worker {
 /// Waits until so many registries are in the queue of `k`.
 async fn wait_for_queue(server: &RedisServer, tickets: u64) {
     wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == tickets
+        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == tickets
     })
     .await;
 }
@@ -202,6 +202,98 @@ async fn processes_count_together() {
         let token: u64 = token.parse().unwrap();
         assert!(token > last, "{token} after {last}");
         last = token;
+    }
+    wait_until("all is given back", BOUND, || {
+        server.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}
+
+/// A permit of a process that is killed comes back when its ttl is over. The others are held meanwhile.
+#[tokio::test]
+async fn the_permit_of_a_killed_holder_comes_back() {
+    let server = RedisServer::start();
+    let here = registry(&server.url()).await.unwrap();
+    let permit = here.obtain("k").permits(2);
+    let stays = permit.lease().await.unwrap();
+    let mut holder = spawn(&server, "holder", &[("TTL", "1500"), ("MODE", "permit")]);
+    holder.expect_line("holds ", BOUND).await;
+    let held_at_the_latest = Instant::now();
+    let waiting = tokio::spawn(permit.lease());
+    wait_for_queue(&server, 1).await;
+    holder.sigkill();
+    let lease = timeout(ms(2_000), waiting).await.expect("in time");
+    let lease = lease.unwrap().unwrap();
+    assert!(held_at_the_latest.elapsed() <= ms(2_000));
+    assert!(stays.is_valid());
+    lease.release().await.unwrap();
+    stays.release().await.unwrap();
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// Its release has served some of them, and nobody tells the killed process to serve the rest. Theirs does.
+#[tokio::test]
+async fn readers_of_another_process_are_let_in_though_the_releaser_is_killed() {
+    let server = RedisServer::start();
+    let mut writer = spawn(&server, "holder", &[]);
+    writer.expect_line("holds ", BOUND).await;
+    let mut readers = spawn(&server, "readers", &[]);
+    wait_for_queue(&server, 200).await;
+    // It is stopped in the moment after its release was sent, and killed.
+    writer.tell("release");
+    wait_until("it is released", BOUND, || {
+        server.ask::<String>(&["TYPE", "lock:k"]) == "zset"
+    })
+    .await;
+    writer.sigkill();
+    readers.expect_line("read", BOUND).await;
+    readers.tell("end");
+    wait_until("all is given back", BOUND, || {
+        server.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}
+
+/// A writer that is killed while it waits stands in nobody's way.
+#[tokio::test]
+async fn a_killed_writer_does_not_keep_readers_waiting() {
+    let server = RedisServer::start();
+    let here = registry(&server.url()).await.unwrap();
+    let held = here.obtain("k").shared().lease().await.unwrap();
+    let mut writer = spawn(&server, "holder", &[]);
+    wait_for_queue(&server, 1).await;
+    let connections = server.clients().len();
+    writer.sigkill();
+    wait_until("the server sees it", BOUND, || {
+        server.clients().len() < connections
+    })
+    .await;
+    let lease = here
+        .obtain("k")
+        .shared()
+        .lease_within(ms(1_000))
+        .await
+        .unwrap();
+    lease.release().await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(server.keys("*"), ["lock:~fence"]);
+}
+
+/// A hundred tasks of two processes, each with three of ten keys in its own order.
+#[tokio::test]
+async fn groups_of_two_processes_do_not_deadlock() {
+    let server = RedisServer::start();
+    let mut workers: Vec<_> = ["0", "5"]
+        .map(|first| spawn(&server, "transfers", &[("FIRST", first)]))
+        .into();
+    for worker in &workers {
+        worker.expect_line("ready", 2 * BOUND).await;
+    }
+    for worker in &mut workers {
+        worker.tell("go");
+    }
+    for worker in &workers {
+        worker.expect_line("done", 4 * BOUND).await;
     }
     wait_until("all is given back", BOUND, || {
         server.keys("*") == ["lock:~fence"]

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use lockstream::{Lock, LockError, LockRegistry};
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry};
+use tokio::sync::Barrier;
 use tokio::time::sleep;
 
 use crate::support::Role;
@@ -22,13 +23,19 @@ pub(crate) async fn run(role: Role) {
         "holder" => hold(role, &locks).await,
         "ticker" => tick(role, &locks).await,
         "counter" => count(role, &locks).await,
+        "readers" => read(role, &locks).await,
+        "transfers" => transfer(role, &locks).await,
         other => panic!("no such role: {other}"),
     }
 }
 
-/// `k`, with the ttl that the spawner wants, if it wants one.
+/// `k`, with the mode and the ttl that the spawner wants, if it wants one.
 fn lock(locks: &LockRegistry) -> Lock {
-    let lock = locks.obtain("k");
+    let lock = match std::env::var("MODE").as_deref() {
+        Ok("shared") => locks.obtain("k").shared(),
+        Ok("permit") => locks.obtain("k").permits(2),
+        _ => locks.obtain("k"),
+    };
     match std::env::var("TTL") {
         Ok(millis) => lock.ttl(ms(millis.parse().unwrap())),
         Err(_) => lock,
@@ -42,6 +49,46 @@ async fn hold(mut role: Role, locks: &LockRegistry) {
     role.hear().await;
     lease.release().await.unwrap();
     role.say("released");
+    role.hear().await;
+}
+
+/// Two hundred readers wait, and tell when all of them are in.
+async fn read(mut role: Role, locks: &LockRegistry) {
+    const READERS: usize = 200;
+    let all_in = Barrier::new(READERS);
+    let reads = async || {
+        let read = async {
+            all_in.wait().await;
+        };
+        read.with_lock(locks.obtain("k").shared()).await.unwrap();
+    };
+    join_all((0..READERS).map(|_| reads())).await;
+    role.say("read");
+    role.hear().await;
+}
+
+/// Takes three of ten keys at once, again and again.
+async fn transfer(mut role: Role, locks: &LockRegistry) {
+    let first: usize = role.env("FIRST").parse().unwrap();
+    role.say("ready");
+    role.hear().await;
+    let task = async |task: usize| {
+        for round in 0..5 {
+            let keys = [first + task, task * 7 + round, 3 * task + first];
+            let keys = keys.map(|key| format!("account-{}", key % 10));
+            let group = locks.obtain_all(&keys);
+            let moves = async || {
+                for key in &keys {
+                    // Nobody else has the key.
+                    let seen = locks.obtain(key).inspect().await.unwrap();
+                    assert_eq!(seen.holders.len(), 1);
+                }
+            };
+            moves().with_lock(group).await.unwrap();
+        }
+    };
+    join_all((0..50).map(task)).await;
+    role.say("done");
     role.hear().await;
 }
 

@@ -60,6 +60,32 @@ async fn nothing_left(servers: &[RedisServer], registries: &[&LockRegistry]) {
     }
 }
 
+#[tokio::test]
+async fn shared_locks_and_permits_are_refused() {
+    let servers = servers(3);
+    let locks = builder(&servers).build().unwrap();
+    for (lock, setting) in [
+        (locks.obtain("k").shared(), "shared"),
+        (locks.obtain("k").permits(4), "permits"),
+    ] {
+        let error = lock.acquire_once().await.unwrap_err();
+        assert!(
+            matches!(&error, LockError::InvalidSetting { setting: told, .. } if *told == setting),
+            "{error:?}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("a quorum has exclusive locks only"),
+            "{error}"
+        );
+    }
+    // Several keys are exclusive locks.
+    let both = locks.obtain_all(["a", "b"]).lease().await.unwrap();
+    both.release().await.unwrap();
+    assert!(values(&servers).iter().all(Option::is_none));
+}
+
 /// Whoever mends one node is not to find out about the next only then. The third may not have been heard of yet.
 #[tokio::test]
 async fn nodes_that_are_away_are_all_told() {
@@ -311,7 +337,7 @@ async fn extended_detached_adopted_and_left_to_run_out() {
             >= 2
     );
     let token = lease.token();
-    let detached = lease.detach();
+    let detached = lease.detach().unwrap();
     servers[0].kill();
     let adopted = timeout(BOUND, there.adopt(detached))
         .await

@@ -217,7 +217,7 @@ pub(crate) async fn a_shared_lease_that_is_detached_is_lost_to_the_others<W: Wor
     let work = async {
         let (guard, other) = (s.nested.lease().await, s.nested.lease().await);
         let other = other.unwrap();
-        detached = Some(guard.unwrap().detach());
+        detached = Some(guard.unwrap().detach().unwrap());
         assert!(other.lost().await.is_lost() && !other.is_valid());
         assert_waited_in_vain!(s.nested.lease().await);
         let told = other.release().now_or_never().expect("at once");

@@ -251,7 +251,7 @@ async fn a_shared_lease_that_is_detached() {
                 let start = start.clone();
                 move || {
                     start.wait();
-                    guard.detach()
+                    guard.detach().unwrap()
                 }
             });
             start.wait();

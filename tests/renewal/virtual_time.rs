@@ -221,7 +221,7 @@ async fn an_end_that_is_no_loss_is_never_told_as_one() {
         sleep(TTL - ms(2_000)).await;
         match end {
             End::Kept => drop(lease),
-            End::Detached => drop(lease.detach()),
+            End::Detached => drop(lease.detach().unwrap()),
             End::OverASlowLine => {
                 // The answer comes after the deadline.
                 store.set_latency(ms(1_900));

@@ -25,7 +25,7 @@ async fn a_caller_that_is_dropped_meanwhile_leaves_nothing() {
     let lease = holding.obtain("k").lease().await.unwrap();
     let caller = tokio::spawn(locks.obtain("k").lease());
     wait_until("it stands in the queue", BOUND, || {
-        flock.primary.exists("{lock:k}:~queue1")
+        flock.primary.exists("{lock:k}:~queue2")
     })
     .await;
     lease.release().await.unwrap();

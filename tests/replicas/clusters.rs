@@ -143,7 +143,7 @@ async fn a_hand_over_on_a_cluster_counts_when_the_replica_has_it() {
     ];
     for index in 0..3 {
         let key = key_at(&cluster, index, "k");
-        let (name, queue) = (format!("lock:{key}"), format!("{{lock:{key}}}:~queue1"));
+        let (name, queue) = (format!("lock:{key}"), format!("{{lock:{key}}}:~queue2"));
         let (primary, replica) = (cluster.server(index), cluster.server(index + 3));
         let mut lease = both[0].obtain(&*key).lease().await.unwrap();
         for turn in 1..5 {

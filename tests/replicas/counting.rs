@@ -21,6 +21,50 @@ async fn an_acquired_lock_is_on_both_replicas() {
     flock.wait_until_empty().await;
 }
 
+/// A permit counts by its members, and a grant of one is confirmed like any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_are_on_both_replicas() {
+    let flock = Flock::start().await;
+    let locks = flock.registry(2, ms(5_000)).await;
+    let permit = || locks.obtain("p").permits(3).weight(2);
+    let taken = || {
+        flock
+            .replicas
+            .iter()
+            .map(|it| it.ask::<u64>(&["ZCARD", "lock:p"]))
+    };
+    for _ in 0..10 {
+        let first = permit().lease().await.unwrap();
+        assert!(taken().eq([2, 2]));
+        let next = tokio::spawn(permit().lease());
+        wait_until("it waits", BOUND, || {
+            flock.primary.ask::<u64>(&["ZCARD", "{lock:p}:~queue2"]) == 1
+        })
+        .await;
+        first.release().await.unwrap();
+        let next = timeout(BOUND, next).await.expect("it is served");
+        let next = next.unwrap().unwrap();
+        assert!(taken().eq([2, 2]));
+        next.release().await.unwrap();
+    }
+    flock.wait_until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permit_that_one_of_two_replicas_lacks_is_refused_and_released() {
+    let flock = Flock::start().await;
+    let locks = flock.registry(2, ms(500)).await;
+    flock.replicas[0].stop();
+    let (permit, reader) = (locks.obtain("p").permits(3), locks.obtain("p").shared());
+    for lock in [permit, reader] {
+        let error = told(lock.acquire_once().await);
+        assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
+        wait_until("it is released", BOUND, || !flock.primary.exists("lock:p")).await;
+    }
+    flock.replicas[0].cont();
+    flock.wait_until_empty().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_one_of_two_replicas_lacks_is_refused_in_time_and_released() {
     let flock = Flock::start().await;
@@ -69,7 +113,7 @@ async fn a_hand_over_counts_when_both_replicas_have_it() {
         let next = if turn % 2 == 0 { &there } else { &here };
         let waiter = tokio::spawn(next.obtain("k").lease());
         wait_until("it stands in the queue", BOUND, || {
-            flock.primary.exists("{lock:k}:~queue1")
+            flock.primary.exists("{lock:k}:~queue2")
         })
         .await;
         let (token, owner) = (lease.token(), flock.primary.get("lock:k"));
@@ -96,7 +140,7 @@ async fn a_grant_that_does_not_count_goes_on_and_its_waiter_is_not_forgotten() {
     );
     let stand = async |count: u64| {
         wait_until("they stand in the queue", BOUND, || {
-            flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == count
+            flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == count
         })
         .await;
     };

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use crate::support::{FAIL_OVER, RedisServer, Sentinel, Watched, chain, wait_until};
 use crate::{BOUND, LONG, ms, registry};
 
-const QUEUE: &str = "{lock:k}:~queue1";
+const QUEUE: &str = "{lock:k}:~queue2";
 
 /// One who holds `k`, and one who waits for it.
 struct Scene {
@@ -246,4 +246,88 @@ async fn all_sentinels_are_silent_and_the_primary_stays() {
     watched.sentinels.iter().for_each(Sentinel::cont);
     let lease = others.obtain("k").lease().await.unwrap();
     lease.release().await.unwrap();
+}
+
+/// What several hold is held at the new primary, and those who wait behind them are served there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_permits_and_groups_survive_the_primary() {
+    let mut watched = Watched::start();
+    let (holding, waiting) = (
+        registry(&watched.url()).await,
+        registry(&watched.url()).await,
+    );
+    let permit = |locks: &LockRegistry, weight| locks.obtain("p").permits(3).weight(weight);
+    let readers = [
+        holding.obtain("r").shared().lease().await.unwrap(),
+        waiting.obtain("r").shared().lease().await.unwrap(),
+    ];
+    let one = permit(&holding, 1).lease().await.unwrap();
+    let two = permit(&holding, 2).lease().await.unwrap();
+    let group = holding.obtain_all(["g", "h"]).lease().await.unwrap();
+    let writer = tokio::spawn(waiting.obtain("r").lease());
+    let third = tokio::spawn(permit(&waiting, 1).lease());
+    let other_group = tokio::spawn(waiting.obtain_all(["h", "i"]).lease());
+    all_wait(watched.primary()).await;
+    watched.wait_until_replicated();
+    let old = watched.kill_primary();
+    watched.wait_until_promoted(old);
+
+    let primary = watched.primary();
+    wait_until("both have found the new primary", BOUND, || {
+        callers(primary) == 2
+    })
+    .await;
+    all_wait(primary).await;
+    assert!(
+        readers
+            .iter()
+            .chain([&one, &two, &group])
+            .all(Lease::is_valid)
+    );
+    assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:r"]), 2);
+    assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:p"]), 3);
+    assert!(permit(&waiting, 1).lease_once().await.unwrap().is_none());
+    assert!(!writer.is_finished() && !third.is_finished() && !other_group.is_finished());
+
+    let newest = readers.iter().map(Lease::token).max();
+    for reader in readers {
+        released(reader).await;
+    }
+    let writer = served(writer).await;
+    assert!(
+        Some(writer.token()) > newest,
+        "tokens grow through a fail-over"
+    );
+    released(two).await;
+    let third = served(third).await;
+    assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:p"]), 2);
+    released(group).await;
+    let other_group = served(other_group).await;
+    for lease in [writer, one, third, other_group] {
+        released(lease).await;
+    }
+    wait_until("nothing is left", BOUND, || {
+        holding.in_use() + waiting.in_use() == 0 && primary.keys("*") == ["lock:~fence"]
+    })
+    .await;
+}
+
+async fn all_wait(primary: &RedisServer) {
+    for key in ["r", "p", "h"] {
+        let queue = format!("{{lock:{key}}}:~queue2");
+        wait_until("one waits in each queue", BOUND, || {
+            primary.ask::<u64>(&["ZCARD", &queue]) == 1
+        })
+        .await;
+    }
+}
+
+async fn served(waiter: JoinHandle<Result<Lease, LockError>>) -> Lease {
+    let lease = timeout(BOUND, waiter).await.expect("it is served");
+    lease.unwrap().unwrap()
+}
+
+async fn released(lease: Lease) {
+    let released = timeout(BOUND, lease.release()).await;
+    released.expect("a release ends").unwrap();
 }

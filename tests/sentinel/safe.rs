@@ -36,7 +36,7 @@ async fn a_fail_over_over_tls() {
     let (holding, waiting) = (locks().await, locks().await);
     let lease = holding.obtain("k").lease().await.unwrap();
     let waiter = tokio::spawn(waiting.obtain("k").lease());
-    let queue = "{lock:k}:~queue1";
+    let queue = "{lock:k}:~queue2";
     wait_until("one waits in the queue", BOUND, || {
         watched.primary().exists(queue)
     })

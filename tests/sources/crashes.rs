@@ -86,7 +86,7 @@ async fn crashed_waiter() {
         server.clients().len() == connections - 3
     })
     .await;
-    assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]), 5);
+    assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 5);
     let begin = Instant::now();
     let token = held.token();
     released(held).await;
@@ -94,7 +94,7 @@ async fn crashed_waiter() {
     let lease = lease.unwrap().unwrap();
     assert!(begin.elapsed() < secs(2), "{:?}", begin.elapsed());
     assert!(lease.token() > token);
-    assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]), 1);
+    assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 1);
     let token = lease.token().get();
     released(lease).await;
     let next: u64 = last.expect_line("holds ", BOUND).await.parse().unwrap();

@@ -142,7 +142,7 @@ fn assert_lost<T: std::fmt::Debug>(told: Result<T, LockError>, key: &str) {
 /// Waits until so many processes stand in the server's queue of `k`.
 async fn queued(server: &RedisServer, tickets: u64) {
     wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]) == tickets
+        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == tickets
     })
     .await;
 }

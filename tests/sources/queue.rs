@@ -65,7 +65,7 @@ async fn one_ticket_a_process() {
         processes.push(locks);
     }
     sleep(ms(100)).await;
-    assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue1"]), 3);
+    assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 3);
     assert_eq!(holder.obtain("k").inspect().await.unwrap().waiting, 3);
     let clients = server.clients();
     assert_eq!(clients.len(), 4, "one connection a process");

@@ -8,7 +8,7 @@ use crate::judge::linear::{self, Op, Register, Ret, Step, Window};
 use crate::judge::recovery::{Struck, recoveries};
 use crate::judge::reigns::{Cause, Loss, Reigns};
 use crate::judge::waits::Waits;
-use crate::judge::{Child, Span};
+use crate::judge::{Child, Mode, Span};
 use crate::plan::Kind;
 use crate::torture::log::Line;
 use crate::torture::resource::Resource;
@@ -403,6 +403,102 @@ fn a_lease_taken_after_its_end_is_counted_and_proves_nothing() {
     assert_eq!(verdict.dead_on_arrival, 1);
 }
 
+/// Holds of one key in their modes: which child, token, taken, ended.
+fn shared(all: &[(Mode, usize, u64, u64, u64)], losses: &[Loss]) -> Verdict {
+    let mut holds = Holds::default();
+    for (number, &(mode, slot, token, from, to)) in all.iter().enumerate() {
+        let hold = Hold::new(child(slot), token, from, from + TTL).of(mode);
+        holds.taken(number as u64, "key".to_owned(), hold);
+        holds.ended(child(slot), number as u64, to);
+    }
+    holds.judge(&HashMap::new(), losses, TTL)
+}
+
+const fn permit(weight: u64, limit: u64) -> Mode {
+    Mode::Permit { weight, limit }
+}
+
+#[test]
+fn readers_share_a_key_with_readers_alone() {
+    let readers = [
+        (Mode::Reader, 0, 1, 0, 20),
+        (Mode::Reader, 1, 2, 5, 30),
+        (Mode::Exclusive, 2, 3, 31, 40),
+    ];
+    let verdict = shared(&readers, &[]);
+    assert!(clean(&verdict), "{verdict:?}");
+    assert_eq!(verdict.modes["reader"], 2);
+    for other in [Mode::Exclusive, Mode::Group, Mode::Kept, permit(1, 9)] {
+        for modes in [[Mode::Reader, other], [other, Mode::Reader]] {
+            let both = [(modes[0], 0, 1, 0, 20), (modes[1], 1, 2, 19, 30)];
+            assert_eq!(shared(&both, &[]).overlaps.len(), 1, "{modes:?}");
+        }
+    }
+}
+
+#[test]
+fn permits_beyond_their_limit_are_found() {
+    let full = [
+        (permit(2, 4), 0, 1, 0, 20),
+        (permit(1, 4), 1, 2, 5, 30),
+        (permit(1, 4), 2, 3, 6, 30),
+        // The first has left.
+        (permit(2, 4), 3, 4, 20, 30),
+    ];
+    assert!(clean(&shared(&full, &[])));
+    let mut crowd = full.to_vec();
+    crowd[3] = (permit(2, 4), 3, 4, 19, 30);
+    let verdict = shared(&crowd, &[]);
+    assert_eq!(
+        (verdict.overlaps.len(), verdict.crowds),
+        (1, 0),
+        "{verdict:?}"
+    );
+    // Those that the server was made to forget do not count.
+    let verdict = shared(&crowd, &flushed(8, 9));
+    assert_eq!(
+        (verdict.overlaps.len(), verdict.crowds),
+        (0, 1),
+        "{verdict:?}"
+    );
+    // The others do.
+    crowd.push((permit(3, 4), 4, 5, 25, 40));
+    assert_eq!(shared(&crowd, &flushed(8, 9)).overlaps.len(), 1);
+    // Two limits are two kinds.
+    let two = [(permit(1, 4), 0, 1, 0, 20), (permit(1, 5), 1, 2, 10, 30)];
+    assert_eq!(shared(&two, &[]).overlaps.len(), 1);
+}
+
+/// Whenever its work ends, also if it dies: until its first deadline nobody else has the key.
+#[test]
+fn a_kept_key_that_another_takes_too_early_is_found() {
+    for (taken, breaches) in [(99, 1), (100, 0)] {
+        let turns = [
+            (Mode::Kept, 0, 1, 0, 10),
+            (Mode::Exclusive, 1, 2, taken, 120),
+        ];
+        assert_eq!(shared(&turns, &[]).overlaps.len(), breaches, "{taken}");
+        let verdict = shared(&turns, &flushed(20, 21));
+        assert_eq!(explained(&verdict), breaches as u64, "{taken}");
+    }
+}
+
+/// Of two readers the one that was granted first may look last. With anybody else that cannot be.
+#[test]
+fn tokens_of_readers_are_in_order_with_those_of_writers() {
+    let readers = [(Mode::Reader, 0, 5, 0, 10), (Mode::Reader, 1, 4, 11, 20)];
+    assert!(clean(&shared(&readers, &[])));
+    for modes in [
+        [Mode::Reader, Mode::Exclusive],
+        [Mode::Exclusive, Mode::Reader],
+    ] {
+        let both = [(modes[0], 0, 5, 0, 10), (modes[1], 1, 4, 11, 20)];
+        assert_eq!(shared(&both, &[]).tokens.len(), 1, "{modes:?}");
+    }
+    let same = [(Mode::Reader, 0, 5, 0, 10), (Mode::Reader, 1, 5, 1, 20)];
+    assert_eq!(shared(&same, &[]).tokens.len(), 1);
+}
+
 #[test]
 fn a_forgotten_waiter_is_found() {
     let mut waits = Waits::new(50);
@@ -487,6 +583,99 @@ fn a_lost_update_is_no_history_of_a_register() {
     assert_eq!(window(stale).is_linearizable(), Ok(false));
 }
 
+#[test]
+fn readers_and_permits_have_a_model_of_their_own() {
+    use Step::{Invoked, Returned};
+    let enter = |token, weight| Op::Enter {
+        token,
+        weight,
+        limit: 3,
+    };
+    let histories = [
+        // A reader sees what was written before it came.
+        (vec![(Op::Read { token: 2 }, Ret::Value(0))], true),
+        (vec![(Op::Read { token: 2 }, Ret::Value(1))], false),
+        // A writer that an earlier token lets in after a reader would change what it reads.
+        (
+            vec![
+                (Op::Read { token: 2 }, Ret::Value(0)),
+                (Op::Write { token: 1, value: 5 }, Ret::Written),
+            ],
+            false,
+        ),
+        // There is room for three.
+        (
+            vec![
+                (enter(1, 2), Ret::Entered),
+                (enter(2, 1), Ret::Entered),
+                (Op::Leave { token: 1 }, Ret::Left),
+                (enter(3, 2), Ret::Entered),
+                (Op::Leave { token: 2 }, Ret::Left),
+            ],
+            true,
+        ),
+        // If there is no more room, the oldest is thrown out: it cannot have been inside until the end.
+        (
+            vec![
+                (enter(1, 2), Ret::Entered),
+                (enter(2, 2), Ret::Entered),
+                (Op::Leave { token: 1 }, Ret::Left),
+            ],
+            false,
+        ),
+        // Nor beside one who has the key alone.
+        (
+            vec![
+                (enter(1, 2), Ret::Entered),
+                (Op::Add { token: 2 }, Ret::Added(0)),
+                (Op::Leave { token: 1 }, Ret::Left),
+            ],
+            false,
+        ),
+    ];
+    for (history, is_true) in histories {
+        let steps = history
+            .iter()
+            .cloned()
+            .flat_map(|(op, ret)| [Invoked(0, op), Returned(0, ret)]);
+        let found = window(steps.collect()).is_linearizable();
+        assert_eq!(found, Ok(is_true), "{history:?}");
+    }
+}
+
+/// Shared leases are fenced by exclusive ones, and exclusive ones by shared ones.
+#[test]
+fn the_resource_refuses_whoever_comes_after_another_kind() {
+    let (windows, history) = mpsc::channel();
+    let mut resource = Resource::new(windows);
+    let read = |token| Op::Read { token };
+    let enter = |token, weight| Op::Enter {
+        token,
+        weight,
+        limit: 2,
+    };
+    assert_eq!(resource.read(1, "key", 10), Some(0));
+    assert_eq!(
+        resource.share(2, "key", read(12)),
+        Some(Ret::Value(0)),
+        "the writer is late"
+    );
+    assert!(!resource.write(1, "key", 10, 1));
+    assert_eq!(resource.share(3, "key", read(11)), Some(Ret::Value(0)));
+    assert_eq!(resource.read(4, "key", 13), Some(0));
+    assert!(resource.write(4, "key", 13, 1));
+    assert_eq!(resource.share(2, "key", read(12)), None);
+    // Who is gone is inside no longer.
+    assert_eq!(resource.share(5, "key", enter(14, 2)), Some(Ret::Entered));
+    resource.gone(5);
+    assert_eq!(resource.share(6, "key", enter(15, 1)), Some(Ret::Entered));
+    assert_eq!(resource.share(7, "key", enter(16, 2)), Some(Ret::Entered));
+    assert_eq!(resource.share(6, "key", Op::Leave { token: 15 }), None);
+    resource.finish();
+    let history: Vec<Window> = history.iter().collect();
+    assert_eq!(history[0].is_linearizable(), Ok(true), "{history:?}");
+}
+
 /// The resource's own history of everything that can happen at it is one of a register, and nothing stale gets in.
 #[test]
 fn the_resource_refuses_stale_writes_and_keeps_a_true_history() {
@@ -543,8 +732,8 @@ fn windows_of_the_history_stay_short() {
             .all(|window| window.is_linearizable() == Ok(true))
     );
     for pair in history.windows(2) {
-        let end = pair[0].steps.last().copied();
-        assert_eq!(end, Some(Step::Returned(0, Ret::Seen(pair[1].origin))));
+        let seen = Ret::Seen(pair[1].origin.clone());
+        assert_eq!(pair[0].steps.last(), Some(&Step::Returned(0, seen)));
     }
 }
 
@@ -643,6 +832,10 @@ fn every_line_of_a_log_can_be_read_again() {
             token: u64::MAX,
             at: 3,
             deadline: 4,
+            mode: Mode::Permit {
+                weight: 2,
+                limit: 3,
+            },
         },
         Line::Until {
             lease: 1,
@@ -668,6 +861,9 @@ fn every_line_of_a_log_can_be_read_again() {
         Line::Late { refused: true },
     ] {
         assert_eq!(Line::parse(&line.to_string()), Some(line));
+    }
+    for mode in [Mode::Exclusive, Mode::Group, Mode::Kept, Mode::Reader] {
+        assert_eq!(Mode::parse(&mode.to_string()), Some(mode));
     }
     let wrong = Line::parse(&Line::Wrong { what }.to_string());
     let what = "panic: two / lines".to_owned();

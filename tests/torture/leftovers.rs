@@ -8,7 +8,7 @@ use crate::support::{Cluster, wait_until_blocking};
 
 const BOUND: Duration = Duration::from_secs(20);
 
-const QUEUE: &str = "{torture:any-0}:~queue1";
+const QUEUE: &str = "{torture:any-0}:~queue2";
 
 /// A cluster with one entry in a queue, where the queue is, its replica, and another primary.
 fn queued() -> (Cluster, u16, [usize; 3]) {

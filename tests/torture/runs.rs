@@ -78,6 +78,14 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
         row(&report, "steps checked by stateright") > 2 * least,
         "{report}"
     );
+    let shared = if deployment == "quorum" {
+        &[][..]
+    } else {
+        &["  reader", "  permit"]
+    };
+    for mode in ["  exclusive", "  group", "  kept"].iter().chain(shared) {
+        assert!(row(&report, mode) > 0, "{report}");
+    }
     for kind in Kind::of(deployment) {
         assert!(row(&report, kind.name()) > 0, "{report}");
     }

@@ -30,6 +30,18 @@ impl Library for Lockstream {
         self.registry.obtain(key).wait(Duration::MAX)
     }
 
+    fn permit(&self, key: &str, limit: u32) -> Lock {
+        self.lock(key).permits(limit)
+    }
+
+    fn reader(&self, key: &str) -> Lock {
+        self.lock(key).shared()
+    }
+
+    fn all(&self, keys: &[String]) -> Lock {
+        self.registry.obtain_all(keys).wait(Duration::MAX)
+    }
+
     async fn acquire(&self, lock: &Lock) -> Outcome<Lease> {
         lock.lease().await.map_err(told("lease"))
     }

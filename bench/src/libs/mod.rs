@@ -79,6 +79,21 @@ pub(crate) trait Library: Sized + Send + Sync + 'static {
 
     fn lock(&self, key: &str) -> Self::Lock;
 
+    /// One of so many permits; only for libraries that take part in its scenario.
+    fn permit(&self, _key: &str, _limit: u32) -> Self::Lock {
+        unreachable!("it has no permits")
+    }
+
+    /// A reader's lock, as above.
+    fn reader(&self, _key: &str) -> Self::Lock {
+        unreachable!("it has no readers")
+    }
+
+    /// Several keys at once, as above.
+    fn all(&self, _keys: &[String]) -> Self::Lock {
+        unreachable!("it locks one key at a time")
+    }
+
     /// Waits for the lock for as long as it takes.
     fn acquire(&self, lock: &Self::Lock) -> impl Future<Output = Outcome<Self::Held>> + Send;
 

@@ -111,8 +111,29 @@ pub(super) fn of_ours_alone(speed: &Speed) -> String {
         ))
     };
     let alone = [leases(), waiters(), keys()];
-    let elsewhere = [far(speed), cluster(speed), fleet(speed)];
+    let elsewhere = [modes(speed), far(speed), cluster(speed), fleet(speed)];
     alone.into_iter().chain(elsewhere).flatten().collect()
+}
+
+/// Permits, readers and several keys.
+fn modes(speed: &Speed) -> Option<String> {
+    let of = |scenario, lib, figure| speed.median(scenario, lib, figure).map(short);
+    let permits = |lib| {
+        let taken = of(Scenario::Permits8, lib, "acquisitions")?;
+        let wait = of(Scenario::Permits8, lib, "maxwait")?;
+        Some((taken, wait))
+    };
+    let ((ours, wait), (bare, bare_wait)) = (permits(Lib::Lockstream)?, permits(Lib::Bare)?);
+    let ours_alone = |scenario, figure| of(scenario, Lib::Lockstream, figure);
+    let reads = ours_alone(Scenario::Readers, "reads")?;
+    let write_wait = ours_alone(Scenario::Readers, "write-maxwait")?;
+    let groups = ours_alone(Scenario::All3, "acquisitions")?;
+    let group_wait = ours_alone(Scenario::All3, "maxwait")?;
+    Some(format!(
+        "- 64 tasks on 8 permits: {ours} acquisitions/s, the longest wait {wait} ms; bare's sorted set, asked again \
+         and again: {bare}, {bare_wait} ms. 64 readers and a writer: {reads} reads/s, and the writer waits \
+         {write_wait} ms at most. Three of ten keys at once, 16 tasks: {groups} acquisitions/s, {group_wait} ms.\n"
+    ))
 }
 
 /// Over a slow network.

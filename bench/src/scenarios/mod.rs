@@ -48,10 +48,13 @@ pub(crate) enum Scenario {
     FleetCrash,
     FleetTimeout,
     FleetRestart,
+    Permits8,
+    Readers,
+    All3,
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 28] = [
         Self::Free1,
         Self::Free8,
         Self::Free64,
@@ -77,6 +80,9 @@ impl Scenario {
         Self::FleetCrash,
         Self::FleetTimeout,
         Self::FleetRestart,
+        Self::Permits8,
+        Self::Readers,
+        Self::All3,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -106,6 +112,9 @@ impl Scenario {
             Self::FleetCrash => "fleet-crash",
             Self::FleetTimeout => "fleet-timeout",
             Self::FleetRestart => "fleet-restart",
+            Self::Permits8 => "permits-8",
+            Self::Readers => "readers",
+            Self::All3 => "all-3",
         }
     }
 
@@ -115,7 +124,10 @@ impl Scenario {
             | Self::ManyKeys
             | Self::Fair1To100
             | Self::Fair1To100Nopass
-            | Self::Waiters10k => Group::Alone,
+            | Self::Waiters10k
+            | Self::Readers
+            | Self::All3 => Group::Alone,
+            Self::Permits8 => Group::Bare,
             Self::Far1 | Self::Far64 | Self::Far256 => Group::Far,
             Self::Cluster100k
             | Self::ClusterBrief
@@ -129,14 +141,14 @@ impl Scenario {
 
     /// Whether it is run once, for lockstream alone.
     pub(crate) fn is_ours_alone(self) -> bool {
-        !matches!(self.group(), Group::Compared | Group::Far)
+        !matches!(self.group(), Group::Compared | Group::Bare | Group::Far)
     }
 
     /// Whether that library takes part in it.
     pub(crate) fn is_of(self, lib: Lib) -> bool {
         match self.group() {
             Group::Compared => true,
-            Group::Far => matches!(lib, Lib::Lockstream | Lib::Bare),
+            Group::Bare | Group::Far => matches!(lib, Lib::Lockstream | Lib::Bare),
             Group::Alone | Group::Cluster | Group::Fleet => lib == Lib::Lockstream,
         }
     }
@@ -149,6 +161,8 @@ enum Group {
     Compared,
     /// Lockstream alone, on one server.
     Alone,
+    /// Lockstream and bare, on one server.
+    Bare,
     /// Lockstream and bare, over a slow network.
     Far,
     Cluster,
@@ -175,7 +189,7 @@ impl Round<'_> {
             Group::Far => return far::round(&mut self),
             Group::Cluster => return cluster::round(&mut self),
             Group::Fleet => return fleet::round(&mut self),
-            Group::Compared | Group::Alone => {}
+            Group::Compared | Group::Bare | Group::Alone => {}
         }
         match self.scenario {
             Scenario::Waiting1000 => waiting::round(&mut self),
@@ -217,7 +231,7 @@ pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
     match job.scenario.group() {
         Group::Cluster => return cluster::work(&job, boss).await,
         Group::Fleet => return fleet::work(&job, boss).await,
-        Group::Compared | Group::Alone | Group::Far => {}
+        Group::Compared | Group::Bare | Group::Alone | Group::Far => {}
     }
     match (job.scenario, job.lib) {
         (Scenario::Held100k, _) => held::work(&job, boss).await,

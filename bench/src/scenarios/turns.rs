@@ -1,4 +1,4 @@
-//! `free-*`, `hot-*`, `fair-*` and `far-*`: tasks that take a lock and give it back, again and again.
+//! `free-*`, `hot-*`, `fair-*`, `far-*`, `permits-8`, `readers` and `all-3`: tasks that take a lock and give it back, again and again.
 //!
 //! Nothing is done under the lock, and nothing between two turns but a pause where the network is slow:
 //! what is measured is the lock.
@@ -31,11 +31,31 @@ const COUNTED_SECS: f64 = 0.4;
 /// Where the network is slow, so that acquisitions wait for it and not for the processors.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The writer's, between two writes.
+const WRITER_PAUSE: Duration = Duration::from_millis(10);
+
+/// Of how many keys the tasks of `all-3` take three.
+const KEYS: usize = 10;
+
+/// What a task takes.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// A key of its own.
+    Own,
+    /// The key that all want.
+    Hot,
+    /// One of so many permits of that.
+    Permit(u32),
+    /// That key as the other readers; the last process is a writer.
+    Reader,
+    /// Three keys at once.
+    Three,
+}
+
 /// How many tasks each process has.
 struct Shape {
     tasks: &'static [usize],
-    /// All on one key, or each on its own.
-    one_key: bool,
+    wanted: Wanted,
     passes: Passes,
     /// Between two turns of a task.
     pause: Duration,
@@ -43,14 +63,17 @@ struct Shape {
 
 impl Shape {
     fn of(scenario: Scenario) -> Self {
-        let (tasks, one_key): (&[usize], bool) = match scenario {
-            Scenario::Free1 | Scenario::Far1 => (&[1], false),
-            Scenario::Free8 => (&[8], false),
-            Scenario::Free64 | Scenario::Far64 => (&[64], false),
-            Scenario::Free256 | Scenario::Far256 => (&[256], false),
-            Scenario::HotLocal => (&[16], true),
-            Scenario::HotProcesses | Scenario::HotProcessesNopass => (&[4; 4], true),
-            Scenario::Fair1To100 | Scenario::Fair1To100Nopass => (&[1, 100], true),
+        let (tasks, wanted): (&[usize], Wanted) = match scenario {
+            Scenario::Free1 | Scenario::Far1 => (&[1], Wanted::Own),
+            Scenario::Free8 => (&[8], Wanted::Own),
+            Scenario::Free64 | Scenario::Far64 => (&[64], Wanted::Own),
+            Scenario::Free256 | Scenario::Far256 => (&[256], Wanted::Own),
+            Scenario::HotLocal => (&[16], Wanted::Hot),
+            Scenario::HotProcesses | Scenario::HotProcessesNopass => (&[4; 4], Wanted::Hot),
+            Scenario::Fair1To100 | Scenario::Fair1To100Nopass => (&[1, 100], Wanted::Hot),
+            Scenario::Permits8 => (&[64], Wanted::Permit(8)),
+            Scenario::Readers => (&[64, 1], Wanted::Reader),
+            Scenario::All3 => (&[16], Wanted::Three),
             other => unreachable!("{} is in another file", other.name()),
         };
         let passes = match scenario {
@@ -63,9 +86,27 @@ impl Shape {
         };
         Self {
             tasks,
-            one_key,
+            wanted,
             passes,
             pause,
+        }
+    }
+
+    /// Whether tasks wait for each other.
+    fn is_contended(&self) -> bool {
+        !matches!(self.wanted, Wanted::Own)
+    }
+
+    fn lock<L: Library>(&self, lib: &L, role: usize, task: usize) -> L::Lock {
+        match self.wanted {
+            Wanted::Own => lib.lock(&format!("free-{task}")),
+            Wanted::Reader if role == 0 => lib.reader("hot"),
+            Wanted::Hot | Wanted::Reader => lib.lock("hot"),
+            Wanted::Permit(limit) => lib.permit("hot", limit),
+            Wanted::Three => {
+                let keys = [task, task * 3 + 1, task * 7 + 2];
+                lib.all(&keys.map(|key| format!("key-{}", key % KEYS)))
+            }
         }
     }
 }
@@ -93,10 +134,10 @@ pub(super) fn round_at(round: &mut Round<'_>, url: &str) -> Outcome<Vec<Figure>>
         to: begin + LEAD + clock::nanos(round.secs),
     };
     let tally = Tally::of(&diaries, window);
-    if let Some(stall) = tally.stall(shape.one_key) {
+    if let Some(stall) = tally.stall(shape.is_contended()) {
         return Err(stall);
     }
-    let mut figures = if shape.one_key {
+    let mut figures = if shape.is_contended() {
         tally.of_one_key()
     } else if shape.pause > Duration::ZERO {
         tally.of_acquisitions()
@@ -110,6 +151,10 @@ pub(super) fn round_at(round: &mut Round<'_>, url: &str) -> Outcome<Vec<Figure>>
     figures.push(Figure::new("server-cpu", server_secs * each, "us/acq"));
     match round.scenario {
         Scenario::HotProcessesNopass => figures.push(calls(round, url, &shape)?),
+        Scenario::Readers => {
+            let (readers, writer) = diaries.split_at(shape.tasks[0]);
+            figures = Tally::of_readers([readers, writer].map(|part| Tally::of(part, window)));
+        }
         Scenario::Fair1To100 | Scenario::Fair1To100Nopass => {
             let (one, hundred) = diaries.split_at(shape.tasks[0]);
             figures.extend(tally.of_unequals([one, hundred].map(|part| Tally::of(part, window))));
@@ -187,11 +232,7 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
 
     let mut tasks = JoinSet::new();
     for task in 0..tasks_here {
-        let lock = if shape.one_key {
-            lib.lock("hot")
-        } else {
-            lib.lock(&format!("free-{task}"))
-        };
+        let lock = shape.lock(&*lib, job.role, task);
         let diary = Diary {
             turns: Vec::with_capacity(room),
             waiting_since: None,
@@ -201,7 +242,8 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
             sender: sender.clone(),
         };
         let lib = Arc::clone(&lib);
-        let pause = shape.pause;
+        let is_writer = matches!(shape.wanted, Wanted::Reader) && job.role == 1;
+        let pause = if is_writer { WRITER_PAUSE } else { shape.pause };
         // Tasks that pause begin one after the other: no two should ask at the same moment.
         let first = pause * task as u32 / tasks_here as u32;
         tasks.spawn(async move {

@@ -113,6 +113,11 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
     Ok(LockRegistry::builder(RedisStore::connect_lazy(&**url)?))
 }
 
+/// Whether readers and permits are had there: not on a quorum.
+pub(crate) fn shares(urls: &[String]) -> bool {
+    urls.len() == 1
+}
+
 /// A fence, which stays, or a queue.
 fn is_side_key(key: &str) -> bool {
     is_fence(key) || is_waiting_set(key)
@@ -134,22 +139,29 @@ fn stored_locks(server: &RedisServer) -> Option<Vec<StoredLock>> {
     let mut locks = Vec::new();
     // A queue is no lock, and what has gone meanwhile is none.
     for key in keys.into_iter().filter(|key| !is_side_key(key)) {
-        let owner = match server.try_cmd(&["GET", &key]) {
-            // One that is on its way to another node, or was left behind.
-            Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => continue,
-            owner => owner.ok()?,
+        // A shared lock is a set of its holders.
+        let owner = server
+            .try_cmd(&["GET", &key])
+            .map(|it| Value::Array(vec![it]));
+        let owners = owner.or_else(|error| match error.code() {
+            Some("WRONGTYPE") => server.try_cmd(&["ZRANGE", &key, "0", "-1"]),
+            _ => Err(error),
+        });
+        let owners = match owners {
+            // One that is on its way to another node, or was left behind; or one that has just changed its kind.
+            Err(error) if matches!(error.code(), Some("MOVED" | "ASK" | "WRONGTYPE")) => continue,
+            owners => owners.ok()?,
         };
         let left = server.try_cmd(&["PTTL", &key]).ok()?;
-        let (owner, left): (Option<String>, i64) =
-            (from_redis_value(owner).ok()?, from_redis_value(left).ok()?);
-        let Some(owner) = owner.filter(|_| left != -2) else {
-            continue;
-        };
-        locks.push(StoredLock {
-            key,
-            owner,
-            left: u64::try_from(left).ok().map(Duration::from_millis),
-        });
+        let (owners, left): (Vec<Option<String>>, i64) =
+            (from_redis_value(owners).ok()?, from_redis_value(left).ok()?);
+        for owner in owners.into_iter().flatten().filter(|_| left != -2) {
+            locks.push(StoredLock {
+                key: key.clone(),
+                owner,
+                left: u64::try_from(left).ok().map(Duration::from_millis),
+            });
+        }
     }
     Some(locks)
 }

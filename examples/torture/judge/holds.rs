@@ -5,10 +5,12 @@
 //! being shut down, or its process is dead), and never beyond the lease's own deadline. So it is a
 //! little shorter than the truth, and what is reported here is certain.
 //!
-//! - Two holds of one key that have a moment in common **overlap**.
+//! - Two holds of one key that have a moment in common **overlap**, unless both are readers, or both are permits of one
+//!   limit. Permits that are more than their limit overlap, too. A kept key is held until its first deadline.
 //!   A shutdown releases what is held when its work has ended, but does not wait for long, and not for work that hears
 //!   of nothing; what came before such work was told is counted by itself.
-//! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken.
+//! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken
+//!   and that it could not be held beside: of two readers, the one that was granted first may look last.
 //! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
 //!   is of a lease that ended before one was taken whose write was let through earlier.
 //!
@@ -28,7 +30,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::reigns::{Cause, Loss};
-use super::{Child, Span};
+use super::{Child, Mode, Span};
 
 /// One lease, as far as it is known.
 #[derive(Clone, Debug)]
@@ -36,6 +38,7 @@ pub(crate) struct Hold {
     pub(crate) child: Child,
     pub(crate) token: u64,
     pub(crate) taken: u64,
+    mode: Mode,
     deadline: u64,
     /// When which deadline was seen: the first when it was taken.
     proofs: Vec<(u64, u64)>,
@@ -50,6 +53,7 @@ impl Hold {
             child,
             token,
             taken,
+            mode: Mode::Exclusive,
             deadline,
             proofs: vec![(taken, deadline)],
             ended: None,
@@ -57,8 +61,28 @@ impl Hold {
         }
     }
 
+    pub(crate) fn of(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
     fn end(&self) -> u64 {
-        self.ended.unwrap_or(u64::MAX).min(self.deadline)
+        let kept = match self.mode {
+            Mode::Kept => self.proofs[0].1,
+            _ => 0,
+        };
+        self.ended.unwrap_or(u64::MAX).min(self.deadline).max(kept)
+    }
+
+    /// Whether both may hold the key at once, if there is room.
+    fn shares_with(&self, other: &Self) -> bool {
+        self.mode.kind().is_some() && self.mode.kind() == other.mode.kind()
+    }
+
+    fn weight(&self) -> u64 {
+        match self.mode {
+            Mode::Permit { weight, .. } => weight,
+            _ => 0,
+        }
     }
 
     fn span(&self) -> Span {
@@ -109,12 +133,16 @@ pub(crate) struct Holds {
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) leases: u64,
+    /// How many of them in each mode.
+    pub(crate) modes: BTreeMap<&'static str, u64>,
     pub(crate) hand_overs: u64,
     pub(crate) dead_on_arrival: u64,
     /// Work that had not yet seen that its registry was being shut down when the next lease was taken.
     pub(crate) after_shutdown: u64,
     /// Overlaps of leases that a server forgot, by how it came to.
     pub(crate) explained: BTreeMap<Cause, Explained>,
+    /// More permits than their limit, of which a server forgot some.
+    pub(crate) crowds: u64,
     pub(crate) overlaps: Vec<String>,
     pub(crate) tokens: Vec<String>,
     pub(crate) stale_writes: Vec<String>,
@@ -198,6 +226,9 @@ impl Holds {
         for (key, holds) in &mut self.keys {
             holds.sort_by_key(|hold| (hold.taken, hold.token));
             verdict.leases += holds.len() as u64;
+            for hold in &*holds {
+                *verdict.modes.entry(hold.mode.name()).or_default() += 1;
+            }
             verdict.dead_on_arrival += holds
                 .iter()
                 .filter(|hold| hold.is_dead_on_arrival())
@@ -253,7 +284,19 @@ fn overlaps(
     let mut standing: Vec<(&Hold, bool)> = Vec::new();
     for hold in holds.iter().filter(|hold| !hold.is_dead_on_arrival()) {
         standing.retain(|(earlier, _)| earlier.end().max(earlier.worked) > hold.taken);
+        // What all have, and what those have that no loss explains.
+        let (mut all, mut known) = (hold.weight(), hold.weight());
         for (earlier, is_counted) in &mut standing {
+            if earlier.shares_with(hold) {
+                if earlier.end() > hold.taken {
+                    all += earlier.weight();
+                    known += match loss(earlier, hold) {
+                        Some(_) => 0,
+                        None => earlier.weight(),
+                    };
+                }
+                continue;
+            }
             if earlier.end() <= hold.taken {
                 verdict.after_shutdown += 1;
                 continue;
@@ -286,6 +329,16 @@ fn overlaps(
                 hold.end(),
             ));
         }
+        if let Mode::Permit { limit, .. } = hold.mode {
+            if known > limit {
+                verdict.overlaps.push(format!(
+                    "{key}: {known} of {limit} permits, when child {} took its own with token {} at {}",
+                    hold.child, hold.token, hold.taken
+                ));
+            } else if all > limit {
+                verdict.crowds += 1;
+            }
+        }
         standing.push((hold, false));
     }
 }
@@ -304,14 +357,19 @@ fn tokens(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: 
     let mut by_end: Vec<&Hold> = holds.iter().collect();
     by_end.sort_by_key(|hold| hold.end());
     let mut over = by_end.into_iter().peekable();
-    let mut greatest: Option<&Hold> = None;
+    let mut greatest: HashMap<Option<u64>, &Hold> = HashMap::new();
     for hold in holds {
         while let Some(ended) = over.next_if(|ended| ended.end() < hold.taken) {
-            if greatest.is_none_or(|greatest| greatest.token < ended.token) {
-                greatest = Some(ended);
+            let greatest = greatest.entry(ended.mode.kind()).or_insert(ended);
+            if greatest.token < ended.token {
+                *greatest = ended;
             }
         }
-        let Some(greatest) = greatest.filter(|greatest| greatest.token >= hold.token) else {
+        let others = greatest.values().filter(|it| !it.shares_with(hold));
+        let Some(greatest) = others
+            .filter(|it| it.token >= hold.token)
+            .max_by_key(|it| it.token)
+        else {
             continue;
         };
         if hold.is_dead_on_arrival() || was_lost(hold) {

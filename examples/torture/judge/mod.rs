@@ -2,10 +2,10 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `holds.rs` | did two hold a key at once, did tokens grow, did fencing let a stale write through? |
+//! | `holds.rs` | did two hold a key at once that must not, did tokens grow, did fencing let a stale write through? |
 //! | `reigns.rs` | which server gave out leases when, and out of which memory? |
 //! | `waits.rs` | did every wait end in its time? |
-//! | `linear.rs` | was the resource ever anything else than one register that adds up? |
+//! | `linear.rs` | was the resource ever anything else than one register that adds up, with so many inside? |
 //! | `recovery.rs` | how long after a fault was there the next lease? |
 
 pub(crate) mod holds;
@@ -24,6 +24,65 @@ pub(crate) struct Child {
 impl std::fmt::Display for Child {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.slot, self.generation)
+    }
+}
+
+/// How a lease shares its key with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exclusive,
+    /// One key of several that were taken as one lock.
+    Group,
+    /// Nobody else has the key before the first deadline, whenever the work ends.
+    Kept,
+    Reader,
+    Permit {
+        weight: u64,
+        limit: u64,
+    },
+}
+
+impl Mode {
+    /// Equal for those that may hold a key at once; `None` for one that shares it with nobody.
+    fn kind(self) -> Option<u64> {
+        match self {
+            Self::Exclusive | Self::Group | Self::Kept => None,
+            Self::Reader => Some(0),
+            Self::Permit { limit, .. } => Some(limit),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Group => "group",
+            Self::Kept => "kept",
+            Self::Reader => "reader",
+            Self::Permit { .. } => "permit",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "exclusive" => Self::Exclusive,
+            "group" => Self::Group,
+            "kept" => Self::Kept,
+            "reader" => Self::Reader,
+            _ => {
+                let (weight, limit) = text.strip_prefix("permit:")?.split_once('/')?;
+                let (weight, limit) = (weight.parse().ok()?, limit.parse().ok()?);
+                Self::Permit { weight, limit }
+            }
+        })
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Permit { weight, limit } => write!(f, "permit:{weight}/{limit}"),
+            other => f.write_str(other.name()),
+        }
     }
 }
 

@@ -48,6 +48,48 @@ async fn on_finish() {
     assert!(!held(&locks, "ticket").await);
 }
 
+macro_rules! kept {
+    ($($name:ident: ($($option:tt)*);)*) => {$(
+        #[with_lock(key = "ticket", registry = locks, $($option)*)]
+        async fn $name(locks: &LockRegistry, work: Duration) -> Result<(), LockError> {
+            let _ = locks;
+            tokio::time::sleep(work).await;
+            Ok(())
+        }
+    )*};
+}
+
+const PERIOD: Duration = Duration::from_secs(5);
+
+kept! {
+    kept: (keep_for = "1h");
+    kept_by_value: (keep_for = PERIOD * 2);
+    kept_and_renewed: (keep_for = "10s", ttl = "3s", renewal = "watchdog");
+    kept_too_long: (keep_for = PERIOD * 100_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keep_for() {
+    let hour = Duration::from_secs(60 * 60);
+    let locks = LockRegistry::in_memory();
+    kept(&locks, PERIOD).await.unwrap();
+    assert_eq!(remaining(&locks, "ticket").await + PERIOD, hour);
+    tokio::time::sleep(hour).await;
+    assert!(!held(&locks, "ticket").await);
+
+    kept_by_value(&locks, PERIOD / 5).await.unwrap();
+    assert_eq!(remaining(&locks, "ticket").await, PERIOD / 5 * 9);
+    tokio::time::sleep(PERIOD * 2).await;
+    assert!(!held(&locks, "ticket").await);
+
+    // Longer than it is to be kept: it is released.
+    kept_and_renewed(&locks, PERIOD * 3).await.unwrap();
+    assert!(!held(&locks, "ticket").await);
+
+    let error = kept_too_long(&locks, PERIOD).await.unwrap_err();
+    assert!(matches!(error, LockError::InvalidSetting { .. }), "{error}");
+}
+
 #[with_lock(key = "tree", registry = locks, reentrant, wait = "0s")]
 async fn descend(locks: &LockRegistry, level: u32) -> Result<u32, LockError> {
     assert!(held(locks, "tree").await);

@@ -13,9 +13,13 @@ mod asked;
 #[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
 mod keys;
 mod methods;
+#[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
+mod modes;
 mod nesting;
 #[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
 mod options;
+#[forbid(unused_imports, unused_variables, unused_braces, unused_parens)]
+mod skipping;
 mod streams;
 
 use std::fmt;

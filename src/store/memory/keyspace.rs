@@ -1,17 +1,26 @@
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::slot::{FullOwner, OpCx, StoredKey, Ticket};
-use crate::store::contract::{Answer, Grant, KeyStatus, Op, Outcome, Owner, ServerTime};
+#[cfg(any(test, feature = "test-util"))]
+use super::slot::Holders;
+use super::slot::{FullOwner, OpCx, StoredKey, Ticket, left, micros};
+use crate::store::contract::{
+    Answer, Grant, Holder, KeyStatus, MOST_SHOWN, Mode, Op, Outcome, Owner, ServerTime,
+};
+
+const MOST_SERVED: usize = 64;
 
 /// How many ops pass between two sweeps, which remove what has expired.
 const SWEEP_EVERY: u32 = 1024;
 
 /// The data of the store: lock keys, their queues and the fences, with ttls on a clock that comes in with every
 /// operation. It does what the scripts do on Redis, rule by rule.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Keyspace {
+    /// How many tickets one op serves at most (M4).
+    pub(crate) most_served: usize,
     /// By prefix and key.
     slots: HashMap<(Arc<str>, Arc<str>), StoredKey>,
     /// By prefix: the last epoch.
@@ -19,6 +28,18 @@ pub(crate) struct Keyspace {
     /// When the store last lost its data.
     born: Option<ServerTime>,
     ops: u32,
+}
+
+impl Default for Keyspace {
+    fn default() -> Self {
+        Self {
+            most_served: MOST_SERVED,
+            slots: HashMap::new(),
+            fences: HashMap::new(),
+            born: None,
+            ops: 0,
+        }
+    }
 }
 
 /// The caller of an operation, and the time.
@@ -36,6 +57,17 @@ pub(crate) struct Delivery {
     pub(crate) instance: Arc<str>,
     /// `None`: the lock was freed, and the registry had subscribed to that.
     pub(crate) grant: Option<Grant>,
+    /// Whether the registry is to serve the rest of the queue (M4).
+    pub(crate) unserved: bool,
+}
+
+/// What an operation has done.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) answer: Answer,
+    pub(crate) deliveries: Vec<Delivery>,
+    /// Whether the caller is to serve the rest of the queue (M4).
+    pub(crate) unserved: bool,
 }
 
 impl Keyspace {
@@ -45,7 +77,7 @@ impl Keyspace {
         asking: Asking<'_>,
         op: &Op,
         is_live: &dyn Fn(&Arc<str>) -> bool,
-    ) -> (Answer, Option<Delivery>) {
+    ) -> Applied {
         let now = asking.now;
         self.sweep_now_and_then(now);
         let name = (asking.prefix.clone(), asking.key.clone());
@@ -55,7 +87,9 @@ impl Keyspace {
             now,
             fence: self.fences.entry(asking.prefix.clone()).or_default(),
             is_live,
-            delivery: None,
+            deliveries: Vec::new(),
+            most_served: self.most_served,
+            unserved: false,
         };
         let ours = |owner: Owner| FullOwner {
             instance: asking.instance.clone(),
@@ -67,8 +101,17 @@ impl Keyspace {
                 ref from,
                 ttl,
             } => {
-                if slot.is_held_by(&ours(owner)) || slot.is_called(from) {
-                    slot.win(cx, ours(owner), ttl)
+                let owner = ours(owner);
+                let exclusive = |held: &&FullOwner| held.owner.mode == Mode::Exclusive;
+                let mut held = slot.holders.iter().map(|(held, _)| held).filter(exclusive);
+                let old = held.find(|held| **held == owner || held.to_string() == **from);
+                let old = old.cloned();
+                drop(held);
+                if let Some(old) = old {
+                    if old != owner {
+                        slot.holders.remove(&old);
+                    }
+                    slot.win(cx, owner, ttl)
                 } else {
                     Outcome::NotOld
                 }
@@ -77,18 +120,26 @@ impl Keyspace {
             | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. } => {
                 let owner = ours(owner);
-                if slot.claim(cx, &owner) {
-                    slot.win(cx, owner, ttl)
+                let place = match *op {
+                    Op::Enter { score, .. } => score,
+                    _ => None,
+                };
+                if let Some(won) = slot.claim(cx, &owner, ttl, place) {
+                    won
                 } else {
                     let ends = slot.kept_until(now);
+                    let mode = owner.owner.mode;
                     let ticket = Ticket { owner, ttl };
-                    let score = match *op {
-                        Op::Enter { score, .. } => Some(slot.queue.add(now, ticket, score, ends)),
+                    let entered = match *op {
+                        Op::Enter { .. } => Some(slot.queue.add(now, ticket, place, ends)),
                         Op::Listen { .. } => Some(slot.listeners.add(now, ticket, None, ends)),
                         _ => None,
                     };
-                    let left = slot.left(now);
-                    Outcome::Busy { left, score }
+                    Outcome::Busy {
+                        left: slot.busy_for(now, mode),
+                        score: entered.map(|(score, _)| score),
+                        entered: entered.is_some_and(|(_, entered)| entered),
+                    }
                 }
             }
             Op::Withdraw { owner, .. } | Op::Unlisten { owner } | Op::Release { owner } => {
@@ -98,37 +149,44 @@ impl Keyspace {
                     Op::Unlisten { .. } => slot.listeners.remove(&owner),
                     _ => {}
                 }
-                let held = slot.is_held_by(&owner);
-                if held || slot.lock.is_none() {
-                    slot.let_go(cx);
-                }
+                let held = slot.holders.remove(&owner);
+                slot.let_go(cx);
                 Outcome::Gone { held }
             }
+            Op::Serve { .. } => {
+                slot.let_go(cx);
+                Outcome::Gone { held: false }
+            }
             Op::Yield { old, new, ttl } => {
-                if slot.is_held_by(&ours(old)) {
-                    slot.hand_over(cx);
-                    if slot.lock.is_none() {
-                        slot.win(cx, ours(new), ttl)
+                if slot.holders.remove(&ours(old)) {
+                    slot.serve(cx, None, 0);
+                    let (owner, ends) = (ours(new), slot.kept_until(now));
+                    if slot.holders.is_empty() {
+                        slot.win(cx, owner, ttl)
                     } else {
-                        let (owner, ends) = (ours(new), slot.kept_until(now));
-                        let score = slot.queue.add(now, Ticket { owner, ttl }, None, ends);
-                        let (left, score) = (slot.left(now), Some(score));
-                        Outcome::Busy { left, score }
+                        let (score, entered) =
+                            slot.queue.add(now, Ticket { owner, ttl }, None, ends);
+                        Outcome::Busy {
+                            left: slot.busy_for(now, new.mode),
+                            score: Some(score),
+                            entered,
+                        }
                     }
                 } else {
                     Outcome::NotOld
                 }
             }
             Op::Renew { owner, ttl, .. } => {
-                if slot.is_held_by(&ours(owner)) {
-                    slot.hold(now, ours(owner), ttl);
+                let owner = ours(owner);
+                if slot.holders.contains(&owner) {
+                    slot.holders.add(owner, now + micros(ttl));
                     Outcome::Renewed
                 } else {
                     Outcome::Lost
                 }
             }
             Op::Raise { owner, epoch, age } => {
-                if slot.is_held_by(&ours(owner)) {
+                if slot.holders.contains(&ours(owner)) {
                     *cx.fence = (*cx.fence).max(epoch);
                     let since = now.saturating_sub(self.born.unwrap_or(0));
                     let age = age.then_some(Duration::from_micros(since));
@@ -138,11 +196,15 @@ impl Keyspace {
                 }
             }
         };
-        let delivery = cx.delivery.take();
+        let (deliveries, unserved) = (mem::take(&mut cx.deliveries), cx.unserved);
         if slot.is_empty() {
             self.slots.remove(&name);
         }
-        (Answer { at: now, outcome }, delivery)
+        Applied {
+            answer: Answer { at: now, outcome },
+            deliveries,
+            unserved,
+        }
     }
 
     pub(crate) fn inspect(
@@ -155,11 +217,22 @@ impl Keyspace {
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
         let slot = slot.unwrap_or(&mut free);
         slot.run_out(now);
-        let owner = slot.lock.as_ref().map(|held| &held.by);
+        let queue = slot.queue.by_score.values().map(|ticket| &ticket.owner);
         KeyStatus {
-            owner: owner.map(FullOwner::to_string),
-            left: slot.left(now),
-            tickets: slot.queue.by_score.len() as u64,
+            holders: slot
+                .holders
+                .iter()
+                .map(|(owner, until)| Holder {
+                    name: owner.to_string(),
+                    mode: owner.owner.mode,
+                    left: left(now, until),
+                })
+                .collect(),
+            tickets: queue.len() as u64,
+            queue: queue
+                .take(MOST_SHOWN)
+                .map(|owner| (owner.to_string(), owner.owner.mode))
+                .collect(),
         }
     }
 
@@ -168,7 +241,7 @@ impl Keyspace {
     pub(crate) fn expire(&mut self, key: &str) {
         for ((_, name), slot) in &mut self.slots {
             if &**name == key {
-                slot.lock = None;
+                slot.holders = Holders::default();
             }
         }
     }

@@ -15,5 +15,5 @@ mod slot;
 mod store;
 
 #[cfg(test)]
-pub(crate) use self::keyspace::{Asking, Delivery, Keyspace};
+pub(crate) use self::keyspace::{Applied, Asking, Delivery, Keyspace};
 pub use self::store::MemoryStore;

@@ -5,11 +5,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
-use super::keyspace::Asking;
+use super::keyspace::{Asking, Delivery};
 use super::shared::Shared;
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
+    Answer, Grant, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
 };
 
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).
@@ -54,9 +54,10 @@ impl Core {
         }
     }
 
-    /// Runs the operation. A grant is delivered here; the caller handles the reply.
+    /// Runs the operation. Grants are delivered here; the caller handles the reply.
     fn apply(&self, SubmittedOp { key, op, .. }: &SubmittedOp) -> Result<Answer, OpError> {
-        let (answer, delivery) = {
+        let mut told = Vec::new();
+        let applied = {
             let mut state = self.shared.lock();
             if state.offline {
                 return Err(OpError::Unsent(offline_error()));
@@ -73,21 +74,35 @@ impl Core {
                 key,
                 now: self.shared.now(),
             };
-            let (answer, delivery) = state.keyspace.apply(asking, op, &live);
-            let delivery = delivery.and_then(|delivery| {
-                let listener = listeners.get(&delivery.instance).and_then(Weak::upgrade)?;
-                Some((listener, delivery.grant))
-            });
-            (answer, delivery)
+            let mut applied = state.keyspace.apply(asking, op, &live);
+            for delivery in applied.deliveries.drain(..) {
+                let listener = listeners.get(&delivery.instance).and_then(Weak::upgrade);
+                told.extend(listener.map(|listener| (listener, delivery)));
+            }
+            applied
         };
-        if let Some((listener, grant)) = delivery {
-            let key = key.clone();
-            listener.on_event(match grant {
-                Some(grant) => StoreEvent::Granted { key, grant },
-                None => StoreEvent::Freed { key },
-            });
+        for (
+            listener,
+            Delivery {
+                grant, unserved, ..
+            },
+        ) in told
+        {
+            let key = || key.clone();
+            let unserved = grant.as_ref().filter(|_| unserved);
+            let unserved =
+                unserved.map(|&Grant { owner, .. }| StoreEvent::Unserved { key: key(), owner });
+            let event = match grant {
+                Some(grant) => StoreEvent::Granted { key: key(), grant },
+                None => StoreEvent::Freed { key: key() },
+            };
+            listener.on_events([event].into_iter().chain(unserved).collect());
         }
-        Ok(answer)
+        if applied.unserved {
+            let (key, owner) = (key.clone(), op.owner());
+            self.tell(StoreEvent::Unserved { key, owner });
+        }
+        Ok(applied.answer)
     }
 
     fn latency(&self) -> Duration {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::keyspace::Delivery;
-use crate::store::contract::{Grant, Outcome, Owner, ServerTime};
+use crate::store::contract::{Grant, Mode, Outcome, Owner, ServerTime};
 
 /// How much longer than its lock a queue lasts, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;
@@ -15,7 +16,7 @@ const QUEUE_MARGIN: u64 = 60_000_000;
 const RESERVED: Duration = Duration::from_millis(100);
 
 /// `<instance>:<sequence>`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FullOwner {
     pub(super) instance: Arc<str>,
     pub(super) owner: Owner,
@@ -23,17 +24,21 @@ pub(super) struct FullOwner {
 
 impl fmt::Display for FullOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.instance, self.owner.0)
+        write!(f, "{}:{}", self.instance, self.owner.sequence)
     }
 }
 
-/// What an operation needs besides its key, and the message that it sends.
+/// What an operation needs besides its key, and the messages that it sends.
 pub(super) struct OpCx<'a> {
     pub(super) now: ServerTime,
     pub(super) fence: &'a mut u64,
     /// Whether a registry can be reached (S2).
     pub(super) is_live: &'a dyn Fn(&Arc<str>) -> bool,
-    pub(super) delivery: Option<Delivery>,
+    pub(super) deliveries: Vec<Delivery>,
+    /// How many tickets are served at most (M4).
+    pub(super) most_served: usize,
+    /// Whether more tickets may fit than were served (M4).
+    pub(super) unserved: bool,
 }
 
 impl OpCx<'_> {
@@ -46,21 +51,103 @@ impl OpCx<'_> {
 
 #[derive(Debug, Default)]
 pub(super) struct StoredKey {
-    pub(super) lock: Option<Held>,
+    pub(super) holders: Holders,
     /// The owners that get the lock next.
     pub(super) queue: Tickets,
     /// The owners that are notified when the lock is free: a set beside the queue, with the same expiry.
     pub(super) listeners: Tickets,
 }
 
-#[derive(Debug)]
-pub(super) struct Held {
-    pub(super) by: FullOwner,
-    /// `NEVER` if the lock has no ttl, which a foreign lock may not have.
-    pub(super) until: ServerTime,
+/// Who has the lock, and until when. All of them are of one kind (M1).
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    until: BTreeMap<FullOwner, ServerTime>,
 }
 
+/// The end of a lock without a ttl, which a foreign lock may be.
 pub(super) const NEVER: ServerTime = ServerTime::MAX;
+
+impl Holders {
+    pub(super) fn is_empty(&self) -> bool {
+        self.until.is_empty()
+    }
+
+    pub(super) fn contains(&self, owner: &FullOwner) -> bool {
+        self.until.contains_key(owner)
+    }
+
+    pub(super) fn remove(&mut self, owner: &FullOwner) -> bool {
+        self.until.remove(owner).is_some()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&FullOwner, ServerTime)> {
+        self.until.iter().map(|(owner, until)| (owner, *until))
+    }
+
+    /// Gives the lock to `by` until then, or longer if it had it for longer (S3).
+    pub(super) fn add(&mut self, by: FullOwner, until: ServerTime) {
+        let held = self.until.entry(by).or_insert(until);
+        *held = until.max(*held);
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn(&FullOwner, ServerTime) -> bool) {
+        self.until.retain(|owner, until| keep(owner, *until));
+    }
+
+    fn are_exclusive(&self) -> bool {
+        let first = self.until.first_key_value();
+        first.is_some_and(|(first, _)| first.owner.mode == Mode::Exclusive)
+    }
+
+    /// M1: whether one with this mode may join.
+    pub(super) fn admit(&self, mode: Mode) -> bool {
+        let Some((first, _)) = self.until.first_key_value() else {
+            return true;
+        };
+        match (mode, first.owner.mode) {
+            (Mode::Shared, Mode::Shared) => true,
+            (Mode::Permits { limit, weight }, Mode::Permits { limit: other, .. }) => {
+                let taken: u32 = self.until.keys().map(weight_of).sum();
+                limit == other && taken.saturating_add(weight.into()) <= limit
+            }
+            _ => false,
+        }
+    }
+
+    /// When one with this mode may join, if nobody renews or releases. `NEVER`: not known.
+    fn may_admit_at(&self, mode: Mode) -> ServerTime {
+        let last = self.until.values().copied().max().unwrap_or(0);
+        let Mode::Permits { limit, weight } = mode else {
+            return last;
+        };
+        let limit_of = |owner: &FullOwner| match owner.owner.mode {
+            Mode::Permits { limit, .. } => Some(limit),
+            Mode::Exclusive | Mode::Shared => None,
+        };
+        if self
+            .until
+            .keys()
+            .any(|owner| limit_of(owner) != Some(limit))
+        {
+            return last;
+        }
+        let mut by_end: Vec<_> = self.iter().collect();
+        by_end.sort_unstable_by_key(|(_, until)| *until);
+        let mut taken: u32 = self.until.keys().map(weight_of).sum();
+        let fits = by_end.into_iter().find_map(|(owner, until)| {
+            taken -= weight_of(owner);
+            (taken + u32::from(weight) <= limit).then_some(until)
+        });
+        fits.unwrap_or(last)
+    }
+}
+
+fn weight_of(owner: &FullOwner) -> u32 {
+    match owner.owner.mode {
+        Mode::Permits { weight, .. } => weight.into(),
+        Mode::Exclusive | Mode::Shared => 1,
+    }
+}
 
 /// A sorted set, as on the server.
 #[derive(Debug, Default)]
@@ -78,14 +165,14 @@ pub(super) struct Ticket {
 
 impl Tickets {
     /// Adds a ticket if its owner has none (K1, K2), and keeps the set until `ends` at least (K3).
-    /// Returns the ticket's score.
+    /// Returns the ticket's score, and whether it is new.
     pub(super) fn add(
         &mut self,
         now: ServerTime,
         ticket: Ticket,
         named: Option<u64>,
         ends: ServerTime,
-    ) -> u64 {
+    ) -> (u64, bool) {
         if self.by_score.is_empty() {
             // The server deletes a sorted set with its last member, and its expiry with it.
             self.ends = 0;
@@ -93,7 +180,7 @@ impl Tickets {
         self.ends = self.ends.max(ends);
         let mut tickets = self.by_score.iter();
         if let Some((score, _)) = tickets.find(|(_, other)| other.owner == ticket.owner) {
-            return *score;
+            return (*score, false);
         }
         let last = self.by_score.last_key_value();
         let last = last.map_or(0, |(score, _)| *score);
@@ -103,7 +190,7 @@ impl Tickets {
             score += 1;
         }
         self.by_score.insert(score, ticket);
-        score
+        (score, true)
     }
 
     pub(super) fn remove(&mut self, owner: &FullOwner) {
@@ -137,22 +224,21 @@ pub(super) fn micros(ttl: Duration) -> u64 {
 
 impl StoredKey {
     pub(super) fn is_empty(&self) -> bool {
-        self.lock.is_none() && self.queue.by_score.is_empty() && self.listeners.by_score.is_empty()
+        self.holders.is_empty()
+            && self.queue.by_score.is_empty()
+            && self.listeners.by_score.is_empty()
     }
 
-    pub(super) fn is_held_by(&self, owner: &FullOwner) -> bool {
-        self.lock.as_ref().is_some_and(|held| held.by == *owner)
-    }
-
-    /// Whether the value of the lock key is this text.
-    pub(super) fn is_called(&self, text: &str) -> bool {
-        let held = self.lock.as_ref();
-        held.is_some_and(|held| held.by.to_string() == text)
-    }
-
+    /// How long the lock lasts: as long as its last holder.
     pub(super) fn left(&self, now: ServerTime) -> Option<Duration> {
-        let held = self.lock.as_ref().filter(|held| held.until != NEVER)?;
-        Some(Duration::from_micros(held.until.saturating_sub(now)))
+        left(now, self.holders.iter().map(|(_, until)| until).max()?)
+    }
+
+    /// M5: when the front of the queue may have the lock; for a caller without a ticket, when that may have it.
+    pub(super) fn busy_for(&self, now: ServerTime, mode: Mode) -> Option<Duration> {
+        let front = self.queue.by_score.first_key_value();
+        let mode = front.map_or(mode, |(_, ticket)| ticket.owner.owner.mode);
+        left(now, self.holders.may_admit_at(mode))
     }
 
     /// K3: how long a queue lasts if a ticket is added now.
@@ -161,74 +247,107 @@ impl StoredKey {
     }
 
     pub(super) fn run_out(&mut self, now: ServerTime) {
-        self.lock.take_if(|held| held.until <= now);
+        self.holders.retain(|_, until| until > now);
         self.queue.run_out(now);
         self.listeners.run_out(now);
     }
 
-    /// Gives the lock to `by` for `ttl` from now, or longer if it had it for longer (S3).
-    pub(super) fn hold(&mut self, now: ServerTime, by: FullOwner, ttl: Duration) {
-        let mut until = now + micros(ttl);
-        if let Some(held) = self.lock.as_ref().filter(|held| held.by == by) {
-            until = until.max(held.until);
-        }
-        self.lock = Some(Held { by, until });
-    }
-
     pub(super) fn win(&mut self, cx: &mut OpCx<'_>, owner: FullOwner, ttl: Duration) -> Outcome {
-        self.hold(cx.now, owner, ttl);
+        self.holders.add(owner, cx.now + micros(ttl));
         let epoch = cx.next_epoch();
         Outcome::Won { epoch }
     }
 
-    /// Whether the owner may have the lock now. A free lock goes to the first in the queue.
-    pub(super) fn claim(&mut self, cx: &mut OpCx<'_>, owner: &FullOwner) -> bool {
-        if self.lock.is_none() {
+    /// Gives the lock to the owner if it may have it now, after those that are before it in the queue (M2, M3). `place`:
+    /// its place there before the connection broke (K2).
+    pub(super) fn claim(
+        &mut self,
+        cx: &mut OpCx<'_>,
+        owner: &FullOwner,
+        ttl: Duration,
+        place: Option<u64>,
+    ) -> Option<Outcome> {
+        let place = place.filter(|place| *place <= cx.now).unwrap_or(u64::MAX);
+        let is_held = self.holders.contains(owner);
+        let served = match is_held {
+            true => 0,
+            false => self.serve(cx, Some((owner, place)), 0),
+        };
+        let first = self.queue.by_score.first_key_value();
+        let is_next = first.is_none_or(|(score, ticket)| ticket.owner == *owner || place < *score);
+        let may_have_it = is_held || is_next && self.holders.admit(owner.owner.mode);
+        if !may_have_it {
+            return None;
+        }
+        self.queue.remove(owner);
+        self.listeners.remove(owner);
+        let won = self.win(cx, owner.clone(), ttl);
+        self.serve(cx, None, served);
+        Some(won)
+    }
+
+    /// S2, M3: serves tickets from the front of the queue as long as they fit, up to the place of `until`. `served`
+    /// tickets were served before in the same call. Returns how many that makes.
+    pub(super) fn serve(
+        &mut self,
+        cx: &mut OpCx<'_>,
+        until: Option<(&FullOwner, u64)>,
+        mut served: usize,
+    ) -> usize {
+        while !self.holders.are_exclusive() {
             self.queue.drop_dead(cx);
-            let first = self.queue.by_score.first_key_value();
-            if first.is_some_and(|(_, ticket)| ticket.owner != *owner) {
-                self.hand_over(cx);
+            let Some(first) = self.queue.by_score.first_entry() else {
+                break;
+            };
+            let owner = &first.get().owner;
+            let is_reached =
+                until.is_some_and(|(other, place)| other == owner || place < *first.key());
+            if is_reached || !self.holders.admit(owner.owner.mode) {
+                return served;
             }
+            if served == cx.most_served {
+                if !mem::replace(&mut cx.unserved, true)
+                    && let Some(last) = cx.deliveries.last_mut()
+                {
+                    last.unserved = true;
+                }
+                return served;
+            }
+            let Ticket { owner, ttl } = first.remove();
+            let grant = Grant {
+                owner: owner.owner,
+                ttl,
+                epoch: cx.next_epoch(),
+                at: cx.now,
+            };
+            cx.deliveries.push(Delivery {
+                instance: owner.instance.clone(),
+                grant: Some(grant),
+                unserved: false,
+            });
+            self.holders.add(owner, cx.now + micros(ttl));
+            served += 1;
         }
-        let is_won = self.lock.is_none() || self.is_held_by(owner);
-        if is_won {
-            self.queue.remove(owner);
-            self.listeners.remove(owner);
-        }
-        is_won
+        served
     }
 
-    /// S2: gives the lock to the first live ticket, or frees it.
-    pub(super) fn hand_over(&mut self, cx: &mut OpCx<'_>) {
-        self.lock = None;
-        let Some(Ticket { owner, ttl }) = self.queue.pop_live(cx) else {
-            return;
-        };
-        let grant = Grant {
-            owner: owner.owner,
-            ttl,
-            epoch: cx.next_epoch(),
-            at: cx.now,
-        };
-        cx.delivery = Some(Delivery {
-            instance: owner.instance.clone(),
-            grant: Some(grant),
-        });
-        self.hold(cx.now, owner, ttl);
-    }
-
-    /// S2. If the queue is empty, the first subscriber is told that the lock is free. The lock is kept for it as long
-    /// as a question may take (W7).
+    /// Serves the queue. If the lock is free then, the first subscriber is told, and the lock is kept for it as long as a
+    /// question may take (W7).
     pub(super) fn let_go(&mut self, cx: &mut OpCx<'_>) {
-        self.hand_over(cx);
-        if self.lock.is_none()
+        self.serve(cx, None, 0);
+        if self.holders.is_empty()
             && let Some(listener) = self.listeners.pop_live(cx)
         {
-            cx.delivery = Some(Delivery {
+            cx.deliveries.push(Delivery {
                 instance: listener.owner.instance.clone(),
                 grant: None,
+                unserved: false,
             });
-            self.hold(cx.now, listener.owner, RESERVED);
+            self.holders.add(listener.owner, cx.now + micros(RESERVED));
         }
     }
+}
+
+pub(super) fn left(now: ServerTime, until: ServerTime) -> Option<Duration> {
+    (until != NEVER).then(|| Duration::from_micros(until.saturating_sub(now)))
 }

@@ -46,7 +46,7 @@ impl Question {
             Op::Adopt { .. } => Some(Self::Adopt),
             Op::Renew { .. } | Op::Raise { .. } => Some(Self::Renew),
             Op::Release { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => Some(Self::Release),
-            Op::Yield { .. } => None,
+            Op::Yield { .. } | Op::Serve { .. } => None,
         }
     }
 }
@@ -184,7 +184,12 @@ impl Ballot {
             }
             (Question::Acquire, Vote::No) => {
                 let left = self.left();
-                Some(Outcome::Busy { left, score })
+                let entered = false;
+                Some(Outcome::Busy {
+                    left,
+                    score,
+                    entered,
+                })
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
             (Question::Renew, Vote::Yes) => Some(match self.submitted.op {
@@ -229,7 +234,7 @@ mod tests {
     }
 
     fn ballot(size: usize, question: Question) -> Ballot {
-        let (owner, ttl) = (Owner(1), S);
+        let (owner, ttl) = (Owner::exclusive(1), S);
         let submitted = SubmittedOp::unattended("k", Op::Attempt { owner, ttl });
         Ballot::new(1, submitted, question, quorum(size))
     }
@@ -244,7 +249,11 @@ mod tests {
 
     fn busy(left: Option<Duration>) -> NodeReply {
         let score = None;
-        NodeReply::Said(Outcome::Busy { left, score })
+        NodeReply::Said(Outcome::Busy {
+            left,
+            score,
+            entered: false,
+        })
     }
 
     fn absent() -> NodeReply {

@@ -119,7 +119,7 @@ impl OwnerRecord {
         if let (Op::Listen { .. } | Op::Unlisten { .. }, Ok(answer)) = (op, result) {
             self.subscribed_until = None;
             // A notice that came before this answer belongs to an earlier subscription.
-            if let Outcome::Busy { left, score } = answer.outcome
+            if let Outcome::Busy { left, score, .. } = answer.outcome
                 && score.is_some()
             {
                 self.subscribe(now, left.unwrap_or_default());

@@ -19,8 +19,8 @@ use super::state::State;
 use crate::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{
-    DroppedOps, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
-    run_task,
+    DroppedOps, Holder, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents,
+    SubmittedOp, run_task,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
@@ -168,7 +168,9 @@ impl StoreEvents for NodeEvents {
                         StoreEvent::Down { error, .. } => state.went_down(self.node, error),
                         StoreEvent::Freed { key } => state.freed(now, self.node, &key),
                         // None of our tickets is in a node's queue.
-                        StoreEvent::Granted { .. } | StoreEvent::Unconfirmed { .. } => {}
+                        StoreEvent::Granted { .. }
+                        | StoreEvent::Unconfirmed { .. }
+                        | StoreEvent::Unserved { .. } => {}
                     }
                 }
             });
@@ -239,12 +241,12 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
     if seen.len() < majority {
         return None;
     }
-    let lefts = |holder: &KeyStatus| {
-        let same = seen.iter().filter(|it| it.owner == holder.owner);
+    let holders = || seen.iter().filter_map(|it| it.holders.first());
+    let lefts = |holder: &Holder| {
+        let same = holders().filter(|it| it.name == holder.name);
         same.map(|it| it.left).collect::<Vec<_>>()
     };
-    let owners = seen.iter().filter(|it| it.owner.is_some());
-    let holder = owners.max_by_key(|it| lefts(it).len());
+    let holder = holders().max_by_key(|it| lefts(it).len());
     let mut agreed = KeyStatus::default();
     if let Some(holder) = holder.filter(|it| lefts(it).len() + silent >= majority) {
         let mut lefts = lefts(holder);
@@ -253,8 +255,10 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
         }
         // A majority has it for that long, or longer; no ttl counts as the longest.
         lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
-        agreed.left = lefts[majority.min(lefts.len()) - 1];
-        agreed.owner.clone_from(&holder.owner);
+        agreed.holders.push(Holder {
+            left: lefts[majority.min(lefts.len()) - 1],
+            ..holder.clone()
+        });
     }
     Some(agreed)
 }

@@ -155,6 +155,11 @@ impl LockStore for QuorumStore {
         Arc::new(QuorumSession::new(&self.nodes, quarantine, config))
     }
 
+    /// Shared leases need one queue for all, or writers starve (M10).
+    fn shares(&self) -> bool {
+        false
+    }
+
     fn overhead(&self) -> Duration {
         let nodes = self.nodes.iter().map(|node| node.overhead());
         nodes.max().unwrap_or_default()

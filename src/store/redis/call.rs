@@ -8,8 +8,7 @@ use redis::{Cmd, RedisWrite};
 use super::keys::Names;
 use super::request::{Request, RequestKind};
 use super::script::Script;
-use crate::store::contract::{Op, Owner, ServerTime, SubmittedOp};
-use crate::store::send_window::Sendable;
+use crate::store::contract::{Mode, Op, Owner, ServerTime, SubmittedOp};
 
 /// The call for these requests. They are all renewals, all bare releases, all inspections, or all others. `of_use`:
 /// the last server time at which the caller still waits for an answer (O5).
@@ -28,7 +27,7 @@ pub(super) fn command(
         _ => 4,
     };
     let keys = sets.min(3) * ops.len() + sets / 4;
-    let mut command = script.command(keys, 3 + 3 * ops.len());
+    let mut command = script.command(keys, 3 + 4 * ops.len());
     for request in requests {
         add(&mut command, &names.lock(request.key()));
     }
@@ -48,19 +47,35 @@ pub(super) fn command(
     let of_use = is_of_use_for_a_time.then(|| format!("{of_use:016}"));
     command.arg(of_use.as_deref().unwrap_or(""));
     let is_said = |index: &usize| ops.iter().any(|(_, words)| words[*index] != Word::None);
-    for index in (0..3).take_while(is_said) {
+    let said = (0..4).rev().find(is_said).map_or(0, |last| last + 1);
+    for index in 0..said {
         for (_, words) in &ops {
             let mut word = command.writer_for_next_arg();
             let written = match words[index] {
-                Word::None => Ok(()),
+                Word::None | Word::Mode(Mode::Exclusive) => Ok(()),
                 Word::Number(number) => write!(word, "{number}"),
                 Word::Text(text) => write!(word, "{text}"),
-                Word::Owner(owner) => write!(word, "{}:{}", names.instance(), owner.0),
+                Word::Owner(owner) => write!(word, "{}:{}", names.instance(), owner.sequence),
+                Word::Mode(Mode::Shared) => write!(word, "{READER}"),
+                Word::Mode(Mode::Permits { limit, weight }) => write!(word, "{weight}/{limit}"),
             };
             written.expect(TAKES_ALL);
         }
     }
     command
+}
+
+/// The mode of a reader, as the script writes it. That of an exclusive lock is empty.
+const READER: &str = "r";
+
+/// Reads a mode as it is in a ticket.
+pub(super) fn read_mode(mode: &str) -> Option<Mode> {
+    if mode == READER {
+        return Some(Mode::Shared);
+    }
+    let (weight, limit) = mode.split_once('/')?;
+    let (weight, limit) = (weight.parse().ok()?, limit.parse().ok()?);
+    Some(Mode::Permits { limit, weight })
 }
 
 const TAKES_ALL: &str = "a command takes everything";
@@ -80,17 +95,22 @@ pub(super) enum Word<'a> {
     Number(u64),
     Text(&'a str),
     Owner(Owner),
+    Mode(Mode),
 }
 
 /// Its name in `script.lua`, and its arguments.
-pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
+pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 4]) {
     use Word::{None, Number, Text};
     let RequestKind::Op(SubmittedOp { op, .. }) = &request.kind else {
-        return (b'I', [None; 3]);
+        return (b'I', [None; 4]);
+    };
+    let mode = match op.owner().mode {
+        Mode::Exclusive => None,
+        mode => Word::Mode(mode),
     };
     let owned = |owner: &Owner| Word::Owner(*owner);
     let ms = |ttl: &Duration| Number(millis(*ttl));
-    match op {
+    let (letter, [one, two, three]) = match op {
         Op::Attempt { owner, ttl } => (b'A', [owned(owner), ms(ttl), None]),
         Op::Enter { owner, ttl, .. } if request.attempts_first => {
             (b'A', [owned(owner), ms(ttl), None])
@@ -110,7 +130,9 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 3]) {
             let age = Number(u64::from(*age));
             (b'V', [owned(owner), Number(*epoch), age])
         }
-    }
+        Op::Serve { owner } => (b'S', [owned(owner), None, None]),
+    };
+    (letter, [one, two, three, mode])
 }
 
 /// Rounded up: the server must not end a lease before we do (D1).
@@ -150,7 +172,7 @@ mod tests {
 
     #[test]
     fn ops_are_spelt_as_the_script_reads_them() {
-        let (owner, ttl) = (Owner, TTL);
+        let (owner, ttl) = (Owner::exclusive, TTL);
         let ops = [
             Op::Attempt {
                 owner: owner(1),
@@ -194,7 +216,7 @@ mod tests {
         ];
         let sets = [
             "lock:k|",
-            "{lock:k}:~queue1|",
+            "{lock:k}:~queue2|",
             "{lock:k}:~listen1|",
             "lock:~fence",
         ];
@@ -222,19 +244,19 @@ mod tests {
 
     #[test]
     fn renewals_and_bare_releases_name_the_locks_alone() {
-        let (owner, ttl, within) = (Owner(8), TTL, TTL);
+        let (owner, ttl, within) = (Owner::exclusive(8), TTL, TTL);
         let jobs = [request(Op::Renew { owner, ttl, within })];
         assert_eq!(batch(&jobs), "1|lock:k|5|N||ab:8|30000");
         let mut release = request(Op::Release { owner });
         release.is_bare = true;
         assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
         let look = Request::new(RequestKind::Look("k".into(), oneshot::channel().0));
-        assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue1|5|I|");
+        assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue2|5|I|");
     }
 
     #[test]
     fn a_waiter_that_cannot_be_notified_polls_without_subscribing() {
-        let (owner, ttl) = (Owner(5), TTL);
+        let (owner, ttl) = (Owner::exclusive(5), TTL);
         let mut listen = request(Op::Listen { owner, ttl });
         listen.listen_to_nothing();
         assert_eq!(

@@ -1,6 +1,6 @@
 //! What a session knows, and how requests, answers and lost connections change it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -96,6 +96,8 @@ impl Node {
 #[derive(Default)]
 pub(super) struct Effects {
     pub(super) events: Vec<StoreEvent>,
+    /// Keys without a subscription for a while: their tickets may have been dropped, and their grants missed.
+    pub(super) doubtful: HashSet<Arc<str>>,
     /// Answers to inspections.
     pub(super) looks: Vec<Look>,
     /// Nodes with a new request. They are notified without the lock, since a woken task may run at once.

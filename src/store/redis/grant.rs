@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::call::read_mode;
 use super::keys::Names;
 use crate::settings::TTL;
-use crate::store::contract::{Grant, Owner};
+use crate::store::contract::{Grant, Mode, Owner, StoreEvent};
 use crate::token::is_epoch;
 
-/// The format of grants that we understand; the one that `script.lua` writes.
-const FORMAT: &str = "1";
+/// The formats of grants that we understand, as `script.lua` writes them: for an exclusive ticket, for a shared one,
+/// and for a shared one behind which more may fit (M4).
+const FORMATS: [&str; 3] = ["1", "2", "3"];
 
 /// What our own probe's message begins with; no number, so no format of a grant.
 const PROBE: &str = "probe";
@@ -20,33 +22,62 @@ pub(super) enum Message<'a> {
     Granted {
         key: Arc<str>,
         grant: Grant,
+        unserved: bool,
     },
     /// A lock that we listened for is free.
-    Freed {
-        key: Arc<str>,
-    },
+    Freed { key: Arc<str> },
     /// The nonce of a probe.
     Probe(&'a str),
+}
+
+impl Message<'_> {
+    /// The events that it brings.
+    pub(super) fn into_events(self) -> Vec<StoreEvent> {
+        match self {
+            Self::Granted {
+                key,
+                grant,
+                unserved,
+            } => {
+                let owner = grant.owner;
+                let unserved = unserved.then(|| StoreEvent::Unserved {
+                    key: key.clone(),
+                    owner,
+                });
+                let granted = StoreEvent::Granted { key, grant };
+                [granted].into_iter().chain(unserved).collect()
+            }
+            Self::Freed { key } => vec![StoreEvent::Freed { key }],
+            Self::Probe(_) => Vec::new(),
+        }
+    }
 }
 
 /// What a notice begins with; no number, so no format of a grant.
 const FREED: &str = "freed";
 
-/// Reads a message: `1 <owner> <ttl in ms> <epoch> <server time> <key>`, `freed <key>`, or
-/// `probe <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
+/// Reads a message: `1 <owner> <ttl in ms> <epoch> <server time> <key>`, `2` or `3` with the mode after the ttl,
+/// `freed <key>`, or `probe <nonce>`. `None` if it is in another format, for another instance, or no message of ours at all.
 pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> {
     let text = std::str::from_utf8(payload).ok()?;
-    let fields = match text.split_once(' ')? {
+    let (format, fields) = match text.split_once(' ')? {
         (PROBE, nonce) => return Some(Message::Probe(nonce)),
         (FREED, key) => return Some(Message::Freed { key: key.into() }),
-        (FORMAT, fields) => fields,
+        (format, fields) if FORMATS.contains(&format) => (format, fields),
         _ => return None,
     };
+    let is_shared = format != FORMATS[0];
     // The key comes last, since it may hold spaces.
-    let mut fields = fields.splitn(5, ' ');
+    let mut fields = fields.splitn(5 + usize::from(is_shared), ' ');
     let (instance, sequence) = fields.next()?.rsplit_once(':')?;
-    let owner = Owner(sequence.parse().ok()?);
     let ttl = Duration::from_millis(fields.next()?.parse().ok()?);
+    let owner = Owner {
+        sequence: sequence.parse().ok()?,
+        mode: match is_shared {
+            true => read_mode(fields.next()?)?,
+            false => Mode::Exclusive,
+        },
+    };
     let epoch = fields.next()?.parse().ok()?;
     let at = fields.next()?.parse().ok()?;
     let key = fields.next()?.into();
@@ -58,7 +89,11 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     };
     // Else no ticket of ours asked for that, or no fence of ours said it.
     let is_ours = instance == names.instance() && ttl <= *TTL.end() && is_epoch(epoch);
-    is_ours.then_some(Message::Granted { key, grant })
+    is_ours.then_some(Message::Granted {
+        key,
+        grant,
+        unserved: format == FORMATS[2],
+    })
 }
 
 /// The message that a probe publishes.
@@ -78,11 +113,16 @@ mod tests {
     #[test]
     fn a_grant_is_read_whatever_its_key() {
         let payload = b"1 ab12:7 30000 1795257942885244 1795257942885243 order 42: \"a\"";
-        let Some(Message::Granted { key, grant }) = read(&names(), payload) else {
+        let Some(Message::Granted {
+            key,
+            grant,
+            unserved: false,
+        }) = read(&names(), payload)
+        else {
             panic!("not read")
         };
         assert_eq!(&*key, "order 42: \"a\"");
-        assert_eq!(grant.owner, Owner(7));
+        assert_eq!(grant.owner, Owner::exclusive(7));
         assert_eq!(grant.ttl, Duration::from_secs(30));
         assert_eq!(grant.epoch, 1_795_257_942_885_244);
         assert_eq!(grant.at, 1_795_257_942_885_243);

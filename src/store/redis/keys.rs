@@ -96,7 +96,7 @@ impl Names {
     pub(super) fn probe_in(&self, slot: Slot) -> [String; 3] {
         let (stem, instance) = (self.fence_in(slot).concat(), &self.instance);
         let lock = format!("{stem}:~probe:{instance}");
-        let queue = format!("{lock}:~queue1");
+        let queue = format!("{lock}:~queue2");
         [lock, queue, format!("{stem}:~grant:{instance}")]
     }
 
@@ -120,7 +120,7 @@ impl Names {
     /// The sorted set of tickets for the lock, in its slot. The number is the format's: another version of this crate
     /// must not misread the tickets.
     pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
-        self.beside(key, ":~queue1")
+        self.beside(key, ":~queue2")
     }
 
     /// The sorted set of subscriptions to the release of the lock (W7).
@@ -149,23 +149,23 @@ mod tests {
 
     #[test]
     fn a_queue_lies_in_the_slot_of_its_lock() {
-        assert_eq!(queue("lock", "order:42"), "{lock:order:42}:~queue1");
-        assert_eq!(queue("lock", "{order}:42"), "lock:{order}:42:~queue1");
-        assert_eq!(queue("{app}", "order"), "{app}:order:~queue1");
-        assert_eq!(queue("{ap", "p}"), "{ap:p}:~queue1", "a tag over both");
+        assert_eq!(queue("lock", "order:42"), "{lock:order:42}:~queue2");
+        assert_eq!(queue("lock", "{order}:42"), "lock:{order}:42:~queue2");
+        assert_eq!(queue("{app}", "order"), "{app}:order:~queue2");
+        assert_eq!(queue("{ap", "p}"), "{ap:p}:~queue2", "a tag over both");
         assert_eq!(
             queue("p", "a{b"),
-            "{p:a{b}:~queue1",
+            "{p:a{b}:~queue2",
             "an open brace is no tag"
         );
         assert_eq!(
             queue("p", "a{}{b}"),
-            "{p:a{}{b}}:~queue1",
+            "{p:a{}{b}}:~queue2",
             "an empty first tag means none, for Redis"
         );
         assert_eq!(
             queue("p", "a}b{c}"),
-            "p:a}b{c}:~queue1",
+            "p:a}b{c}:~queue2",
             "a brace that closes nothing"
         );
     }
@@ -194,7 +194,7 @@ mod tests {
         let names = Names::new("lock".into(), "1f".into());
         let known = [
             "lock:order:42",
-            "{lock:order:42}:~queue1",
+            "{lock:order:42}:~queue2",
             "{lock:order:42}:~listen1",
             "lock:~fence",
             "lock:~grant:1f",

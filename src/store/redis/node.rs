@@ -386,15 +386,18 @@ impl NodeTask {
     }
 
     fn on_push(&self, connection: &mut Connection, push: &PushInfo) -> Result<(), Fault> {
-        let event = match (message(&self.shared.names, push), &push.kind) {
-            (Some(Message::Granted { key, grant }), _) => StoreEvent::Granted { key, grant },
-            (Some(Message::Freed { key }), _) => StoreEvent::Freed { key },
+        let events = match (message(&self.shared.names, push), &push.kind) {
+            (Some(message @ (Message::Granted { .. } | Message::Freed { .. })), _) => {
+                message.into_events()
+            }
             // From a late probe, or of another format.
             (_, PushKind::Message | PushKind::SMessage | PushKind::Other(_)) => return Ok(()),
             // The client takes most other pushes for the answer to its oldest request.
             _ => return Err(self.garbled("unexpected change of a subscription")),
         };
-        connection.received.push(Received::Heard(event));
+        connection
+            .received
+            .extend(events.into_iter().map(Received::Heard));
         Ok(())
     }
 

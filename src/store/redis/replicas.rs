@@ -36,8 +36,7 @@ use super::session::Shared;
 use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
-use crate::store::contract::{OpError, Owner, StoreEvent};
-use crate::store::send_window::Sendable;
+use crate::store::contract::{Mode, OpError, Owner, StoreEvent};
 use crate::user_code::log;
 
 /// How many locks may share a call: a longer script would block all other clients.
@@ -250,7 +249,12 @@ fn call(names: &Names, requests: &[Request]) -> Cmd {
         call.arg(names.lock(request.key()).concat());
     }
     for held in requests.iter().filter_map(|it| it.held.as_ref()) {
-        call.arg(format!("{}:{}", names.instance(), held.owner.0));
+        let Owner { sequence, mode } = held.owner;
+        let member = match mode {
+            Mode::Permits { limit, .. } => format!(" 1/{limit}"),
+            _ => String::new(),
+        };
+        call.arg(format!("{}:{sequence}{member}", names.instance()));
     }
     call
 }

@@ -4,16 +4,18 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::call::spell;
+use super::call::{read_mode, spell};
 use super::fault::ErrorReply;
 use super::request::{Request, RequestKind};
-use crate::store::contract::{KeyStatus, Outcome, ServerTime};
+use crate::store::contract::{Holder, KeyStatus, Mode, Outcome, ServerTime};
 use crate::token::is_epoch;
 
 /// What a reply says about one request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RequestReply {
     Done(Outcome),
+    /// The same, and more tickets may fit than were served (M4).
+    DoneUnserved(Outcome),
     Seen(KeyStatus),
     /// The script ran too late for it to be of use (O5).
     Stale,
@@ -43,7 +45,7 @@ pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Opt
     let answers = requests.iter().zip(answers);
     let replies = answers.map(|(request, answer)| match answer {
         RawReply::Word(word) => read_word(request, word, &mut epochs),
-        RawReply::Table(fields) => read_table(&request.kind, fields),
+        RawReply::Table(fields) => read_table(&request.kind, at, fields),
     });
     let replies = replies.collect::<Option<_>>()?;
     Some(Reply { at, replies })
@@ -92,15 +94,21 @@ fn read_word(
     word: &str,
     epochs: &mut impl Iterator<Item = u64>,
 ) -> Option<RequestReply> {
+    if let Some(word) = word.strip_suffix('&') {
+        return match read_word(request, word, epochs)? {
+            RequestReply::Done(outcome) => Some(RequestReply::DoneUnserved(outcome)),
+            _ => None,
+        };
+    }
     let outcome = match (spell(request).0, word) {
         (b'A' | b'E' | b'L' | b'D', "stale") => return Some(RequestReply::Stale),
-        (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U', "more") => {
+        (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U' | b'S', "more") => {
             return Some(RequestReply::More);
         }
         (b'Y' | b'D', "not-old") => Outcome::NotOld,
         (b'N' | b'V', "lost") => Outcome::Lost,
         (b'N', "1") => Outcome::Renewed,
-        (b'R' | b'F' | b'W' | b'U', "0" | "1") => Outcome::Gone { held: word == "1" },
+        (b'R' | b'F' | b'W' | b'U' | b'S', "0" | "1") => Outcome::Gone { held: word == "1" },
         (b'V', "-1") => Outcome::Raised { age: None },
         // Servers tell whole seconds, and take the whole seconds of two times from each other: one that
         // says 1 may be up for a moment.
@@ -126,29 +134,107 @@ fn won(epoch: u64) -> Option<Outcome> {
 fn read_busy(place: &str) -> Option<Outcome> {
     let (left, score) = place.split_once(':')?;
     let left = read_left(left.parse().ok()?);
+    let (score, entered) = match score.strip_suffix(':') {
+        Some(score) => (score, true),
+        None => (score, false),
+    };
     let score = match score {
         "" => None,
         score => Some(score.parse().ok()?),
     };
-    Some(Outcome::Busy { left, score })
+    Some(Outcome::Busy {
+        left,
+        score,
+        entered,
+    })
 }
 
-fn read_table(kind: &RequestKind, fields: &[Value]) -> Option<RequestReply> {
+fn read_table(
+    kind: &RequestKind,
+    at: Option<ServerTime>,
+    fields: &[Value],
+) -> Option<RequestReply> {
     if let Some(refusal) = read_error(fields) {
         return Some(RequestReply::Refused(refusal));
     }
-    let (RequestKind::Look(..), [tag, owner, Value::Int(left), Value::Int(tickets)]) =
-        (kind, fields)
+    let (
+        RequestKind::Look(..),
+        [
+            tag,
+            value,
+            Value::Int(left),
+            Value::Int(tickets),
+            Value::Array(queue),
+            Value::Array(members),
+        ],
+    ) = (kind, fields)
     else {
         return None;
     };
-    let owner: Option<Vec<u8>> = redis::from_redis_value_ref(owner).ok()?;
-    let key_status = KeyStatus {
-        owner: owner.map(|it| String::from_utf8_lossy(&it).into_owned()),
+    let value: Option<Vec<u8>> = redis::from_redis_value_ref(value).ok()?;
+    let mut holders: Vec<Holder> = Vec::new();
+    holders.extend(value.map(|value| Holder {
+        name: String::from_utf8_lossy(&value).into_owned(),
+        mode: Mode::Exclusive,
         left: read_left(*left),
+    }));
+    for member in members.chunks_exact(2) {
+        // What another version has written is left out.
+        let Some((name, mode)) = read_member(text(&member[0])?) else {
+            continue;
+        };
+        let Ok(end) = text(&member[1])?.parse::<u64>() else {
+            continue;
+        };
+        match holders.iter_mut().find(|holder| holder.name == name) {
+            Some(holder) => holder.mode = heavier(holder.mode),
+            None => holders.push(Holder {
+                name: name.to_owned(),
+                mode,
+                left: Some(Duration::from_micros(end.saturating_sub(at?))),
+            }),
+        }
+    }
+    let queue = queue.iter();
+    let key_status = KeyStatus {
+        holders,
         tickets: u64::try_from(*tickets).ok()?,
+        queue: queue
+            .filter_map(|ticket| read_ticket(text(ticket)?))
+            .collect(),
     };
     (text(tag)? == "key_status").then_some(RequestReply::Seen(key_status))
+}
+
+/// A member of a shared lock: `<owner>` of a reader, or `<owner> <i>/<limit>` of a permit.
+fn read_member(member: &str) -> Option<(&str, Mode)> {
+    match member.split_once(' ') {
+        None => Some((member, Mode::Shared)),
+        Some((owner, share)) => {
+            let (_, limit) = share.split_once('/')?;
+            let (limit, weight) = (limit.parse().ok()?, 1);
+            Some((owner, Mode::Permits { limit, weight }))
+        }
+    }
+}
+
+/// The mode of a permit of which another member was found.
+fn heavier(mode: Mode) -> Mode {
+    match mode {
+        Mode::Permits { limit, weight } => {
+            let weight = weight.saturating_add(1);
+            Mode::Permits { limit, weight }
+        }
+        other => other,
+    }
+}
+
+/// A ticket: `<owner> <ttl>`, and the mode of a shared one.
+fn read_ticket(ticket: &str) -> Option<(String, Mode)> {
+    let mut words = ticket.split(' ');
+    let (owner, _ttl) = (words.next()?, words.next()?);
+    let mode = words.next().map_or(Some(Mode::Exclusive), read_mode)?;
+    Some((owner.to_owned(), mode))
 }
 
 fn read_error(fields: &[Value]) -> Option<ErrorReply> {

@@ -9,7 +9,7 @@ use super::replicas::Held;
 use super::session::NodeId;
 use super::slots::Slot;
 use crate::StoreError;
-use crate::store::contract::{Grant, KeyStatus, Op, Owner, StoreEvent, SubmittedOp};
+use crate::store::contract::{Grant, KeyStatus, Mode, Op, Owner, StoreEvent, SubmittedOp};
 use crate::store::send_window::{Priority, Sendable};
 
 /// One request about one lock.
@@ -106,7 +106,15 @@ impl Request {
             | Op::Unlisten { .. }
             | Op::Release { .. }
             | Op::Renew { .. }
-            | Op::Raise { .. } => None,
+            | Op::Raise { .. }
+            | Op::Serve { .. } => None,
+        }
+    }
+
+    pub(super) fn key(&self) -> &Arc<str> {
+        match &self.kind {
+            RequestKind::Op(submitted) => &submitted.key,
+            RequestKind::Look(key, _) => key,
         }
     }
 
@@ -150,13 +158,13 @@ impl Request {
 }
 
 impl Sendable for Request {
-    type Key = Arc<str>;
+    type Line = (Arc<str>, u64);
 
-    fn key(&self) -> &Arc<str> {
-        match &self.kind {
-            RequestKind::Op(submitted) => &submitted.key,
-            RequestKind::Look(key, _) => key,
-        }
+    fn line(&self) -> Self::Line {
+        let owner = self.op().map(Op::owner);
+        let shared = owner.filter(|owner| owner.mode != Mode::Exclusive);
+        let sequence = shared.map_or(0, |owner| owner.sequence);
+        (self.key().clone(), sequence)
     }
 
     fn priority(&self) -> Priority {

@@ -17,8 +17,9 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::contract::{Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent};
-use crate::store::send_window::Sendable;
+use crate::store::contract::{
+    Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent, SubmittedOp,
+};
 
 /// A request is redirected this often without a pause. Then it is delayed, so that two nodes that name each other do
 /// not cause a busy loop.
@@ -45,18 +46,22 @@ impl Change<'_> {
                 request.attempts_first = false;
                 self.route(request);
             }
+            RequestReply::DoneUnserved(outcome) => {
+                if let RequestKind::Op(SubmittedOp { key, op, .. }) = &request.kind {
+                    let (key, owner) = (key.clone(), op.owner());
+                    self.effects
+                        .events
+                        .push(StoreEvent::Unserved { key, owner });
+                }
+                self.on_reply(id, request, at, RequestReply::Done(outcome));
+            }
             RequestReply::Done(outcome) => {
                 let (key, heard) = (request.key().clone(), request.heard);
                 let is_busy = matches!(outcome, Outcome::Busy { .. });
                 self.answer(request, Ok(Answer { at, outcome }));
                 let subscriptions = &self.state.subscriptions;
                 if is_busy && heard.is_some_and(|it| !subscriptions.is_heard(&key, it)) {
-                    // The ticket may have been dropped meanwhile, since there was no subscription.
-                    self.effects.events.push(StoreEvent::Up {
-                        scope: KeyScope::Keys(Arc::new(move |other| *other == *key)),
-                        queue: true,
-                        complete: false,
-                    });
+                    self.effects.doubtful.insert(key);
                 }
             }
             RequestReply::Seen(key_status) => {

@@ -4,19 +4,26 @@
 -- KEYS  the lock of each op; for R..V and I then the queue of each; for R..V then the subscribers
 --       of each, and the fence
 -- ARGV  the call's number; a letter for each op; the last server time at which A, E, L and D are of use
---       (O5); the owner of each op; then the second and the third argument of each op. Empty arguments
---       at the end may be left out.
+--       (O5); the owner of each op; then the second and the third argument of each op, and its mode: '' for
+--       exclusive, 'r' for a reader, '<weight>/<limit>' for a permit. Empty arguments at the end may be left
+--       out.
 --         A attempt: ttl      R release              Y yield: ttl, new owner        N renew: ttl
 --         E enter: ttl, score W withdraw: ttl        D adopt: ttl, present value    F free, without hand-over
 --         L subscribe: ttl    U unsubscribe          V raise the fence: epoch, age  I inspect
+--         S serve the queue
 --       P probe, alone: KEYS are a lock that never exists and its queue; the owner is a channel or
 --       '', the second argument is what to publish there.
 -- ->    the call's number, the server's time or '', and for each op one of these; as one text with
 --       spaces between, or as an array if a table is among them:
---         won: its epoch              busy:<ms left, or -1>:<score or ''>
---         R, W, U, F: 1 was held, 0 was not      N: 1 renewed     V: seconds that the server is up, or -1
+--         won: its epoch     busy:<ms left, or -1>:<score or ''>, and then : if the ticket is new
+--         R, W, U, F, S: 1 was held, 0 was not   N: 1 renewed     V: seconds that the server is up, or -1
 --         stale  lost  not-old  more: the same op must be sent again
---         I: {'key_status', value or nil, ms left or negative, tickets}        {'error', text}
+--         and after any of these: &, if more tickets may fit, and an S must be sent
+--         I: {'key_status', value or nil, ms left or negative, tickets, the first 100 of these, and the first
+--             200 members of a shared lock and their scores}                   {'error', text}
+--
+-- An exclusive lock is a string, its owner. A shared one is a sorted set (M1): for a reader its owner, for a permit
+-- `<owner> <i>/<limit>` for each i up to its weight, with the ends of the leases as scores.
 --
 -- Times are in µs, ttls in ms. The code above the shortest path runs in every call. A reply of nested
 -- tables costs the server as much as two commands; a function, and each outer variable that it uses,
@@ -28,7 +35,7 @@ local publish, numsub, sharded = 'PUBLISH', 'NUMSUB', false
 local try, sub = redis.pcall, string.sub
 local ops, of_use, count = ARGV[2], ARGV[3], #ARGV[2]
 local fence = KEYS[3 * count + 1]
-local clock, now, epoch
+local clock, now, epoch, reserved
 
 local function read_clock()
   local time = redis.call('TIME')
@@ -40,7 +47,7 @@ if ops == 'P' then
   -- O4: servers do not say in advance which commands they refuse in a script. So each command is tried in
   -- a form that changes nothing, and all that are refused are named at once.
   local needed = [[time,get L,mget L,set L x XX,del L,pttl L,pexpire L 1,exists Q,zadd Q XX 0 x,zrem Q x,
-    zrange Q 0 0,zscore Q x,zcard Q,pubsub|]] .. numsub:lower()
+    zrange Q 0 0,zscore Q x,zcard Q,zremrangebyscore L 1 0,pexpireat L 1,pubsub|]] .. numsub:lower()
   local meant = { L = KEYS[1], Q = KEYS[2], C = ARGV[4], M = ARGV[5] }
   local rights, missing = 'NOPERM the user has no right to ', {}
   local function refusal(command)
@@ -76,7 +83,7 @@ end
 local found = fence and (count > 1 or ops == 'R' or of_use ~= '') and try('EXISTS', unpack(KEYS, 1, 3 * count))
 
 -- The shortest path: one lock that is free or released, and an empty queue. F1, F3: as in `next_epoch`.
-if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and clock <= of_use then
+if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and not ARGV[7] and clock <= of_use then
   local last = try('SET', fence, clock, 'KEEPTTL', 'GET')
   local is_later = not last or (tonumber(last) or 9e15) < now
   if is_later and try('SET', KEYS[1], ARGV[4], 'PX', ARGV[5]).ok then
@@ -103,8 +110,14 @@ local function next_epoch()
       redis.call('SET', fence, string.format('%d', held + count))
     end
     epoch = math.max(held, now - 1)
+    reserved = epoch + count
   end
   epoch = epoch + 1
+  if epoch > reserved then
+    -- A call on shared locks may have many winners.
+    reserved = epoch + 63
+    redis.call('SET', fence, string.format('%d', reserved))
+  end
   return epoch == now and clock or string.format('%d', epoch)
 end
 
@@ -127,6 +140,7 @@ if fence and count > 1 then
     local releases = op == 'R' and value == ARGV[3 + i]
     if
       (releases or not value and (op == 'A' or op == 'E' or op == 'L') and clock <= of_use)
+      and (ARGV[3 + 3 * count + i] or '') == ''
       and (found == held or try('EXISTS', KEYS[i], KEYS[count + i], KEYS[2 * count + i]) == (value and 1 or 0))
     then
       if releases then
@@ -160,6 +174,7 @@ local prefix = fence and string.match(fence, '^(.*):~fence')
 -- G3: how many tickets and subscribers of dead registries one call removes.
 local clears = 100
 local TICKET, LISTENER = '^(([^%s:]+):%d+) ([1-9]%d*)$', '^(([^%s:]+):%d+)$'
+local SHARED_TICKET = '^(([^%s:]+):%d+) ([1-9]%d*) (%S+)$'
 
 -- The first member of a queue, or of the subscribers, whose registry is alive: its channel is subscribed to.
 -- (The result of PUBLISH proves nothing: replicas pass messages on, and pattern subscriptions count, too.)
@@ -171,9 +186,17 @@ local function first_live(op, set, pattern)
       return nil
     end
     local owner, instance, ttl = string.match(head[1], pattern)
+    local mode = ''
+    if not owner and pattern == TICKET then
+      owner, instance, ttl, mode = string.match(head[1], SHARED_TICKET)
+      owner = (mode == 'r' or mode and string.match(mode, '^[1-9]%d*/[1-9]%d*$')) and owner
+    end
     local channel = owner and (sharded and string.sub(op.queue, 1, -9) or prefix) .. ':~grant:' .. instance
     if channel and redis.call('PUBSUB', numsub, channel)[2] > 0 then
-      return head, owner, ttl, channel
+      if mode ~= '' and not op.is_mixed then
+        error({ 'mixed' }, 0)
+      end
+      return head, owner, ttl, channel, mode
     elseif clears == 0 then
       error({ 'more' }, 0)
     end
@@ -256,7 +279,10 @@ end
 local function perform(op, letter, known)
   local owner = op.owner
   -- A key that MGET shows as nil may be of another type.
-  local value = type(known) == 'string' and known or redis.call('GET', op.lock)
+  local value = type(known) == 'string' and known or try('GET', op.lock)
+  if type(value) == 'table' then
+    error({ 'mixed' }, 0)
+  end
   local held = value == owner
   if not held and (letter == 'N' or letter == 'V') then
     return 'lost'
@@ -267,7 +293,8 @@ local function perform(op, letter, known)
     -- For a slot that is being moved, where a call with keys besides the lock is refused.
     return held and redis.call('DEL', op.lock) == 1 and '1' or '0'
   elseif letter == 'I' then
-    return { 'key_status', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue) }
+    local tickets = redis.call('ZRANGE', op.queue, '0', '99')
+    return { 'key_status', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue), tickets, {} }
   elseif letter == 'V' then
     -- The next `next_epoch` of this call continues from there, too.
     local least = tonumber(op.ttl)
@@ -279,6 +306,12 @@ local function perform(op, letter, known)
     epoch = nil
     local info = op.more == '1' and redis.pcall('INFO', 'server')
     return type(info) == 'string' and info:match('uptime_in_seconds:(%d+)') or '-1'
+  end
+  if letter == 'S' then
+    if not value then
+      let_go(op, false)
+    end
+    return '0'
   end
   local listens, is_yield = letter == 'L' or letter == 'U', letter == 'Y'
   local set = listens and op.listeners or op.queue
@@ -322,14 +355,241 @@ local function perform(op, letter, known)
     end
     left, place = ttl, hand_over(op, head, first, ttl, channel, set, member, place)
   end
-  return string.format('busy:%d:', left) .. (place or '')
+  return string.format('busy:%d:', left) .. (place or '') .. (place and added and ':' or '')
 end
 
+-- The same for locks and queues in which there are shared leases or tickets. Its functions are created only where
+-- they are needed.
+local function mixed()
+  -- M4: how many grants this call has made, whatever its keys.
+  local granted = 0
+
+  -- M1: what the lock must be if it is not free: 'r', the limit, or for an exclusive mode 'x', which cannot be joined.
+  local function kind_of(mode)
+    return mode == '' and 'x' or string.match(mode, '/(%d+)$') or 'r'
+  end
+
+  local function members(owner, mode)
+    local weight, limit = string.match(mode, '^(%d+)/(%d+)$')
+    local names = { not weight and owner or nil }
+    for i = 1, tonumber(weight or 0) do
+      names[i] = owner .. ' ' .. i .. '/' .. limit
+    end
+    return names
+  end
+
+  -- How many members must leave before one with this mode may have the lock; nil if all must.
+  local function missing(op, mode)
+    if not op.kind then
+      return 0
+    elseif mode == '' or op.kind ~= kind_of(mode) then
+      return nil
+    end
+    local weight, limit = string.match(mode, '^(%d+)/(%d+)$')
+    return weight and math.max(0, op.count + weight - limit) or 0
+  end
+
+  -- A shared lock expires with the last of its leases. That is set once, however many leases have changed.
+  local function set_expiry(op)
+    local last = op.is_changed and not op.is_string and try('ZRANGE', op.lock, '-1', '-1', 'WITHSCORES')[2]
+    if last then
+      redis.call('PEXPIREAT', op.lock, string.format('%d', math.ceil(last / 1000)))
+    end
+    op.is_changed = false
+  end
+
+  -- Gives the lock to an owner, or prolongs its lease. A shared lease never ends earlier by that (D1).
+  local function take(op, owner, ttl, mode)
+    if mode == '' then
+      redis.call('SET', op.lock, owner, 'PX', ttl)
+    else
+      if op.is_string then
+        redis.call('DEL', op.lock)
+      end
+      local ends, scored = string.format('%d', now + ttl * 1000), {}
+      for _, member in ipairs(members(owner, mode)) do
+        scored[#scored + 1] = ends
+        scored[#scored + 1] = member
+      end
+      op.count = op.count + redis.call('ZADD', op.lock, 'GT', unpack(scored))
+    end
+    op.is_string, op.kind, op.is_changed = mode == '', kind_of(mode), true
+  end
+
+  local function drop(op, owner, mode)
+    op.is_changed = true
+    if op.is_string then
+      op.is_string, op.kind = false, nil
+      return redis.call('DEL', op.lock)
+    end
+    local dropped = redis.call('ZREM', op.lock, unpack(members(owner, mode)))
+    op.count = op.count - dropped
+    op.kind = op.count > 0 and op.kind or nil
+    return dropped
+  end
+
+  -- S2: as in `hand_over`. The last grant of an op that has made all that it may tells its registry to serve the rest,
+  -- too (M4).
+  local function give(op, head, owner, ttl, channel, mode)
+    redis.call('ZREM', op.queue, head[1])
+    local format = mode == '' and '1 ' or op.served == op.most - 1 and '3 ' or '2 '
+    local grant = format .. head[1] .. ' ' .. next_epoch() .. ' ' .. clock .. ' ' .. string.sub(op.lock, #prefix + 2)
+    take(op, owner, ttl, mode)
+    local told = redis.pcall(publish, channel, grant)
+    if type(told) == 'table' then
+      drop(op, owner, mode)
+      error(told)
+    end
+    op.served, granted = op.served + 1, granted + 1
+  end
+
+  -- M3: serves tickets from the front as long as they fit, up to that of `owner`, or to one that `place` is before.
+  -- Returns the ticket that is in the way.
+  local function serve(op, owner, place)
+    while op.kind ~= 'x' do
+      local ok, head, first, ttl, channel, mode = pcall(first_live, op, op.queue, TICKET)
+      if not ok and not op.is_changed then
+        error(head, 0)
+      elseif not ok or not head then
+        op.is_unserved = not ok
+        return head
+      elseif first == owner or place and place < tonumber(head[2]) then
+        return nil
+      elseif missing(op, mode) ~= 0 then
+        return head, mode
+      elseif op.served == op.most then
+        op.is_unserved = true
+        return head, mode
+      elseif not pcall(give, op, head, first, ttl, channel, mode) then
+        -- S1: the ticket is back, and its owner finds the lock by asking (W2).
+        pcall(stand, op.queue, head[1], tonumber(head[2]), 0)
+        return head, mode
+      end
+    end
+    return op.kind
+  end
+
+  -- M5: when the ticket in front may have the lock, or else one with `mode`.
+  local function may_fit_in(op, mode)
+    local head = redis.call('ZRANGE', op.queue, '0', '0')[1]
+    local wish = head and string.match(head, '^%S+ %d+ ?(%S*)$') or mode
+    local count = missing(op, wish)
+    if not count or count == 0 then
+      return redis.call('PTTL', op.lock)
+    end
+    local nth = string.format('%d', count - 1)
+    local is_known = count == 1 and op.served == 0 and op.first_end
+    local last = is_known or redis.call('ZRANGE', op.lock, nth, nth, 'WITHSCORES')[2]
+    return math.max(0, math.ceil((last - now) / 1000))
+  end
+
+  local function run(op, letter)
+    local owner, mode = op.owner, op.mode
+    local value, held = nil, nil
+    op.is_mixed, op.served, op.count = true, 0, 0
+    op.most = math.max(1, 64 - granted)
+    local first = try('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
+    if first.err then
+      -- It raises the error if this is no string either.
+      value = redis.call('GET', op.lock)
+      op.is_string, op.kind, held = true, 'x', mode == '' and value == owner
+    elseif first[1] then
+      if not string.match(first[1], '^[^%s:]+:%d+$') and not string.match(first[1], '^[^%s:]+:%d+ %d+/%d+$') then
+        error('WRONGTYPE the sorted set ' .. op.lock .. ' is no lock', 0)
+      end
+      -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this, and one
+      -- that asks does not.
+      if letter == 'N' or letter ~= 'I' and tonumber(first[2]) <= now then
+        if clock <= of_use then
+          next_epoch()
+        end
+        redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
+        first = redis.call('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
+      end
+      op.kind, op.first_end = first[1] and kind_of(first[1]), first[2]
+      op.count = op.kind and redis.call('ZCARD', op.lock) or 0
+      held = mode ~= '' and op.kind and redis.call('ZSCORE', op.lock, members(owner, mode)[1])
+    end
+    if letter == 'N' or letter == 'V' then
+      if held then
+        take(op, owner, op.ttl, mode)
+      end
+      return held and '1' or 'lost'
+    elseif letter == 'F' then
+      return held and drop(op, owner, mode) > 0 and '1' or '0'
+    elseif letter == 'I' then
+      local tickets = redis.call('ZRANGE', op.queue, '0', '99')
+      local holders = op.kind and redis.call('ZRANGE', op.lock, '0', '199', 'WITHSCORES') or {}
+      return { 'key_status', false, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue), tickets, holders }
+    elseif letter == 'D' then
+      return 'not-old'
+    end
+    local place, is_yield = letter == 'E' and tonumber(op.more or ''), letter == 'Y'
+    local winner = is_yield and op.more or owner
+    local ticket = winner .. ' ' .. (op.ttl or '') .. (mode == '' and '' or ' ' .. mode)
+    if letter == 'R' or letter == 'W' or letter == 'U' or letter == 'S' then
+      local left = letter == 'W' and try('ZREM', op.queue, ticket) or letter == 'U' and try('ZREM', op.listeners, owner)
+      held = held and letter ~= 'S'
+      if held then
+        drop(op, owner, mode)
+      end
+      if not serve(op) and not op.kind then
+        pcall(let_go, op, false)
+      end
+      return type(left) == 'table' and { 'error', left.err } or held and '1' or '0'
+    elseif is_yield and not held then
+      return 'not-old'
+    elseif not is_yield and clock > of_use then
+      return 'stale'
+    elseif is_yield then
+      op.kind = nil
+    end
+    place = place and place <= now and place
+    if held and not is_yield or not serve(op, owner, place) and missing(op, mode) == 0 then
+      local taken = next_epoch()
+      try('ZREM', op.queue, ticket)
+      try('ZREM', op.listeners, owner)
+      take(op, winner, op.ttl, mode)
+      serve(op)
+      return taken
+    end
+    set_expiry(op)
+    local left = may_fit_in(op, mode)
+    if letter == 'A' then
+      return string.format('busy:%d:', left)
+    end
+    local set, member = op.queue, ticket
+    if letter == 'L' then
+      set, member = op.listeners, owner
+    end
+    place = stand(set, member, place, redis.call('PTTL', op.lock))
+    return string.format('busy:%d:', left) .. place .. (added and ':' or '')
+  end
+
+  return function(op, letter)
+    local ok, result = pcall(run, op, letter)
+    set_expiry(op)
+    if not ok then
+      error(result, 0)
+    end
+    return result
+  end
+end
+
+local perform_mixed
 for i = 1, count do
   if not reply[2 + i] then
     local op = { lock = KEYS[i], queue = KEYS[count + i], listeners = KEYS[2 * count + i] }
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
-    local ok, result = pcall(perform, op, sub(ops, i, i), values[i])
+    op.mode = ARGV[3 + 3 * count + i] or ''
+    local ok, result = false, { 'mixed' }
+    if op.mode == '' then
+      ok, result = pcall(perform, op, sub(ops, i, i), values[i])
+    end
+    if not ok and result[1] == 'mixed' then
+      perform_mixed, op.answer = perform_mixed or mixed(), nil
+      ok, result = pcall(perform_mixed, op, sub(ops, i, i))
+    end
     if not ok and op.head then
       -- S1: a failed hand-over is undone, and the ticket is back.
       if added then
@@ -346,6 +606,9 @@ for i = 1, count do
       result = ok and op.answer or freed
     end
     -- Servers raise their errors as tables or texts; a field of a text is nil.
+    if op.is_unserved and type(result) == 'string' then
+      result = result .. '&'
+    end
     reply[2 + i] = ok and result or result[1] or { 'error', result.err or result }
   end
 end

@@ -22,9 +22,11 @@ use super::script::{self, Script};
 use super::slots::SlotSet;
 use super::topology::Topology;
 use crate::StoreError;
-use crate::store::contract::{KeyScope, KeyStatus, Session, SessionConfig, SubmittedOp, run_task};
+use crate::store::contract::{
+    KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
+};
 use crate::store::notifier::OrderedNotifier;
-use crate::store::send_window::{SendWindow, Sendable};
+use crate::store::send_window::SendWindow;
 use crate::user_code::log;
 
 /// A node's index in the session's list.
@@ -147,6 +149,15 @@ impl Shared {
             state: &mut state,
             effects: &mut effects,
         });
+        let doubtful = std::mem::take(&mut effects.doubtful);
+        if !doubtful.is_empty() {
+            // After all answers of the change: these tickets are entered again.
+            effects.events.push(StoreEvent::Up {
+                scope: KeyScope::Keys(Arc::new(move |key| doubtful.contains(key))),
+                queue: true,
+                complete: false,
+            });
+        }
         let tells = !effects.events.is_empty();
         if tells {
             // Queued under the lock, so events keep the order of the changes.

@@ -24,7 +24,6 @@ use super::node::Received;
 use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Order;
-use crate::store::contract::{KeyScope, StoreEvent};
 use crate::user_code::log;
 
 /// How many subscriptions may be unconfirmed at a time.
@@ -174,9 +173,10 @@ impl SubscriberTask {
         if push.kind == PushKind::SUnsubscribe && !connection.tags().flatten().any(is_asked) {
             return Err(self.condemned());
         }
-        if let Some(Message::Granted { key, grant }) = message(&self.shared.names, push) {
-            let granted = Received::Heard(StoreEvent::Granted { key, grant });
-            self.shared.received(self.id, &mut vec![granted]);
+        if let Some(message @ Message::Granted { .. }) = message(&self.shared.names, push) {
+            let events = message.into_events().into_iter();
+            self.shared
+                .received(self.id, &mut events.map(Received::Heard).collect());
         }
         Ok(())
     }
@@ -292,14 +292,7 @@ impl Shared {
                 change.state.unsettled.extend(&slots);
                 change.settle();
             }
-            let doubtful = change.state.subscriptions.renew(id);
-            if !doubtful.is_empty() {
-                change.effects.events.push(StoreEvent::Up {
-                    scope: KeyScope::Keys(Arc::new(move |key| doubtful.contains(key))),
-                    queue: true,
-                    complete: false,
-                });
-            }
+            change.effects.doubtful = change.state.subscriptions.renew(id);
         });
     }
 

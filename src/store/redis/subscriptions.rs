@@ -7,7 +7,6 @@ use tokio::time::Instant;
 
 use super::request::Request;
 use super::session::NodeId;
-use crate::store::send_window::Sendable;
 
 /// The subscriptions of one registry.
 #[derive(Debug, Default)]
@@ -185,7 +184,7 @@ mod tests {
 
     fn request(key: &str) -> Request {
         let op = Op::Enter {
-            owner: Owner(1),
+            owner: Owner::exclusive(1),
             ttl: Duration::from_secs(30),
             score: None,
         };

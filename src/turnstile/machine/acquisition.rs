@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::pending::PendingOp;
 use super::repeats::Repeats;
-use super::{EarlyGrant, InFlight, KeyState, Turnstile};
+use super::{EarlyGrant, InFlight, KeyState, Tickets, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::{Point, deadline, drift};
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::WaiterId;
+use crate::turnstile::wait_queue::{TicketTtl, Waiter, WaiterId};
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
@@ -19,6 +19,9 @@ const QUEUE_MARGIN: Duration = Duration::from_secs(60);
 /// W2: how long a ticket waits at most before it is entered again, in milliseconds. The jitter separates registries
 /// that began to wait at the same time.
 const RECHECK: (u64, u64) = (8_000, 12_000);
+
+/// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
+const SOON: (u64, u64) = (1_000, 1_500);
 
 /// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
 const WITHDRAW_WITHIN: u64 = 500;
@@ -39,8 +42,8 @@ pub(super) enum Footprint {
 #[derive(Debug)]
 pub(super) struct Acquisition {
     owner: Owner,
-    /// The ttl on its ticket, fixed when it is first sent (K1, W3).
-    ttl: Duration,
+    /// Fixed when it is first sent (K1, W3).
+    ticket: TicketTtl,
     /// When the store is asked (again).
     pub(super) ask_at: Point,
     score: Option<u64>,
@@ -67,10 +70,10 @@ struct Proof {
 
 impl Acquisition {
     /// Asks at `ask_at`. `uncontended`: see [`Tenure::uncontended`], where a yield asks.
-    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, uncontended: u8) -> Self {
+    pub(super) fn new(owner: Owner, ticket: TicketTtl, ask_at: Point, uncontended: u8) -> Self {
         Self {
             owner,
-            ttl,
+            ticket,
             ask_at,
             score: None,
             footprint: Footprint::Nothing,
@@ -82,6 +85,10 @@ impl Acquisition {
             first_sent: None,
             proof: None,
         }
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        self.owner
     }
 
     pub(super) fn sent(&mut self, now: Point) {
@@ -113,6 +120,11 @@ impl Acquisition {
         self.adopter.is_some()
     }
 
+    /// Whether this connection has confirmed that it has a ticket. Unconfirmed, the owner may hold the lock.
+    fn is_queued(&self) -> bool {
+        self.footprint == Footprint::Ticket && self.proof.is_some()
+    }
+
     /// When it has something to send.
     pub(super) fn next_timeout(&self) -> Point {
         self.withdraw_at.unwrap_or(self.ask_at)
@@ -121,7 +133,7 @@ impl Acquisition {
     /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
     /// that if the op never arrives.
     fn settlement(&self) -> Option<(Op, Duration)> {
-        let (owner, ttl) = (self.owner, self.ttl);
+        let (owner, ttl) = (self.owner, self.ticket.ttl);
         let lock = ttl + drift(ttl);
         match self.footprint {
             Footprint::Nothing => None,
@@ -152,10 +164,10 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Held(_) => return false,
             KeyState::Idle => {
                 let waiter = adopter.map(|first| &first.waiter);
-                let Some(ttl) = waiter.or(self.waiters.first()).map(|waiter| waiter.ttl) else {
+                let Some(ticket) = waiter.or(self.waiters.first()).map(Waiter::ticket_ttl) else {
                     return false;
                 };
-                let mut acquisition = Acquisition::new(cx.ids.owner(), ttl, now, 0);
+                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, now, 0);
                 acquisition.adopter = adopter.map(|first| first.id);
                 self.state = KeyState::Acquiring(acquisition);
                 return true;
@@ -173,11 +185,10 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Subscription => wants_ticket,
                 Footprint::Nothing | Footprint::Lock => false,
             };
-            let is_unwanted = self.waiters.is_empty();
-            // Unconfirmed by this connection, the owner may hold the lock.
-            let is_queued =
-                acquisition.footprint == Footprint::Ticket && acquisition.proof.is_some();
-            if is_unwanted && is_queued && self.store_has_queue && !self.closed {
+            let first = self.waiters.first().map(Waiter::ticket_ttl);
+            let is_unsuited = first.is_some_and(|first| !acquisition.ticket.serves(first));
+            let is_unwanted = first.is_none();
+            if is_unwanted && acquisition.is_queued() && self.store_has_queue && !self.closed {
                 // G3: the waits of a thousand registries may end at the same moment. A waiter that
                 // arrives before the withdrawal takes over the ticket and its place in the queue.
                 let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
@@ -185,7 +196,7 @@ impl<C: Clone> Turnstile<C> {
                     return false;
                 }
             }
-            if is_unwanted || misplaced {
+            if is_unwanted || misplaced || is_unsuited {
                 self.abandon(now);
                 return true;
             }
@@ -194,7 +205,11 @@ impl<C: Clone> Turnstile<C> {
         if acquisition.ask_at > now {
             return false;
         }
-        let (owner, ttl, score) = (acquisition.owner, acquisition.ttl, acquisition.score);
+        if !cx.asks_for_others && acquisition.is_queued() {
+            acquisition.ask_at = now + cx.ids.jitter(RECHECK.0, RECHECK.1);
+            return false;
+        }
+        let (owner, ttl, score) = (acquisition.owner, acquisition.ticket.ttl, acquisition.score);
         let (op, footprint) = if let Some(first) = adopter {
             let from = first.from.clone();
             (Op::Adopt { owner, from, ttl }, Footprint::Lock)
@@ -222,13 +237,19 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Acquiring(acquisition) = &mut self.state else {
             unreachable!("an acquisition stays until its op is answered")
         };
+        // The store may have lost others as well (M5).
+        self.tickets = match answer.outcome {
+            Outcome::Won { .. } if acquisition.is_queued() => Tickets::Unknown,
+            Outcome::Busy { entered: true, .. } if acquisition.is_queued() => Tickets::Gone,
+            _ => Tickets::Kept,
+        };
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;
-                let ttl = acquisition.ttl;
-                self.begin_tenure(cx, epoch, in_flight.sent, ttl);
+                let ticket = acquisition.ticket;
+                self.begin_tenure(cx, epoch, in_flight.sent, ticket);
             }
-            Outcome::Busy { left, score } => {
+            Outcome::Busy { left, score, .. } => {
                 acquisition.is_busy = true;
                 acquisition.uncontended = 0;
                 if footprint == Footprint::Ticket {
@@ -303,8 +324,8 @@ impl<C: Clone> Turnstile<C> {
         }
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ttl) = self.waiters.first().map(|head| head.ttl) {
-            let acquisition = Acquisition::new(cx.ids.owner(), ttl, ask_at, 0);
+        if let Some(ticket) = self.waiters.first().map(Waiter::ticket_ttl) {
+            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
         }
     }
@@ -357,13 +378,15 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = now;
         } else {
             // K1: the ttl on its ticket, which the store rounds up.
-            let ttl = grant.ttl.min(acquisition.ttl);
-            self.begin_tenure(cx, grant.epoch, start, ttl);
+            acquisition.uncontended = 0;
+            let mut ticket = acquisition.ticket;
+            ticket.ttl = ticket.ttl.min(grant.ttl);
+            self.begin_tenure(cx, grant.epoch, start, ticket);
         }
     }
 
-    /// The key is ours for `ttl`, as is proved from `start` on.
-    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ttl: Duration) {
+    /// The key is ours for what the ticket asked for, as is proved from `start` on.
+    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ticket: TicketTtl) {
         let now = cx.at();
         let is_wanted = self.is_acquisition_wanted();
         let KeyState::Acquiring(acquisition) = &mut self.state else {
@@ -375,8 +398,9 @@ impl<C: Clone> Turnstile<C> {
             // acquisition is abandoned next.
             return;
         }
-        if deadline(start, ttl) <= now && is_wanted {
-            // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3).
+        if deadline(start, ticket.ttl) <= now && is_wanted {
+            // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
+            acquisition.forget_proof();
             acquisition.ask_at = now;
             if adopter.is_none() {
                 self.waiters.mark_answered();
@@ -384,7 +408,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         }
         let (owner, uncontended) = (acquisition.owner, acquisition.uncontended);
-        self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, uncontended));
+        self.state = KeyState::Held(Tenure::new(owner, ticket, epoch, start, now, uncontended));
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
         if adopter.is_some()
@@ -392,6 +416,28 @@ impl<C: Clone> Turnstile<C> {
         {
             self.grant_lease(now, adopter.id, adopter.waiter);
         }
+    }
+
+    /// The store may have lost our ticket: asks it at once.
+    pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
+        if let KeyState::Acquiring(acquisition) = &mut self.state
+            && acquisition.is_queued()
+        {
+            acquisition.forget_proof();
+            acquisition.ask_at = cx.at();
+        }
+        self.schedule(cx);
+    }
+
+    /// Those who asked for this ticket, too, are gone (M5): it asks soon, unless it is served before.
+    pub(in crate::turnstile) fn ask_soon(&mut self, cx: &mut EventCx<'_>) {
+        self.advance_time(cx);
+        let soon = cx.at() + cx.ids.jitter(SOON.0, SOON.1);
+        if let KeyState::Acquiring(acquisition) = &mut self.state {
+            acquisition.ask_at = acquisition.ask_at.min(soon);
+        }
+        self.schedule(cx);
     }
 
     /// Abandons an acquisition that nobody needs while the store is away. One that belongs to a pending yield stays.

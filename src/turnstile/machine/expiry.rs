@@ -55,11 +55,18 @@ impl<C: Clone> Turnstile<C> {
             let owner = tenure.owner();
             let until = tenure.expires_by(now);
             let lease = tenure.take_lease();
-            self.state = KeyState::Idle;
+            if lease.as_ref().is_some_and(|lease| lease.is_outlived(now)) {
+                self.let_expire(cx);
+            } else {
+                self.state = KeyState::Idle;
+                let release = PendingOp::new(Op::Release { owner }, None, until);
+                self.pending.push_back(release);
+            }
             self.lose(lease);
-            let release = PendingOp::new(Op::Release { owner }, None, until);
-            self.pending.push_back(release);
         } else if let Some(lease) = tenure.take_expired_lease(now) {
+            if lease.is_outlived(now) {
+                self.let_expire(cx);
+            }
             self.lose(Some(lease));
         } else if tenure.is_grace_over(now) {
             self.close_lease(cx);

@@ -147,6 +147,13 @@ impl<C: Clone> Turnstile<C> {
             .collect()
     }
 
+    /// A renewal that was in flight when its lease ended is answered. The store may have done it until now, so what is to
+    /// remove the key is needed until then.
+    pub(super) fn prolong_pending(&mut self, owner: Owner, until: Point) {
+        let removals = self.pending.iter_mut().filter(|it| it.settles(owner));
+        removals.for_each(|pending| pending.until = pending.until.max(until));
+    }
+
     /// When [`expire_pending`](Self::expire_pending) has something to do next.
     pub(super) fn pending_timeout(&self) -> Option<Point> {
         let endings = self.pending.iter();

@@ -60,7 +60,7 @@ impl<C: Clone> Turnstile<C> {
             return self.refuse(lease.who, Refusal::Closed);
         }
         self.end_lease(lease.who, LeaseEnd::Closed);
-        if lease.lets_expire {
+        if cx.at() < lease.kept_until {
             self.let_expire(cx);
         }
     }

@@ -8,6 +8,7 @@ use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
 use crate::token::is_epoch;
 use crate::turnstile::ids::EventCx;
+use crate::turnstile::time::drift;
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::WaiterId;
 
@@ -108,7 +109,7 @@ impl<C: Clone> Turnstile<C> {
         let now = cx.at();
         let tenure = match &mut self.state {
             KeyState::Held(tenure) if tenure.owner() == owner => tenure,
-            _ => return,
+            _ => return self.prolong_pending(owner, now + ttl + drift(ttl)),
         };
         let error = match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {

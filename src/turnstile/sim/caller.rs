@@ -7,6 +7,7 @@ use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
+use crate::store::contract::Mode;
 use crate::turnstile::{
     LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
@@ -32,11 +33,12 @@ pub(super) struct Caller {
     pub(super) key: KeyId,
     pub(super) ttl: u64,
     pub(super) stage: Stage,
+    pub(super) mode: Mode,
     pub(super) patience: Patience,
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
-    /// Whether its key stays in the store when it is done.
-    pub(super) lets_expire: bool,
+    /// How long its key stays in the store, if it is done before: see [`Waiter::keep_for`].
+    pub(super) keep_for: Duration,
     /// Whose lease it adopts, if it does not wait in the queue.
     pub(super) adopts: Option<Arc<str>>,
     /// It asked for its lease to last so long: when, and until when by its own clock.
@@ -64,9 +66,10 @@ impl Caller {
             key: 0,
             ttl,
             stage: Stage::Out,
+            mode: Mode::Exclusive,
             patience: Patience::Queue,
             renewals: 0,
-            lets_expire: false,
+            keep_for: Duration::ZERO,
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -109,11 +112,13 @@ impl World {
             1 => rng.between(0, 4 * SECOND),
             _ => rng.between(SECOND, LONGEST_WAIT),
         };
+        let mode = rng.pick(&profile.modes);
         let caller = Caller {
             process: rng.below(profile.registries as u64) as ProcessId,
             key: rng.below(profile.keys as u64) as KeyId,
             ttl: profile.ttls[rng.below(profile.ttls.len() as u64) as usize],
             stage: Stage::Out,
+            mode,
             patience: if once {
                 Patience::Once
             } else {
@@ -124,7 +129,10 @@ impl World {
             } else {
                 0
             },
-            lets_expire: rng.chance(profile.keepers),
+            keep_for: match rng.chance(profile.keepers) {
+                true => rng.pick(&profile.keep_fors),
+                false => Duration::ZERO,
+            },
             adopts: None,
             extended: None,
             comes_at: 0,
@@ -168,18 +176,18 @@ impl World {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
-            lets_expire: caller.lets_expire,
+            keep_for: caller.keep_for,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
             answer_by: self.processes[process]
                 .clock
                 .moment(now + self.profile.response_timeout),
         };
-        let adopts = caller.adopts.clone();
+        let (adopts, mode) = (caller.adopts.clone(), caller.mode);
         self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));
-        let waiter = self.put_in(process, key, |turnstile, cx| match adopts {
-            Some(from) => turnstile.adopt(cx, from, waiter),
-            None => turnstile.arrive(cx, waiter),
+        let waiter = self.put_in(process, key, |lines, cx| match adopts {
+            Some(from) => lines.adopt(cx, from, waiter),
+            None => lines.arrive(cx, mode, waiter),
         });
         self.callers[id].stage = Stage::Waiting(waiter);
         self.drain(process, key);
@@ -233,7 +241,7 @@ impl World {
                 caller.stage = Stage::Granted(waiter);
                 if caller.adopts.is_some() {
                     self.check_adopted(id);
-                } else {
+                } else if caller.mode == Mode::Exclusive {
                     self.check_order(process, key, waiter);
                 }
                 self.lease_begins(process, key, id, token.get(), deadline);
@@ -275,6 +283,7 @@ impl World {
             (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)), Stage::Holding(_)) => {
                 self.check_loss(key, id);
                 self.check_warned(key, id);
+                self.lease_may_be_kept(key, id);
                 self.lease_ends(key, id);
                 self.check_length(id);
                 self.depart(id);
@@ -288,8 +297,8 @@ impl World {
             }
             (Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed)), Stage::Granted(_))
             | (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)), Stage::Holding(_)) => {
-                if matches!(stage, Stage::Holding(_)) && self.callers[id].lets_expire {
-                    self.lease_kept(key, id);
+                if matches!(stage, Stage::Holding(_)) {
+                    self.lease_may_be_kept(key, id);
                 }
                 self.lease_ends(key, id);
                 self.callers[id].stage = Stage::Out;
@@ -370,7 +379,7 @@ impl World {
         if caller.visit != visit {
             return;
         }
-        let taken = self.feed(process, key, |turnstile, cx| turnstile.take(cx, waiter));
+        let taken = self.feed(process, key, |lines, cx| lines.take(cx, waiter));
         self.note(|_| format!("r{process} k{key} c{id} takes it: {taken}"));
         let stage = self.callers[id].stage;
         if taken != (stage == Stage::Granted(waiter)) {
@@ -411,7 +420,7 @@ impl World {
         caller.stage = Stage::Leaving;
         self.note(|_| format!("r{process} k{key} c{id} is dropped"));
         self.lease_ends(key, id);
-        self.feed(process, key, |turnstile, cx| turnstile.leave(cx, waiter));
+        self.feed(process, key, |lines, cx| lines.leave(cx, waiter));
         self.callers[id].stage = Stage::Out;
     }
 
@@ -429,19 +438,25 @@ impl World {
         }
         let caller = &mut self.callers[id];
         caller.stage = Stage::Finishing;
-        let lets_expire = caller.lets_expire;
-        let detaches = !self.calm && self.rng.chance(self.profile.detached);
+        let is_exclusive = caller.mode == Mode::Exclusive;
+        let detaches = is_exclusive && !self.calm && self.rng.chance(self.profile.detached);
         self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
         self.check_extended(id);
-        if lets_expire || detaches {
-            self.lease_kept(key, id);
+        let is_kept = self.feed(process, key, |lines, cx| lines.is_kept(cx, waiter));
+        let keep = is_kept || detaches;
+        let is_valid = self.has_valid_lease(key, id);
+        if is_valid && !keep {
+            self.check_kept_for(id, None);
         }
         self.lease_finishes(key, id);
-        let keep = lets_expire || detaches;
-        let kept = self.feed(process, key, |turnstile, cx| {
-            turnstile.finish(cx, waiter, keep)
-        });
-        if detaches && let Some(owner) = kept {
+        let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, keep));
+        let Some(owner) = kept else {
+            return;
+        };
+        if is_valid {
+            self.lease_kept(id, owner, detaches);
+        }
+        if detaches {
             self.plan_adopters(process, key, owner);
         }
     }
@@ -452,11 +467,12 @@ impl World {
     /// left that the caller could finish: the caller is told `Closed`, and nothing after that.
     fn caller_finishes_too_late(&mut self, id: CallerId, waiter: WaiterId) {
         let caller = &self.callers[id];
-        let (process, key, lets_expire) = (caller.process, caller.key, caller.lets_expire);
+        let (process, key) = (caller.process, caller.key);
+        let lets_expire = caller.keep_for > Duration::ZERO;
         self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
         // As one that holds it is told of the end.
-        let kept = self.feed(process, key, |turnstile, cx| {
-            turnstile.finish(cx, waiter, lets_expire)
+        let kept = self.feed(process, key, |lines, cx| {
+            lines.finish(cx, waiter, lets_expire)
         });
         let stage = self.callers[id].stage;
         if stage != Stage::Out || kept.is_some() {

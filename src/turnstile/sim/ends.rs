@@ -1,6 +1,8 @@
 //! How leases end but by a release: keys that stay in the store, leases that are made to last
 //! longer, and those that go from process to process.
 
+use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,47 +20,99 @@ const ADOPTERS: usize = 8;
 /// What a lease left in the store.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    /// The value of the lock.
-    pub(super) owner: Arc<str>,
     /// When it runs out by the server's clock.
     until: ServerTime,
+    /// It may also have been released.
+    maybe: bool,
 }
 
 impl World {
-    /// The value of a lock, and when it runs out.
-    fn lock(&mut self, key: KeyId) -> Option<(String, ServerTime)> {
+    /// Who has the lock, and until when.
+    fn lock(&mut self, key: KeyId) -> BTreeMap<String, ServerTime> {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
         let key_status = self.server.keyspace.inspect(&prefix, &name, now);
-        let left = key_status.left.unwrap_or(Duration::from_secs(1 << 30));
-        Some((key_status.owner?, now + left.as_micros() as u64))
+        let holders = key_status.holders.into_iter().map(|holder| {
+            let left = holder.left.unwrap_or(Duration::from_secs(1 << 30));
+            (holder.name, now + left.as_micros() as u64)
+        });
+        holders.collect()
+    }
+
+    fn name_of(&self, process: ProcessId, owner: Owner) -> String {
+        format!("{}:{}", self.processes[process].instance, owner.sequence)
+    }
+
+    /// Whether this caller's lease is proved.
+    pub(super) fn has_valid_lease(&self, key: KeyId, caller: CallerId) -> bool {
+        let mut leases = self.referee.leases[key].iter();
+        let lease = leases.find(|lease| lease.caller == caller);
+        lease.is_some_and(|lease| self.is_valid(lease))
     }
 
     /// A lease is over for its holder, and its key is to stay.
-    pub(super) fn lease_kept(&mut self, key: KeyId, caller: CallerId) {
-        let process = self.callers[caller].process;
-        let lease = self.referee.leases[key].iter();
-        let lease = lease.clone().find(|lease| lease.caller == caller).cloned();
-        if !lease.is_some_and(|lease| self.is_valid(&lease)) {
-            return;
-        }
-        let instance = self.processes[process].instance.clone();
+    pub(super) fn lease_kept(&mut self, id: CallerId, owner: Owner, detached: bool) {
+        let (process, key) = (self.callers[id].process, self.callers[id].key);
+        let name = self.name_of(process, owner);
         // Outside the promise it may be another's, or nobody's.
-        if let Some((owner, until)) = self.lock(key)
-            && owner.split(':').next() == Some(&*instance)
-        {
+        if let Some(until) = self.lock(key).get(&name).copied() {
             self.referee.counts.kept += 1;
-            let owner = owner.into();
-            self.referee.kept[key] = Some(Kept { owner, until });
+            if !detached {
+                let left = until.saturating_sub(self.server.clock.micros(self.now));
+                self.check_kept_for(id, Some(left));
+            }
+            let maybe = false;
+            let kept = Kept { until, maybe };
+            self.referee.kept[key].insert(name, kept);
         }
     }
 
-    /// Whether what the store has is what a lease left.
+    /// M8: a key stays for what was asked for, and not much longer. `left`: how long it stays, if it does.
+    pub(super) fn check_kept_for(&mut self, id: CallerId, left: Option<u64>) {
+        let caller = &self.callers[id];
+        let keep_for = caller.keep_for.as_micros() as u64;
+        let lets_expire = caller.keep_for == Duration::MAX;
+        if lets_expire || caller.extended.is_some() || !self.is_quick() {
+            return;
+        }
+        let wanted = keep_for.saturating_sub(self.now - caller.seated_at);
+        // D2: a grant may be proved by an answer that is as old as the wait, which is no older than this world.
+        let old = caller.seated_at / 1000;
+        let latency = 3 * self.profile.latency.1 + self.profile.reply_lag;
+        let slack = 4 * MILLI + latency + old + keep_for / 500;
+        let fits = match left {
+            None => wanted <= slack,
+            Some(_) if wanted == 0 => false,
+            Some(left) => left + slack >= wanted && left <= wanted.max(caller.ttl) + slack,
+        };
+        if !fits {
+            self.breach(format!(
+                "c{id} leaves its key for {left:?} us, and {wanted} were wanted"
+            ));
+        }
+    }
+
+    /// A lease ends by itself. Its key is to stay if its time is not over.
+    pub(super) fn lease_may_be_kept(&mut self, key: KeyId, caller: CallerId) {
+        let caller = &self.callers[caller];
+        if caller.keep_for.is_zero() {
+            return;
+        }
+        let instance = self.processes[caller.process].instance.clone();
+        for (name, until) in self.lock(key) {
+            if name.split(':').next() == Some(&*instance) {
+                let maybe = true;
+                let kept = self.referee.kept[key].entry(name);
+                kept.or_insert(Kept { until, maybe });
+            }
+        }
+    }
+
+    /// Whether somebody has the lock whose lease is over.
     pub(super) fn is_remembered(&mut self, key: KeyId) -> bool {
-        let value = self.lock(key).map(|(owner, _)| owner);
+        let lock = self.lock(key);
         let kept = &self.referee.kept[key];
-        kept.as_ref()
-            .is_some_and(|kept| value.as_deref() == Some(&*kept.owner))
+        lock.keys().any(|name| kept.contains_key(name))
     }
 
     /// Nothing is sent for an owner whose lease is over and whose key is to stay; and nobody is entered
@@ -67,55 +121,54 @@ impl World {
         if matches!(op, Op::Enter { .. }) && !self.has_patient(process, key) {
             self.breach(format!("r{process} k{key} sends {op:?} for nobody"));
         }
-        let owner = format!("{}:{}", self.processes[process].instance, op.owner().0);
         let now = self.server.clock.micros(self.now);
-        let kept = self.referee.kept[key].as_ref();
-        let is_remembered = kept.is_some_and(|kept| *kept.owner == *owner && now < kept.until);
+        let kept = self.referee.kept[key].get(&self.name_of(process, op.owner()));
         // Within a clock's inaccuracy it may have run out by ours.
-        if self.profile.promised() && is_remembered {
-            let slack = 2 * MILLI + self.profile.longest_ttl() / 500;
-            if kept.is_some_and(|kept| now + slack < kept.until) {
-                self.breach(format!("r{process} k{key}: {op:?} for what is to stay"));
-            }
+        let slack = 2 * MILLI + self.profile.longest_ttl() / 500;
+        let stays = kept.is_some_and(|kept| !kept.maybe && now + slack < kept.until);
+        if self.profile.promised() && stays {
+            self.breach(format!("r{process} k{key}: {op:?} for what is to stay"));
         }
     }
 
     /// The server did an op: what is to stay is there until its time is over, no longer, or was
     /// adopted.
     pub(super) fn check_kept(&mut self, key: KeyId, op: &Op, process: ProcessId) {
-        let Some(kept) = self.referee.kept[key].clone() else {
+        if self.referee.kept[key].is_empty() {
             return;
-        };
+        }
         let now = self.server.clock.micros(self.now);
         let lock = self.lock(key);
-        let before = kept.until;
-        match (lock, op) {
-            (Some((owner, until)), op) if *owner == *kept.owner => {
-                // A renewal that was under way; or what a dead connection still had.
-                let may_grow = matches!(op, Op::Renew { .. }) || !self.profile.kills;
-                if self.profile.promised() && (until < before || (until > before && !may_grow)) {
+        // A renewal that was under way; or what a dead connection still had.
+        let may_grow = matches!(op, Op::Renew { .. }) || !self.profile.kills;
+        let mut kept = mem::take(&mut self.referee.kept[key]);
+        kept.retain(|name, kept| {
+            let before = kept.until;
+            let is_promised = self.profile.promised() && !kept.maybe;
+            let Some(until) = lock.get(name).copied() else {
+                let is_adopted = matches!(op, Op::Adopt { from, .. } if **from == **name);
+                if now < before && is_promised && !is_adopted {
                     self.breach(format!(
-                        "r{process} k{key}: {op:?} moves the end of what is to stay from {before} \
-                         to {until}"
+                        "r{process} k{key}: {op:?} takes what is to stay until {before}"
                     ));
                 }
-                self.referee.kept[key] = Some(Kept { until, ..kept });
-                return;
-            }
-            (_, Op::Adopt { from, .. }) if *from == kept.owner => {}
-            _ if now < before && self.profile.promised() => {
+                return false;
+            };
+            if is_promised && (until < before || until > before && !may_grow) {
                 self.breach(format!(
-                    "r{process} k{key}: {op:?} takes what is to stay until {before}"
+                    "r{process} k{key}: {op:?} moves the end of what is to stay from {before} to {until}"
                 ));
             }
-            _ => {}
-        }
-        self.referee.kept[key] = None;
+            kept.until = until;
+            true
+        });
+        self.referee.kept[key] = kept;
     }
 
     /// A lease was detached: one other or two try to adopt it, soon or too late.
     pub(super) fn plan_adopters(&mut self, process: ProcessId, key: KeyId, owner: Owner) {
-        let from: Arc<str> = format!("{}:{}", self.processes[process].instance, owner.0).into();
+        let from: Arc<str> =
+            format!("{}:{}", self.processes[process].instance, owner.sequence).into();
         for _ in 0..self.rng.between(1, 2) {
             let to = self.rng.below(self.profile.registries as u64) as ProcessId;
             let ttl = self.rng.pick(&self.profile.ttls);
@@ -162,8 +215,10 @@ impl World {
     pub(super) fn check_refused(&mut self, id: CallerId) {
         let caller = &self.callers[id];
         let (key, from) = (caller.key, caller.adopts.clone());
-        let value = self.lock(key).map(|(owner, _)| owner);
-        if value.as_deref() == from.as_deref() && self.profile.promised() {
+        let is_there = from
+            .as_deref()
+            .is_some_and(|from| self.lock(key).contains_key(from));
+        if is_there && self.profile.promised() {
             self.breach(format!(
                 "c{id} is not given what {from:?} left, and it is there"
             ));
@@ -182,8 +237,8 @@ impl World {
         let ttl = self.rng.pick(&[caller.ttl / 2, caller.ttl, 3 * caller.ttl]);
         let ttl = ttl.max(10 * MILLI);
         self.note(|_| format!("r{process} k{key} c{id} wants {ttl} us more"));
-        let until = self.feed(process, key, |turnstile, cx| {
-            turnstile.extend(cx, waiter, Duration::from_micros(ttl))
+        let until = self.feed(process, key, |lines, cx| {
+            lines.extend(cx, waiter, Duration::from_micros(ttl))
         });
         let stage = self.callers[id].stage;
         let may = stage == Stage::Holding(waiter) && !self.processes[process].closed;

@@ -38,8 +38,7 @@ impl World {
             }
             Fault::Restart { wipe } => {
                 if wipe {
-                    self.server.keyspace = Keyspace::default();
-                    self.referee.fence_lost = true;
+                    self.flush_all();
                 }
                 self.server.scripts = false;
                 self.server.down_until = self.now + self.rng.between(0, 2 * SECOND);
@@ -49,6 +48,10 @@ impl World {
                     }
                     self.server.conns[conn].open = false;
                 }
+            }
+            Fault::Flush => {
+                self.flush_all();
+                self.referee.flushed = true;
             }
             Fault::ScriptFlush => self.server.scripts = false,
             Fault::FenceLost => {
@@ -63,7 +66,6 @@ impl World {
             Fault::Delete => {
                 let name = self.keys[key].clone();
                 self.server.keyspace.expire(&name);
-                self.referee.deleted = true;
             }
             Fault::Stranger => {
                 let ttl = self.rng.pick(&[None, Some(SECOND), Some(60 * SECOND)]);
@@ -76,6 +78,12 @@ impl World {
             }
         }
         self.read_inbox(process);
+    }
+
+    fn flush_all(&mut self) {
+        self.server.keyspace = Keyspace::default();
+        self.server.keyspace.most_served = self.profile.most_served;
+        self.referee.fence_lost = true;
     }
 
     pub(super) fn stranger_leaves(&mut self, key: usize) {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::clock::{MILLI, True};
-use super::process::{ProcessId, StoreEvent};
+use super::process::{ProcessId, StoreEvent, line_of};
 use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
@@ -41,10 +41,10 @@ impl Link {
 }
 
 impl Sendable for Item {
-    type Key = KeyId;
+    type Line = (KeyId, u64);
 
-    fn key(&self) -> &KeyId {
-        &self.key
+    fn line(&self) -> Self::Line {
+        line_of(self.key, &self.op)
     }
 
     fn priority(&self) -> Priority {
@@ -86,7 +86,8 @@ pub(super) enum Told {
 /// The answer to one op.
 #[derive(Clone, Debug)]
 pub(super) enum Said {
-    Done(Answer),
+    /// And whether it is to serve the rest of the queue.
+    Done(Answer, bool),
     Refused {
         lasting: bool,
     },
@@ -248,12 +249,18 @@ impl World {
             self.processes[id].link.window.finish(&item);
         }
         let result = match said {
-            Said::Done(answer) => match answer.outcome {
-                Outcome::Won { .. } if self.is_unconfirmed() => {
-                    Err(OpError::Unconfirmed(too_few()))
+            Said::Done(answer, unserved) => {
+                if unserved {
+                    let owner = item.op.owner();
+                    self.tell(id, StoreEvent::Unserved(item.key, owner));
                 }
-                _ => Ok(answer),
-            },
+                match answer.outcome {
+                    Outcome::Won { .. } if self.is_unconfirmed() => {
+                        Err(OpError::Unconfirmed(too_few()))
+                    }
+                    _ => Ok(answer),
+                }
+            }
             Said::Refused { lasting: true } => {
                 Err(OpError::Refused(StoreError::lasting("not allowed")))
             }
@@ -279,9 +286,12 @@ impl World {
         false
     }
 
-    pub(super) fn on_push(&mut self, conn: ConnId, key: KeyId, grant: Grant) {
+    pub(super) fn on_push(&mut self, conn: ConnId, key: KeyId, grant: Grant, unserved: bool) {
         let id = self.server.conns[conn].process;
         if self.processes[id].link.conn == Some(conn) && !self.server.conns[conn].cut {
+            if unserved {
+                self.tell(id, StoreEvent::Unserved(key, grant.owner));
+            }
             let event = if self.is_unconfirmed() {
                 StoreEvent::Unconfirmed(key, grant, too_few())
             } else {

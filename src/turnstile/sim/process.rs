@@ -9,9 +9,9 @@ use super::clock::{Clock, True};
 use super::link::Link;
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError};
+use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Owner};
 use crate::store::send_window::Limits;
-use crate::turnstile::{Effect, EventCx, Ids, Moment, Rules, Turnstile, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
 
 pub(super) type ProcessId = usize;
 
@@ -32,12 +32,12 @@ pub(super) struct Process {
     /// Whether grants reach it, as far as it knows.
     queue: bool,
     inbox: VecDeque<StoreEvent>,
-    /// Keys with an op in flight (O2).
-    flying: BTreeSet<KeyId>,
+    /// The lines with an op in flight (O2).
+    flying: BTreeSet<(KeyId, u64)>,
 }
 
 pub(super) struct Entry {
-    turnstile: Turnstile<CallerId>,
+    lines: Lines<CallerId>,
     armed: Option<True>,
 }
 
@@ -47,6 +47,7 @@ pub(super) enum StoreEvent {
     Granted(KeyId, Grant),
     Unconfirmed(KeyId, Grant, StoreError),
     Freed(KeyId),
+    Unserved(KeyId, Owner),
     Up { queue: bool },
     Down(StoreError),
 }
@@ -75,13 +76,23 @@ impl Process {
     }
 }
 
+/// What has one op in flight at most: the exclusive owners of a key together, and each shared one (O2).
+pub(super) fn line_of(key: KeyId, op: &Op) -> (KeyId, u64) {
+    let Owner { sequence, mode } = op.owner();
+    match (op, mode) {
+        (Op::Serve { .. }, _) => (key, u64::MAX),
+        (_, Mode::Exclusive) => (key, 0),
+        _ => (key, sequence),
+    }
+}
+
 impl World {
     /// Feeds an event to a turnstile, does its effects, sets its timer; forgets it when idle.
     pub(super) fn feed<R>(
         &mut self,
         id: ProcessId,
         key: KeyId,
-        event: impl FnOnce(&mut Turnstile<CallerId>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_>) -> R,
     ) -> R {
         let result = self.put_in(id, key, event);
         self.drain(id, key);
@@ -92,7 +103,7 @@ impl World {
         &mut self,
         id: ProcessId,
         key: KeyId,
-        event: impl FnOnce(&mut Turnstile<CallerId>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_>) -> R,
     ) -> R {
         let rules = Rules {
             local_passes: self.profile.local_passes,
@@ -103,24 +114,22 @@ impl World {
         let queue = process.queue;
         let now = process.clock.moment(self.now);
         let entry = process.entries.entry(key).or_insert_with(|| Entry {
-            turnstile: Turnstile::new(rules, queue),
+            lines: Lines::new(rules, queue),
             armed: None,
         });
-        let mut cx = EventCx {
-            now,
-            ids: &mut process.ids,
-        };
-        event(&mut entry.turnstile, &mut cx)
+        let mut cx = EventCx::new(now, &mut process.ids);
+        event(&mut entry.lines, &mut cx)
     }
 
     pub(super) fn drain(&mut self, id: ProcessId, key: KeyId) {
         let mut effects = 0;
-        while let Some(effect) = self.entry(id, key).turnstile.next_effect() {
+        while let Some(effect) = self.entry(id, key).lines.next_effect() {
             effects += 1;
             match effect {
                 Effect::Send(op) => {
                     self.check_sent(id, key, &op);
-                    if !matches!(op, Op::Renew { .. }) && !self.processes[id].flying.insert(key) {
+                    let line = line_of(key, &op);
+                    if !matches!(op, Op::Renew { .. }) && !self.processes[id].flying.insert(line) {
                         self.breach(format!("O2: r{id} k{key} sends {op:?} beside another op"));
                     }
                     self.check_watchdog(id, key, &op);
@@ -143,11 +152,11 @@ impl World {
 
     fn arm(&mut self, id: ProcessId, key: KeyId) {
         let entry = self.entry(id, key);
-        if entry.turnstile.is_idle() {
+        if entry.lines.is_idle() {
             self.processes[id].entries.remove(&key);
             return self.check_forgotten(id, key);
         }
-        let Some(next) = entry.turnstile.next_timeout() else {
+        let Some(next) = entry.lines.next_timeout() else {
             entry.armed = None;
             return;
         };
@@ -173,9 +182,9 @@ impl World {
         };
         if entry.armed.is_some_and(|armed| armed <= now) {
             entry.armed = None;
-            let (next, now) = self.feed(id, key, |turnstile, cx| {
-                turnstile.tick(cx);
-                (turnstile.next_timeout(), cx.now)
+            let (next, now) = self.feed(id, key, |lines, cx| {
+                lines.tick(cx);
+                (lines.next_timeout(), cx.now)
             });
             if next.is_some_and(|next| next <= now) {
                 self.breach(format!(
@@ -194,9 +203,7 @@ impl World {
     ) {
         self.note(|_| format!("r{id} k{key} {waiter:?} is to pause for {pause:?}"));
         if self.processes[id].entries.contains_key(&key) {
-            self.feed(id, key, |turnstile, cx| {
-                turnstile.on_pause(cx, waiter, pause)
-            });
+            self.feed(id, key, |lines, cx| lines.on_pause(cx, waiter, pause));
         }
     }
 
@@ -216,54 +223,55 @@ impl World {
             StoreEvent::Replied(key, op, result) => {
                 self.note(|_| format!("r{id} k{key} hears of {op:?}: {result:?}"));
                 if !matches!(op, Op::Renew { .. }) {
-                    self.processes[id].flying.remove(&key);
+                    self.processes[id].flying.remove(&line_of(key, &op));
                 }
                 if !self.calm && self.rng.chance(self.profile.losses) {
                     self.note(|_| format!("r{id} k{key}: its session loses {op:?}"));
-                    self.feed(id, key, |turnstile, cx| turnstile.op_dropped(cx, &op));
+                    self.feed(id, key, |lines, cx| lines.op_dropped(cx, &op));
                     return;
                 }
                 let renewed = matches!(op, Op::Renew { .. }) && result.is_ok();
-                self.feed(id, key, |turnstile, cx| turnstile.replied(cx, &op, result));
+                self.feed(id, key, |lines, cx| lines.replied(cx, &op, result));
                 if renewed {
                     self.renewal_confirmed(id, key);
                 }
             }
             StoreEvent::Granted(key, grant) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}"));
-                self.feed(id, key, |turnstile, cx| {
-                    turnstile.grant_received(cx, grant, None)
-                });
+                self.feed(id, key, |lines, cx| lines.grant_received(cx, grant, None));
             }
             StoreEvent::Unconfirmed(key, grant, error) => {
                 self.note(|_| format!("r{id} k{key} hears of {grant:?}, unconfirmed"));
                 let fault = Some(error);
-                self.feed(id, key, |turnstile, cx| {
-                    turnstile.grant_received(cx, grant, fault)
-                });
+                self.feed(id, key, |lines, cx| lines.grant_received(cx, grant, fault));
             }
             StoreEvent::Freed(key) => {
                 self.note(|_| format!("r{id} k{key} hears that it is free"));
                 if keys.contains(&key) {
-                    self.feed(id, key, |turnstile, cx| turnstile.freed(cx));
+                    self.feed(id, key, |lines, cx| lines.freed(cx));
                 }
+            }
+            // The answer is of no interest.
+            StoreEvent::Unserved(key, owner) => {
+                self.note(|_| format!("r{id} k{key} is to serve the rest"));
+                self.submit(id, key, Op::Serve { owner });
             }
             StoreEvent::Up { queue } => {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));
                 self.processes[id].queue = queue;
                 for key in &keys {
-                    self.feed(id, *key, |turnstile, cx| turnstile.up_renew(cx));
+                    self.feed(id, *key, |lines, cx| lines.up_renew(cx));
                 }
                 for key in keys {
                     if self.processes[id].entries.contains_key(&key) {
-                        self.feed(id, key, |turnstile, cx| turnstile.up(cx, queue));
+                        self.feed(id, key, |lines, cx| lines.up(cx, queue));
                     }
                 }
             }
             StoreEvent::Down(error) => {
                 self.note(|_| format!("r{id} is down"));
                 for key in keys {
-                    self.feed(id, key, |turnstile, cx| turnstile.down(cx, &error));
+                    self.feed(id, key, |lines, cx| lines.down(cx, &error));
                 }
             }
         }
@@ -281,8 +289,8 @@ impl World {
         self.processes[id].grace.get_or_insert(until);
         for key in keys {
             let hears = self.rng.chance(600);
-            self.feed(id, key, |turnstile, cx| {
-                turnstile.close(cx, |_| hears.then_some(until))
+            self.feed(id, key, |lines, cx| {
+                lines.close(cx, |_| hears.then_some(until))
             });
         }
         self.read_inbox(id);

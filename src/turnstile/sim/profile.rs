@@ -1,5 +1,8 @@
+use std::time::Duration;
+
 use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
+use crate::store::contract::Mode;
 use crate::store::send_window::Limits;
 
 /// What a run is about. Most seeds mix; some keep to one kind of trouble, so that the bounds that
@@ -29,7 +32,11 @@ pub(super) enum Fault {
     Crash,
     Pause,
     Close,
-    Restart { wipe: bool },
+    Restart {
+        wipe: bool,
+    },
+    /// All is deleted, and no connection breaks.
+    Flush,
     ScriptFlush,
     FenceLost,
     Step,
@@ -81,6 +88,8 @@ pub(super) struct Profile {
     /// How often, per mille: a caller's key stays in the store at the end, a held lease is
     /// extended, or detached.
     pub(super) keepers: u64,
+    /// For how long.
+    pub(super) keep_fors: Vec<Duration>,
     pub(super) extensions: u64,
     pub(super) detached: u64,
     /// How often, per mille, a caller that is done comes again.
@@ -91,6 +100,10 @@ pub(super) struct Profile {
     pub(super) local_passes: u32,
     pub(super) local_span: u64,
     pub(super) max_waiters: usize,
+    /// How many tickets the server serves in one op (M4).
+    pub(super) most_served: usize,
+    /// What the callers of all keys ask for.
+    pub(super) modes: Vec<Mode>,
 }
 
 const THEMES: [Theme; 7] = [
@@ -168,6 +181,12 @@ impl Profile {
             losses: 0,
             stragglers: rng.pick(&[0, 300]),
             keepers: rng.pick(&[0, 0, 50, 300]),
+            keep_fors: vec![
+                Duration::MAX,
+                Duration::from_micros(ttl_base / 2),
+                Duration::from_micros(ttl_base * 2),
+                Duration::from_micros(ttl_base * 5),
+            ],
             extensions: rng.pick(&[0, 100]),
             detached: rng.pick(&[0, 20, 200]),
             rests: vec![0, 50, 3 * MILLI, 40 * MILLI],
@@ -176,6 +195,8 @@ impl Profile {
             local_passes: rng.pick(&[0, 1, 16, 63]),
             local_span: rng.pick(&[0, 20 * MILLI, SECOND]),
             max_waiters: rng.pick(&[3, 1000, 1000]),
+            most_served: rng.pick(&[1, 3, 64]),
+            modes: Self::some_modes(rng),
         };
         if profile.response_timeout < 4 * profile.latency.1 && rng.chance(700) {
             // Mostly the time-out fits the net.
@@ -183,6 +204,27 @@ impl Profile {
         }
         profile.choose_faults(rng);
         profile
+    }
+
+    pub(super) fn has_shared(&self) -> bool {
+        self.modes.iter().any(|mode| *mode != Mode::Exclusive)
+    }
+
+    /// Half of the runs are about exclusive leases alone.
+    fn some_modes(rng: &mut Rng) -> Vec<Mode> {
+        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        let permits = |limit, weight| Mode::Permits { limit, weight };
+        match rng.below(10) {
+            0 | 1 => vec![exclusive, shared],
+            2 => vec![exclusive, shared, shared, shared, shared],
+            3 => vec![permits(3, 1)],
+            4 => vec![permits(4, 1), permits(4, 2), permits(4, 4)],
+            5 => {
+                let weighty = [permits(2, 1), permits(5, 3), permits(100, 1)];
+                [[exclusive, shared, shared].as_slice(), &weighty].concat()
+            }
+            _ => vec![exclusive],
+        }
     }
 
     fn choose_faults(&mut self, rng: &mut Rng) {
@@ -213,6 +255,7 @@ impl Profile {
         }
         if theme == Theme::Outside {
             self.plan(rng, Fault::Restart { wipe: true }, 2);
+            self.plan(rng, Fault::Flush, 2);
             self.plan(rng, Fault::Step, 3);
             self.plan(rng, Fault::Delete, 3);
         }
@@ -230,6 +273,9 @@ impl Profile {
     }
 
     pub(super) fn longest_ttl(&self) -> u64 {
-        self.ttls.iter().copied().max().unwrap_or(0)
+        let kept = self.keep_fors.iter().filter(|it| **it != Duration::MAX);
+        let kept = kept.map(|it| it.as_micros() as u64);
+        let kept = kept.filter(|_| self.keepers > 0);
+        self.ttls.iter().copied().chain(kept).max().unwrap_or(0)
     }
 }

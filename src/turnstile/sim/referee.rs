@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::caller::{Caller, CallerId, Stage};
 use super::clock::{MILLI, True};
@@ -9,7 +10,7 @@ use super::ends::Kept;
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{KeyId, World};
-use crate::store::contract::{Answer, Op, Outcome, Owner};
+use crate::store::contract::{Answer, Mode, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
 use crate::turnstile::{Moment, WaiterId};
 
@@ -21,7 +22,8 @@ pub(super) struct Referee {
     pub(super) log: Vec<(True, ProcessId, u64)>,
     /// Given back by their holders, and not confirmed.
     finished: BTreeMap<CallerId, Seen>,
-    pub(super) tokens: Vec<u64>,
+    /// By key.
+    tokens: Vec<Tokens>,
     /// By key: who had the last tenure, and how many in a row.
     tenures: Vec<(ProcessId, u32)>,
     /// By key: since when somebody waits and nobody has the lock.
@@ -33,13 +35,13 @@ pub(super) struct Referee {
     /// The longest that a lease was extended by.
     pub(super) longest_wish: u64,
     pub(super) fence_lost: bool,
-    /// Whether a lock was deleted by hand.
-    pub(super) deleted: bool,
+    /// Whether tickets were deleted that nobody was told of.
+    pub(super) flushed: bool,
     pub(super) longest_gap: u64,
     /// The server refused something for good, and may keep what it would not undo.
     pub(super) refused_for_good: bool,
     /// By key: what was left in the store.
-    pub(super) kept: Vec<Option<Kept>>,
+    pub(super) kept: Vec<BTreeMap<String, Kept>>,
     /// Whose leases were adopted.
     pub(super) adopted: BTreeSet<Arc<str>>,
     /// By key: since when no turnstile of a living process is about it.
@@ -74,6 +76,14 @@ pub(super) struct Counts {
     pub(super) shed: u64,
 }
 
+/// The tokens of a key's leases.
+#[derive(Clone, Debug, Default)]
+struct Tokens {
+    /// The last of an exclusive lease.
+    exclusive: u64,
+    all: BTreeSet<u64>,
+}
+
 /// A lease that was given and has not ended.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
@@ -89,17 +99,17 @@ impl Referee {
             leases: vec![Vec::new(); keys],
             log: Vec::new(),
             finished: BTreeMap::new(),
-            tokens: vec![0; keys],
+            tokens: vec![Tokens::default(); keys],
             tenures: vec![(ProcessId::MAX, 0); keys],
             starving: vec![None; keys],
             counts: Counts::default(),
             stepped: 0,
             longest_wish: 0,
             fence_lost: false,
-            deleted: false,
+            flushed: false,
             longest_gap: 0,
             refused_for_good: false,
-            kept: vec![None; keys],
+            kept: vec![BTreeMap::new(); keys],
             adopted: BTreeSet::new(),
             quiet: vec![None; keys],
             unqueued: BTreeMap::new(),
@@ -136,18 +146,28 @@ impl World {
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
         self.referee.starving[key] = None;
         self.referee.finished.remove(&caller);
-        self.check_passes(key, process, token % 64);
+        if self.callers[caller].mode == Mode::Exclusive {
+            self.check_passes(key, process, token % 64);
+        }
         if !self.is_valid(&lease) {
             self.breach(format!("D4: c{caller} is given a lease that is over"));
         }
         if self.profile.promised() {
             self.check_alone(key, &lease);
             self.check_proof(key, &lease);
-            if token <= self.referee.tokens[key] {
-                let last = self.referee.tokens[key];
+            // Shared leases may be told in another order than they were given.
+            let is_exclusive = self.callers[caller].mode == Mode::Exclusive;
+            let Tokens { exclusive, all } = &mut self.referee.tokens[key];
+            let last = match is_exclusive {
+                true => all.last().copied().unwrap_or(0),
+                false => *exclusive,
+            };
+            if is_exclusive {
+                *exclusive = token;
+            }
+            if !all.insert(token) || token <= last {
                 self.breach(format!("token {token} of c{caller} does not exceed {last}"));
             }
-            self.referee.tokens[key] = token;
         }
         self.referee.leases[key].push(lease);
     }
@@ -230,8 +250,15 @@ impl World {
         let told = std::mem::replace(&mut self.callers[caller].warned, true);
         let lease = self.referee.leases[key].iter();
         let valid = lease.clone().find(|lease| lease.caller == caller);
-        let valid = valid.is_some_and(|lease| self.is_valid(lease));
-        if told || !valid || self.is_quick() {
+        let valid = valid.filter(|lease| self.is_valid(lease));
+        // An extension that was wanted in the last moments of a lease is late soon.
+        let was_last = valid.zip(self.callers[caller].extended);
+        let was_last = was_last.is_some_and(|(lease, (asked, _))| {
+            let asked = self.processes[lease.process].clock.moment(asked);
+            lease.deadline.saturating_sub(asked) < Duration::from_millis(50)
+        });
+        let valid = valid.is_some();
+        if told || !valid || self.is_quick() && !was_last {
             self.breach(format!(
                 "c{caller} is told that its renewal is late, before: {told}, in time: {valid}"
             ));
@@ -257,7 +284,9 @@ impl World {
         let steady = runs && caller.ttl >= 300 * MILLI && 10 * self.profile.reply_lag <= caller.ttl;
         let long = self.now - caller.seated_at > caller.ttl / 10 * 9;
         let renewed = caller.renewals == u32::MAX;
-        if over && steady && long && renewed && !caller.warned {
+        // A renewal of another shared lease counts as one of this.
+        let known = !self.profile.has_shared();
+        if over && steady && long && renewed && known && !caller.warned {
             self.breach(format!("a lease on k{key} is lost without a warning"));
         }
     }
@@ -298,13 +327,33 @@ impl World {
         }
     }
 
-    /// At most one valid lease a key, over all registries.
+    /// M1: the valid leases of a key, over all registries, are one exclusive one, or readers, or permits within their
+    /// limit.
     fn check_alone(&mut self, key: KeyId, lease: &Seen) {
-        let other = self.referee.leases[key]
-            .iter()
-            .find(|other| self.is_valid(other));
-        if let Some(other) = other.cloned() {
-            self.breach(format!("two leases on k{key}: {other:?} and {lease:?}"));
+        let others = self.referee.leases[key].iter();
+        let others: Vec<_> = others.filter(|other| self.is_valid(other)).collect();
+        let mode_of = |lease: &Seen| self.callers[lease.caller].mode;
+        let taken = |mode| match mode {
+            Mode::Permits { weight, .. } => u32::from(weight),
+            _ => 1,
+        };
+        let may_stay = match mode_of(lease) {
+            Mode::Exclusive => others.is_empty(),
+            Mode::Shared => others.iter().all(|it| mode_of(it) == Mode::Shared),
+            Mode::Permits { limit, weight } => {
+                let same =
+                    |mode| matches!(mode, Mode::Permits { limit: other, .. } if other == limit);
+                let sum: u32 = others.iter().map(|it| taken(mode_of(it))).sum();
+                others.iter().all(|it| same(mode_of(it))) && sum + u32::from(weight) <= limit
+            }
+        };
+        if !may_stay {
+            let mode = mode_of(lease);
+            let others: Vec<_> = others
+                .iter()
+                .map(|it| (mode_of(it), (*it).clone()))
+                .collect();
+            self.breach(format!("on k{key} {lease:?} ({mode}) meets {others:?}"));
         }
     }
 
@@ -314,14 +363,17 @@ impl World {
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
         let key_status = self.server.keyspace.inspect(&prefix, &name, now);
         let process = &self.processes[lease.process];
-        let ours = key_status
-            .owner
-            .as_ref()
-            .is_some_and(|owner| owner.split(':').next() == Some(&*process.instance));
-        let left = key_status.left.map_or(0, |left| left.as_micros() as u64);
-        let ends = self.now + self.server.clock.lasts(left);
+        let mode = self.callers[lease.caller].mode;
+        let ours = key_status.holders.iter().filter(|holder| {
+            holder.mode == mode && holder.name.split(':').next() == Some(&*process.instance)
+        });
+        // Of several leases of this registry, it is not known here whose is whose.
+        let left = ours
+            .map(|it| it.left.map_or(0, |left| left.as_micros() as u64))
+            .max();
+        let ends = self.now + self.server.clock.lasts(left.unwrap_or(0));
         let believed = process.clock.when(lease.deadline);
-        if !ours || believed > ends {
+        if left.is_none() || believed > ends {
             self.breach(format!(
                 "k{key}: {lease:?} is believed to {believed} us, the store has {key_status:?}, to {ends} us"
             ));
@@ -329,12 +381,13 @@ impl World {
     }
 
     /// F1: draws grow in the order in which the store makes them.
-    pub(super) fn check_epoch(&mut self, answer: &Answer, delivery: Option<&Delivery>) {
-        let mut epochs = Vec::new();
+    pub(super) fn check_epoch(&mut self, answer: &Answer, deliveries: &[Delivery]) {
+        let grants = deliveries.iter().filter_map(|it| it.grant.as_ref());
+        let mut epochs: Vec<_> = grants.map(|grant| grant.epoch).collect();
         if let Outcome::Won { epoch } = answer.outcome {
             epochs.push(epoch);
         }
-        epochs.extend(delivery.and_then(|delivery| Some(delivery.grant.as_ref()?.epoch)));
+        epochs.sort_unstable();
         for epoch in epochs {
             let last = std::mem::replace(&mut self.server.last_epoch, epoch);
             if epoch <= last && !(self.referee.fence_lost && self.referee.stepped > 0) {
@@ -373,12 +426,13 @@ impl World {
         }
     }
 
-    /// The first in the queue is served first.
+    /// The first in the local queue of exclusive callers is served first.
     pub(super) fn check_order(&mut self, process: ProcessId, key: KeyId, served: WaiterId) {
         let overtaken = self.callers.iter().position(|caller| {
             caller.process == process
                 && caller.key == key
                 && caller.adopts.is_none()
+                && caller.mode == Mode::Exclusive
                 && matches!(caller.stage, Stage::Waiting(id) if id < served)
         });
         if let Some(overtaken) = overtaken {

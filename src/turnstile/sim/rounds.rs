@@ -7,9 +7,12 @@ use super::clock::{MILLI, SECOND};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::{Op, Outcome, Owner};
+use crate::store::contract::{Mode, Op, Outcome, Owner};
 use crate::store::memory::Asking;
 use crate::turnstile::Patience;
+
+/// Whose tickets stand, or who holds.
+pub(super) type Tickets = Vec<(Arc<str>, Owner)>;
 
 const BEAT: u64 = 20 * MILLI;
 
@@ -32,6 +35,7 @@ impl World {
             });
             let leases = &self.referee.leases[key];
             let held = leases.iter().any(|lease| self.is_valid(lease));
+            let held = held && !self.front_fits(key);
             if held || !waits || self.is_strange(key) || self.is_remembered(key) {
                 self.referee.starving[key] = None;
                 continue;
@@ -54,12 +58,8 @@ impl World {
 
     /// A stranger's plain lock.
     fn is_strange(&mut self, key: KeyId) -> bool {
-        let now = self.server.clock.micros(self.now);
-        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
-        key_status
-            .owner
-            .is_some_and(|owner| owner.starts_with("stranger"))
+        let holders = self.holders(key);
+        holders.iter().any(|(whose, _)| &**whose == "stranger")
     }
 
     fn gap_bound(&self) -> Option<u64> {
@@ -69,7 +69,12 @@ impl World {
             // lease shorter than it was, or was extended to.
             let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
             let longest = self.profile.longest_ttl().max(self.referee.longest_wish);
-            let unknown = if leaves { longest.min(RECHECK) } else { 0 };
+            // A shared waiter that was not the first of its registry has not heard how long (M5).
+            let longest = match self.profile.has_shared() {
+                true => RECHECK,
+                false => longest.min(RECHECK),
+            };
+            let unknown = if leaves { longest } else { 0 };
             return Some(net + 60 * MILLI + unknown);
         }
         // A grant of before may have to run out, or what a holder that crashed had extended its lease
@@ -81,7 +86,7 @@ impl World {
     }
 
     /// Whose tickets stand, as the server has them.
-    pub(super) fn tickets(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
+    pub(super) fn tickets(&mut self, key: KeyId) -> Tickets {
         let nobody: Arc<str> = "nobody".into();
         let asking = Asking {
             prefix: &self.server.prefix,
@@ -92,12 +97,31 @@ impl World {
         self.server.keyspace.tickets(asking)
     }
 
-    pub(super) fn holder(&mut self, key: KeyId) -> Option<String> {
-        let now = self.server.clock.micros(self.now);
-        let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
-        let owner = key_status.owner?;
-        owner.split(':').next().map(str::to_owned)
+    /// Who has a key, as the server has it.
+    pub(super) fn holders(&mut self, key: KeyId) -> Tickets {
+        let nobody: Arc<str> = "nobody".into();
+        let asking = Asking {
+            prefix: &self.server.prefix,
+            instance: &nobody,
+            key: &self.keys[key],
+            now: self.server.clock.micros(self.now),
+        };
+        self.server.keyspace.holders(asking)
+    }
+
+    /// Whether the first ticket whose registry lives may have the key now.
+    pub(super) fn front_fits(&mut self, key: KeyId) -> bool {
+        let Some((_, first)) = self.first_live(key) else {
+            return false;
+        };
+        let nobody: Arc<str> = "nobody".into();
+        let asking = Asking {
+            prefix: &self.server.prefix,
+            instance: &nobody,
+            key: &self.keys[key],
+            now: self.server.clock.micros(self.now),
+        };
+        self.server.keyspace.admits(asking, first.mode)
     }
 
     /// I6 and W1, seen from the server: when nothing goes wrong, who waits in the queue has a ticket
@@ -107,18 +131,24 @@ impl World {
             return;
         }
         let tickets = self.tickets(key);
-        let holder = self.holder(key);
+        let holders = self.holders(key);
         for id in 0..self.processes.len() {
             let process = &self.processes[id];
             let instance = &process.instance;
-            let placed = tickets.iter().any(|(whose, _)| whose == instance)
-                || holder.as_deref() == Some(&**instance);
+            let ours = |(whose, _): &&(_, _)| whose == instance;
+            let in_store = holders.iter().filter(ours).count();
+            let placed = in_store + tickets.iter().filter(ours).count();
+            let leases = self.referee.leases[key].iter();
+            let held = leases.filter(|lease| lease.process == id).count();
+            let placed = placed >= held + self.places_needed(id, key);
+            // A lock that was deleted or wiped is not missed before its lease is over, if no renewal arrives.
+            let is_missed = in_store >= held;
             let silent = process
                 .link
                 .conn
                 .is_none_or(|conn| self.server.conns[conn].cut);
             let up = !process.gone && process.is_patient() && !silent;
-            let stands = up && self.has_patient(id, key);
+            let stands = up && is_missed && self.has_patient(id, key);
             if placed || !stands {
                 self.referee.unqueued.remove(&(id, key));
                 continue;
@@ -127,10 +157,8 @@ impl World {
             let since = *self.referee.unqueued.entry((id, key)).or_insert(now);
             // A refusal of before may make it pause.
             // And a grant from before a clock that was set back looks old (D2): W2 mends that.
-            let stepped = if self.referee.stepped > 0 { RECHECK } else { 0 };
-            // A lock that was deleted by hand is not missed before its lease is over.
-            let deleted = if self.referee.deleted {
-                self.profile.longest_ttl()
+            let stepped = if self.referee.stepped > 0 || self.referee.flushed {
+                RECHECK
             } else {
                 0
             };
@@ -140,12 +168,27 @@ impl World {
             } else {
                 self.profile.latency.1
             };
-            let longest = self.profile.response_timeout + 2500 * MILLI + stepped + deleted;
+            let longest = self.profile.response_timeout + 2500 * MILLI + stepped;
             let longest = longest + underway;
             if now - since > longest {
                 self.breach(format!("r{id} k{key} waits without a ticket"));
             }
         }
+    }
+
+    /// How many tickets or leases its waiters need: one for all exclusive ones, and one for each shared one (M6).
+    fn places_needed(&self, process: ProcessId, key: KeyId) -> usize {
+        let waiting = self.callers.iter().filter(|caller| {
+            (caller.process, caller.key, caller.patience) == (process, key, Patience::Queue)
+                && matches!(caller.stage, Stage::Waiting(_))
+        });
+        let (exclusive, shared): (Vec<_>, Vec<_>) =
+            waiting.partition(|caller| caller.mode == Mode::Exclusive);
+        let leases = self.referee.leases[key].iter();
+        let mut leases = leases.filter(|lease| lease.process == process);
+        // Those who wait behind a local holder have its lease.
+        let has_lease = leases.any(|lease| self.callers[lease.caller].mode == Mode::Exclusive);
+        usize::from(!exclusive.is_empty() && !has_lease) + shared.len()
     }
 
     pub(super) fn has_patient(&self, process: ProcessId, key: KeyId) -> bool {
@@ -180,36 +223,69 @@ impl World {
             return;
         }
         let tickets = self.tickets(key);
-        let holder = self.holder(key);
+        let holders = self.holders(key);
         let living = self.processes.iter().find(|process| {
-            let has_ticket = tickets.iter().any(|(whose, _)| *whose == process.instance);
-            !process.gone && (has_ticket || holder.as_deref() == Some(&*process.instance))
+            let mut there = tickets.iter().chain(&holders);
+            !process.gone && there.any(|(whose, _)| *whose == process.instance)
         });
         if let Some(instance) = living.map(|process| process.instance.clone()) {
             self.breach(format!(
-                "{instance} wants k{key} no more, and has {tickets:?}, {holder:?}"
+                "{instance} wants k{key} no more, and has {tickets:?}, {holders:?}"
             ));
         }
     }
 
-    /// Nobody wins a free lock past a live ticket.
-    pub(super) fn check_barging(
+    /// The live tickets that are before the owner of an op in the queue, or before its place there (K2).
+    pub(super) fn tickets_ahead(&mut self, key: KeyId, op: &Op) -> Tickets {
+        let now = self.server.clock.micros(self.now);
+        let nobody: Arc<str> = "nobody".into();
+        let asking = Asking {
+            prefix: &self.server.prefix,
+            instance: &nobody,
+            key: &self.keys[key],
+            now,
+        };
+        let place = match op {
+            Op::Enter { score, .. } => score.filter(|score| *score <= now),
+            _ => None,
+        };
+        let all = self.server.keyspace.tickets(asking);
+        let scores = self.server.keyspace.scores(asking);
+        let ahead = all.into_iter().zip(scores);
+        let ahead = ahead.take_while(|((_, owner), score)| {
+            *owner != op.owner() && place.is_none_or(|place| *score < place)
+        });
+        let ahead: Vec<_> = ahead.map(|(ticket, _)| ticket).collect();
+        let live = self.live_tickets(key);
+        ahead.into_iter().filter(|it| live.contains(it)).collect()
+    }
+
+    /// M2: nobody wins past a live ticket. M3: after an op that names the queue, its front does not fit. `before`: the
+    /// live tickets ahead of the owner, and the holders, before the op.
+    pub(super) fn check_queue(
         &mut self,
         key: KeyId,
         op: &Op,
         outcome: &Outcome,
-        first: Option<(Arc<str>, Owner)>,
-        was_free: bool,
+        before: (Tickets, Tickets),
+        unserved: bool,
     ) {
-        if let Op::Attempt { owner, .. } | Op::Listen { owner, .. } | Op::Enter { owner, .. } = *op
-            && let Outcome::Won { .. } = outcome
-            && was_free
-            && let Some((instance, first)) = first
-            && first != owner
-        {
-            self.breach(format!(
-                "k{key}: {op:?} has won past {first:?} of {instance}"
-            ));
+        let (tickets, holders) = before;
+        let winner = op.owner();
+        let asks = matches!(
+            op,
+            Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. }
+        );
+        let is_new = !holders.iter().any(|(_, holder)| *holder == winner);
+        if asks && is_new && matches!(outcome, Outcome::Won { .. }) {
+            let left = self.tickets(key);
+            if let Some(overtaken) = tickets.iter().find(|ticket| left.contains(ticket)) {
+                self.breach(format!("k{key}: {op:?} has won past {overtaken:?}"));
+            }
+        }
+        let serves = !matches!(op, Op::Renew { .. } | Op::Adopt { .. } | Op::Raise { .. });
+        if serves && !unserved && !matches!(outcome, Outcome::NotOld) && self.front_fits(key) {
+            self.breach(format!("k{key}: {op:?} leaves a ticket that fits in front"));
         }
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::clock::{Clock, MILLI, SECOND, True};
 use super::link::{Reply, Said, Told};
-use super::process::ProcessId;
+use super::process::{ProcessId, line_of};
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
 use crate::store::contract::{Op, Owner, ServerTime};
-use crate::store::memory::{Asking, Keyspace};
+use crate::store::memory::{Applied, Asking, Keyspace};
 use crate::turnstile::Moment;
 
 pub(super) type ConnId = usize;
@@ -128,13 +128,15 @@ impl World {
         self.send_reply(conn, Reply { call, said });
     }
 
-    /// O2: a call has one op a key, renewals aside.
+    /// O2: a call has one op a line, renewals aside.
     fn check_order_of(&mut self, call: &Call) {
-        let mut keys: Vec<_> = call.ops.iter().map(|item| item.key).collect();
-        keys.sort_unstable();
+        let mut lines: Vec<_> = call.ops.iter().map(|it| line_of(it.key, &it.op)).collect();
+        lines.sort_unstable();
+        // Nobody waits for the answer to a serve.
+        lines.retain(|(_, sequence)| *sequence != u64::MAX);
         let renews = |item: &Item| matches!(item.op, Op::Renew { .. });
-        if !call.ops.iter().any(renews) && keys.windows(2).any(|two| two[0] == two[1]) {
-            self.breach(format!("O2: two ops of one key in {call:?}"));
+        if !call.ops.iter().any(renews) && lines.windows(2).any(|two| two[0] == two[1]) {
+            self.breach(format!("O2: two ops of one line in {call:?}"));
         }
     }
 
@@ -154,8 +156,10 @@ impl World {
             self.referee.refused_for_good |= lasting;
             return Said::Refused { lasting };
         }
-        let first = self.first_live(item.key);
-        let was_free = self.holder(item.key).is_none();
+        let before = (
+            self.tickets_ahead(item.key, &item.op),
+            self.holders(item.key),
+        );
         let server = &mut self.server;
         let conns = &server.conns;
         let processes = &self.processes;
@@ -171,7 +175,11 @@ impl World {
             key: &self.keys[item.key],
             now,
         };
-        let (answer, delivery) = server.keyspace.apply(asking, &item.op, &live);
+        let Applied {
+            answer,
+            deliveries,
+            unserved,
+        } = server.keyspace.apply(asking, &item.op, &live);
         self.note(|_| {
             format!(
                 "server: r{process} k{} {:?} -> {answer:?}",
@@ -179,18 +187,19 @@ impl World {
             )
         });
         self.check_kept(item.key, &item.op, process);
-        self.check_epoch(&answer, delivery.as_ref());
+        self.check_epoch(&answer, &deliveries);
         self.check_renewal(process, &item.op, &answer.outcome);
-        self.check_barging(item.key, &item.op, &answer.outcome, first, was_free);
+        self.check_queue(item.key, &item.op, &answer.outcome, before, unserved);
         if let Op::Listen { .. } = item.op
             && !self.calm
         {
             self.tell_of_nothing(process, item.key);
         }
         // Those that listen have no pushes, and are told nothing but what is made up.
-        if let Some(delivery) = delivery
-            && let Some(grant) = delivery.grant
-        {
+        for delivery in deliveries {
+            let Some(grant) = delivery.grant else {
+                continue;
+            };
             let to = self
                 .processes
                 .iter()
@@ -204,12 +213,12 @@ impl World {
                     let channel = &mut self.server.conns[conn];
                     channel.push_at = channel.push_at.max(at);
                     let delay = channel.push_at - self.now;
-                    let push = Event::Push(conn, item.key, grant.clone());
+                    let push = Event::Push(conn, item.key, grant.clone(), delivery.unserved);
                     self.plan(delay, push);
                 }
             }
         }
-        Said::Done(answer)
+        Said::Done(answer, unserved)
     }
 
     /// W7: notices that are late, or of nothing, change nothing.
@@ -221,15 +230,20 @@ impl World {
     }
 
     /// The first ticket whose registry the server has a subscriber of.
-    fn first_live(&mut self, key: KeyId) -> Option<(Arc<str>, Owner)> {
-        let tickets = self.tickets(key);
+    pub(super) fn first_live(&mut self, key: KeyId) -> Option<(Arc<str>, Owner)> {
+        self.live_tickets(key).into_iter().next()
+    }
+
+    pub(super) fn live_tickets(&mut self, key: KeyId) -> Vec<(Arc<str>, Owner)> {
+        let mut tickets = self.tickets(key);
         let processes = &self.processes;
         let conns = &self.server.conns;
-        tickets.into_iter().find(|(instance, _)| {
+        tickets.retain(|(instance, _)| {
             conns.iter().any(|conn| {
                 conn.open && conn.subscribed && processes[conn.process].instance == *instance
             })
-        })
+        });
+        tickets
     }
 
     fn send_reply(&mut self, conn: ConnId, reply: Reply) {

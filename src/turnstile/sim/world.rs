@@ -38,7 +38,7 @@ pub(super) enum Event {
     Flush(ProcessId),
     Straggler(ProcessId, Option<ConnId>, KeyId, Op),
     Reply(ConnId, Reply),
-    Push(ConnId, KeyId, Grant),
+    Push(ConnId, KeyId, Grant, bool),
     Freed(ProcessId, KeyId),
     Overdue(ConnId, u64),
     Notice(ConnId),
@@ -113,7 +113,8 @@ impl World {
 
     pub(super) fn with(profile: Profile, mut rng: Rng, trace: Option<Trace>) -> Self {
         let ppm = drift(&mut rng);
-        let server = Server::new(Clock::new(1_700_000_000 * SECOND, ppm));
+        let mut server = Server::new(Clock::new(1_700_000_000 * SECOND, ppm));
+        server.keyspace.most_served = profile.most_served;
         let mut world = Self {
             now: 0,
             calm: false,
@@ -229,7 +230,7 @@ impl World {
             | Event::Freed(process, _)
             | Event::Reconnect(process) => *process,
             Event::Reply(conn, _)
-            | Event::Push(conn, _, _)
+            | Event::Push(conn, ..)
             | Event::Overdue(conn, _)
             | Event::Notice(conn)
             | Event::Connected(conn) => self.server.conns[*conn].process,
@@ -249,7 +250,7 @@ impl World {
             Event::Flush(_) => self.flush(id),
             Event::Straggler(_, conn, key, op) => self.catch_up(id, conn, key, op),
             Event::Reply(conn, reply) => self.on_reply(conn, reply),
-            Event::Push(conn, key, grant) => self.on_push(conn, key, grant),
+            Event::Push(conn, key, grant, unserved) => self.on_push(conn, key, grant, unserved),
             Event::Freed(_, key) => self.tell(id, super::process::StoreEvent::Freed(key)),
             Event::Overdue(conn, call) => self.on_overdue(conn, call),
             Event::Notice(conn) => self.on_notice(conn),

@@ -336,3 +336,23 @@ fn d2_a_grant_can_not_begin_after_it_was_received() {
     harness.untold("a");
     assert_eq!(asker(&harness.sent()), asker(&enter));
 }
+
+/// The store may do a renewal after the lease has ended, as long as its connection lasts. What releases the key is needed
+/// for a ttl from then on.
+#[test]
+fn o6_a_release_outlasts_the_renewal_in_flight() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    assert!(matches!(renew, Op::Renew { .. }));
+    harness.finish(a);
+    let release = harness.sent();
+    harness.wait_until(2100);
+    harness.lose(&renew);
+    harness.fail(&release, OpError::Unsent(broken()));
+    harness.down();
+    harness.wait_until(2900);
+    harness.up(true);
+    assert_eq!(harness.sent(), Op::Release { owner });
+}

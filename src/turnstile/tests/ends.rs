@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, WaiterVerdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, Verdict, WaiterVerdict};
 
 fn prolonged(harness: &mut Harness, who: &'static str) -> u64 {
     match harness.lease_told(who) {
@@ -423,7 +423,7 @@ fn d1_an_adopted_lease_counts_from_its_command() {
     assert!(
         matches!(&adopt, Op::Adopt { from, ttl, .. } if &**from == "other:9" && *ttl == ms(900))
     );
-    harness.wait_until(1040);
+    harness.wait_until(1030);
     harness.reply(&adopt, Outcome::Won { epoch: 9 });
     assert_eq!(harness.granted("a"), (9 * 64, deadline(1000, 900)));
     assert!(harness.take(a));
@@ -669,11 +669,171 @@ fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
     let (a, owner) = harness.hold("a", fixed(900), 5);
     let left = harness.keep(a).expect("it was held");
     assert_eq!(left, owner);
-    let Owner(sequence) = left;
+    let Owner { sequence, .. } = left;
     let b = harness.adopt("b", &format!("us:{sequence}"), fixed(900));
     let adopt = harness.sent();
     assert_ne!(asker(&adopt), owner);
     harness.reply(&adopt, Outcome::Won { epoch: 6 });
     harness.granted("b");
     assert!(harness.take(b));
+}
+
+// ---- M8: keys that stay for a time of their own
+
+/// The ticket asks for all of that time. What ends before it is over sends nothing.
+#[test]
+fn m8_a_key_that_is_kept_for_a_time_runs_out_by_itself() {
+    let mut harness = Harness::new();
+    let id = harness.arrive("a", fixed(900).renewed().kept_for(5000));
+    let enter = harness.sent();
+    assert!(matches!(enter, Op::Enter { ttl, .. } if ttl == ms(5000)));
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    assert_eq!(harness.granted("a").1, deadline(1000, 5000));
+    assert!(harness.take(id));
+    harness.stop_until(3000);
+    assert!(harness.is_kept(id));
+    harness.keep(id).expect("it was held");
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+}
+
+/// A lease that lasts longer is renewed in time, for its ttl, and released at its end.
+#[test]
+fn m8_a_lease_that_lasts_longer_is_renewed_and_released() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed().kept_for(5000), 5);
+    // Two thirds of its ttl before its deadline at 5948.
+    harness.wait_until(5347);
+    harness.silent();
+    harness.wait_until(5348);
+    let renew = harness.sent();
+    assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "a"), deadline(5348, 900));
+    harness.stop_until(5999);
+    assert!(harness.is_kept(a));
+    harness.stop_until(6000);
+    assert!(!harness.is_kept(a));
+    harness.finish(a);
+    assert_eq!(harness.sent(), Op::Release { owner });
+}
+
+/// Its work is over in its own time, and the key stays.
+#[test]
+fn m8_a_fixed_lease_is_lost_before_its_key() {
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).kept_for(5000), 5);
+    harness.arrive("b", fixed(900));
+    harness.wait_until(1900);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    let enter = harness.sent();
+    assert!(matches!(enter, Op::Enter { .. }), "nothing is passed on");
+    harness.silent();
+}
+
+/// Also where it is lost at its deadline, a little before the key runs out.
+#[test]
+fn m8_a_lease_that_is_lost_at_its_deadline_keeps_its_key() {
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(5000).kept_for(5000), 5);
+    harness.wait_until(5949);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+}
+
+/// Whoever was granted it and did not look has not done the work.
+#[test]
+fn m8_a_turn_that_nobody_takes_keeps_nothing() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(900).kept_for(1000));
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.wait_until(1400);
+    assert!(matches!(
+        harness.told("a"),
+        Verdict::Waiter(WaiterVerdict::TurnLost)
+    ));
+    assert!(matches!(harness.sent(), Op::Release { .. }));
+}
+
+/// A ticket that another waiter left asks for less, or for more. It is withdrawn, and one of its own is entered.
+#[test]
+fn m8_a_ticket_of_another_waiter_is_not_taken_over() {
+    for (first, next, asks_for) in [
+        (fixed(900), fixed(900).renewed().kept_for(5000), 5000),
+        (fixed(900).kept_for(3_600_000), fixed(900), 900),
+        (
+            fixed(900).kept_for(3_600_000),
+            fixed(900).kept_for(5000),
+            5000,
+        ),
+    ] {
+        let mut harness = Harness::new();
+        let first = harness.arrive("first", first);
+        let enter = harness.sent();
+        harness.reply(&enter, busy(500, 7));
+        harness.arrive("next", next);
+        harness.leave(first);
+        let withdraw = harness.sent();
+        assert!(matches!(withdraw, Op::Withdraw { owner, .. } if owner == asker(&enter)));
+        harness.reply(&withdraw, Outcome::Gone { held: false });
+        let enter = harness.sent();
+        assert!(
+            matches!(enter, Op::Enter { ttl, .. } if ttl == ms(asks_for)),
+            "{enter:?}"
+        );
+    }
+}
+
+/// The first waiter left while its answer was on the way: what it won goes back.
+#[test]
+fn m8_a_key_that_another_waiter_won_is_given_back() {
+    for (first, next, asks_for) in [
+        (fixed(900), fixed(900).renewed().kept_for(5000), 5000),
+        (fixed(900).kept_for(3_600_000), fixed(900), 900),
+    ] {
+        let mut harness = Harness::new();
+        let first = harness.arrive("first", first);
+        let enter = harness.sent();
+        harness.arrive("next", next);
+        harness.leave(first);
+        harness.reply(&enter, Outcome::Won { epoch: 5 });
+        let give_back = harness.sent();
+        assert!(
+            matches!(give_back, Op::Yield { old, ttl, .. } if old == asker(&enter) && ttl == ms(asks_for)),
+            "{give_back:?}"
+        );
+    }
+}
+
+/// Waiters that want the same may have the ticket of each other.
+#[test]
+fn m8_a_ticket_for_the_same_time_is_taken_over() {
+    let mut harness = Harness::new();
+    let first = harness.arrive("first", fixed(900).kept_for(5000));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(500, 7));
+    let next = harness.arrive("next", fixed(800).kept_for(5000));
+    harness.leave(first);
+    harness.silent();
+    harness.stop_until(1100);
+    harness.grant(asker(&enter), 5000, 5);
+    harness.granted("next");
+    assert!(harness.take(next));
+    harness.silent();
+    harness.stop_until(6099);
+    assert!(harness.is_kept(next));
+}
+
+/// One that wants the key for all of that time is given no pass.
+#[test]
+fn m8_a_pass_is_too_short() {
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900), 5);
+    harness.arrive("b", fixed(100).kept_for(200));
+    harness.finish(a);
+    let op = harness.sent();
+    assert!(matches!(op, Op::Yield { ttl, .. } if ttl == ms(200)));
 }

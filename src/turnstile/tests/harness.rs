@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
+use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
     Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
-    Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
+    Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 /// For this long the store's first answer is awaited.
@@ -32,6 +33,7 @@ pub(super) fn busy(left: u64, score: u64) -> Outcome {
     Outcome::Busy {
         left: Some(ms(left)),
         score: Some(score),
+        entered: false,
     }
 }
 
@@ -54,7 +56,7 @@ pub(super) struct Harness {
 pub(super) struct Wish {
     ttl: u64,
     renewals: u32,
-    lets_expire: bool,
+    keep_for: Duration,
     patience: Patience,
     until: Moment,
 }
@@ -64,7 +66,7 @@ pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
         renewals: 0,
-        lets_expire: false,
+        keep_for: Duration::ZERO,
         patience: Patience::Queue,
         until: FOREVER,
     }
@@ -82,7 +84,15 @@ impl Wish {
     /// Its key stays in the store when it ends.
     pub(super) fn kept(self) -> Self {
         Self {
-            lets_expire: true,
+            keep_for: Duration::MAX,
+            ..self
+        }
+    }
+
+    /// Its key stays for so long.
+    pub(super) fn kept_for(self, keep_for: u64) -> Self {
+        Self {
+            keep_for: ms(keep_for),
             ..self
         }
     }
@@ -117,7 +127,7 @@ impl Harness {
 
     pub(super) fn with(rules: Rules, queue: bool) -> Self {
         Self {
-            turnstile: Turnstile::new(rules, queue),
+            turnstile: Turnstile::new(rules, Mode::Exclusive, queue),
             now: ms(1000),
             ahead: EPOCH as i64,
             ids: Ids::new(1),
@@ -132,10 +142,7 @@ impl Harness {
         &mut self,
         event: impl FnOnce(&mut Turnstile<&'static str>, &mut EventCx<'_>) -> R,
     ) -> R {
-        let mut cx = EventCx {
-            now: self.now,
-            ids: &mut self.ids,
-        };
+        let mut cx = EventCx::new(self.now, &mut self.ids);
         let result = event(&mut self.turnstile, &mut cx);
         while let Some(effect) = self.turnstile.next_effect() {
             match effect {
@@ -145,7 +152,7 @@ impl Harness {
                     self.asked.push(who);
                     let (pause, now, ids) = (self.pause, self.now, &mut self.ids);
                     self.turnstile
-                        .on_pause(&mut EventCx { now, ids }, id, pause);
+                        .on_pause(&mut EventCx::new(now, ids), id, pause);
                 }
             }
         }
@@ -156,7 +163,7 @@ impl Harness {
     #[track_caller]
     pub(super) fn forget(&mut self) {
         assert!(self.turnstile.is_idle());
-        self.turnstile = Turnstile::new(rules(), true);
+        self.turnstile = Turnstile::new(rules(), Mode::Exclusive, true);
     }
 
     /// Lets time go by, with the timer at every point that the turnstile names.
@@ -178,7 +185,7 @@ impl Harness {
 
     pub(super) fn arrive(&mut self, who: &'static str, wish: Wish) -> WaiterId {
         let waiter = self.waiter(who, wish);
-        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter))
+        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter, 0))
     }
 
     /// Somebody adopts what `from` left, and wants to know soon.
@@ -193,7 +200,7 @@ impl Harness {
             who,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
-            lets_expire: wish.lets_expire,
+            keep_for: wish.keep_for,
             patience: wish.patience,
             until: wish.until,
             answer_by: self.now + RESPONSE_TIMEOUT,
@@ -215,6 +222,11 @@ impl Harness {
     /// It is over for its holder, and its key stays in the store.
     pub(super) fn keep(&mut self, id: WaiterId) -> Option<Owner> {
         self.feed(|turnstile, cx| turnstile.finish(cx, id, true))
+    }
+
+    /// Whether its key would stay if it ended now.
+    pub(super) fn is_kept(&mut self, id: WaiterId) -> bool {
+        self.feed(|turnstile, cx| turnstile.is_kept(cx, id))
     }
 
     /// The lease is to last so many milliseconds from now: until when, in microseconds.

@@ -49,14 +49,17 @@ impl Shop {
         let dead = self.dead.clone();
         let live = |instance: &Arc<str>| !dead.contains(&**instance);
         let now = self.now;
-        let (Answer { at, outcome }, granted) =
-            self.with(who, |keyspace, asking| keyspace.apply(asking, op, &live));
+        let applied = self.with(who, |keyspace, asking| keyspace.apply(asking, op, &live));
+        let Answer { at, outcome } = applied.answer;
+        let mut deliveries = applied.deliveries.into_iter();
+        let granted = deliveries.next();
+        assert_eq!(deliveries.len(), 0);
         assert_eq!(at, now);
         (outcome, granted)
     }
 
     fn enter(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
-        let (owner, ttl) = (Owner(owner), ms(ttl));
+        let (owner, ttl) = (Owner::exclusive(owner), ms(ttl));
         let score = None;
         self.apply(who, &Op::Enter { owner, ttl, score }).0
     }
@@ -73,22 +76,22 @@ impl Shop {
     }
 
     fn attempt(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
-        let (owner, ttl) = (Owner(owner), ms(ttl));
+        let (owner, ttl) = (Owner::exclusive(owner), ms(ttl));
         self.apply(who, &Op::Attempt { owner, ttl }).0
     }
 
     fn release(&mut self, who: &str, owner: u64) -> (Outcome, Option<Delivery>) {
-        let owner = Owner(owner);
+        let owner = Owner::exclusive(owner);
         self.apply(who, &Op::Release { owner })
     }
 
     fn hand_on(&mut self, who: &str, old: u64, new: u64, ttl: u64) -> (Outcome, Option<Delivery>) {
-        let (old, new, ttl) = (Owner(old), Owner(new), ms(ttl));
+        let (old, new, ttl) = (Owner::exclusive(old), Owner::exclusive(new), ms(ttl));
         self.apply(who, &Op::Yield { old, new, ttl })
     }
 
     fn renew(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
-        let (owner, ttl) = (Owner(owner), ms(ttl));
+        let (owner, ttl) = (Owner::exclusive(owner), ms(ttl));
         self.apply(
             who,
             &Op::Renew {
@@ -101,14 +104,14 @@ impl Shop {
     }
 
     fn adopt(&mut self, who: &str, owner: u64, from: &str, ttl: u64) -> Outcome {
-        let (owner, from, ttl) = (Owner(owner), from.into(), ms(ttl));
+        let (owner, from, ttl) = (Owner::exclusive(owner), from.into(), ms(ttl));
         self.apply(who, &Op::Adopt { owner, from, ttl }).0
     }
 
     fn key_status(&mut self) -> (Option<String>, Option<Duration>, u64) {
         let now = self.now;
         let key_status = self.keyspace.inspect(&PREFIX.into(), &KEY.into(), now);
-        (key_status.owner, key_status.left, key_status.tickets)
+        (key_status.owner(), key_status.left(), key_status.tickets)
     }
 }
 
@@ -138,7 +141,7 @@ fn k1_a_ticket_keeps_its_text() {
     assert_eq!(shop.key_status().2, 1);
     let (_, granted) = shop.release("a", 1);
     let grant = granted.expect("b stands").grant.expect("a grant");
-    assert_eq!((grant.owner, grant.ttl), (Owner(1), ms(500)));
+    assert_eq!((grant.owner, grant.ttl), (Owner::exclusive(1), ms(500)));
 }
 
 /// The clock was set back by a minute: who comes now still stands behind those who came before.
@@ -163,11 +166,11 @@ fn k2_a_ticket_entered_again_has_its_old_place() {
     shop.enter("c", 1, 500);
     shop.pass(10);
     let withdraw = Op::Withdraw {
-        owner: Owner(1),
+        owner: Owner::exclusive(1),
         ttl: ms(500),
     };
     shop.apply("b", &withdraw);
-    let (owner, ttl) = (Owner(1), ms(500));
+    let (owner, ttl) = (Owner::exclusive(1), ms(500));
     for (named, wanted) in [(place, place), (shop.now + 9 * SECOND, shop.now)] {
         shop.apply("b", &withdraw);
         let score = Some(named);
@@ -297,11 +300,18 @@ fn s2_a_free_lock_is_the_first_tickets() {
     shop.attempt("a", 1, 1000);
     shop.enter("b", 1, 500);
     shop.pass(1001);
-    let (owner, ttl) = (Owner(1), ms(500));
+    let (owner, ttl) = (Owner::exclusive(1), ms(500));
     let (outcome, granted) = shop.apply("c", &Op::Attempt { owner, ttl });
     let score = None;
     let left = Some(ms(500));
-    assert_eq!(outcome, Outcome::Busy { left, score });
+    assert_eq!(
+        outcome,
+        Outcome::Busy {
+            left,
+            score,
+            entered: false
+        }
+    );
     assert_eq!(&*granted.expect("b stands").instance, "b");
 }
 
@@ -376,7 +386,7 @@ fn s2_a_withdrawal_takes_the_lock_along() {
     let (outcome, granted) = shop.apply(
         "b",
         &Op::Withdraw {
-            owner: Owner(1),
+            owner: Owner::exclusive(1),
             ttl: ms(500),
         },
     );
@@ -442,7 +452,14 @@ fn w2_a_strangers_lock_has_no_ttl() {
     let left = None;
     let outcome = shop.enter("b", 1, 500);
     let score = Some(score(&outcome));
-    assert_eq!(outcome, Outcome::Busy { left, score });
+    assert_eq!(
+        outcome,
+        Outcome::Busy {
+            left,
+            score,
+            entered: true
+        }
+    );
     shop.with("stranger", Keyspace::unseize);
     epoch(&shop.enter("b", 1, 500));
 }
@@ -454,7 +471,7 @@ fn w7_subscribers_are_not_in_the_queue() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 60_000);
     let ttl = ms(500);
-    let (one, two) = (Owner(1), Owner(2));
+    let (one, two) = (Owner::exclusive(1), Owner::exclusive(2));
     shop.apply("b", &Op::Listen { owner: one, ttl });
     shop.enter("b", 2, 500);
     shop.apply("b", &Op::Withdraw { owner: one, ttl });
@@ -479,7 +496,7 @@ fn w7_subscribers_are_not_in_the_queue() {
 fn k3_subscriptions_expire() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
-    let (owner, ttl) = (Owner(1), ms(500));
+    let (owner, ttl) = (Owner::exclusive(1), ms(500));
     shop.apply("b", &Op::Listen { owner, ttl });
     shop.pass(50_000);
     shop.enter("c", 1, 500);

@@ -5,6 +5,7 @@ mod ends;
 mod epochs;
 mod harness;
 mod keyspace;
+mod lines;
 mod notices;
 mod owners;
 mod passes;

@@ -7,6 +7,7 @@ use crate::turnstile::Refusal;
 const BUSY: Outcome = Outcome::Busy {
     left: None,
     score: Some(0),
+    entered: false,
 };
 
 /// Somebody waits, pauses for five seconds each time, and was told once that it is busy.
@@ -137,7 +138,14 @@ fn w7_a_caller_that_asks_once_does_not_subscribe() {
     let attempt = harness.sent();
     assert!(matches!(attempt, Op::Attempt { .. }), "{attempt:?}");
     let score = None;
-    harness.reply(&attempt, Outcome::Busy { left: None, score });
+    harness.reply(
+        &attempt,
+        Outcome::Busy {
+            left: None,
+            score,
+            entered: false,
+        },
+    );
     assert!(matches!(harness.refused("a"), Refusal::Busy));
     harness.freed();
     harness.silent();

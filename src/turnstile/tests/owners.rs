@@ -64,11 +64,11 @@ fn o1_many_grants_for_unknown_owners_are_all_given_back() {
     let mut harness = Harness::new();
     for _ in 0..2 {
         for owner in 1000..1200 {
-            harness.grant(Owner(owner), 1000, 7);
+            harness.grant(Owner::exclusive(owner), 1000, 7);
         }
     }
     for owner in 1000..1200 {
-        let owner = Owner(owner);
+        let owner = Owner::exclusive(owner);
         let release = harness.sent();
         assert_eq!(release, Op::Release { owner });
         harness.reply(&release, Outcome::Gone { held: true });
@@ -80,9 +80,14 @@ fn o1_many_grants_for_unknown_owners_are_all_given_back() {
 #[test]
 fn o1_a_grant_for_an_unknown_owner_is_released_at_once() {
     let mut harness = Harness::new();
-    harness.grant(Owner(77), 1000, 7);
+    harness.grant(Owner::exclusive(77), 1000, 7);
     let release = harness.sent();
-    assert_eq!(release, Op::Release { owner: Owner(77) });
+    assert_eq!(
+        release,
+        Op::Release {
+            owner: Owner::exclusive(77)
+        }
+    );
     harness.reply(&release, Outcome::Gone { held: true });
     assert!(harness.turnstile.is_idle());
 }
@@ -115,12 +120,17 @@ fn o2_one_op_is_in_flight_and_the_next_waits_for_its_reply() {
     let enter = harness.sent();
     harness.leave(a);
     harness.arrive("b", fixed(1000).once());
-    harness.grant(Owner(77), 1000, 7);
+    harness.grant(Owner::exclusive(77), 1000, 7);
     harness.wait_until(1100);
     harness.silent();
     harness.reply(&enter, busy(5000, 1));
     let stray = harness.sent();
-    assert_eq!(stray, Op::Release { owner: Owner(77) });
+    assert_eq!(
+        stray,
+        Op::Release {
+            owner: Owner::exclusive(77)
+        }
+    );
     harness.silent();
     harness.reply(&stray, Outcome::Gone { held: true });
     // B will not wait in the queue: A's ticket is not for it.

@@ -272,6 +272,7 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
                         Outcome::Busy {
                             left,
                             score: Some(1),
+                            entered: false,
                         },
                     );
                     harness.grant(asker(&op), 1000, epoch);

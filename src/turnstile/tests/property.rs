@@ -7,10 +7,11 @@ use proptest::prelude::*;
 
 use super::harness::{EPOCH, broken, ms, rules};
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
+use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
     Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
-    Turnstile, Verdict, Waiter, WaiterId, WaiterVerdict,
+    Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 #[derive(Clone, Debug)]
@@ -141,7 +142,7 @@ impl Bench {
             ..rules()
         };
         Self {
-            turnstile: Turnstile::new(rules, true),
+            turnstile: Turnstile::new(rules, Mode::Exclusive, true),
             ids: Ids::new(7),
             now: ms(5000),
             epochs: 0,
@@ -166,10 +167,7 @@ impl Bench {
     }
 
     fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
-        let mut cx = EventCx {
-            now: self.now,
-            ids: &mut self.ids,
-        };
+        let mut cx = EventCx::new(self.now, &mut self.ids);
         event(&mut self.turnstile, &mut cx)
     }
 
@@ -372,11 +370,17 @@ impl Bench {
                 }
                 1 if matches!(op, Op::Yield { .. }) => Outcome::NotOld,
                 _ if matches!(op, Op::Adopt { .. }) => Outcome::NotOld,
-                _ => Outcome::Busy { left, score },
+                _ => Outcome::Busy {
+                    left,
+                    score,
+                    entered: false,
+                },
             },
-            Op::Withdraw { .. } | Op::Unlisten { .. } | Op::Release { .. } => Outcome::Gone {
-                held: !how.is_multiple_of(3),
-            },
+            Op::Withdraw { .. } | Op::Unlisten { .. } | Op::Release { .. } | Op::Serve { .. } => {
+                Outcome::Gone {
+                    held: !how.is_multiple_of(3),
+                }
+            }
             Op::Raise { .. } => unreachable!("a quorum raises, a turnstile does not"),
             Op::Renew { .. } if how % 16 == 3 => return Err(OpError::TooLate(broken())),
             Op::Renew { owner, ttl, .. } => {
@@ -525,7 +529,11 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
-                    lets_expire,
+                    keep_for: if lets_expire {
+                        Duration::MAX
+                    } else {
+                        Duration::ZERO
+                    },
                     patience: if once {
                         Patience::Once
                     } else {
@@ -534,7 +542,7 @@ impl Bench {
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
                     answer_by: self.now + ms(100),
                 };
-                let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter));
+                let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter, 0));
                 self.callers.push((id, Stage::Waiting));
                 self.drain();
             }
@@ -544,7 +552,7 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: 0,
-                    lets_expire: false,
+                    keep_for: Duration::ZERO,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
                     answer_by: self.now + ms(wait),
@@ -588,12 +596,12 @@ impl Bench {
                 unconfirmed,
             } => {
                 let owner = match self.owners.len() {
-                    0 => Owner(9999),
+                    0 => Owner::exclusive(9999),
                     known => self
                         .owners
                         .get(known.saturating_sub(whose))
                         .copied()
-                        .unwrap_or(Owner(9999)),
+                        .unwrap_or(Owner::exclusive(9999)),
                 };
                 self.epochs += 1;
                 let grant = Grant {

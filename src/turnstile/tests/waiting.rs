@@ -49,7 +49,14 @@ fn w2_about_every_ten_seconds_the_ticket_asks() {
         for _ in 0..20 {
             let enter = harness.sent();
             let score = Some(1);
-            harness.reply(&enter, Outcome::Busy { left, score });
+            harness.reply(
+                &enter,
+                Outcome::Busy {
+                    left,
+                    score,
+                    entered: false,
+                },
+            );
             let asked = harness.now;
             harness.wait_until(asked.as_millis() as u64 + 7_999);
             harness.silent();
@@ -185,7 +192,14 @@ fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
         // For what it is worth there.
         assert!(matches!(attempt, Op::Listen { .. }));
         let left = Some(ms(5000));
-        harness.reply(&attempt, Outcome::Busy { left, score: None });
+        harness.reply(
+            &attempt,
+            Outcome::Busy {
+                left,
+                score: None,
+                entered: false,
+            },
+        );
         harness.wait_until(at - 1);
         harness.silent();
         harness.wait_until(at);
@@ -204,7 +218,14 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
     let attempt = harness.sent();
     harness.arrive("b", fixed(1000).once());
     let left = Some(ms(5000));
-    harness.reply(&attempt, Outcome::Busy { left, score: None });
+    harness.reply(
+        &attempt,
+        Outcome::Busy {
+            left,
+            score: None,
+            entered: false,
+        },
+    );
     assert!(matches!(harness.refused("a"), Refusal::Busy));
     harness.untold("b");
     let second = harness.sent();
@@ -385,6 +406,7 @@ fn a_pause_without_end_is_no_fault() {
     let busy = Outcome::Busy {
         left: None,
         score: None,
+        entered: false,
     };
     harness.reply(&attempt, busy);
     harness.wait_until(6000);

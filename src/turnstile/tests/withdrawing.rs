@@ -158,6 +158,7 @@ fn g3_a_caller_that_asks_once_does_not_take_over_the_ticket() {
         Outcome::Busy {
             left: None,
             score: None,
+            entered: false,
         },
     );
     assert!(matches!(harness.refused("b"), Refusal::Busy));

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::slot::{FullOwner, Held, NEVER, micros};
+use super::super::slot::{FullOwner, NEVER, micros};
 use super::{Asking, Keyspace};
-use crate::store::contract::Owner;
+use crate::store::contract::{Mode, Owner};
 
 impl Keyspace {
     /// A stranger's `SET NX`, with or without `PX`; false if the key is taken.
@@ -13,14 +13,14 @@ impl Keyspace {
         let name = (asking.prefix.clone(), asking.key.clone());
         let slot = self.slots.entry(name).or_default();
         slot.run_out(asking.now);
-        let free = slot.lock.is_none();
+        let free = slot.holders.is_empty();
         if free {
             let by = FullOwner {
                 instance: asking.instance.clone(),
-                owner: Owner(0),
+                owner: Owner::exclusive(0),
             };
             let until = ttl.map_or(NEVER, |ttl| asking.now + micros(ttl));
-            slot.lock = Some(Held { by, until });
+            slot.holders.add(by, until);
         }
         free
     }
@@ -29,8 +29,8 @@ impl Keyspace {
     pub(crate) fn unseize(&mut self, asking: Asking<'_>) {
         let name = (asking.prefix.clone(), asking.key.clone());
         if let Some(slot) = self.slots.get_mut(&name) {
-            slot.lock
-                .take_if(|held| held.by.instance == *asking.instance);
+            slot.holders
+                .retain(|held, _| held.instance != *asking.instance);
         }
     }
 
@@ -43,6 +43,36 @@ impl Keyspace {
         slot.run_out(asking.now);
         let tickets = slot.queue.by_score.values().map(|ticket| &ticket.owner);
         tickets.map(|by| (by.instance.clone(), by.owner)).collect()
+    }
+
+    /// The scores of these tickets.
+    pub(crate) fn scores(&mut self, asking: Asking<'_>) -> Vec<u64> {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let slot = self.slots.get(&name);
+        slot.map_or_else(Vec::new, |slot| {
+            slot.queue.by_score.keys().copied().collect()
+        })
+    }
+
+    /// Who has a key: instances and owners.
+    pub(crate) fn holders(&mut self, asking: Asking<'_>) -> Vec<(Arc<str>, Owner)> {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let Some(slot) = self.slots.get_mut(&name) else {
+            return Vec::new();
+        };
+        slot.run_out(asking.now);
+        let holders = slot.holders.iter().map(|(by, _)| by);
+        holders.map(|by| (by.instance.clone(), by.owner)).collect()
+    }
+
+    /// Whether a ticket with this mode could have the key now, if it were in front.
+    pub(crate) fn admits(&mut self, asking: Asking<'_>, mode: Mode) -> bool {
+        let name = (asking.prefix.clone(), asking.key.clone());
+        let Some(slot) = self.slots.get_mut(&name) else {
+            return true;
+        };
+        slot.run_out(asking.now);
+        slot.holders.admit(mode)
     }
 
     /// The subscribers of a key in order: instance and owner.

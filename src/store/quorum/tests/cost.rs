@@ -24,7 +24,7 @@ async fn an_event_of_one_key_looks_at_no_other() {
         holder.wins(1).await;
         let (harness, session) = counted(&nodes, "a");
         for number in 0..others {
-            let (owner, ttl) = (Owner(1000 + number), Duration::from_secs(3600));
+            let (owner, ttl) = (Owner::exclusive(1000 + number), Duration::from_secs(3600));
             let key = format!("other {number}");
             harness
                 .session
@@ -64,7 +64,7 @@ async fn a_start_with_nothing_due_looks_at_no_key() {
     let nodes = Node::many(3);
     let (harness, session) = counted(&nodes, "a");
     for number in 0..100 {
-        let (owner, ttl) = (Owner(number), ms(60_000));
+        let (owner, ttl) = (Owner::exclusive(number), ms(60_000));
         let key = format!("k{number}");
         harness
             .session
@@ -89,7 +89,7 @@ fn a_start_does_the_work_of_a_timer_whose_runtime_ended() {
     let (harness, session) = first.block_on(async { counted(&nodes, "a") });
     let ttl = ms(10);
     let op = Op::Attempt {
-        owner: Owner(1),
+        owner: Owner::exclusive(1),
         ttl,
     };
     first.block_on(async { harness.session.submit(SubmittedOp::unattended("k", op)) });

@@ -92,7 +92,7 @@ async fn that_there_is_no_queue_is_told_first() {
         node.seize("k", TTL);
     }
     let one = Harness::new(&store(&nodes), "a");
-    let (owner, ttl, score) = (Owner(1), TTL, None);
+    let (owner, ttl, score) = (Owner::exclusive(1), TTL, None);
     one.session.submit(SubmittedOp::unattended(
         "k",
         Op::Enter { owner, ttl, score },
@@ -111,8 +111,8 @@ async fn that_there_is_no_queue_is_told_first() {
         Outcome::Gone { held: false }
     );
     let yields = Op::Yield {
-        old: Owner(1),
-        new: Owner(2),
+        old: Owner::exclusive(1),
+        new: Owner::exclusive(2),
         ttl,
     };
     assert!(matches!(one.ask(yields).await, Err(OpError::Refused(_))));
@@ -208,14 +208,14 @@ async fn whom_a_majority_names_is_seen_as_the_owner() {
     let nodes = Node::many(3);
     let one = Harness::new(&store(&nodes), "a");
     let look = async || one.session.inspect("k".into()).await;
-    assert_eq!(look().await.unwrap().owner, None);
+    assert_eq!(look().await.unwrap().owner(), None);
     one.wins(1).await;
     nodes[0].jump(ms(10_000));
     nodes[1].jump(ms(20_000));
     let key_status = look().await.unwrap();
-    assert_eq!(key_status.owner.as_deref(), Some("a:1"));
+    assert_eq!(key_status.owner().as_deref(), Some("a:1"));
     assert_eq!(
-        key_status.left,
+        key_status.left(),
         Some(ms(10_000)),
         "as long as the two that were seen have it"
     );
@@ -223,7 +223,7 @@ async fn whom_a_majority_names_is_seen_as_the_owner() {
     nodes[2].get_stuck();
     let begin = Instant::now();
     // One has it, one has not, and one does not answer.
-    assert_eq!(look().await.unwrap().owner.as_deref(), Some("a:1"));
+    assert_eq!(look().await.unwrap().owner().as_deref(), Some("a:1"));
     assert_eq!(Instant::now() - begin, ms(1000));
     nodes[2].come_back();
     nodes[0].go_away();
@@ -274,13 +274,13 @@ async fn a_node_is_kept_out_for_as_long_as_the_lock_lasts() {
     let nodes = Node::many(1);
     let one = Harness::new(&QuorumStore::new(nodes.clone()).unwrap(), "a");
     nodes[0].forget();
-    let (owner, ttl) = (Owner(1), 2 * TTL);
+    let (owner, ttl) = (Owner::exclusive(1), 2 * TTL);
     advance(TTL).await;
     assert!(one.ask(Op::Attempt { owner, ttl }).await.is_err());
     one.wins(2).await;
     one.ask(release(2)).await.unwrap();
     advance(TTL).await;
-    let owner = Owner(3);
+    let owner = Owner::exclusive(3);
     let third = one.ask(Op::Attempt { owner, ttl }).await;
     assert!(matches!(third, Ok(Outcome::Won { .. })));
 }
@@ -304,7 +304,7 @@ async fn nothing_is_kept_of_keys_that_are_not_in_use() {
     // Left to run out, as `OnFinish::LetExpire` does: forgotten when that is over, without another op.
     let ttl = ms(10);
     for number in 0..300 {
-        let owner = Owner(1000 + number);
+        let owner = Owner::exclusive(1000 + number);
         session.submit(SubmittedOp::unattended(
             format!("k{number}"),
             Op::Attempt { owner, ttl },

@@ -111,17 +111,17 @@ impl Harness {
 }
 
 pub(super) fn attempt(owner: u64) -> Op {
-    let (owner, ttl) = (Owner(owner), TTL);
+    let (owner, ttl) = (Owner::exclusive(owner), TTL);
     Op::Attempt { owner, ttl }
 }
 
 pub(super) fn release(owner: u64) -> Op {
-    let owner = Owner(owner);
+    let owner = Owner::exclusive(owner);
     Op::Release { owner }
 }
 
 pub(super) fn renew(owner: u64) -> Op {
-    let (owner, ttl) = (Owner(owner), TTL);
+    let (owner, ttl) = (Owner::exclusive(owner), TTL);
     Op::Renew {
         owner,
         ttl,
@@ -141,18 +141,18 @@ pub(super) fn is_busy(outcome: &Outcome) -> bool {
 
 pub(super) fn adopt(owner: u64, from: &str) -> Op {
     Op::Adopt {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         from: from.into(),
         ttl: TTL,
     }
 }
 
 pub(super) fn listen(owner: u64) -> Op {
-    let (owner, ttl) = (Owner(owner), TTL);
+    let (owner, ttl) = (Owner::exclusive(owner), TTL);
     Op::Listen { owner, ttl }
 }
 
 pub(super) fn unlisten(owner: u64) -> Op {
-    let owner = Owner(owner);
+    let owner = Owner::exclusive(owner);
     Op::Unlisten { owner }
 }

@@ -14,7 +14,7 @@ use crate::store::contract::{
     Answer, KeyScope, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent,
     SubmittedOp,
 };
-use crate::store::memory::{Asking, Keyspace};
+use crate::store::memory::{Applied, Asking, Keyspace};
 use crate::store::{LockStore, sealed};
 
 /// Microseconds; far enough from zero for clocks that are set back.
@@ -269,7 +269,7 @@ impl Node {
         state
             .keyspace
             .inspect(&"lock".into(), &key.into(), now)
-            .owner
+            .owner()
     }
 
     pub(super) fn seize(&self, key: &str, ttl: Duration) {
@@ -367,7 +367,9 @@ impl Inner {
             key: &in_flight.submitted.key,
             now,
         };
-        let (answer, told) = state
+        let Applied {
+            answer, deliveries, ..
+        } = state
             .keyspace
             .apply(asking, &in_flight.submitted.op, &|_| true);
         let key = in_flight.submitted.key.clone();
@@ -378,9 +380,9 @@ impl Inner {
             }
             _ => Ok(answer),
         });
-        if let Some(told) = told {
+        for told in deliveries {
             assert!(told.grant.is_none(), "a quorum never stands in a queue");
-            state.notify(told.instance, key);
+            state.notify(told.instance, key.clone());
         }
         state.done.push(done);
     }

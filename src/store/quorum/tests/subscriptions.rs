@@ -90,7 +90,11 @@ impl Bare {
 
 fn busy(score: Option<u64>) -> Outcome {
     let left = Some(TTL);
-    Outcome::Busy { left, score }
+    Outcome::Busy {
+        left,
+        score,
+        entered: false,
+    }
 }
 
 /// Whoever asks when the first is free may find the others not so yet.

@@ -34,7 +34,7 @@ fn read(jobs: &[Request], reply: &str) -> Option<Vec<RequestReply>> {
 fn an_age_in_whole_seconds_is_not_believed_to_the_last() {
     let raise = || {
         job(Op::Raise {
-            owner: Owner(1),
+            owner: Owner::exclusive(1),
             epoch: 5,
             age: true,
         })
@@ -53,7 +53,7 @@ fn an_age_in_whole_seconds_is_not_believed_to_the_last() {
 
 #[test]
 fn a_reply_is_read_op_by_op() {
-    let (owner, ttl) = (Owner(1), TTL);
+    let (owner, ttl) = (Owner::exclusive(1), TTL);
     let take = || job(Op::Attempt { owner, ttl });
     let release = || job(Op::Release { owner });
     let enter = || {
@@ -67,7 +67,11 @@ fn a_reply_is_read_op_by_op() {
     let gone = |held| RequestReply::Done(Outcome::Gone { held });
     let busy = |left: Option<u64>, score| {
         let left = left.map(Duration::from_millis);
-        RequestReply::Done(Outcome::Busy { left, score })
+        RequestReply::Done(Outcome::Busy {
+            left,
+            score,
+            entered: false,
+        })
     };
     // Plain wins follow each other from the server's time on.
     let jobs = [take(), release(), enter(), release(), enter(), take()];
@@ -106,7 +110,7 @@ fn a_reply_is_read_op_by_op() {
 
 #[test]
 fn a_reply_that_does_not_fit_its_call_is_rejected() {
-    let (owner, ttl, within) = (Owner(1), TTL, TTL);
+    let (owner, ttl, within) = (Owner::exclusive(1), TTL, TTL);
     let take = || job(Op::Attempt { owner, ttl });
     let release = || job(Op::Release { owner });
     for wrong in [
@@ -150,7 +154,7 @@ fn a_reply_that_does_not_fit_its_call_is_rejected() {
     });
     let r#yield = job(Op::Yield {
         old: owner,
-        new: Owner(2),
+        new: Owner::exclusive(2),
         ttl,
     });
     for (job, wrong) in [
@@ -201,7 +205,7 @@ fn f2_an_epoch_whose_tokens_do_not_fit_is_refused() {
     let most = i64::MAX as u64 / 64;
     let take = |owner| {
         job(Op::Attempt {
-            owner: Owner(owner),
+            owner: Owner::exclusive(owner),
             ttl: TTL,
         })
     };
@@ -217,7 +221,7 @@ fn f2_an_epoch_whose_tokens_do_not_fit_is_refused() {
 
 /// Ops of every kind; a look is none of them, and has a test of its own below.
 fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let owner = Owner(1);
+    let owner = Owner::exclusive(1);
     vec(
         select(vec![
             Op::Attempt { owner, ttl: TTL },
@@ -232,7 +236,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             Op::Release { owner },
             Op::Yield {
                 old: owner,
-                new: Owner(2),
+                new: Owner::exclusive(2),
                 ttl: TTL,
             },
             Op::Renew {

@@ -104,7 +104,7 @@ fn a_forgotten_node_has_no_task_on_the_next_runtime() {
 fn a_node_for_which_something_is_pending_is_not_forgotten() {
     let session = session();
     install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
-    let owner = Owner(1);
+    let owner = Owner::exclusive(1);
     let mut request = Request::new(RequestKind::Op(SubmittedOp::unattended(
         "k",
         Op::Release { owner },
@@ -131,7 +131,7 @@ fn a_request_that_is_lost_inside_is_told_as_lost() {
         session.submit(SubmittedOp::new(key.into(), op.clone(), &lost));
         assert!(lost.is_empty(), "the session has it");
     };
-    let (owner, ttl, score) = (Owner(1), Duration::from_secs(30), None);
+    let (owner, ttl, score) = (Owner::exclusive(1), Duration::from_secs(30), None);
     let release = Op::Release { owner };
     let enter = Op::Enter { owner, ttl, score };
     let expect_lost = |key: &str, op: &Op| assert_eq!(lost.take(), [(key.into(), op.clone())]);
@@ -173,7 +173,7 @@ fn an_acquisition_that_is_lost_on_its_way_to_the_replicas_is_told_as_lost() {
     let shared = Arc::get_mut(&mut session.shared).expect("it has no tasks");
     shared.min_replicas = MinReplicas::new(1, Duration::from_secs(1)).unwrap();
     install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
-    let (owner, ttl) = (Owner(1), Duration::from_secs(30));
+    let (owner, ttl) = (Owner::exclusive(1), Duration::from_secs(30));
     let op = Op::Attempt { owner, ttl };
     session.submit(SubmittedOp::new("k".into(), op.clone(), &lost));
     session.shared.change(|change| {

@@ -183,7 +183,7 @@ async fn works_without_push(server: &RedisServer, url: String) {
     won(&one.outcome("k", attempt(1)).await);
     assert_eq!(one.outcome("k", renew(1, 2 * TTL)).await, Outcome::Renewed);
     let key_status = one.session().inspect("k".into()).await.unwrap();
-    assert_eq!(key_status.owner, Some(one.text(1)));
+    assert_eq!(key_status.owner(), Some(one.text(1)));
     assert_eq!(one.outcome("k", withdraw(2)).await, NOT_HELD);
     assert_eq!(one.outcome("k", release(1)).await, HELD);
 

@@ -10,7 +10,7 @@ use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn adopt(owner: u64, from: String, ttl: Duration) -> Op {
     Op::Adopt {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         from: from.into(),
         ttl,
     }
@@ -44,7 +44,7 @@ async fn s3_an_adoption_moves_the_lock_past_the_queue_and_may_be_asked_again() {
         .has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
         .await;
     assert_eq!(two.outcome("a b", release(4)).await, HELD);
-    assert_eq!(three.granted().await.1.owner, Owner(9));
+    assert_eq!(three.granted().await.1.owner, Owner::exclusive(9));
 }
 
 #[tokio::test]

@@ -153,12 +153,12 @@ async fn s1_a_release_needs_no_fence() {
         1,
         "the ticket stands"
     );
-    let expiry = server.pttl("{lock:k}:~queue1");
+    let expiry = server.pttl("{lock:k}:~queue2");
     assert!(expiry > 55_000, "k3: {expiry}");
 }
 
 fn raise(owner: u64, epoch: u64, age: bool) -> Op {
-    let owner = Owner(owner);
+    let owner = Owner::exclusive(owner);
     Op::Raise { owner, epoch, age }
 }
 

@@ -16,7 +16,7 @@ use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 use crate::{Lease, LockRegistry};
 
 const FENCE: &str = "lock:~fence";
-const QUEUE: &str = "{lock:k}:~queue1";
+const QUEUE: &str = "{lock:k}:~queue2";
 
 fn connection(server: &RedisServer) -> Connection {
     let client = redis::Client::open(server.url()).unwrap();
@@ -35,7 +35,7 @@ fn kind(server: &RedisServer, key: &str) -> String {
 }
 
 fn listen(owner: u64) -> Op {
-    let (owner, ttl) = (Owner(owner), TTL);
+    let (owner, ttl) = (Owner::exclusive(owner), TTL);
     Op::Listen { owner, ttl }
 }
 
@@ -144,7 +144,7 @@ async fn a_ticket_that_another_version_wrote_is_served() {
     server.cmd(&["PUBLISH", "lock:~grant:a1", &grant]);
     let (key, grant) = one.granted().await;
     let told = (&*key, grant.owner, grant.ttl, grant.epoch, grant.at);
-    assert_eq!(told, ("k", Owner(2), TTL, at + 3, at));
+    assert_eq!(told, ("k", Owner::exclusive(2), TTL, at + 3, at));
     assert_eq!(one.outcome("k", renew(2, TTL)).await, Outcome::Renewed);
     assert_eq!(one.outcome("k", release(2)).await, HELD);
 }
@@ -165,7 +165,7 @@ async fn waited_for(server: &RedisServer) -> (LockRegistry, Lease, tokio::task::
 /// nothing there is read, or written.
 #[tokio::test]
 async fn a_queue_of_another_format_is_left_alone() {
-    const OTHER: &str = "{lock:k}:~queue2";
+    const OTHER: &str = "{lock:k}:~queue1";
     let server = RedisServer::start();
     let theirs = ["zz:1 30000", "zz:1|30000|more", "{\"owner\":\"zz:1\"}"];
     for (place, ticket) in theirs.iter().enumerate() {
@@ -195,6 +195,9 @@ async fn an_invalid_ticket_blocks_nobody() {
         "zz",
         "zz:1",
         "zz:1 30000 more",
+        "zz:1 30000 r r",
+        "zz:1 30000 0/4",
+        "zz:1 30000 1/4/4",
         "zz:1  30000",
         "zz:x 30000",
         "2 zz:1 30000",

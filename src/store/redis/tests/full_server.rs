@@ -20,7 +20,7 @@ async fn s1_release_and_hand_over_work_on_a_full_server() {
     server.script_flush();
 
     assert_eq!(one.outcome("handed over", release(1)).await, HELD);
-    assert_eq!(two.granted().await.1.owner, Owner(1));
+    assert_eq!(two.granted().await.1.owner, Owner::exclusive(1));
     assert_eq!(one.outcome("freed", release(1)).await, HELD);
     assert_eq!(
         two.outcome("handed over", renew(1, 2 * TTL)).await,

@@ -20,7 +20,7 @@ async fn s2_a_release_hands_the_lock_to_the_first_ticket() {
     two.outcome(
         "a b",
         Op::Enter {
-            owner: Owner(4),
+            owner: Owner::exclusive(4),
             ttl,
             score: None,
         },
@@ -32,7 +32,7 @@ async fn s2_a_release_hands_the_lock_to_the_first_ticket() {
     assert_eq!(one.outcome("a b", release(1)).await, HELD);
     let (key, grant) = two.granted().await;
     assert_eq!(&*key, "a b", "a key may hold spaces");
-    assert_eq!((grant.owner, grant.ttl), (Owner(4), ttl));
+    assert_eq!((grant.owner, grant.ttl), (Owner::exclusive(4), ttl));
     let after: (u64, u64) = server.ask(&["TIME"]);
     let [before, after] = [before, after].map(|(s, micros)| s * 1_000_000 + micros);
     assert!(
@@ -63,12 +63,12 @@ async fn s2_a_ticket_without_subscriber_is_dropped_unpublished() {
         ("2", "dead:2 30000"),
         ("3", "rubbish"),
     ] {
-        server.cmd(&["ZADD", "{lock:k}:~queue1", score, ticket]);
+        server.cmd(&["ZADD", "{lock:k}:~queue2", score, ticket]);
     }
     let mut watcher = PatternWatcher::new(&server);
     two.outcome("k", enter(1)).await;
     assert_eq!(one.outcome("k", release(1)).await, HELD);
-    assert_eq!(two.granted().await.1.owner, Owner(1));
+    assert_eq!(two.granted().await.1.owner, Owner::exclusive(1));
     assert_eq!(queue(&server, "lock:k"), []);
     let told = watcher.channels_until(&two.channel());
     assert_eq!(told, [two.channel()]);
@@ -106,7 +106,7 @@ async fn s2_a_lock_with_dead_tickets_alone_is_free() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     won(&one.outcome("k", attempt(1)).await);
-    server.cmd(&["ZADD", "{lock:k}:~queue1", "1", "dead:1 30000"]);
+    server.cmd(&["ZADD", "{lock:k}:~queue2", "1", "dead:1 30000"]);
     assert_eq!(one.outcome("k", release(1)).await, HELD);
     assert_eq!(server.keys("*"), ["lock:~fence"]);
 }
@@ -142,10 +142,11 @@ async fn s2_a_free_lock_goes_to_the_ticket_before_ours() {
         busy,
         Outcome::Busy {
             left: Some(TTL),
-            score: None
+            score: None,
+            entered: false
         }
     );
-    assert_eq!(two.granted().await.1.owner, Owner(1));
+    assert_eq!(two.granted().await.1.owner, Owner::exclusive(1));
     assert_eq!(server.get("lock:k"), Some(two.text(1)));
 }
 
@@ -161,7 +162,7 @@ async fn s2_an_enter_that_finds_another_ticket_queues_behind_it() {
     two.granted().await;
     assert_eq!(queue(&server, "lock:k").len(), 1);
     assert_eq!(queue(&server, "lock:k")[0].0, one.ticket(1));
-    assert!(server.pttl("{lock:k}:~queue1") > 80_000, "k3");
+    assert!(server.pttl("{lock:k}:~queue2") > 80_000, "k3");
 }
 
 #[tokio::test]
@@ -186,7 +187,7 @@ async fn a_lock_that_ran_out_with_tickets_standing_serves_them_at_a_late_release
     two.outcome("k", enter(1)).await;
     server.del("lock:k");
     assert_eq!(one.outcome("k", release(1)).await, NOT_HELD);
-    assert_eq!(two.granted().await.1.owner, Owner(1));
+    assert_eq!(two.granted().await.1.owner, Owner::exclusive(1));
 }
 
 #[tokio::test]
@@ -202,6 +203,7 @@ async fn yield_gives_the_turn_and_queues_at_the_end() {
         Outcome::Busy {
             left: Some(left),
             score: Some(_),
+            ..
         } => assert_eq!(left, TTL),
         other => panic!("{other:?}"),
     }
@@ -224,7 +226,7 @@ async fn yield_with_nobody_else_there_keeps_the_lock_under_the_new_owner() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
     let first = won(&one.outcome("k", enter(1)).await);
-    server.cmd(&["ZADD", "{lock:k}:~queue1", "1", "dead:1 30000"]);
+    server.cmd(&["ZADD", "{lock:k}:~queue2", "1", "dead:1 30000"]);
     server.cmd(&["PEXPIRE", "lock:k", "5000"]);
     assert!(won(&one.outcome("k", yield_turn(1, 2)).await) > first);
     assert_eq!(server.get("lock:k"), Some(one.text(2)));
@@ -257,7 +259,7 @@ async fn s1_a_missing_right_to_publish_leaves_no_lock_whose_owner_does_not_know(
         [(two.ticket(1), score)],
         "in its old place"
     );
-    assert!(server.pttl("{lock:k}:~queue1") > 50_000, "k3");
+    assert!(server.pttl("{lock:k}:~queue2") > 50_000, "k3");
 
     let (why, _) = refused(mute.ask("k", attempt(3)).await);
     assert!(why.contains("NOPERM"), "{why}");

@@ -20,7 +20,7 @@ async fn noscript_is_healed_for_each_script() {
             .inspect("k".into())
             .await
             .unwrap()
-            .owner
+            .owner()
             .is_some()
     );
     server.script_flush();

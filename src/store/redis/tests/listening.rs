@@ -10,12 +10,12 @@ use super::support::{Program, RedisServer, wait_until};
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn listen(owner: u64) -> Op {
-    let (owner, ttl) = (Owner(owner), TTL);
+    let (owner, ttl) = (Owner::exclusive(owner), TTL);
     Op::Listen { owner, ttl }
 }
 
 fn unlisten(owner: u64) -> Op {
-    let owner = Owner(owner);
+    let owner = Owner::exclusive(owner);
     Op::Unlisten { owner }
 }
 
@@ -105,7 +105,7 @@ async fn w7_a_subscriber_does_not_block_others() {
     busy(&subscriber.outcome("k", listen(1)).await);
     next.outcome("k", enter(1)).await;
     assert_eq!(holder.outcome("k", release(1)).await, HELD);
-    assert_eq!(next.granted().await.1.owner, Owner(1));
+    assert_eq!(next.granted().await.1.owner, Owner::exclusive(1));
     is_not_told(&mut subscriber).await;
     // It ran out, and nobody released it.
     server.del("lock:k");

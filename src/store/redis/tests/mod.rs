@@ -17,6 +17,7 @@ mod hearing;
 mod links;
 mod listening;
 mod model;
+mod modes;
 #[cfg(feature = "cluster")]
 mod one_node;
 mod paused;

@@ -13,8 +13,8 @@ use redis::{Connection, ConnectionLike};
 
 use super::registry::{TTL, attempt, enter, release, renew, withdraw, yield_turn};
 use super::support::{Program, RedisServer};
-use crate::store::contract::{Op, Outcome, Owner, SubmittedOp};
-use crate::store::memory::{Asking, Keyspace};
+use crate::store::contract::{Holder, Mode, Op, Outcome, Owner, SubmittedOp};
+use crate::store::memory::{Applied, Asking, Keyspace};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, RequestReply};
@@ -25,6 +25,20 @@ const KEYS: [&str; 3] = ["k", "l", "m"];
 /// The last has nobody who hears it.
 const INSTANCES: [&str; 3] = ["a1", "b2", "dead"];
 const PREFIX: &str = "p";
+/// What the owners of an instance ask for: it may have one of each for a key.
+const LANES: [Mode; 5] = [
+    Mode::Exclusive,
+    Mode::Shared,
+    Mode::Shared,
+    Mode::Permits {
+        limit: 3,
+        weight: 1,
+    },
+    Mode::Permits {
+        limit: 3,
+        weight: 2,
+    },
+];
 /// The clock of the model stands still, but for this.
 const STEP: u64 = 10;
 
@@ -46,8 +60,8 @@ enum Want {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// One call about some keys.
-    Call(usize, Vec<(usize, Want)>),
+    /// One call about some keys, each for one lane.
+    Call(usize, Vec<(usize, usize, Want)>),
     /// The lock ran out.
     RunOut(usize),
     /// The fence is gone.
@@ -65,8 +79,14 @@ fn step() -> impl Strategy<Value = Step> {
         Release, Withdraw, Yield, Yield, Renew, Adopt, Raise, Retire,
     ]);
     let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len()).prop_shuffle();
-    let call = (0..INSTANCES.len(), keys, vec(wants, KEYS.len()))
-        .prop_map(|(who, keys, wants)| Step::Call(who, keys.into_iter().zip(wants).collect()));
+    // Half of the ops are exclusive ones.
+    let lane = prop_oneof![1 => Just(0), 1 => 0..LANES.len()];
+    let call = (0..INSTANCES.len(), keys, vec((lane, wants), KEYS.len()));
+    let call = call.prop_map(|(who, keys, wants)| {
+        let ops = keys.into_iter().zip(wants);
+        let ops = ops.map(|(key, (lane, want))| (key, lane, want));
+        Step::Call(who, ops.collect())
+    });
     prop_oneof![
         20 => call,
         2 => (0..KEYS.len()).prop_map(Step::RunOut),
@@ -84,8 +104,8 @@ struct Both {
     model: Keyspace,
     now: u64,
     number: u64,
-    /// By instance and key.
-    owners: BTreeMap<(usize, usize), u64>,
+    /// By instance, key and lane.
+    owners: BTreeMap<(usize, usize, usize), u64>,
     /// Those that may stand or listen, and whether they listen: none ever does both.
     listens: BTreeMap<u64, bool>,
     last_owner: u64,
@@ -127,10 +147,13 @@ impl Both {
         self.is_ahead = false;
     }
 
-    fn op(&mut self, who: usize, key: usize, want: Want) -> Option<Op> {
+    fn op(&mut self, who: usize, key: usize, lane: usize, want: Want) -> Option<Op> {
         let fresh = self.last_owner + 1;
-        let owner = *self.owners.entry((who, key)).or_insert(fresh);
+        let owner = *self.owners.entry((who, key, lane)).or_insert(fresh);
         self.last_owner = self.last_owner.max(owner);
+        if lane > 0 {
+            return self.shared_op(who, key, lane, want, owner);
+        }
         // One that stands asks by entering, and none that stands or listens adopts.
         let want = match (want, self.listens.get(&owner)) {
             (Want::Attempt, Some(false)) => Want::Enter,
@@ -145,7 +168,7 @@ impl Both {
                 owner
             };
             if *self.listens.entry(of).or_insert(listens) != listens {
-                self.owners.remove(&(who, key));
+                self.owners.remove(&(who, key, lane));
                 return Some(self.leave(owner));
             }
         }
@@ -153,7 +176,7 @@ impl Both {
             Want::Attempt => attempt(owner),
             Want::Enter => enter(owner),
             Want::Listen => Op::Listen {
-                owner: Owner(owner),
+                owner: Owner::exclusive(owner),
                 ttl: TTL,
             },
             Want::Release => release(owner),
@@ -161,25 +184,61 @@ impl Both {
             Want::Renew => renew(owner, TTL),
             Want::Yield => {
                 self.last_owner += 1;
-                self.owners.insert((who, key), self.last_owner);
+                self.owners.insert((who, key, lane), self.last_owner);
                 yield_turn(owner, self.last_owner)
             }
             Want::Adopt => {
                 let lock = format!("{PREFIX}:{}", KEYS[key]);
-                let from: Option<String> = self.ask(&["GET", &lock]);
+                let from: Option<String> = match &*self.ask::<String>(&["TYPE", &lock]) {
+                    "zset" => None,
+                    _ => self.ask(&["GET", &lock]),
+                };
                 Op::Adopt {
-                    owner: Owner(owner),
+                    owner: Owner::exclusive(owner),
                     from: from.unwrap_or_else(|| "x:1".into()).into(),
                     ttl: TTL,
                 }
             }
             Want::Raise => Op::Raise {
-                owner: Owner(owner),
+                owner: Owner::exclusive(owner),
                 epoch: self.last_epoch + 17,
                 age: false,
             },
             Want::Retire => {
-                self.owners.remove(&(who, key));
+                self.owners.remove(&(who, key, lane));
+                return None;
+            }
+        })
+    }
+
+    fn shared_op(
+        &mut self,
+        who: usize,
+        key: usize,
+        lane: usize,
+        want: Want,
+        sequence: u64,
+    ) -> Option<Op> {
+        let mode = LANES[lane];
+        let owner = Owner { sequence, mode };
+        let (ttl, score) = (TTL, None);
+        Some(match want {
+            // One that stands asks by entering.
+            Want::Attempt if !self.listens.contains_key(&sequence) => Op::Attempt { owner, ttl },
+            Want::Attempt | Want::Enter | Want::Listen | Want::Yield => {
+                self.listens.insert(sequence, false);
+                Op::Enter { owner, ttl, score }
+            }
+            Want::Release | Want::Adopt => Op::Release { owner },
+            Want::Withdraw => Op::Withdraw { owner, ttl },
+            Want::Renew => Op::Renew {
+                owner,
+                ttl,
+                within: ttl,
+            },
+            Want::Raise => Op::Serve { owner },
+            Want::Retire => {
+                self.owners.remove(&(who, key, lane));
                 return None;
             }
         })
@@ -188,7 +247,7 @@ impl Both {
     /// Takes back a ticket, or a kind to be told.
     fn leave(&self, owner: u64) -> Op {
         if self.listens.get(&owner) == Some(&true) {
-            let owner = Owner(owner);
+            let owner = Owner::exclusive(owner);
             return Op::Unlisten { owner };
         }
         withdraw(owner)
@@ -213,6 +272,12 @@ impl Both {
                     let epoch: u64 = epoch.parse().unwrap();
                     assert!(epoch > 0);
                     self.granted(epoch);
+                    heard.push((instance.into(), key.into(), Some(owner.parse().unwrap())));
+                }
+                ["2", owner, _, mode, epoch, _, key] => {
+                    assert!(mode == "r" || ["1/3", "2/3"].contains(&mode), "{text}");
+                    let owner = owner.strip_prefix(&format!("{instance}:")).unwrap();
+                    self.granted(epoch.parse().unwrap());
                     heard.push((instance.into(), key.into(), Some(owner.parse().unwrap())));
                 }
                 _ => panic!("{text}"),
@@ -288,11 +353,11 @@ impl Both {
         reply.expect("the reply to this call").replies
     }
 
-    fn call(&mut self, who: usize, wants: &[(usize, Want)]) {
+    fn call(&mut self, who: usize, wants: &[(usize, usize, Want)]) {
         let mut batch = Vec::new();
         let mut renewals = Vec::new();
-        for (key, want) in wants {
-            let Some(op) = self.op(who, *key, *want) else {
+        for (key, lane, want) in wants {
+            let Some(op) = self.op(who, *key, *lane, *want) else {
                 continue;
             };
             match op {
@@ -338,15 +403,17 @@ impl Both {
                 key: &name,
                 now: self.now,
             };
-            let (answer, delivery) = self.model.apply(asking, op, &live);
+            let Applied {
+                answer, deliveries, ..
+            } = self.model.apply(asking, op, &live);
             assert_eq!(
                 word(&outcome),
                 word(&answer.outcome),
                 "{op:?} of {instance}"
             );
             *self.counts.entry(word(&outcome)).or_default() += 1;
-            if let Some(delivery) = delivery {
-                let owner = delivery.grant.as_ref().map(|grant| grant.owner.0);
+            for delivery in deliveries {
+                let owner = delivery.grant.as_ref().map(|grant| grant.owner.sequence);
                 let what = if owner.is_some() { "granted" } else { "freed" };
                 *self.counts.entry(what).or_default() += 1;
                 expected.push((delivery.instance.to_string(), KEYS[*key].to_owned(), owner));
@@ -370,7 +437,7 @@ impl Both {
     fn compare(&mut self) {
         for key in KEYS {
             let lock = format!("{PREFIX}:{key}");
-            let queue = format!("{{{lock}}}:~queue1");
+            let queue = format!("{{{lock}}}:~queue2");
             let (prefix, instance, name) = (PREFIX.into(), "".into(), key.into());
             let asking = Asking {
                 prefix: &prefix,
@@ -378,18 +445,21 @@ impl Both {
                 key: &name,
                 now: self.now,
             };
-            let owner: Option<String> = self.ask(&["GET", &lock]);
-            assert_eq!(
-                owner,
-                self.model.inspect(&prefix, &name, self.now).owner,
-                "{key}"
-            );
+            let kind: String = self.ask(&["TYPE", &lock]);
+            let mut held: Vec<String> = match &*kind {
+                "none" => Vec::new(),
+                "string" => vec![self.ask(&["GET", &lock])],
+                _ => self.ask(&["ZRANGE", &lock, "0", "-1"]),
+            };
+            held.sort();
+            let expected = self.model.inspect(&prefix, &name, self.now).holders;
+            assert_eq!(held, members(&expected), "{key}");
             let listen = format!("{{{lock}}}:~listen1");
             let tickets: Vec<String> = self.ask(&["ZRANGE", &queue, "0", "-1"]);
             let listeners: Vec<String> = self.ask(&["ZRANGE", &listen, "0", "-1"]);
             let texts = |all: Vec<(Arc<str>, Owner)>| -> Vec<String> {
                 let all = all.iter();
-                all.map(|(instance, owner)| format!("{instance}:{}", owner.0))
+                all.map(|(instance, owner)| format!("{instance}:{}", owner.sequence))
                     .collect()
             };
             let owners = |all: &[String]| -> Vec<String> {
@@ -408,9 +478,23 @@ impl Both {
                 assert!(members.is_empty() || ttl > 50_000, "k3: {ttl}");
             }
             let ttl: i64 = self.ask(&["PTTL", &lock]);
-            assert!(owner.is_none() || ttl > 0, "{ttl}");
+            assert!(held.is_empty() || ttl > 29_000, "{ttl}");
         }
     }
+}
+
+/// How a server has these holders.
+fn members(holders: &[Holder]) -> Vec<String> {
+    let members = holders.iter().flat_map(|holder| match holder.mode {
+        Mode::Permits { limit, weight } => {
+            let all = (1..=weight).map(|i| format!("{} {i}/{limit}", holder.name));
+            all.collect()
+        }
+        _ => vec![holder.name.clone()],
+    });
+    let mut members: Vec<_> = members.collect();
+    members.sort();
+    members
 }
 
 #[test]

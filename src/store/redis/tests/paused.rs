@@ -70,7 +70,7 @@ async fn a_connection_is_closed_when_nobody_needs_it_and_made_again_without_a_pa
 
 fn renew_within(owner: u64, within: Duration) -> Op {
     Op::Renew {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         ttl: TTL,
         within,
     }

@@ -8,7 +8,7 @@ use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::redis::script;
 
-const QUEUE: &str = "{lock:k}:~queue1";
+const QUEUE: &str = "{lock:k}:~queue2";
 
 #[tokio::test]
 async fn k1_a_ticket_entered_twice_is_in_the_queue_once() {
@@ -106,7 +106,7 @@ async fn k3_the_queue_lasts_longer_than_the_lock_and_is_never_cut_short() {
     let mut one = Registry::on(&server, "a1").await;
     let mut two = Registry::on(&server, "b2").await;
     let long = Op::Attempt {
-        owner: Owner(1),
+        owner: Owner::exclusive(1),
         ttl: 100 * TTL,
     };
     won(&one.outcome("k", long).await);
@@ -120,7 +120,7 @@ async fn k3_the_queue_lasts_longer_than_the_lock_and_is_never_cut_short() {
     // A foreign lock with no ttl: waiters enter again every 8 to 12 s, so a minute is enough.
     server.set("lock:f", "foreign");
     two.outcome("f", enter(2)).await;
-    let expiry = server.pttl("{lock:f}:~queue1");
+    let expiry = server.pttl("{lock:f}:~queue2");
     assert!((55_000..=65_000).contains(&expiry), "{expiry}");
 }
 
@@ -177,7 +177,7 @@ async fn g3_many_dead_tickets_are_cleared_by_several_calls() {
         server.reset_stats();
         one.outcome("k", op.clone()).await;
         assert_eq!(server.calls("evalsha"), calls, "{op:?}");
-        assert_eq!(two.granted().await.1.owner, Owner(1), "{op:?}");
+        assert_eq!(two.granted().await.1.owner, Owner::exclusive(1), "{op:?}");
         assert_eq!(server.get("lock:k"), Some(two.text(1)), "{op:?}");
         two.outcome("busy", withdraw(7)).await;
     }
@@ -264,7 +264,7 @@ async fn withdraw_of_an_owner_that_was_granted_gives_the_lock_on() {
     won(&one.outcome("k", enter(1)).await);
     two.outcome("k", enter(1)).await;
     assert_eq!(one.outcome("k", withdraw(1)).await, HELD);
-    assert_eq!(two.granted().await.1.owner, Owner(1));
+    assert_eq!(two.granted().await.1.owner, Owner::exclusive(1));
     assert_eq!(two.outcome("k", withdraw(1)).await, HELD);
     assert!(!server.exists("lock:k"));
 }
@@ -307,5 +307,5 @@ async fn a_lock_with_a_hash_tag_keeps_its_queue_in_its_slot() {
         one.outcome("{order}:7", enter(1)).await,
         Outcome::Busy { score: Some(_), .. }
     ));
-    assert!(server.exists("lock:{order}:7:~queue1"));
+    assert!(server.exists("lock:{order}:7:~queue2"));
 }

@@ -1,4 +1,8 @@
 //! What a registry would be to its session: somebody who asks, listens and remembers.
+#![allow(
+    clippy::result_large_err,
+    reason = "an event that does not match is handed back"
+)]
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
@@ -245,14 +249,14 @@ impl Registry {
 
 pub(super) fn attempt(owner: u64) -> Op {
     Op::Attempt {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         ttl: TTL,
     }
 }
 
 pub(super) fn enter(owner: u64) -> Op {
     Op::Enter {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         ttl: TTL,
         score: None,
     }
@@ -260,7 +264,7 @@ pub(super) fn enter(owner: u64) -> Op {
 
 pub(super) fn enter_at(owner: u64, score: u64) -> Op {
     Op::Enter {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         ttl: TTL,
         score: Some(score),
     }
@@ -268,28 +272,28 @@ pub(super) fn enter_at(owner: u64, score: u64) -> Op {
 
 pub(super) fn withdraw(owner: u64) -> Op {
     Op::Withdraw {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         ttl: TTL,
     }
 }
 
 pub(super) fn release(owner: u64) -> Op {
     Op::Release {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
     }
 }
 
 pub(super) fn yield_turn(old: u64, new: u64) -> Op {
     Op::Yield {
-        old: Owner(old),
-        new: Owner(new),
+        old: Owner::exclusive(old),
+        new: Owner::exclusive(new),
         ttl: TTL,
     }
 }
 
 pub(super) fn renew(owner: u64, ttl: Duration) -> Op {
     Op::Renew {
-        owner: Owner(owner),
+        owner: Owner::exclusive(owner),
         ttl,
         within: ttl,
     }
@@ -347,7 +351,7 @@ pub(super) fn unsent(result: Result<Answer, OpError>) -> StoreError {
 pub(super) fn queue(server: &RedisServer, lock: &str) -> Vec<(String, u64)> {
     server.ask(&[
         "ZRANGE",
-        &format!("{{{lock}}}:~queue1"),
+        &format!("{{{lock}}}:~queue2"),
         "0",
         "-1",
         "WITHSCORES",

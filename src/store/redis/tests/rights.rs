@@ -82,7 +82,7 @@ async fn s1_a_key_without_rights_harms_no_neighbour() {
         assert_eq!(renewed.outcome, Outcome::Renewed, "{program:?}");
         let [theirs, ours] = futures::future::join_all(looks).await.try_into().unwrap();
         theirs.unwrap_err();
-        assert_eq!(ours.unwrap().owner, Some(one.text(3)), "{program:?}");
+        assert_eq!(ours.unwrap().owner(), Some(one.text(3)), "{program:?}");
     }
 }
 

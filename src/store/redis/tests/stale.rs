@@ -42,7 +42,7 @@ async fn o5_a_stale_script_does_nothing_and_tells_its_time() {
     for op in ["A", "E", "L", "D"] {
         let words = [
             "lock:k",
-            "{lock:k}:~queue1",
+            "{lock:k}:~queue2",
             "{lock:k}:~listen1",
             "lock:~fence",
             "7",

@@ -51,7 +51,7 @@ async fn scene() -> (RedisServer, Registry) {
         server.cmd(&["RPUSH", &format!("lock:{key}"), "x"]);
     }
     for key in ["queue is text", "held, queue is text"] {
-        server.set(&format!("{{lock:{key}}}:~queue1"), "text");
+        server.set(&format!("{{lock:{key}}}:~queue2"), "text");
     }
     for (key, ticket) in [
         ("dead ticket", "dead:1 30000"),
@@ -59,7 +59,7 @@ async fn scene() -> (RedisServer, Registry) {
         ("live ticket", "b2:1 30000"),
         ("held, live ticket", "b2:2 30000"),
     ] {
-        server.cmd(&["ZADD", &format!("{{lock:{key}}}:~queue1"), "1", ticket]);
+        server.cmd(&["ZADD", &format!("{{lock:{key}}}:~queue2"), "1", ticket]);
     }
     (server, other)
 }

@@ -15,7 +15,7 @@ async fn a_hand_over_takes_few_commands() {
         assert_eq!(counted, names);
         server.reset_stats();
     };
-    let (queue_of, ticket) = ("{lock:k}:~queue1", "b2:1 20000");
+    let (queue_of, ticket) = ("{lock:k}:~queue2", "b2:1 20000");
     server.set("lock:k", "b2:7");
     server.reset_stats();
     let told = caller.call(&[("k", enter(1))]);
@@ -31,6 +31,7 @@ async fn a_hand_over_takes_few_commands() {
     let RequestReply::Done(Outcome::Busy {
         left: None,
         score: Some(score),
+        ..
     }) = told.replies[0]
     else {
         panic!("{told:?}")
@@ -79,12 +80,13 @@ async fn a_hand_over_takes_few_commands() {
         let (_, grant) = other.granted().await;
         assert_eq!(
             (grant.owner, grant.ttl),
-            (Owner(1), Duration::from_secs(20))
+            (Owner::exclusive(1), Duration::from_secs(20))
         );
         assert!(grant.epoch > before && fence(&server) == grant.epoch, "f1");
         let RequestReply::Done(Outcome::Busy {
             left,
             score: Some(score),
+            ..
         }) = told.replies[0]
         else {
             panic!("{told:?}")
@@ -135,7 +137,7 @@ async fn a_hand_over_takes_few_commands() {
 /// done in full, where nothing was left half done or a lock is free whose owner would not know.
 #[tokio::test]
 async fn s1_a_right_too_few_leaves_no_hand_over_half_done() {
-    let (queue_of, ticket) = ("{lock:k}:~queue1", "b2:1 20000");
+    let (queue_of, ticket) = ("{lock:k}:~queue2", "b2:1 20000");
     let stand = |server: &RedisServer| {
         server.set("lock:k", "a1:1");
         server.cmd(&["ZADD", queue_of, "5", ticket, "6", "b2:2 20000"]);
@@ -186,7 +188,11 @@ async fn s1_a_right_too_few_leaves_no_hand_over_half_done() {
         // Nobody has heard of anything before this.
         stand(&server);
         assert_eq!(caller.call(&[("k", release(1))]).replies, [HELD]);
-        assert_eq!(other.granted().await.1.owner, Owner(1), "{rights}");
+        assert_eq!(
+            other.granted().await.1.owner,
+            Owner::exclusive(1),
+            "{rights}"
+        );
         other
             .has_not_heard(|event| matches!(event, StoreEvent::Granted { .. }))
             .await;
@@ -214,7 +220,7 @@ async fn s1_on_a_full_server_lone_ops_hand_over() {
     server.set("lock:released", "a1:1");
     server.set("lock:yielded", "a1:1");
     for key in ["released", "yielded"] {
-        let queue_of = format!("{{lock:{key}}}:~queue1");
+        let queue_of = format!("{{lock:{key}}}:~queue2");
         server.cmd(&["ZADD", &queue_of, "5", "b2:1 20000"]);
     }
     server.set("lock:alone", "a1:1");
@@ -246,7 +252,7 @@ async fn k2_a_lone_op_overtakes_no_ticket_from_the_future() {
         let is_enter = matches!(op, Op::Enter { .. });
         server.set("lock:k", if is_enter { "b2:7" } else { "a1:1" });
         for (place, ticket) in [(5, "b2:1 30000"), (ahead, "b2:2 30000")] {
-            server.cmd(&["ZADD", "{lock:k}:~queue1", &place.to_string(), ticket]);
+            server.cmd(&["ZADD", "{lock:k}:~queue2", &place.to_string(), ticket]);
         }
         let told = caller.call(&[("k", op)]);
         told.busy(0);

@@ -1,0 +1,498 @@
+//! All that one registry has of one key: a turnstile for the exclusive callers, and one for each shared caller (M6).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::ids::EventCx;
+use super::machine::{Effect, Rules, Tickets, Turnstile};
+use super::time::Moment;
+use super::wait_queue::{Waiter, WaiterId};
+use crate::StoreError;
+use crate::store::contract::{Grant, Mode, Op, OpResult, Owner};
+
+/// The turnstiles of one key. Its methods are those of a [`Turnstile`], and each reaches the one that it is about.
+///
+/// After every call drain [`next_effect`](Self::next_effect) in order, then look at
+/// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
+#[derive(Debug)]
+pub(crate) struct Lines<C> {
+    exclusive: Turnstile<C>,
+    /// Most keys have none.
+    shared: Option<Box<SharedLines<C>>>,
+}
+
+/// The lines of shared callers. A reader or a permit has a ticket, a renewal and a loss of its own, so each is the only
+/// caller of its turnstile.
+#[derive(Debug)]
+struct SharedLines<C> {
+    /// By the arrival that began the line.
+    lines: BTreeMap<WaiterId, Line<C>>,
+    /// Which line an owner belongs to.
+    by_owner: HashMap<Owner, WaiterId>,
+    /// When each line is to be ticked.
+    timeouts: BTreeSet<(Moment, WaiterId)>,
+    /// Those that wait for the store. The first asks it for all of them (M5).
+    waiting: BTreeSet<WaiterId>,
+    effects: VecDeque<Effect<C>>,
+    /// How many lines have a caller that waits, also while the store is away.
+    callers: usize,
+}
+
+#[derive(Debug)]
+struct Line<C> {
+    turnstile: Turnstile<C>,
+    /// Whether it counts as one with a caller that waits.
+    has_caller: bool,
+    /// Its place in `timeouts`.
+    timeout: Option<Moment>,
+    /// Its places in `by_owner`.
+    owners: Vec<Owner>,
+}
+
+impl<C: Clone> Lines<C> {
+    /// `queue`: whether the store has a queue and grants reach us, as far as is known.
+    pub(crate) fn new(rules: Rules, queue: bool) -> Self {
+        Self {
+            exclusive: Turnstile::new(rules, Mode::Exclusive, queue),
+            shared: None,
+        }
+    }
+
+    /// The store is believed to be down. Callers that give up before it answers get this error.
+    pub(crate) fn assume_down(&mut self, error: StoreError) {
+        self.exclusive.assume_down(error);
+    }
+
+    /// What is to be done next.
+    pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
+        let effect = self.exclusive.next_effect();
+        let effect = effect.or_else(|| self.shared.as_mut()?.effects.pop_front());
+        if effect.is_none() {
+            self.shared.take_if(|shared| shared.lines.is_empty());
+        }
+        effect
+    }
+
+    /// Nobody waits, nothing is held or pending, and all effects are drained: all this may be dropped.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.exclusive.is_idle() && self.shared.is_none()
+    }
+
+    /// Whether a ticket of ours may stand in the store's queue, or be entered soon.
+    pub(crate) fn may_have_ticket(&self) -> bool {
+        self.turnstiles().any(Turnstile::may_have_ticket)
+    }
+
+    /// The holders of leases.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = &C> {
+        self.turnstiles().filter_map(Turnstile::holder)
+    }
+
+    /// The waiters: the exclusive ones first, each kind in order.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
+        self.turnstiles().flat_map(Turnstile::waiters)
+    }
+
+    /// Everybody who still awaits a verdict.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
+        let effects = self.shared.iter().flat_map(|shared| &shared.effects);
+        let effects = effects.filter_map(Effect::caller);
+        self.turnstiles()
+            .flat_map(Turnstile::callers)
+            .chain(effects)
+    }
+
+    fn turnstiles(&self) -> impl Iterator<Item = &Turnstile<C>> {
+        let lines = self.shared.iter().flat_map(|shared| shared.lines.values());
+        [&self.exclusive]
+            .into_iter()
+            .chain(lines.map(|line| &line.turnstile))
+    }
+
+    /// When to call [`tick`](Self::tick) at the latest.
+    pub(crate) fn next_timeout(&self) -> Option<Moment> {
+        let shared = self.shared.as_ref();
+        let shared = shared.and_then(|shared| Some(shared.timeouts.first()?.0));
+        self.exclusive
+            .next_timeout()
+            .into_iter()
+            .chain(shared)
+            .min()
+    }
+
+    /// A caller wants the key. Its verdicts come as effects.
+    pub(crate) fn arrive(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        mode: Mode,
+        waiter: Waiter<C>,
+    ) -> WaiterId {
+        let shared = self.shared.as_ref().map_or(0, |it| it.callers);
+        if mode == Mode::Exclusive {
+            return self.exclusive.arrive(cx, waiter, shared);
+        }
+        let others = shared + self.exclusive.waiting();
+        let (exclusive, shared) = self.shared();
+        let mut turnstile = exclusive.beside(mode);
+        let id = turnstile.arrive(cx, waiter, others);
+        shared.add(id, turnstile);
+        shared.settle(id);
+        id
+    }
+
+    /// A caller wants the lease that the owner `from` left in the store: see [`Turnstile::adopt`].
+    pub(crate) fn adopt(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        from: Arc<str>,
+        waiter: Waiter<C>,
+    ) -> WaiterId {
+        self.exclusive.adopt(cx, from, waiter)
+    }
+
+    pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
+        self.feed(cx, id, |turnstile, cx| turnstile.leave(cx, id));
+    }
+
+    pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
+        self.feed(cx, id, |turnstile, cx| turnstile.take(cx, id))
+    }
+
+    pub(crate) fn extend(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        ttl: Duration,
+    ) -> Option<Moment> {
+        self.feed(cx, id, |turnstile, cx| turnstile.extend(cx, id, ttl))
+    }
+
+    pub(crate) fn finish(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        let_expire: bool,
+    ) -> Option<Owner> {
+        self.feed(cx, id, |turnstile, cx| turnstile.finish(cx, id, let_expire))
+    }
+
+    pub(crate) fn restart(&mut self, cx: &mut EventCx<'_>, id: WaiterId, renewals: u32) {
+        self.feed(cx, id, |turnstile, cx| turnstile.restart(cx, id, renewals));
+    }
+
+    pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
+        let shared = self.shared.as_ref();
+        let line = shared.and_then(|shared| shared.lines.get(&id));
+        let turnstile = line.map_or(&self.exclusive, |line| &line.turnstile);
+        turnstile.is_kept(cx, id)
+    }
+
+    pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
+        self.feed(cx, id, |turnstile, cx| turnstile.on_pause(cx, id, pause));
+    }
+
+    pub(crate) fn stop_renewing(&mut self, has_gone: impl Fn(&C) -> bool) {
+        self.exclusive.stop_renewing(&has_gone);
+        if let Some(shared) = &mut self.shared {
+            for line in shared.lines.values_mut() {
+                line.turnstile.stop_renewing(&has_gone);
+            }
+        }
+    }
+
+    /// Time went by.
+    pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
+        self.exclusive.tick(cx);
+        // Each once: one that stays due must not keep the others waiting for ever.
+        let mut due = Vec::new();
+        if let Some(shared) = &mut self.shared {
+            while shared.timeouts.first().is_some_and(|(at, _)| *at <= cx.now) {
+                due.extend(shared.timeouts.pop_first().map(|(_, id)| id));
+            }
+            for id in &due {
+                if let Some(line) = shared.lines.get_mut(id) {
+                    line.timeout = None;
+                }
+            }
+        }
+        for id in due {
+            self.feed_line_if_any(cx, id, Turnstile::tick);
+        }
+    }
+
+    pub(crate) fn replied(&mut self, cx: &mut EventCx<'_>, op: &Op, result: OpResult) {
+        if !is_serve(op) {
+            self.feed_owner(cx, op.owner(), |turnstile, cx| {
+                turnstile.replied(cx, op, result)
+            });
+        }
+    }
+
+    pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_>, op: &Op) {
+        if !is_serve(op) {
+            self.feed_owner(cx, op.owner(), |turnstile, cx| turnstile.op_dropped(cx, op));
+        }
+    }
+
+    pub(crate) fn grant_received(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        grant: Grant,
+        fault: Option<StoreError>,
+    ) {
+        let owner = grant.owner;
+        if owner.mode != Mode::Exclusive && !self.knows(owner) {
+            // A line of its own gives it back (O1).
+            let (exclusive, shared) = self.shared();
+            let turnstile = exclusive.beside(owner.mode);
+            let id = cx.ids.waiter();
+            shared.add(id, turnstile);
+            shared.know(owner, id);
+        }
+        self.feed_owner(cx, owner, |turnstile, cx| {
+            turnstile.grant_received(cx, grant, fault);
+        });
+    }
+
+    pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
+        self.feed_all(cx, |turnstile, cx| turnstile.down(cx, error));
+    }
+
+    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
+        self.feed_all(cx, Turnstile::up_renew);
+    }
+
+    pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
+        self.feed_all(cx, |turnstile, cx| turnstile.up(cx, queue));
+    }
+
+    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
+        self.feed_all(cx, Turnstile::freed);
+    }
+
+    pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl Fn(&C) -> Option<Moment>) {
+        self.feed_all(cx, |turnstile, cx| turnstile.close(cx, &grace));
+    }
+
+    pub(crate) fn drain(&mut self, cx: &mut EventCx<'_>) {
+        self.feed_all(cx, Turnstile::drain);
+    }
+
+    pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
+        self.feed_all(cx, Turnstile::disconnect);
+    }
+
+    #[cfg(test)]
+    pub(super) fn known_owners(&self) -> usize {
+        self.shared
+            .as_ref()
+            .map_or(0, |shared| shared.by_owner.len())
+    }
+
+    fn knows(&self, owner: Owner) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|shared| shared.by_owner.contains_key(&owner))
+    }
+
+    fn shared(&mut self) -> (&Turnstile<C>, &mut SharedLines<C>) {
+        let shared = self
+            .shared
+            .get_or_insert_with(|| Box::new(SharedLines::new()));
+        (&self.exclusive, shared)
+    }
+
+    /// Feeds the turnstile of this caller.
+    fn feed<R>(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
+    ) -> R {
+        match self.has_line(id) {
+            true => self.feed_line(cx, id, event),
+            // Also for a caller whose line is over: nobody there knows it.
+            false => event(&mut self.exclusive, cx),
+        }
+    }
+
+    /// Feeds the turnstile of this owner. One that is not known has nothing to hear.
+    fn feed_owner(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        owner: Owner,
+        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>),
+    ) {
+        if owner.mode == Mode::Exclusive {
+            event(&mut self.exclusive, cx);
+            let tickets = self.exclusive.take_tickets();
+            self.ask_again(cx, tickets, None);
+        } else if let Some(shared) = &self.shared
+            && let Some(id) = shared.by_owner.get(&owner).copied()
+        {
+            self.feed_line(cx, id, event);
+        }
+    }
+
+    fn feed_all(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        event: impl Fn(&mut Turnstile<C>, &mut EventCx<'_>),
+    ) {
+        event(&mut self.exclusive, cx);
+        for id in self.line_ids() {
+            self.feed_line_if_any(cx, id, &event);
+        }
+    }
+
+    fn line_ids(&self) -> Vec<WaiterId> {
+        let shared = self.shared.iter();
+        shared.flat_map(|it| it.lines.keys().copied()).collect()
+    }
+
+    fn has_line(&self, id: WaiterId) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|shared| shared.lines.contains_key(&id))
+    }
+
+    /// Feeds a line, unless what another was fed has ended it.
+    fn feed_line_if_any(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>),
+    ) {
+        if self.has_line(id) {
+            self.feed_line(cx, id, event);
+        }
+    }
+
+    /// Feeds a line, and drops it if it is idle.
+    fn feed_line<R>(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
+    ) -> R {
+        let shared = self.shared.as_mut().expect("it has the line");
+        let line = shared.lines.get_mut(&id).expect("the caller looked");
+        let first = shared.waiting.first().copied();
+        let mut cx_of_line = EventCx {
+            now: cx.now,
+            ids: cx.ids,
+            asks_for_others: first.is_none_or(|first| id <= first),
+        };
+        let result = event(&mut line.turnstile, &mut cx_of_line);
+        let tickets = line.turnstile.take_tickets();
+        shared.settle(id);
+        let next = shared.waiting.first().copied();
+        if first == Some(id)
+            && let Some(next) = next.filter(|next| *next != id)
+        {
+            self.feed_line(cx, next, Turnstile::ask_soon);
+        }
+        self.ask_again(cx, tickets, Some(id));
+        result
+    }
+
+    /// If the store has lost the ticket of the line `but`, or of the exclusive callers, it may have lost the others, too:
+    /// all of them ask. If it may have lost it, the next one asks.
+    fn ask_again(&mut self, cx: &mut EventCx<'_>, tickets: Tickets, but: Option<WaiterId>) {
+        let most = match tickets {
+            Tickets::Kept => return,
+            Tickets::Unknown => 1,
+            Tickets::Gone => usize::MAX,
+        };
+        if but.is_some() {
+            self.exclusive.ask_again(cx);
+        }
+        let waiting = self.shared.iter().flat_map(|shared| &shared.waiting);
+        let others = waiting.copied().filter(|id| Some(*id) != but);
+        for id in others.take(most).collect::<Vec<_>>() {
+            self.feed_line_if_any(cx, id, Turnstile::ask_again);
+        }
+    }
+}
+
+/// Nobody waits for its answer: if it is lost, whoever is first in the queue asks soon (W2).
+fn is_serve(op: &Op) -> bool {
+    matches!(op, Op::Serve { .. })
+}
+
+impl<C: Clone> SharedLines<C> {
+    fn new() -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            by_owner: HashMap::new(),
+            timeouts: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            effects: VecDeque::new(),
+            callers: 0,
+        }
+    }
+
+    fn add(&mut self, id: WaiterId, turnstile: Turnstile<C>) {
+        let line = Line {
+            turnstile,
+            has_caller: false,
+            timeout: None,
+            owners: Vec::new(),
+        };
+        self.lines.insert(id, line);
+    }
+
+    fn know(&mut self, owner: Owner, id: WaiterId) {
+        if self.by_owner.insert(owner, id).is_none()
+            && let Some(line) = self.lines.get_mut(&id)
+        {
+            // While replicas do not confirm, each attempt has an owner of its own.
+            let known = mem::take(&mut line.owners).into_iter();
+            let (current, retired) = known.partition(|it| line.turnstile.concerns(*it));
+            line.owners = current;
+            line.owners.push(owner);
+            for owner in retired {
+                self.by_owner.remove(&owner);
+            }
+        }
+    }
+
+    /// A line was fed: takes its effects, and brings the indexes up to date.
+    fn settle(&mut self, id: WaiterId) {
+        let Some(line) = self.lines.get_mut(&id) else {
+            return;
+        };
+        let mut owners = Vec::new();
+        while let Some(effect) = line.turnstile.next_effect() {
+            if let Effect::Send(op) = &effect {
+                owners.push(op.owner());
+            }
+            self.effects.push_back(effect);
+        }
+        if let Some(timeout) = line.timeout.take() {
+            self.timeouts.remove(&(timeout, id));
+        }
+        self.waiting.remove(&id);
+        let had_caller = mem::replace(&mut line.has_caller, line.turnstile.waiting() > 0);
+        self.callers = self.callers + usize::from(line.has_caller) - usize::from(had_caller);
+        if line.turnstile.is_idle() {
+            for owner in self
+                .lines
+                .remove(&id)
+                .into_iter()
+                .flat_map(|line| line.owners)
+            {
+                self.by_owner.remove(&owner);
+            }
+            return;
+        }
+        line.timeout = line.turnstile.next_timeout();
+        self.timeouts.extend(line.timeout.map(|at| (at, id)));
+        if line.turnstile.is_acquiring() {
+            self.waiting.insert(id);
+        }
+        for owner in owners {
+            self.know(owner, id);
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Several callers of one key with shared leases.
+
+use std::collections::VecDeque;
+
+use super::harness::{EPOCH, busy, ms, rules};
+use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::turnstile::{
+    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal,
+    Verdict, Waiter, WaiterId, WaiterVerdict,
+};
+
+/// The lines of one key, and somebody who plays their callers and their store.
+struct Key {
+    lines: Lines<&'static str>,
+    now: Moment,
+    ids: Ids,
+    sent: VecDeque<Op>,
+    told: Vec<(&'static str, Verdict)>,
+}
+
+impl Key {
+    fn new() -> Self {
+        Self {
+            lines: Lines::new(rules(), true),
+            now: ms(1000),
+            ids: Ids::new(1),
+            sent: VecDeque::new(),
+            told: Vec::new(),
+        }
+    }
+
+    fn feed<R>(
+        &mut self,
+        event: impl FnOnce(&mut Lines<&'static str>, &mut EventCx<'_>) -> R,
+    ) -> R {
+        let result = event(&mut self.lines, &mut EventCx::new(self.now, &mut self.ids));
+        while let Some(effect) = self.lines.next_effect() {
+            match effect {
+                Effect::Send(op) => self.sent.push_back(op),
+                Effect::Wake(who, verdict) => self.told.push((who, verdict)),
+                Effect::AskPolicy(..) => unreachable!("the store has a queue"),
+            }
+        }
+        result
+    }
+
+    fn arrive(&mut self, who: &'static str, mode: Mode) -> WaiterId {
+        let waiter = self.waiter(who);
+        self.feed(|lines, cx| lines.arrive(cx, mode, waiter))
+    }
+
+    fn waiter(&self, who: &'static str) -> Waiter<&'static str> {
+        Waiter {
+            who,
+            ttl: ms(30_000),
+            renewals: 0,
+            keep_for: ms(0),
+            patience: Patience::Queue,
+            until: FOREVER,
+            answer_by: self.now + ms(1000),
+        }
+    }
+
+    fn reply(&mut self, op: &Op, outcome: Outcome) {
+        let at = (EPOCH + self.now.as_millis() as u64) * 1000;
+        let answer = Ok(Answer { at, outcome });
+        self.feed(|lines, cx| lines.replied(cx, op, answer));
+    }
+
+    fn grant(&mut self, owner: Owner, epoch: u64) {
+        let grant = Grant {
+            owner,
+            ttl: ms(30_000),
+            epoch,
+            at: (EPOCH + self.now.as_millis() as u64) * 1000,
+        };
+        self.feed(|lines, cx| lines.grant_received(cx, grant, None));
+    }
+
+    fn wait_until(&mut self, millis: u64) {
+        while let Some(next) = self.lines.next_timeout()
+            && next <= ms(millis)
+        {
+            self.now = self.now.max(next);
+            self.feed(Lines::tick);
+        }
+        self.now = ms(millis);
+    }
+
+    /// The ops that were sent since the last look.
+    fn sent(&mut self) -> Vec<Op> {
+        self.sent.drain(..).collect()
+    }
+
+    /// So many readers that stand in the queue.
+    fn readers(&mut self, names: &[&'static str]) -> Vec<(WaiterId, Owner)> {
+        let readers = names.iter().enumerate().map(|(place, name)| {
+            let id = self.arrive(name, Mode::Shared);
+            let enter = self.sent().remove(0);
+            self.reply(&enter, entered(place as u64));
+            (id, enter.owner())
+        });
+        readers.collect()
+    }
+
+    fn is_granted(&self, who: &str) -> bool {
+        self.told.iter().any(|(told, verdict)| {
+            *told == who && matches!(verdict, Verdict::Waiter(WaiterVerdict::Granted { .. }))
+        })
+    }
+}
+
+fn entered(score: u64) -> Outcome {
+    Outcome::Busy {
+        left: Some(ms(30_000)),
+        score: Some(score),
+        entered: true,
+    }
+}
+
+/// Each has a ticket, a grant, a lease and a release of its own.
+#[test]
+fn m6_each_shared_lease_is_its_own_owner() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b"]);
+    let (a, b) = (readers[0], readers[1]);
+    assert_ne!(a.1, b.1);
+    assert_eq!(a.1.mode, Mode::Shared);
+    key.grant(b.1, 6);
+    assert!(key.is_granted("b") && !key.is_granted("a"));
+    key.grant(a.1, 7);
+    assert!(key.is_granted("a"));
+    for (id, _) in &readers {
+        assert!(key.feed(|lines, cx| lines.take(cx, *id)));
+    }
+    assert_eq!(key.lines.holders().count(), 2);
+    key.feed(|lines, cx| lines.finish(cx, a.0, false));
+    assert_eq!(key.sent(), [Op::Release { owner: a.1 }]);
+    assert_eq!(key.lines.holders().count(), 1, "nothing is passed on");
+    // It is found lost, and the other is not.
+    key.wait_until(31_000);
+    let lost = |key: &Key, who| {
+        let verdict = key.told.iter().rev().find(|(told, _)| *told == who);
+        matches!(
+            verdict,
+            Some((_, Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost))))
+        )
+    };
+    assert!(lost(&key, "b") && !lost(&key, "a"));
+}
+
+/// A thousand waiters of one registry cost the server no more than one.
+#[test]
+fn m5_only_the_first_of_a_registry_asks_again() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.wait_until(13_500);
+    let sent = key.sent();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    assert_eq!(sent[0].owner(), readers[0].1);
+    key.reply(&sent[0], busy(30_000, 0));
+    // Once the first has it, the next asks in its turn.
+    key.grant(readers[0].1, 6);
+    key.wait_until(26_000);
+    let sent = key.sent();
+    let asks: Vec<_> = sent
+        .iter()
+        .filter(|op| matches!(op, Op::Enter { .. }))
+        .collect();
+    assert_eq!(asks.len(), 1, "{sent:?}");
+    assert_eq!(asks[0].owner(), readers[1].1);
+}
+
+/// Once the first is served, the next asks soon: nobody else of this registry would notice that a holder has crashed.
+#[test]
+fn m5_the_next_of_a_registry_asks_soon() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.grant(readers[0].1, 6);
+    assert_eq!(key.sent(), []);
+    key.wait_until(2500);
+    let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert_eq!(asked, [readers[1].1]);
+}
+
+/// A first that gives up leaves that to the next, too.
+#[test]
+fn m5_the_next_asks_if_the_first_gives_up() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.feed(|lines, cx| lines.leave(cx, readers[0].0));
+    key.wait_until(3100);
+    let sent = key.sent();
+    let asks = sent.iter().filter(|op| matches!(op, Op::Enter { .. }));
+    assert_eq!(asks.map(Op::owner).collect::<Vec<_>>(), [readers[1].1]);
+}
+
+/// A lock that is won by asking is no sign that tickets were lost: one more question shows it.
+#[test]
+fn m5_a_win_makes_one_other_ask() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.wait_until(13_500);
+    let first = key.sent().remove(0);
+    key.reply(&first, Outcome::Won { epoch: 6 });
+    let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert_eq!(asked, [readers[1].1]);
+}
+
+/// A ticket that has waited for long was never asked for again, so its grant is proved by an old answer (D2). The
+/// watchdog does not wait for a third of the ttl then.
+#[test]
+fn d2_a_grant_after_a_long_wait_is_renewed_at_once() {
+    let mut key = Key::new();
+    key.readers(&["first"]);
+    let mut waiter = key.waiter("second");
+    (waiter.ttl, waiter.renewals) = (ms(900), u32::MAX);
+    let mode = Mode::Shared;
+    let second = key.feed(|lines, cx| lines.arrive(cx, mode, waiter));
+    let enter = key.sent().remove(0);
+    key.reply(&enter, entered(1));
+    while key.now < ms(700_000) {
+        key.wait_until(key.now.as_millis() as u64 + 1000);
+        for op in key.sent() {
+            assert_ne!(op.owner(), enter.owner());
+            key.reply(&op, busy(30_000, 0));
+        }
+    }
+    key.grant(enter.owner(), 6);
+    assert!(key.is_granted("second"));
+    assert!(key.feed(|lines, cx| lines.take(cx, second)));
+    let sent = key.sent();
+    assert!(matches!(sent[..], [Op::Renew { .. }, ..]), "{sent:?}");
+}
+
+/// The store has lost its data, and nobody was told. Whoever finds its ticket gone makes the others ask.
+#[test]
+fn m5_a_ticket_that_is_gone_makes_all_ask() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.arrive("writer", Mode::Exclusive);
+    let enter = key.sent().remove(0);
+    key.reply(&enter, entered(3));
+    key.wait_until(13_500);
+    let again = key.sent();
+    let first = again.iter().find(|op| op.owner() == readers[0].1).unwrap();
+    key.reply(first, entered(9));
+    let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert!(asked.contains(&readers[1].1) && asked.contains(&readers[2].1));
+    // Their answers make nobody ask again.
+    for owner in [readers[1].1, readers[2].1] {
+        let (ttl, score) = (ms(30_000), Some(1));
+        key.reply(&Op::Enter { owner, ttl, score }, entered(10));
+    }
+    let more: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert!(!more.contains(&readers[0].1), "{more:?}");
+}
+
+/// A grant for a shared owner that nobody knows is given back, in its mode.
+#[test]
+fn o1_a_shared_grant_for_nobody_is_released() {
+    let mut key = Key::new();
+    let (limit, weight) = (4, 2);
+    let mode = Mode::Permits { limit, weight };
+    let owner = Owner { sequence: 99, mode };
+    key.grant(owner, 5);
+    let sent = key.sent();
+    assert_eq!(sent, [Op::Release { owner }]);
+    key.reply(&sent[0], Outcome::Gone { held: true });
+    assert!(key.lines.is_idle());
+}
+
+/// Whoever serves the rest of a queue awaits no answer.
+#[test]
+fn m4_the_answer_to_a_serve_is_nobodys() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a"]);
+    let owner = readers[0].1;
+    key.reply(&Op::Serve { owner }, Outcome::Gone { held: false });
+    key.feed(|lines, cx| lines.op_dropped(cx, &Op::Serve { owner }));
+    assert_eq!(key.sent(), []);
+    key.grant(owner, 6);
+    assert!(key.is_granted("a"));
+}
+
+/// Readers and writers count for one limit.
+#[test]
+fn w1_shared_waiters_fill_the_queue() {
+    let mut key = Key::new();
+    for _ in 0..100 {
+        key.arrive("a", Mode::Shared);
+    }
+    for mode in [Mode::Shared, Mode::Exclusive] {
+        key.arrive("late", mode);
+        let (who, verdict) = key.told.pop().unwrap();
+        assert_eq!(who, "late");
+        assert!(matches!(
+            verdict,
+            Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))
+        ));
+    }
+}
+
+/// Also while the store is away, when none of them has asked it.
+#[test]
+fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {
+    let mut key = Key::new();
+    let error = crate::StoreError::new("the connection is gone");
+    key.arrive("first", Mode::Exclusive);
+    key.feed(|lines, cx| lines.down(cx, &error));
+    for _ in 1..100 {
+        key.arrive("a", Mode::Shared);
+    }
+    assert_eq!(key.told.len(), 0);
+    for mode in [Mode::Shared, Mode::Exclusive] {
+        key.arrive("late", mode);
+        let (_, verdict) = key.told.pop().unwrap();
+        assert!(matches!(
+            verdict,
+            Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))
+        ));
+    }
+}
+
+/// Each attempt that no replica confirms has an owner of its own. Only the last is kept in mind.
+#[test]
+fn o1_a_line_forgets_its_retired_owners() {
+    let mut key = Key::new();
+    key.arrive("a", Mode::Shared);
+    let mut first = None;
+    for _ in 0..20 {
+        let sent = key.sent();
+        for op in sent {
+            let answer = match op {
+                Op::Enter { .. } => {
+                    first.get_or_insert(op.owner());
+                    Err(OpError::Unconfirmed(crate::StoreError::new("no replica")))
+                }
+                _ => Ok(Answer {
+                    at: 1,
+                    outcome: Outcome::Gone { held: true },
+                }),
+            };
+            key.feed(|lines, cx| lines.replied(cx, &op, answer));
+        }
+        key.wait_until(key.now.as_millis() as u64 + 2000);
+    }
+    // A grant for the first of them is for nobody, and is given back.
+    key.sent();
+    key.grant(first.unwrap(), 6);
+    let sent = key.sent();
+    assert!(!key.is_granted("a"));
+    assert!(
+        sent.contains(&Op::Release {
+            owner: first.unwrap()
+        }),
+        "{sent:?}"
+    );
+    assert!(
+        key.lines.known_owners() <= 3,
+        "{}",
+        key.lines.known_owners()
+    );
+}
+
+/// Nothing stays of a line whose caller has left.
+#[test]
+fn o6_lines_are_forgotten() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b"]);
+    for (id, _) in &readers {
+        key.feed(|lines, cx| lines.leave(cx, *id));
+    }
+    key.wait_until(2000);
+    let sent = key.sent();
+    assert_eq!(sent.len(), 2);
+    for op in &sent {
+        assert!(matches!(op, Op::Withdraw { .. }));
+        key.reply(op, Outcome::Gone { held: false });
+    }
+    assert!(key.lines.is_idle());
+    assert_eq!(key.lines.next_timeout(), None);
+}
