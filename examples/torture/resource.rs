@@ -306,19 +306,16 @@ async fn attend(stream: UnixStream, connection: u64, resource: &Mutex<Resource>)
                 let taken = lock(resource).write(connection, key, token, value);
                 (if taken { "written\n" } else { "stale\n" }).to_owned()
             }
-            [what, key, _, ..] => {
+            [what @ ("look" | "leave" | "enter"), key, _, ..] => {
                 let token = number(2)?;
                 let op = match what {
                     "look" => Op::Read { token },
                     "leave" => Op::Leave { token },
-                    _ => {
-                        let (weight, limit) = (number(3)?, number(4)?);
-                        Op::Enter {
-                            token,
-                            weight,
-                            limit,
-                        }
-                    }
+                    _ => Op::Enter {
+                        token,
+                        weight: number(3)?,
+                        limit: number(4)?,
+                    },
                 };
                 let done = lock(resource).share(connection, key, op);
                 match done {

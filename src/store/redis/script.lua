@@ -478,8 +478,8 @@ local function mixed()
       return redis.call('PTTL', op.lock)
     end
     local nth = string.format('%d', count - 1)
-    local is_known = count == 1 and op.served == 0 and op.first_end
-    local last = is_known or redis.call('ZRANGE', op.lock, nth, nth, 'WITHSCORES')[2]
+    local known = count == 1 and op.served == 0 and op.first_end
+    local last = known or redis.call('ZRANGE', op.lock, nth, nth, 'WITHSCORES')[2]
     return math.max(0, math.ceil((last - now) / 1000))
   end
 

@@ -377,8 +377,9 @@ impl<C: Clone> Turnstile<C> {
             acquisition.forget_proof();
             acquisition.ask_at = now;
         } else {
-            // K1: the ttl on its ticket, which the store rounds up.
+            // W6: it came from the queue, so another registry had the key before.
             acquisition.uncontended = 0;
+            // K1: the ttl on its ticket, which the store rounds up.
             let mut ticket = acquisition.ticket;
             ticket.ttl = ticket.ttl.min(grant.ttl);
             self.begin_tenure(cx, grant.epoch, start, ticket);

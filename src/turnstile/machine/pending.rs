@@ -147,8 +147,8 @@ impl<C: Clone> Turnstile<C> {
             .collect()
     }
 
-    /// A renewal that was in flight when its lease ended is answered. The store may have done it until now, so what is to
-    /// remove the key is needed until then.
+    /// The answer to a renewal has come after the end of its lease. The store may have renewed the key as late as now. So a
+    /// release of the key stays pending until `until`, when the key is over in any case.
     pub(super) fn prolong_pending(&mut self, owner: Owner, until: Point) {
         let removals = self.pending.iter_mut().filter(|it| it.settles(owner));
         removals.for_each(|pending| pending.until = pending.until.max(until));
