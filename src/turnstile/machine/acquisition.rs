@@ -377,7 +377,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.forget_proof();
             acquisition.ask_at = now;
         } else {
-            // W6: it came from the queue, so another registry had the key before.
+            // W6: the lock was granted while our ticket waited, so another registry had wanted the key, too.
             acquisition.uncontended = 0;
             // K1: the ttl on its ticket, which the store rounds up.
             let mut ticket = acquisition.ticket;
