@@ -207,6 +207,8 @@ async fn stopped_and_continued() {
         let looks = || servers.iter().all(|server| !server.clients().is_empty());
         wait_until("all are connected", BOUND, looks).await;
     }
+    // A release returns once a majority has confirmed it. What is left on the third would vote against us.
+    nothing_left(&servers, &[&here, &there]).await;
     servers[2].stop();
     let begin = Instant::now();
     let lease = here.obtain("k").lease().await.unwrap();
