@@ -53,7 +53,7 @@ async fn permits_are_on_both_replicas() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_permit_that_one_of_two_replicas_lacks_is_refused_and_released() {
     let flock = Flock::start().await;
-    let locks = flock.registry(2, ms(500)).await;
+    let locks = flock.registry(2, ms(2_000)).await;
     flock.replicas[0].stop();
     let (permit, reader) = (locks.obtain("p").permits(3), locks.obtain("p").shared());
     for lock in [permit, reader] {
