@@ -32,6 +32,8 @@ use std::time::Duration;
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
+#[cfg(feature = "postgres")]
+pub(crate) use self::postgres::{fence_error, is_stale_fence};
 pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};

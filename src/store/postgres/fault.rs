@@ -145,6 +145,17 @@ fn is_lasting(code: &SqlState) -> bool {
     is_setting || is_without_schema(code) || code.code().starts_with("28")
 }
 
+/// Whether a fence has found that its lease is over.
+pub(crate) fn is_stale_fence(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code() == "LS001")
+}
+
+/// Why a fence could not be asked.
+pub(crate) fn fence_error(error: &tokio_postgres::Error) -> StoreError {
+    let told = Fault::refused("the transaction's connection", error);
+    told.into()
+}
+
 /// What our functions say in another isolation level.
 fn isolation() -> SqlState {
     SqlState::from_code("LS002")

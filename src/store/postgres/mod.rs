@@ -22,4 +22,5 @@ mod session;
 mod store;
 mod task;
 
+pub(crate) use self::fault::{fence_error, is_stale_fence};
 pub use self::store::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};

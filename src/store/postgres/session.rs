@@ -96,6 +96,10 @@ impl Session for PostgresSession {
         self.shared.lock().identity.clone()
     }
 
+    fn fence(&self) -> Option<Arc<str>> {
+        Some(self.shared.settings.fence_sql().into())
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let shared = self.shared.clone();
         async move {

@@ -75,6 +75,10 @@ impl Settings {
         let micros = |quiet: Duration| i64::try_from(quiet.as_micros()).unwrap_or(i64::MAX);
         self.quiet.map(micros)
     }
+
+    pub(super) fn fence_sql(&self) -> String {
+        format!("SELECT {}.fence($1, $2, $3)", schema::quote(&self.schema))
+    }
 }
 
 impl PostgresStore {
@@ -150,14 +154,6 @@ impl PostgresStore {
             within: CONNECT_WITHIN,
         };
         hello.set_up(&[]).await.map(drop)
-    }
-
-    /// The call of the fence.
-    pub(crate) fn fence_sql(&self) -> String {
-        format!(
-            "SELECT {}.fence($1, $2, $3)",
-            schema::quote(&self.settings.schema)
-        )
     }
 }
 
