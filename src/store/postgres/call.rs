@@ -233,7 +233,7 @@ impl Call {
             .push(place.and_then(|place| i64::try_from(place).ok()));
     }
 
-    fn arguments(&self) -> [&(dyn ToSql + Sync); 10] {
+    pub(super) fn arguments(&self) -> [&(dyn ToSql + Sync); 10] {
         [
             &self.is_durable,
             &self.line,
@@ -380,7 +380,7 @@ pub(super) async fn inspect(
     read_status(&rows).ok_or_else(garbled)
 }
 
-fn read_status(rows: &[Row]) -> Option<KeyStatus> {
+pub(super) fn read_status(rows: &[Row]) -> Option<KeyStatus> {
     let mut status = KeyStatus::default();
     let (first, rows) = rows.split_first()?;
     status.tickets = first.try_get::<_, i64>(4).ok()?.try_into().ok()?;

@@ -24,3 +24,6 @@ mod task;
 
 pub(crate) use self::fault::{fence_error, is_stale_fence};
 pub use self::store::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
+
+#[cfg(test)]
+mod tests;

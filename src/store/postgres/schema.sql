@@ -398,6 +398,10 @@ BEGIN
     epoch := coalesce(epoch, o.epoch);
     unserved := o.unserved;
     notices := o.notices;
+    IF o.owner IS NULL AND l.waited AND verdict IN ('not old', 'stale') THEN
+        -- It is over, and somebody waits: whoever asks next serves the queue.
+        RETURN;
+    END IF;
     UPDATE lockstream.lock k SET owner = o.owner, epoch = o.epoch, expires_at = o.expires_at,
         waited = o.owner IS NOT NULL AND (k.waited OR score IS NOT NULL)
         WHERE k.key = name;
