@@ -307,7 +307,7 @@ BEGIN
     is_held := coalesce(is_held, false);
 
     IF letter = 'D' THEN
-        IF mode <> '' OR NOT (is_held OR l.owner = more AND l.expires_at > at) THEN
+        IF mode <> '' OR NOT (is_held OR coalesce(l.owner = more AND l.expires_at > at, false)) THEN
             verdict := 'not old';
         ELSIF NOT is_held AND NOT lockstream.may_end_1(name, '') THEN
             verdict := 'again';

@@ -417,10 +417,12 @@ fn the_functions_agree_with_the_model() {
         ("at + 100000;", "at + 30000000;"),
         ("AND t.line = first.line;", "AND t.score = first.score;"),
     ];
-    let sql = patches.iter().fold(schema::SQL.to_owned(), |sql, (ours, theirs)| {
-        assert!(sql.contains(ours), "{ours}");
-        sql.replace(ours, theirs)
-    });
+    let sql = patches
+        .iter()
+        .fold(schema::SQL.to_owned(), |sql, (ours, theirs)| {
+            assert!(sql.contains(ours), "{ours}");
+            sql.replace(ours, theirs)
+        });
     let server = PgServer::start();
     let connect = || Client::connect(&server.url(), NoTls).unwrap();
     let mut others = connect();
