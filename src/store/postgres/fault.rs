@@ -43,7 +43,20 @@ impl Fault {
         if let Some(reason) = rejection(error) {
             return Self::lasting(format!("{told}: {reason}"));
         }
-        let text = format!("{told}: {}", chain(error));
+        let chain = chain(error);
+        let hints = [
+            (
+                "does not support TLS",
+                " (if that is meant, add sslmode=disable to the url)",
+            ),
+            (
+                "startup parameter",
+                " (is a pooler there? The store needs the server's own url, and takes the pooler's by `pooled`)",
+            ),
+        ];
+        let hint = hints.iter().find(|(said, _)| chain.contains(said));
+        let hint = hint.map_or("", |(_, hint)| hint);
+        let text = format!("{told}: {chain}{hint}");
         let is_lasting = error.code().is_some_and(is_lasting);
         Self { text, is_lasting }
     }

@@ -10,7 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
 use super::address::{Endpoint, Heard, Link};
-use super::call::{Names, TYPES};
+use super::call::{Call, Names, TYPES};
 use super::fault::{Fault, is_without_schema};
 use super::schema;
 use super::store::Settings;
@@ -108,12 +108,19 @@ impl Hello<'_> {
     }
 
     async fn prepare(&self, client: &Client, is_pooled: bool) -> Result<Option<Statement>, Fault> {
-        if is_pooled {
-            return Ok(None);
+        let mut prepared = None;
+        if !is_pooled {
+            let preparing = client.prepare_typed(&self.names.ops, &TYPES);
+            let statement = self.in_time(preparing).await?;
+            prepared = Some(statement.map_err(|error| self.refused(&error))?);
         }
-        let preparing = client.prepare_typed(&self.names.ops, &TYPES);
-        let prepared = self.in_time(preparing).await?;
-        prepared.map(Some).map_err(|error| self.refused(&error))
+        // A call without ops: whether we have the right, and the server has the function at hand for the first.
+        let call = Call::new(self.names, false, 0, 0, &[]);
+        let called = self
+            .in_time(call.send(client, self.names, prepared.as_ref()))
+            .await?;
+        called.map_err(|error| self.refused(&error))?;
+        Ok(prepared)
     }
 
     /// Checks that the schema is there and is ours, and takes the line. If the schema is missing, it is made, if we may.

@@ -264,6 +264,8 @@ DECLARE
     asks boolean := letter IN ('A', 'E', 'L');
     winner text := CASE letter WHEN 'Y' THEN more ELSE own END;
     is_held boolean;
+    -- Whether its lease has ended, and a transaction is still fenced by it.
+    is_ending boolean := false;
 BEGIN
     LOOP
         SELECT * INTO l FROM lockstream.lock k WHERE k.key = name FOR NO KEY UPDATE;
@@ -288,6 +290,7 @@ BEGIN
                 o.kind := NULL;
             ELSE
                 -- A transaction is fenced by it.
+                is_ending := o.owner = own AND mode = '';
                 o.expires_at := at + 5000;
             END IF;
         END IF;
@@ -295,8 +298,9 @@ BEGIN
         FOR h IN SELECT owner FROM lockstream.holder WHERE key = name AND expires_at <= at LOOP
             PERFORM lockstream.end_shared_1(name, h.owner);
         END LOOP;
-        SELECT min(kind), coalesce(sum(weight), 0), coalesce(bool_or(owner = own AND expires_at > at), false)
-            INTO o.kind, o.taken, is_held FROM lockstream.holder WHERE key = name;
+        SELECT min(kind), coalesce(sum(weight), 0), coalesce(bool_or(owner = own AND expires_at > at), false),
+            coalesce(bool_or(owner = own AND expires_at <= at), false)
+            INTO o.kind, o.taken, is_held, is_ending FROM lockstream.holder WHERE key = name;
         IF o.kind IS NULL THEN
             o.owner := NULL;
         ELSIF o.is_quiet THEN
@@ -331,7 +335,7 @@ BEGIN
                 DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
             END IF;
             is_held := is_held AND letter <> 'S';
-            verdict := CASE WHEN is_held THEN 'held' ELSE 'not held' END;
+            verdict := CASE WHEN is_held THEN 'held' WHEN is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
             IF is_held AND mode = '' THEN
                 IF lockstream.may_end_1(name, '') THEN
                     o.owner := NULL;

@@ -22,10 +22,13 @@ use crate::store::{LockStore, sealed};
 /// How long [`PostgresStore::connect`] waits for a server.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
+/// What the session needs, whatever the role's settings are.
+const OPTIONS: &str = "-c default_transaction_isolation=read\\ committed -c idle_session_timeout=0";
+
 /// How many connections for calls a registry may have.
 const MOST_LANES: usize = 16;
 
-/// Leases in a PostgreSQL database, from version 13 on.
+/// Leases in a PostgreSQL database, from version 14 on.
 ///
 /// Each registry has one connection, over which it sends calls and hears of grants. It opens at the first use, and closes
 /// after a minute in which the registry sent nothing, held nothing and waited for nothing. Waiting costs no further
@@ -176,9 +179,6 @@ impl LockStore for PostgresStore {
             None => "lockstream".to_owned(),
         };
         settings.endpoint.name(&name);
-        settings
-            .endpoint
-            .option("-c default_transaction_isolation=read\\ committed -c idle_session_timeout=0");
         if let Some(pooled) = &mut settings.pooled {
             pooled.name(&name);
         }
@@ -358,11 +358,8 @@ impl PostgresStoreBuilder {
     ///
     /// If the url or a setting is invalid.
     pub fn connect_lazy(self) -> Result<PostgresStore, StoreError> {
-        #[cfg_attr(
-            not(feature = "tls-rustls"),
-            allow(unused_mut, reason = "certificates are added")
-        )]
         let mut settings = self.settings?;
+        settings.endpoint.option(OPTIONS);
         #[cfg(feature = "tls-rustls")]
         {
             let tls = self.tls?;
