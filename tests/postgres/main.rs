@@ -16,6 +16,7 @@ mod cost;
 mod faults;
 mod fences;
 mod losses;
+mod poolers;
 mod setup;
 
 use std::time::{Duration, Instant};

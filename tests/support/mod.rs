@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 
 pub use cluster::Cluster;
 #[cfg(feature = "postgres")]
-pub use postgres::{PgClient, PgSchema, PgServer, PgServerBuilder};
+pub use postgres::{PgBouncer, PgClient, PgSchema, PgServer, PgServerBuilder};
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};

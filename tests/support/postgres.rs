@@ -612,3 +612,64 @@ fn in_usual_places() -> Vec<PathBuf> {
     found.reverse();
     found
 }
+
+/// PgBouncer in transaction mode before a server.
+#[derive(Debug)]
+pub struct PgBouncer {
+    port: Port,
+    _process: Process,
+    _folder: TempDir,
+}
+
+impl PgBouncer {
+    /// With so many connections to the server.
+    pub fn to(server: &PgServer, connections: usize) -> Self {
+        let program = env::var_os("LOCKSTREAM_PGBOUNCER").map(PathBuf::from);
+        let path = env::var_os("PATH").unwrap_or_default();
+        let usual = [
+            PathBuf::from("/usr/sbin"),
+            PathBuf::from("/opt/homebrew/bin"),
+        ];
+        let mut places = env::split_paths(&path)
+            .chain(usual)
+            .map(|folder| folder.join("pgbouncer"));
+        let program = program.or_else(|| places.find(|place| place.exists()));
+        let program = program.expect(
+            "this test needs PgBouncer: `apt-get install pgbouncer`, `brew install pgbouncer`, run the tests with \
+             `./tests/run`, which sees to it, or name the program in LOCKSTREAM_PGBOUNCER",
+        );
+        let (folder, port) = (temporary_folder(), Port::pick());
+        let config = folder.path().join("pgbouncer.ini");
+        let lines = format!(
+            "[databases]\npostgres = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
+             unix_socket_dir =\nauth_type = any\nmax_client_conn = 200\ndefault_pool_size = {connections}\n\
+             pool_mode = transaction\nserver_fast_close = 1\n",
+            server.port(),
+            port.number()
+        );
+        // `any` takes everybody as the user of the database.
+        let lines = lines.replace("postgres = host", "postgres = user=postgres host");
+        fs::write(&config, lines).expect("the folder is ours");
+        give_away(&config);
+        let words = [program.as_os_str(), config.as_os_str()];
+        let process = Process::spawn(&words, folder.path(), "INT", user());
+        let begin = Instant::now();
+        while std::net::TcpStream::connect(("127.0.0.1", port.number())).is_err() {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "no pooler: {}",
+                process.log.text()
+            );
+            std::thread::sleep(super::LOOK_AGAIN);
+        }
+        Self {
+            port,
+            _process: process,
+            _folder: folder,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        PgServer::url_at(self.port.number())
+    }
+}
