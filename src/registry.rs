@@ -65,16 +65,18 @@ impl LockRegistry {
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub fn connect(url: impl Into<String>) -> Connect {
         let url = url.into();
-        #[cfg(feature = "postgres")]
-        if url.starts_with("postgres") || cfg!(not(feature = "redis")) {
-            let connecting = crate::store::PostgresStore::connect(url);
-            return Operation::new(async move { Ok(Self::with_defaults(connecting.await?)) });
-        }
-        #[cfg(feature = "redis")]
-        {
-            let connecting = crate::store::RedisStore::connect(url);
-            Operation::new(async move { Ok(Self::with_defaults(connecting.await?)) })
-        }
+        Operation::new(async move {
+            #[cfg(all(feature = "postgres", feature = "redis"))]
+            if url.starts_with("postgres") {
+                let store = crate::store::PostgresStore::connect(url).await?;
+                return Ok(Self::with_defaults(store));
+            }
+            #[cfg(feature = "redis")]
+            let store = crate::store::RedisStore::connect(url).await?;
+            #[cfg(not(feature = "redis"))]
+            let store = crate::store::PostgresStore::connect(url).await?;
+            Ok(Self::with_defaults(store))
+        })
     }
 
     fn with_defaults(store: impl LockStore) -> Self {
@@ -364,7 +366,7 @@ fn installed_engine() -> Option<Arc<Engine>> {
 pub struct AlreadyInstalled(());
 
 /// Future of [`LockRegistry::connect`].
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub type Connect = Operation<Result<LockRegistry, crate::StoreError>>;
 
 /// Future of [`LockRegistry::shutdown`].

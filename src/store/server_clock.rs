@@ -20,6 +20,7 @@ impl ServerClock {
     }
 
     /// The last known time of the server.
+    #[cfg(feature = "redis")]
     pub(in crate::store) fn last(&self) -> ServerTime {
         self.told
     }

@@ -55,7 +55,7 @@ fn w6_passes_end_at_local_passes() {
 
 /// A fence does not tell the holders of a tenure apart.
 #[test]
-fn m11_a_tenure_whose_token_was_seen_is_not_passed_on() {
+fn f4_a_tenure_whose_token_was_seen_is_not_passed_on() {
     let mut harness = Harness::with(rules(), true);
     let (a, _) = harness.hold("a", fixed(1000), 5);
     harness.arrive("b", fixed(1000));
@@ -67,7 +67,7 @@ fn m11_a_tenure_whose_token_was_seen_is_not_passed_on() {
 
 /// Nor when its holder's own time is over.
 #[test]
-fn m11_a_fixed_lease_whose_token_was_seen_ends_its_tenure() {
+fn f4_a_fixed_lease_whose_token_was_seen_ends_its_tenure() {
     let mut harness = Harness::with(rules(), true);
     let (a, _) = harness.hold("a", fixed(1000), 5);
     let b = harness.arrive("b", fixed(300));
