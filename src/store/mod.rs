@@ -22,6 +22,9 @@ pub(crate) mod send_window;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod server_clock;
 mod submitted;
+#[cfg(all(test, any(feature = "redis", feature = "postgres")))]
+#[path = "../../tests/support/mod.rs"]
+mod support;
 #[cfg(all(feature = "tls-rustls", any(feature = "redis", feature = "postgres")))]
 mod tls;
 

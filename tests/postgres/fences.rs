@@ -195,7 +195,8 @@ async fn an_older_snapshot_does_not_hide_the_end_of_a_lease() {
 async fn a_fenced_lease_is_renewed() {
     let (server, one, _other) = shop().await;
     let renewal = lockstream::Renewal::watchdog();
-    for lock in [one.obtain("account:1"), one.obtain("account:1").permits(2)] {
+    let locks = [one.obtain("account:1"), one.obtain("account:1").permits(2)];
+    for lock in locks {
         let lease = lock.ttl(ms(300)).renewal(renewal).lease().await.unwrap();
         let mut client = client(&server.url()).await;
         let transaction = client.transaction().await.unwrap();

@@ -90,12 +90,10 @@ impl Link {
                 #[cfg(feature = "tls-rustls")]
                 (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
                     let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
-                    let name = server_name(host).ok_or_else(|| {
-                        (
-                            InvalidClientConfig,
-                            "the host name cannot be in a certificate",
-                        )
-                    })?;
+                    let name = server_name(host).ok_or((
+                        InvalidClientConfig,
+                        "the host name cannot be in a certificate",
+                    ))?;
                     Box::pin(tls.connector().await?.connect(name, stream).await?)
                 }
                 (_, ConnectionAddr::Tcp(host, port)) => {
