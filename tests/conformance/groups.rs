@@ -90,7 +90,12 @@ pub(crate) async fn a_group_gets_all_keys_or_none<W: World>(w: &W) {
         is_held(&there.obtain("b")).await
     })
     .await;
-    waiting(&last_lock(&there), 1).await;
+    // It asks for the last one only while it is polled.
+    eventually("it waits for the last key", async || {
+        let _ = poll_once(&mut waits).await;
+        last_lock(&there).inspect().await.unwrap().waiting == 1
+    })
+    .await;
     last.release().await.unwrap();
     timeout(SOON, waits)
         .await
