@@ -14,6 +14,7 @@ use crate::deployments::wires::Wires;
 use crate::deployments::{Deployment, Leftovers, Servers, StoredLock};
 use crate::judge::holds::{Hold, Holds};
 use crate::judge::recovery::{Struck, recoveries};
+use crate::judge::votes::Votes;
 use crate::judge::waits::Waits;
 use crate::judge::{Child, Span, linear};
 use crate::log::{Line, now};
@@ -27,10 +28,6 @@ pub(crate) const SLOTS: usize = 4;
 
 /// Without faults, after the last: whatever was broken has to work again by the end of it, for every key.
 const CALM: Duration = Duration::from_secs(4);
-
-/// The same for a quorum, which keeps no turns: a group may hold its first key for its whole wait of up to 3 s and get
-/// nothing, and then another group does.
-const CALM_OF_A_QUORUM: Duration = Duration::from_secs(20);
 
 /// How late a wait may end: what the library takes to tell (two unanswered calls), and a busy machine to let it.
 const LATENESS: Duration = Duration::from_millis(2_800);
@@ -77,6 +74,7 @@ struct Run {
     struck: Vec<Struck>,
     /// Since when the same owner is seen at a key.
     seen: Vec<(StoredLock, Instant)>,
+    votes: Votes,
     report: Report,
 }
 
@@ -99,6 +97,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
 
     let mut run = Run {
         wish: wish.clone(),
+        votes: Votes::of(deployment.servers.majority()),
         wires: deployment.wires,
         row: Some(Row::of(deployment.servers)),
         folder,
@@ -166,20 +165,13 @@ impl Run {
     }
 
     fn calm(&mut self) {
-        let longest = match &*self.wish.deployment {
-            "quorum" => CALM_OF_A_QUORUM,
-            _ => CALM,
-        };
-        let (since, begin) = (now(), Instant::now());
-        self.work_until(begin + CALM, &mut |_| {});
+        let since = now();
+        self.votes.begin();
+        self.work_until(Instant::now() + CALM, &mut |_| {});
         for key in KEYS {
-            while !self.holds.taken_since(key, since) {
-                if begin.elapsed() >= longest {
-                    let text = format!("{key}: nobody got it in {longest:?} without faults");
-                    self.report.stuck.push(text);
-                    break;
-                }
-                self.work_until(Instant::now() + LOOK_EVERY, &mut |_| {});
+            if !self.holds.taken_since(key, since) && !self.votes.changed(key) {
+                let text = format!("{key}: nobody got it in {CALM:?} without faults");
+                self.report.stuck.push(text);
             }
         }
     }
@@ -327,6 +319,7 @@ impl Run {
         let Some(locks) = locks else {
             return;
         };
+        self.votes.count(&locks);
         let mut seen = Vec::new();
         for lock in locks {
             // A shared lock ends at a whole millisecond.

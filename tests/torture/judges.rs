@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::mpsc;
 
+use crate::deployments::StoredLock;
 use crate::judge::holds::{Hold, Holds, Verdict};
 use crate::judge::linear::{self, Op, Register, Ret, Step, Window};
 use crate::judge::recovery::{Struck, recoveries};
 use crate::judge::reigns::{Cause, Loss, Reigns};
+use crate::judge::votes::Votes;
 use crate::judge::waits::Waits;
 use crate::judge::{Child, Mode, Span};
 use crate::plan::Kind;
@@ -869,4 +871,41 @@ fn every_line_of_a_log_can_be_read_again() {
     let what = "panic: two / lines".to_owned();
     assert_eq!(wrong, Some(Line::Wrong { what }));
     assert_eq!(Line::parse("taken 1 any-0"), None);
+}
+
+/// Each entry: on which server who has the key.
+fn stored(owners: &[(usize, &str)]) -> Vec<StoredLock> {
+    let lock = |(server, owner): &(usize, &str)| StoredLock {
+        key: format!("server {server}: torture:any-0"),
+        owner: (*owner).to_owned(),
+        left: None,
+    };
+    owners.iter().map(lock).collect()
+}
+
+/// Else a key that a dead owner keeps, or for which votes are split for ever, would pass for one that is had.
+#[test]
+fn a_key_is_had_only_by_a_majority_and_by_more_than_one_owner() {
+    let mut votes = Votes::of(Some(3));
+    let of_all = stored(&[(0, "a:1"), (1, "a:1"), (2, "a:1")]);
+    votes.count(&of_all);
+    votes.count(&of_all);
+    assert!(!votes.changed("any-0"), "it may have had it before");
+    votes.count(&stored(&[
+        (0, "b:2"),
+        (1, "b:2"),
+        (2, "c:3"),
+        (3, "c:3"),
+        (4, "d:4"),
+    ]));
+    assert!(!votes.changed("any-0"), "nobody has a majority");
+    votes.count(&stored(&[(0, "b:2"), (1, "b:2"), (2, "c:3"), (4, "b:2")]));
+    assert!(votes.changed("any-0") && !votes.changed("any-1"));
+    votes.begin();
+    assert!(!votes.changed("any-0"), "counted anew");
+
+    let mut votes = Votes::of(None);
+    votes.count(&stored(&[(0, "a:1")]));
+    votes.count(&stored(&[(0, "b:2")]));
+    assert!(!votes.changed("any-0"), "of one server the leases tell");
 }

@@ -68,6 +68,11 @@ pub(crate) trait Servers: Send {
 
     /// Which of them gave leases when: what they were made to forget, and nothing else, explains two at a time.
     fn reigns(&self) -> Reigns;
+
+    /// How many of them give a lock together, if one alone cannot.
+    fn majority(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A lock as it lies in a store.
@@ -77,6 +82,14 @@ pub(crate) struct StoredLock {
     pub(crate) owner: String,
     /// `None`: it never runs out.
     pub(crate) left: Option<Duration>,
+}
+
+impl StoredLock {
+    /// The key as callers name it.
+    pub(crate) fn name(&self) -> &str {
+        let (_, name) = self.key.rsplit_once(':').unwrap_or(("", &self.key));
+        name
+    }
 }
 
 /// What nobody should find there when all have gone.

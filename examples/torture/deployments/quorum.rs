@@ -98,4 +98,8 @@ impl Servers for Quorum {
     fn reigns(&self) -> Reigns {
         self.reigns.clone()
     }
+
+    fn majority(&self) -> Option<usize> {
+        Some(MAJORITY)
+    }
 }

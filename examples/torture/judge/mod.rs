@@ -6,12 +6,14 @@
 //! | `reigns.rs` | which server gave out leases when, and out of which memory? |
 //! | `waits.rs` | did every wait end in its time? |
 //! | `linear.rs` | was the resource ever anything else than one register that adds up, with so many inside? |
+//! | `votes.rs` | who had a key, by what a majority of servers says? |
 //! | `recovery.rs` | how long after a fault was there the next lease? |
 
 pub(crate) mod holds;
 pub(crate) mod linear;
 pub(crate) mod recovery;
 pub(crate) mod reigns;
+pub(crate) mod votes;
 pub(crate) mod waits;
 
 /// A child: which of them, and which in its place.
