@@ -19,7 +19,7 @@ fn kept(lock: Lock, ttl: u64) -> Lock {
 
 /// Whichever way the work ends, the key stays until the ttl is over, and nobody has to wait for that but who wants it.
 pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
     for way in 0..6 {
@@ -193,7 +193,7 @@ pub(crate) async fn a_shutdown_leaves_what_is_to_stay<W: World>(w: &W) {
 }
 
 pub(crate) async fn a_lease_is_extended<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(500));
     let lease = lock.lease().await.unwrap();
@@ -271,7 +271,7 @@ pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
 
 /// Another process goes on with it: under a greater token, and with the ttl of its own registry.
 pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let here = w.registry().await;
     let there = w.builder().await.ttl(ms(900)).build().unwrap();
     let lease = here.obtain("k").ttl(ms(1500)).lease().await.unwrap();

@@ -227,7 +227,7 @@ async fn any_turn<W: World>(
 /// Shared, extended, detached, adopted, kept, led, passed and dropped, in three processes of which one lets few wait and
 /// one is shut down under way: nobody meets another, and what was told is in order and complete (`watch.rs`).
 pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(W::BRIEF);
     w.set_latency(ms(1));
     let small = w.builder().await.max_waiters(3).build().unwrap();
     let [one, ends] = w.registries().await;

@@ -58,7 +58,7 @@ pub(crate) async fn a_free_lead_is_had_at_once<W: World>(w: &W) {
 }
 
 pub(crate) async fn a_follower_leads_when_the_leader_leaves<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let before = seat(&here).renewal(Renewal::watchdog()).lease().await;
     let before = before.unwrap();

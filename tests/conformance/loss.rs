@@ -17,7 +17,7 @@ fn usable(ttl: u64) -> std::time::Duration {
 }
 
 pub(crate) async fn lost_work_is_dropped_at_once<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(500));
     let guard = Arc::new(());

@@ -249,7 +249,7 @@ pub(crate) async fn a_slow_store_serves_a_short_wait<W: World>(w: &W) {
 
 /// A lease that is valid stays so without its store.
 pub(crate) async fn an_outage_is_no_loss<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(1000));
     let begin = Instant::now();

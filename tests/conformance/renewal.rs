@@ -9,7 +9,7 @@ use crate::assert_err;
 use crate::world::{World, assert_took, free, idle, is_held, ms};
 
 pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours<W: World>(w: &W) {
-    w.leases_are_brief();
+    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(500)).renewal(Renewal::watchdog());
     let lease = lock.lease().await.unwrap();

@@ -1,6 +1,6 @@
 //! A server of the case's own with a replica that must have what is acquired.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockstream::store::{RedisStore, RedisStoreBuilder};
@@ -14,16 +14,13 @@ use crate::world::{BOUND, World, ms};
 pub(crate) struct OnReplicas {
     inner: Redis,
     _replica: RedisServer,
-    leases_are_brief: AtomicBool,
+    /// How long a replica may take, in milliseconds.
+    within: AtomicU64,
 }
 
 impl OnReplicas {
     fn store(&self) -> RedisStoreBuilder {
-        // Less than a lease lasts, and else so long that the replica comes to its turn on a busy machine as well.
-        let within = match self.leases_are_brief.load(Ordering::Relaxed) {
-            true => ms(250),
-            false => ms(1_200),
-        };
+        let within = ms(self.within.load(Ordering::Relaxed));
         RedisStore::builder(self.inner.url()).min_replicas(1, within)
     }
 }
@@ -31,7 +28,7 @@ impl OnReplicas {
 impl World for OnReplicas {
     /// Another server has to come to its turn for each lock.
     const LATE: Duration = ms(1_000);
-    const BRIEF: Duration = ms(300);
+    const BRIEF: Duration = ms(1_440);
     const PAUSED: bool = Redis::PAUSED;
 
     fn new() -> Self {
@@ -50,12 +47,15 @@ impl World for OnReplicas {
         Self {
             inner,
             _replica: replica,
-            leases_are_brief: AtomicBool::new(false),
+            within: AtomicU64::new(1_200),
         }
     }
 
-    fn leases_are_brief(&self) {
-        self.leases_are_brief.store(true, Ordering::Relaxed);
+    fn leases_last(&self, shortest: Duration) {
+        // Less than a lease lasts, and else so long that the replica comes to its turn on a busy machine as well.
+        let within = shortest * 5 / 6;
+        self.within
+            .store(within.as_millis() as u64, Ordering::Relaxed);
     }
 
     fn watch(&self) -> &Watch {

@@ -23,8 +23,9 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// An empty store that nobody uses yet. Needs no runtime.
     fn new() -> Self;
 
-    /// Some leases of the case last for less than 1.2 s, so that nobody is to be given that long before they begin.
-    fn leases_are_brief(&self) {}
+    /// Some leases of the case last for so long, and none for less. Without this they last for more than 1.2 s, and nobody
+    /// is given longer than that before they begin.
+    fn leases_last(&self, _shortest: Duration) {}
 
     /// Sees what happens in every registry of the case.
     fn watch(&self) -> &Watch;
