@@ -1,11 +1,14 @@
 //! What of a lease whose runtime, process or holder is gone.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::future::join_all;
+use futures::poll;
 use lockstream::{Lease, LockError, Renewal};
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
@@ -154,11 +157,12 @@ async fn a_stopped_process_learns_of_its_loss_before_its_work_goes_on() {
     let ttl = ms(900);
     let here = registry(&server.url(), ttl).await;
     let url = server.url();
-    let mut holder = Worker::spawn("worker", "ticker", &[("URL", &url)]);
+    let mut holder = Worker::spawn("worker", "stopper", &[("URL", &url)]);
     let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
     // Renewed for two ttls.
     assert!(!here.obtain("k").acquire_within(2 * ttl).await.unwrap());
-    holder.sigstop();
+    holder.tell("stop");
+    holder.until_stopped();
     let lease = timeout(ttl + LATE, here.obtain("k").lease()).await;
     let lease = lease.expect("within its ttl").unwrap();
     assert!(lease.token().get() > token);
@@ -181,7 +185,7 @@ async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
     let server = RedisServer::start();
     let here = registry(&server.url(), ms(900)).await;
     let url = server.url();
-    let holder = Worker::spawn("worker", "ticker", &[("URL", &url)]);
+    let holder = Worker::spawn("worker", "stopper", &[("URL", &url)]);
     holder.expect_line("holds ", BOUND).await;
     for _ in 0..3 {
         // Just renewed, and it has heard of that: what is not confirmed does not count.
@@ -200,24 +204,28 @@ async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
     assert!(holder.said().is_empty());
 }
 
-/// Works under the lock in small steps, and tells whether a step came after a stop.
-pub(crate) async fn tick(mut role: Role) {
-    /// Longer than that between two polls, and the process was stopped between them; no other pause is as long.
-    const STOPPED: Duration = ms(800);
-    assert_eq!(role.name(), "ticker");
+/// Works under the lock. Told to stop, it stops its own process in the midst of a step, and tells whether its work was
+/// polled again after that.
+///
+/// A signal from outside might come between the look at the deadline and the poll that follows it: such a step is late,
+/// and no lock can tell.
+pub(crate) async fn work_and_stop(mut role: Role) {
+    assert_eq!(role.name(), "stopper");
     let locks = registry(&role.env("URL"), ms(900)).await;
     let late = Arc::new(AtomicBool::new(false));
-    let (seen, voice) = (late.clone(), &role);
+    let (seen, orders) = (late.clone(), &mut role);
     let work = locks.obtain("k").with_lease(async move |lease| {
-        voice.say(format!("holds {}", lease.token()));
-        let mut last = Instant::now();
-        loop {
-            if last.elapsed() > STOPPED {
-                seen.store(true, Ordering::SeqCst);
-            }
-            last = Instant::now();
-            sleep(ms(5)).await;
-        }
+        orders.say(format!("holds {}", lease.token()));
+        assert_eq!(orders.hear().await, "stop");
+        // The work's own timer is due as well when the process goes on.
+        let mut next_step = pin!(sleep(ms(5)));
+        assert!(poll!(&mut next_step).is_pending());
+        kill_process(getpid(), Signal::STOP).unwrap();
+        // The signal reaches this thread meanwhile.
+        std::thread::sleep(ms(50));
+        next_step.await;
+        seen.store(true, Ordering::SeqCst);
+        std::future::pending::<()>().await;
     });
     let told: Result<(), _> = work.await;
     let told = match told {

@@ -95,6 +95,6 @@ pub(crate) fn assert_took(begin: Instant, expected: Duration) {
 #[tokio::test]
 async fn worker() {
     if let Some(role) = support::Role::of_this_process() {
-        ends::tick(role).await;
+        ends::work_and_stop(role).await;
     }
 }

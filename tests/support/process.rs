@@ -133,6 +133,11 @@ impl Worker {
     /// Returns when the process has stopped.
     pub fn sigstop(&self) {
         self.signal(Signal::STOP);
+        self.until_stopped();
+    }
+
+    /// Returns when the process has stopped, whoever sent the signal.
+    pub fn until_stopped(&self) {
         wait_until_stopped(Pid::from_child(&self.child));
     }
 
