@@ -20,6 +20,7 @@ pub mod fairness {}
 pub mod from_other_libraries {}
 
 /// [operations.md]: crate::docs::operations
+/// [postgres.md]: crate::docs::postgres
 ///
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
@@ -41,6 +42,11 @@ pub mod guide {}
 
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
+
+// Its snippet needs this feature.
+#[cfg(any(not(doctest), feature = "postgres"))]
+#[doc = include_str!("../docs/postgres.md")]
+pub mod postgres {}
 
 /// [guarantees.md]: crate::docs::guarantees
 ///

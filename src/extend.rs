@@ -33,7 +33,7 @@ async fn extend_one(engine: &Engine, view: &LeaseView, ttl: Duration) -> Result<
     let key = || caller.key().clone();
     // Also for a lease that its holder has ended.
     let over = || {
-        let (key, token) = (key(), view.token());
+        let (key, token) = (key(), view.told_token());
         view.loss().unwrap_or(LockError::Lost { key, token })
     };
     if !TTL.contains(&ttl) {

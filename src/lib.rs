@@ -69,8 +69,9 @@
 //! | feature | default | brings |
 //! |---|---|---|
 //! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
+//! | `postgres` | | `store::PostgresStore`, `LeaseView::fence`: transactions that commit only while a lease holds |
 //! | `backoff` | | `Repeat::backoff`; the `backoff` crate is unmaintained (RUSTSEC-2025-0012) |
-//! | `tls-rustls` | | `rediss://`, and certificates by `RedisStore::builder` |
+//! | `tls-rustls` | | `rediss://`, PostgreSQL over TLS, and certificates by the builders of their stores |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
 //! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client` |

@@ -42,7 +42,7 @@ impl Drop for LeaseSlot {
             log!(
                 warn,
                 key = lease.key(),
-                token = lease.token().get(),
+                token = lease.view().told_token().get(),
                 "last handle of a held lock dropped, releasing the lock"
             );
             lease.dropped_while_held();

@@ -55,17 +55,28 @@ impl LockRegistry {
     /// Connects to a Redis or Valkey server: `redis://[[user:]password@]host[:port][/db]`,
     /// `rediss://…` (feature `tls-rustls`), or `unix:///path?db=&user=&pass=`; to a cluster,
     /// `redis+cluster://host:port,host:port/` (feature `cluster`), or behind sentinels,
-    /// `redis+sentinel://host,host/service` (feature `sentinel`).
+    /// `redis+sentinel://host,host/service` (feature `sentinel`). Or to a PostgreSQL database:
+    /// `postgres://[user[:password]@]host[:port][/database]` (feature `postgres`).
     ///
     /// # Errors
     ///
     /// [`StoreError`](crate::StoreError) if the url is invalid, or the server cannot be reached within 5 s. If the
-    /// service may start before its server, use
-    /// [`RedisStore::connect_lazy`](crate::store::RedisStore::connect_lazy).
-    #[cfg(feature = "redis")]
+    /// service may start before its server, use `connect_lazy` of the store.
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub fn connect(url: impl Into<String>) -> Connect {
-        let connecting = crate::store::RedisStore::connect(url);
-        Operation::new(async move { Ok(Self::with_defaults(connecting.await?)) })
+        let url = url.into();
+        Operation::new(async move {
+            #[cfg(all(feature = "postgres", feature = "redis"))]
+            if url.starts_with("postgres") {
+                let store = crate::store::PostgresStore::connect(url).await?;
+                return Ok(Self::with_defaults(store));
+            }
+            #[cfg(feature = "redis")]
+            let store = crate::store::RedisStore::connect(url).await?;
+            #[cfg(not(feature = "redis"))]
+            let store = crate::store::PostgresStore::connect(url).await?;
+            Ok(Self::with_defaults(store))
+        })
     }
 
     fn with_defaults(store: impl LockStore) -> Self {
@@ -355,7 +366,7 @@ fn installed_engine() -> Option<Arc<Engine>> {
 pub struct AlreadyInstalled(());
 
 /// Future of [`LockRegistry::connect`].
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub type Connect = Operation<Result<LockRegistry, crate::StoreError>>;
 
 /// Future of [`LockRegistry::shutdown`].

@@ -135,6 +135,8 @@ impl Role {
                 resource: resource.clone(),
                 dice: Dice::of(self.seed, next),
                 shares: shares(&self.urls),
+                #[cfg(feature = "postgres")]
+                table: crate::deployments::postgres::plain_url(&self.urls[0]).map(Into::into),
             }
         };
         let mut callers = JoinSet::new();

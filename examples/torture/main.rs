@@ -14,7 +14,7 @@
 //! | `callers.rs` | what do the callers do meanwhile? |
 //! | `child.rs` | how is a child a process of its own? |
 //! | `log.rs` | what does it write down? |
-//! | `resource.rs` | what do the callers write to, and what does it refuse? |
+//! | `resource.rs`, `table.rs` | what do the callers write to, and what does it refuse? |
 //! | `deployments/` | which servers are there, what can befall them, and what do they promise? |
 //! | `run.rs`, `children.rs`, `row.rs` | how do they all come together? |
 //! | `judge/` | what was seen that must not be? |
@@ -34,6 +34,8 @@ mod row;
 mod run;
 #[path = "../../tests/support/mod.rs"]
 mod support;
+#[cfg(feature = "postgres")]
+mod table;
 
 use std::fmt::Display;
 use std::io::Write;

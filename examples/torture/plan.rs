@@ -62,6 +62,16 @@ pub(crate) enum Kind {
     SentinelStop,
     /// A sentinel is killed, or two are, and starts again.
     SentinelKill,
+    /// Every server process of a client is ended.
+    BackendsEnd,
+    /// One process of the server dies, and the server ends all others and recovers.
+    BackendCrash,
+    /// A transaction has locked the tables.
+    TablesLocked,
+    /// The tables are emptied: what was held is forgotten.
+    Truncate,
+    /// Rows that are not used are deleted at once.
+    Sweep,
 }
 
 impl Kind {
@@ -108,8 +118,25 @@ impl Kind {
         Self::SlotMove,
     ];
 
+    /// And what a PostgreSQL server, besides what befalls children and their connections.
+    pub(crate) const IN_POSTGRES: [Self; 7] = [
+        Self::BackendsEnd,
+        Self::BackendCrash,
+        Self::TablesLocked,
+        Self::Truncate,
+        Self::Sweep,
+        Self::RestartKept,
+        Self::ServerStop,
+    ];
+
     /// What can befall a deployment. What is in this list, and in which order, makes the plan of a seed.
     pub(crate) fn of(deployment: &str) -> Vec<Self> {
+        if deployment.starts_with("postgres") {
+            let of_children = Self::EVERYWHERE
+                .into_iter()
+                .filter(|kind| kind.is_of_a_child());
+            return of_children.chain(Self::IN_POSTGRES).collect();
+        }
         let more: &[Self] = match deployment {
             "sentinel" => &Self::UNDER_SENTINELS,
             "quorum" => &Self::IN_A_QUORUM,
@@ -148,6 +175,11 @@ impl Kind {
             Self::SlotMove => "slot moved",
             Self::SentinelStop => "sentinels silent",
             Self::SentinelKill => "sentinels killed",
+            Self::BackendsEnd => "backends terminated",
+            Self::BackendCrash => "backend crashed",
+            Self::TablesLocked => "tables locked",
+            Self::Truncate => "TRUNCATE",
+            Self::Sweep => "swept",
         }
     }
 
@@ -177,7 +209,10 @@ impl Kind {
             Self::FailOver | Self::PrimaryKill | Self::PrimaryStop => (1_500, 2_500),
             Self::MajorityStop => (50, 1_500),
             Self::MajorityKill => (0, 500),
-            Self::SlotMove => (50, 1_000),
+            Self::SlotMove | Self::TablesLocked => (50, 1_000),
+            Self::BackendsEnd | Self::Truncate | Self::Sweep => (0, 0),
+            // It is over when the server is back.
+            Self::BackendCrash => (0, 500),
             Self::SentinelStop | Self::SentinelKill => (50, 2_500),
         };
         dice.between(low, high)

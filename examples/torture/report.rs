@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::deployments::Leftovers;
+use crate::deployments::{Leftovers, TableVerdict};
 use crate::judge::recovery::Recovery;
 use crate::judge::waits::Waits;
 use crate::judge::{holds, linear};
@@ -36,6 +36,7 @@ pub(crate) struct Report {
     pub(crate) late_refused: u64,
     pub(crate) stuck: Vec<String>,
     pub(crate) tasks_left: u64,
+    pub(crate) table: TableVerdict,
     pub(crate) leftovers: Leftovers,
     /// Errors that nobody should get, panics, children that do not end.
     pub(crate) wrong: Vec<String>,
@@ -61,6 +62,7 @@ impl Report {
             ("queue entries left behind", left.queue_entries.clone()),
             ("subscriptions left behind", left.subscriptions.clone()),
             ("connections left behind", left.connections.clone()),
+            ("updates lost from the table", self.table.breaches.clone()),
             ("waiters forgotten", self.waits.forgotten.clone()),
             ("tasks left", tasks),
             ("no recovery", self.without_recovery()),
@@ -122,6 +124,7 @@ impl fmt::Display for Report {
             self.late_writes, self.late_refused
         );
         row(f, "writes made late on purpose", &late)?;
+        row(f, "fenced updates of the table", &self.table.updates)?;
         let misplaced = &self.leftovers.misplaced;
         row(f, "keys that a slot left behind", &misplaced.len())?;
         for text in misplaced.iter().take(TOLD) {

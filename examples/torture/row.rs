@@ -111,5 +111,13 @@ impl Row {
 
 /// Whether the parent cannot look into a server meanwhile.
 fn is_silencing(kind: Kind) -> bool {
-    !matches!(kind, Kind::ClientKill | Kind::ScriptFlush | Kind::FlushAll)
+    !matches!(
+        kind,
+        Kind::ClientKill
+            | Kind::ScriptFlush
+            | Kind::FlushAll
+            | Kind::BackendsEnd
+            | Kind::Truncate
+            | Kind::Sweep
+    )
 }

@@ -382,6 +382,7 @@ impl Run {
             }
             std::thread::sleep(STEP);
         };
+        self.report.table = servers.table();
         servers
     }
 

@@ -53,6 +53,8 @@ pub(crate) struct Engine {
 pub(crate) struct ViewContext {
     pub(crate) clock: Arc<Clock>,
     pub(crate) engine: Weak<Engine>,
+    /// The statement that fences a transaction by a lease, on a store that can.
+    pub(crate) fence: Option<Arc<str>>,
 }
 
 /// A caller's request for a lease.
@@ -96,6 +98,7 @@ impl Engine {
                 view_context: Arc::new(ViewContext {
                     clock,
                     engine: me.clone(),
+                    fence: session.fence(),
                 }),
                 state: Mutex::new(State {
                     entries: HashMap::new(),
@@ -302,6 +305,13 @@ impl Engine {
     pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32) {
         if let Some(id) = caller.id() {
             self.feed(caller.key(), |lines, cx| lines.restart(cx, id, renewals));
+        }
+    }
+
+    /// The holder has seen its token, on a store that fences by it.
+    pub(crate) fn forbid_passes(&self, caller: &WaiterState) {
+        if let Some(id) = caller.id() {
+            self.feed(caller.key(), |lines, cx| lines.seal(cx, id));
         }
     }
 

@@ -1,7 +1,7 @@
 mod verdicts;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -30,6 +30,8 @@ pub(crate) struct WaiterState {
     id: AtomicU64,
     /// How many share its lease. The last one to leave releases it.
     shares: AtomicU32,
+    /// Whether its holder has seen the token.
+    is_token_seen: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -64,6 +66,7 @@ impl WaiterState {
             mode,
             behind,
             id: AtomicU64::new(0),
+            is_token_seen: AtomicBool::new(false),
             shares: AtomicU32::new(1),
             state: Mutex::new(State {
                 phase: Phase::Waiting,
@@ -310,6 +313,11 @@ impl WaiterState {
         state.since = now.saturating_sub(state.since);
         state.end_mode = end_mode;
         true
+    }
+
+    /// Its holder sees the token. Returns whether that is the first time.
+    pub(crate) fn see_token(&self) -> bool {
+        !self.is_token_seen.swap(true, Ordering::Relaxed)
     }
 
     /// One of several holders detached the lease. For the others it is lost.

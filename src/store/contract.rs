@@ -387,6 +387,12 @@ pub trait Session: Send + Sync {
         None
     }
 
+    /// The SQL that fences a transaction by a lease: its arguments are the key, the token and the prefix. `None` if
+    /// the store has no transactions.
+    fn fence(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// Reads the state of a lock without changing it.
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>>;
 }

@@ -4,23 +4,39 @@
 //! |---|---|
 //! | [`MemoryStore`] | one process, and tests: several registries on one store behave as several processes |
 //! | [`RedisStore`] | processes that share a server, its replicas behind sentinels, or a cluster |
+//! | `PostgresStore` | processes that share a PostgreSQL database; its transactions can be fenced |
 //! | [`QuorumStore`] | processes that share several servers, some of which may be down |
 
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod backoff;
 pub(crate) mod contract;
 pub(crate) mod memory;
 mod notifier;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
-#[cfg(any(feature = "redis", test))]
+#[cfg(any(feature = "redis", feature = "postgres", test))]
 pub(crate) mod send_window;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod server_clock;
 mod submitted;
+#[cfg(all(test, any(feature = "redis", feature = "postgres")))]
+#[path = "../../tests/support/mod.rs"]
+mod support;
+#[cfg(all(feature = "tls-rustls", any(feature = "redis", feature = "postgres")))]
+mod tls;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
+#[cfg(feature = "postgres")]
+pub(crate) use self::postgres::{fence_error, is_stale_fence};
 pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};

@@ -50,6 +50,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    #[cfg(any(feature = "redis", test))]
     pub(crate) const USUAL: Self = Self {
         requests: 64,
         calls: 256,
@@ -191,6 +192,7 @@ impl<R: Sendable> SendWindow<R> {
     }
 
     /// Whether a request waits to be sent.
+    #[cfg(any(feature = "redis", test))]
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

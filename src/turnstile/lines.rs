@@ -182,6 +182,10 @@ impl<C: Clone> Lines<C> {
         self.feed(cx, id, |turnstile, cx| turnstile.restart(cx, id, renewals));
     }
 
+    pub(crate) fn seal(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
+        self.feed(cx, id, |turnstile, _| turnstile.seal(id));
+    }
+
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
         let shared = self.shared.as_ref();
         let line = shared.and_then(|shared| shared.lines.get(&id));

@@ -346,6 +346,15 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
+    /// The holder has seen its token, on a store that fences by it: the tenure is not passed on.
+    pub(crate) fn seal(&mut self, id: WaiterId) {
+        if let KeyState::Held(tenure) = &mut self.state
+            && tenure.is_extendable_by(id)
+        {
+            tenure.seal();
+        }
+    }
+
     /// Extends a lease to at least `ttl` from now. Returns the new deadline if the lease is held. The store is asked
     /// until it confirms, or the lease is over.
     pub(crate) fn extend(

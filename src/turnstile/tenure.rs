@@ -48,6 +48,8 @@ pub(super) struct Tenure<C> {
     began: Point,
     /// How many leases it has had.
     turns: u32,
+    /// Whether it must not be passed on to a waiter here.
+    is_sealed: bool,
     /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
     /// at once, nobody else waited.
     uncontended: u8,
@@ -174,8 +176,15 @@ impl<C: Clone> Tenure<C> {
             epoch,
             began: now,
             turns: 0,
+            is_sealed: false,
             uncontended,
         }
+    }
+
+    /// This tenure is not passed on: its holder may have fenced a transaction, and a fence does not tell our waiters
+    /// apart.
+    pub(super) fn seal(&mut self) {
+        self.is_sealed = true;
     }
 
     pub(super) fn owner(&self) -> Owner {
@@ -200,6 +209,9 @@ impl<C: Clone> Tenure<C> {
         if self.turns == 0 {
             let (ttl, is_kept) = (self.ttl, self.is_kept);
             return TicketTtl { ttl, is_kept }.serves(next.ticket_ttl());
+        }
+        if self.is_sealed {
+            return false;
         }
         if self.is_kept || !next.keep_for.is_zero() {
             // A pass brings less than the time for which the key is to stay, or more.

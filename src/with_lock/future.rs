@@ -12,7 +12,7 @@ pub use crate::leadership::{Lead, Resign};
 pub use crate::lease::{LeaseRelease, Lost};
 pub use crate::manual::{Acquire, Release};
 pub use crate::operation::Operation;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub use crate::registry::Connect;
 pub use crate::registry::{Drain, Shutdown};
 #[cfg(feature = "redis")]

@@ -81,7 +81,7 @@ impl Scope {
         let lost = Some(lease.lost());
         let mode = lease.caller().mode();
         let mode = (mode != Mode::Exclusive).then(|| tracing::field::display(mode));
-        let (key, token) = (lease.key(), lease.token().get());
+        let (key, token) = (lease.key(), view.told_token().get());
         let span = tracing::info_span!("lock", key, token, mode);
         self.state = State::Holding { lease, lost, span };
         Poll::Ready(Ok(view))

@@ -143,7 +143,6 @@ pub(crate) async fn passes_are_told<W: World>(w: &W) {
     for next in &mut next {
         assert!(poll_once(next).await.is_none());
     }
-    let token = first.token();
     first.release().await.unwrap();
     for next in next {
         next.await.unwrap().release().await.unwrap();
@@ -151,12 +150,15 @@ pub(crate) async fn passes_are_told<W: World>(w: &W) {
     let told = told_so_far(&mut events).await;
     let expected = "waiting waiting released passed acquired released passed acquired released";
     assert_names(&told, &expected.split(' ').collect::<Vec<_>>());
+    // Not from the leases: where a token may fence, one that was seen is not passed on.
     let tokens: Vec<_> = told[2..]
         .iter()
         .filter_map(LockEvent::token)
         .map(u64::from)
         .collect();
-    let later = [0, 1, 1, 1, 2, 2, 2].map(|passes| token.get() + passes);
+    let first = tokens[0];
+    assert_eq!(first % 64, 0);
+    let later = [0, 1, 1, 1, 2, 2, 2].map(|passes| first + passes);
     assert_eq!(tokens, later);
 }
 

@@ -1,5 +1,5 @@
 //! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
-//! time; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, on a
+//! time, and on a PostgreSQL server; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, on a
 //! cluster, and as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
 //!
 //! | file | question it answers |
@@ -41,6 +41,8 @@ mod loss;
 mod memory;
 mod modes;
 mod outage;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]
@@ -53,7 +55,7 @@ mod scenarios;
 mod shutdown;
 mod streams;
 mod suite;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 #[path = "../support/mod.rs"]
 mod support;
 mod turns;

@@ -59,6 +59,17 @@ macro_rules! suite {
             })*
         }
 
+        /// On a PostgreSQL server.
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $(mod $module {
+                use $crate::postgres::Postgres;
+                $($crate::case! {
+                    $kind Postgres, $module, $case, (flavor = "multi_thread", worker_threads = 2)
+                })*
+            })*
+        }
+
         #[cfg(feature = "redis")]
         $crate::core! { on_valkey, OnValkey, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
@@ -81,9 +92,13 @@ macro_rules! suite {
         fn no_case_is_missing() {
             const CASES: &[&str] = &[$($(concat!(stringify!($module), "::", stringify!($case))),*),*];
             assert_eq!(CASES.len(), $crate::CASES);
-            let stores = if cfg!(feature = "redis") { 2 } else { 1 };
+            let stores = [
+                ("on_memory", true),
+                ("on_redis", cfg!(feature = "redis")),
+                ("on_postgres", cfg!(feature = "postgres")),
+            ];
             let tests = $crate::suite::tests_of_this_binary();
-            for store in ["on_memory", "on_redis"].into_iter().take(stores) {
+            for (store, _) in stores.into_iter().filter(|(_, is_tested)| *is_tested) {
                 for case in CASES {
                     let test = format!("{store}::{case}: test");
                     assert!(tests.contains(&test), "no test {test}");

@@ -1,5 +1,6 @@
 //! The server's process: run, and never left behind.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -9,21 +10,24 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
-/// Runs the server `$1` with the configuration `$2`, says its pid, and ends it when told so or when the test process is
-/// gone: the kernel closes the pipe then, also after a SIGKILL. In the latter case nobody else removes the folder `$3`.
+/// Runs the server of the words from `$3` on, says its pid, and ends it by the signal `$1` when told so or when the test
+/// process is gone: the kernel closes the pipe then, also after a SIGKILL. In the latter case nobody else removes the
+/// folder `$2`.
 ///
 /// The pid goes to standard error, because the server may be faster with its own first line on standard output.
 /// The shell keeps the dead server as its child until it is told to end, so the pid cannot become another process's.
 const KEEPER: &str = r#"
 trap '' HUP INT QUIT TERM
-"$1" "$2" </dev/null 2>&1 &
+end=$1 folder=$2
+shift 2
+"$@" </dev/null 2>&1 &
 server=$!
 echo "$server" >&2
 exec >/dev/null 2>&1
 read -r parting || parting=
-kill -9 "$server"
+kill "-$end" "$server"
 wait "$server"
-[ -n "$parting" ] || /bin/rm -rf "$3"
+[ -n "$parting" ] || /bin/rm -rf "$folder"
 "#;
 
 /// A running server and the shell that ends it.
@@ -36,10 +40,21 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn spawn(program: &Path, config: &Path, folder: &Path) -> Self {
-        let mut keeper = Command::new("/bin/sh")
-            .args(["-c", KEEPER, "keeper"])
-            .args([program, config, folder])
+    /// `end`: the name of the signal that ends it. `user`: whom it runs as, if not as we do.
+    pub(super) fn spawn(
+        server: &[&OsStr],
+        folder: &Path,
+        end: &str,
+        user: Option<(u32, u32)>,
+    ) -> Self {
+        let mut command = Command::new("/bin/sh");
+        if let Some((user, group)) = user {
+            command.uid(user).gid(group);
+        }
+        let mut keeper = command
+            .args(["-c", KEEPER, "keeper", end])
+            .arg(folder)
+            .args(server)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

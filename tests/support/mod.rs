@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `server.rs` | how does a test get a server of its own, break it, and look into it? |
+//! | `postgres.rs` | how does a test get a PostgreSQL server? |
 //! | `cluster.rs` | how does a test get a cluster of its own, and move what is in it? |
 //! | `sentinel.rs` | how does a test get sentinels, and what they watch over? |
 //! | `keeper.rs` | who ends the server, however the test ends? |
@@ -26,6 +27,8 @@
 mod cluster;
 mod keeper;
 mod ports;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod process;
 mod program;
 mod proxy;
@@ -38,6 +41,8 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 pub use cluster::Cluster;
+#[cfg(feature = "postgres")]
+pub use postgres::{PgBouncer, PgClient, PgSchema, PgServer, PgServerBuilder};
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};

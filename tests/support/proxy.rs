@@ -133,7 +133,11 @@ impl Proxy {
 
     /// Connections from now on go to another server, as after a fail-over. Those that stand are left alone.
     pub fn aim_at(&self, server: &RedisServer) {
-        let target = server.port();
+        self.aim_at_port(server.port());
+    }
+
+    /// The same for any port on 127.0.0.1.
+    pub fn aim_at_port(&self, target: u16) {
         self.order(Change::Rules(Box::new(move |rules| rules.target = target)));
     }
 

@@ -376,7 +376,8 @@ impl Sentinel {
             });
             let file = folder.path().join("conf");
             fs::write(&file, config).expect("the folder is ours");
-            let process = Process::spawn(&name, &file, folder.path());
+            let server = [name.as_os_str(), file.as_os_str()];
+            let process = Process::spawn(&server, folder.path(), "KILL", None);
             let sentinel = Self {
                 port,
                 tls: tls_port,
@@ -424,7 +425,8 @@ impl Sentinel {
             self.kill();
             let folder = self.folder.path();
             let (name, file) = (folder.join("redis-sentinel"), folder.join("conf"));
-            self.process = Some(Process::spawn(&name, &file, folder));
+            let server = [name.as_os_str(), file.as_os_str()];
+            self.process = Some(Process::spawn(&server, folder, "KILL", None));
             if self.answers(begin) {
                 return;
             }

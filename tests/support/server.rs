@@ -420,7 +420,12 @@ impl RedisServer {
             config.push('\n');
         }
         fs::write(&file, config).expect("the folder is ours");
-        let process = Process::spawn(&self.program, &file, self.folder.path());
+        let process = Process::spawn(
+            &[self.program.as_os_str(), file.as_os_str()],
+            self.folder.path(),
+            "KILL",
+            None,
+        );
 
         let begin = Instant::now();
         // Only our own server listens on the unix socket, while on the port someone else's may answer.

@@ -19,7 +19,11 @@ mod torture {
     pub(crate) mod log;
     pub(crate) mod plan;
     pub(crate) mod resource;
+    #[cfg(feature = "postgres")]
+    pub(crate) mod table;
 }
+#[cfg(feature = "postgres")]
+use torture::table;
 #[allow(
     unused_imports,
     reason = "the example's files name each other from the root"

@@ -46,7 +46,7 @@ fn the_plan_of_a_seed_never_changes() {
 #[test]
 fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
     for (seed, kinds) in (0..50).flat_map(|seed| {
-        let deployments = ["standalone", "sentinel", "quorum", "cluster"];
+        let deployments = ["standalone", "sentinel", "quorum", "cluster", "postgres"];
         deployments.map(|deployment| (seed, Kind::of(deployment)))
     }) {
         let plan = plan(seed, MINUTE / 2, &kinds, 4);
@@ -68,6 +68,16 @@ fn half_a_minute_has_every_kind_and_no_two_at_once_on_one_target() {
             "seed {seed}"
         );
     }
+}
+
+/// Children and wires of a PostgreSQL server are not spared, either; the server has faults of its own.
+#[test]
+fn postgres_has_the_faults_of_children_and_its_own() {
+    let kinds = Kind::of("postgres");
+    let everywhere = Kind::EVERYWHERE.into_iter();
+    let of_children: Vec<_> = everywhere.filter(|kind| kind.is_of_a_child()).collect();
+    assert_eq!(kinds, [&of_children[..], &Kind::IN_POSTGRES].concat());
+    assert_eq!(kinds, Kind::of("postgres-async"));
 }
 
 /// Whatever can befall one server, and the children and wires before it, befalls every deployment.

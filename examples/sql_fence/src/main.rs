@@ -7,6 +7,7 @@
 //! ```sh
 //! REDIS_URL=redis://127.0.0.1/ cargo run -p lockstream-sql-fence   # the holder is a process, stopped by SIGSTOP
 //! cargo run -p lockstream-sql-fence                                # the holder is a task, which waits
+//! DATABASE_URL=postgres://… cargo run -p lockstream-sql-fence      # lock and account are in PostgreSQL
 //! ```
 //!
 //! | file | question it answers |
@@ -14,8 +15,10 @@
 //! | `main.rs` | what happens, in which order, and what came of it? |
 //! | `accounts.rs` | how does a table refuse an old token? **Read this one.** |
 //! | `slow.rs` | who is stopped, and how? |
+//! | `database.rs` | how does a transaction commit only while its lease holds? |
 
 mod accounts;
+mod database;
 mod slow;
 
 use std::process::ExitCode;
@@ -49,6 +52,10 @@ enum Error {
     Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
+    #[error("PostgreSQL failed")]
+    Database(#[from] tokio_postgres::Error),
+    #[error("the holder cannot be stopped")]
+    Signal(#[from] rustix::io::Errno),
     #[error("SQLite failed")]
     Sql(#[from] rusqlite::Error),
     #[error("the holder cannot be run")]
@@ -71,6 +78,10 @@ async fn main() -> ExitCode {
         },
         ["--slow", file, fenced, prefix] => {
             let ended = slow::be(file, fenced, prefix).await;
+            ended.map(|()| ExitCode::SUCCESS)
+        }
+        [database::HOLDER, url, schema, guard] => {
+            let ended = database::hold(url, schema, guard).await;
             ended.map(|()| ExitCode::SUCCESS)
         }
         _ => Err(Error::Usage),
@@ -147,6 +158,10 @@ impl Place {
 }
 
 async fn compare() -> Result<ExitCode, Error> {
+    let database = std::env::var("DATABASE_URL").ok();
+    if let Some(url) = database.filter(|url| !url.is_empty()) {
+        return database::compare(&url).await;
+    }
     let place = Place::find().await?;
     let how = match place {
         Place::Here => "a task, which waits (set REDIS_URL for a process, stopped by SIGSTOP)",

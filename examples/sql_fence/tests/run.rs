@@ -8,12 +8,12 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{RedisServer, wait_until_blocking};
+use support::{PgServer, RedisServer, wait_until_blocking};
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstream-sql-fence"));
     // No server that happens to be the developer's.
-    command.env_remove("REDIS_URL");
+    command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
     command
 }
 
@@ -72,6 +72,38 @@ fn assert_late_writes_are_refused(output: &Output) {
     assert!(first == stopped && stopped == late, "{tokens:?}");
     assert!(paid == fee && anew == last, "{tokens:?}");
     assert!(first < paid && paid < anew, "{tokens:?}");
+}
+
+/// What a look at the token lets through, a fence does not: whoever comes next waits for the end of the transaction.
+#[test]
+fn in_postgres_a_look_is_not_enough_and_a_fence_is() {
+    let server = PgServer::start();
+    let output = program()
+        .env("DATABASE_URL", server.url())
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let (look, fence) = printed
+        .split_once("with a fence")
+        .expect("both runs are printed");
+    assert!(
+        look.contains("the balance is 130: and should be 79"),
+        "{printed}"
+    );
+    assert!(fence.contains("the balance is 79: right"), "{printed}");
+    let line = |text: &str, what: &str| {
+        text.find(what)
+            .unwrap_or_else(|| panic!("no {what:?}: {printed}"))
+    };
+    assert!(line(look, "quick  has the lock") < line(look, "slow   wrote 130"));
+    assert!(line(fence, "slow   wrote 130") < line(fence, "quick  wrote 80"));
+    assert_eq!(
+        server
+            .rows("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'sql_fence%'")
+            .len(),
+        0
+    );
 }
 
 #[test]

@@ -8,10 +8,12 @@
 //! | `wires.rs` | how is a connection a child's own, and broken? |
 //! | `servers.rs` | what is done to a server? |
 //! | `watch.rs` | who was a primary when, whoever made it one? |
-//! | `single.rs`, `sentinel.rs`, `cluster.rs`, `quorum.rs` | what is of one deployment's own? |
+//! | `single.rs`, `sentinel.rs`, `cluster.rs`, `quorum.rs`, `postgres.rs` | what is of one deployment's own? |
 
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 mod quorum;
 #[cfg(feature = "sentinel")]
 mod sentinel;
@@ -44,6 +46,10 @@ pub(crate) const NAMES: &[&str] = &[
     "quorum",
     #[cfg(feature = "cluster")]
     "cluster",
+    #[cfg(feature = "postgres")]
+    "postgres",
+    #[cfg(feature = "postgres")]
+    "postgres-async",
 ];
 
 /// What one run is about.
@@ -73,6 +79,18 @@ pub(crate) trait Servers: Send {
     fn majority(&self) -> Option<usize> {
         None
     }
+
+    /// What came of the table that transactions have updated, where there is one.
+    fn table(&mut self) -> TableVerdict {
+        TableVerdict::default()
+    }
+}
+
+/// A table whose updates were fenced.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TableVerdict {
+    pub(crate) updates: u64,
+    pub(crate) breaches: Vec<String>,
 }
 
 /// A lock as it lies in a store.
@@ -114,6 +132,10 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Deployment> {
         "quorum" => quorum::start(slots),
         #[cfg(feature = "cluster")]
         "cluster" => cluster::start(slots),
+        #[cfg(feature = "postgres")]
+        "postgres" => postgres::start(false, slots),
+        #[cfg(feature = "postgres")]
+        "postgres-async" => postgres::start(true, slots),
         _ => return None,
     })
 }
@@ -123,6 +145,10 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
     let [url] = urls else {
         return Ok(LockRegistry::builder(quorum::open(urls)?));
     };
+    #[cfg(feature = "postgres")]
+    if postgres::is_here(url) {
+        return Ok(LockRegistry::builder(postgres::open(url)?));
+    }
     Ok(LockRegistry::builder(RedisStore::connect_lazy(&**url)?))
 }
 

@@ -10,7 +10,6 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::backoff::Backoff;
 use super::cluster::Address;
 use super::fault::{ErrorReply, Fault};
 use super::node::{NodeTask, Received};
@@ -20,6 +19,7 @@ use super::slots::{Slot, SlotSet};
 use super::subscriber;
 use super::subscriptions::Subscriptions;
 use crate::StoreError;
+use crate::store::backoff::Backoff;
 use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent, SubmittedOp};
 
 /// What a session knows. While it is locked, no code but ours is called.

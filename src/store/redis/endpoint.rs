@@ -14,7 +14,7 @@ use redis::{
 use super::fault::{ErrorReply, Fault};
 use super::stream::{Link, Opener};
 #[cfg(feature = "tls-rustls")]
-use super::tls::Tls;
+use crate::store::tls::Tls;
 
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";

@@ -123,7 +123,12 @@ impl Fault {
 }
 
 #[cfg(feature = "tls-rustls")]
-use super::tls::rejection;
+fn rejection(error: &RedisError) -> Option<&'static str> {
+    // The client library keeps the source in an `Arc` which is an error itself.
+    let source = std::error::Error::source(error)?;
+    let source = source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?;
+    crate::store::tls::rejection(&**source)
+}
 
 #[cfg(not(feature = "tls-rustls"))]
 fn rejection(_: &RedisError) -> Option<&'static str> {

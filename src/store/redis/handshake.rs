@@ -7,7 +7,6 @@ use redis::{Cmd, Pipeline, PushInfo, PushKind, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::clock::ServerClock;
 use super::cluster::Address;
 use super::endpoint::Endpoint;
 use super::fault::{ErrorReply, Fault};
@@ -17,6 +16,7 @@ use super::node::NodeTask;
 use super::pipe::{Event, Pipe};
 use super::reply;
 use super::stream::Link;
+use crate::store::server_clock::ServerClock;
 
 /// A connection that is ready for calls.
 pub(super) struct Connected {

@@ -3,20 +3,18 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `store` | the public store and its builder |
-//! | `endpoint`, `stream`, `tls` | how one server is named in a url, and connected to |
+//! | `endpoint`, `stream`, `../tls` | how one server is named in a url, and connected to |
 //! | `topology`, `sentinel`, `cluster`, `slots` | which servers there are, and which one has a key |
 //! | `session`, `change`, `routing`, `request` | a registry's session: takes requests to nodes, and answers back |
-//! | `node`, `handshake`, `pipe`, `backoff`, `clock` | the task that has the connection to one primary |
+//! | `node`, `handshake`, `pipe`, `../backoff`, `../server_clock` | the task that has the connection to one primary |
 //! | `subscriber`, `subscriptions` | on a cluster, the task that hears a primary's grants |
 //! | `replicas` | acquisitions that count only when replicas have them |
 //! | `call`, `reply`, `grant`, `keys`, `script`, `script.lua`, `confirm.lua` | what requests, answers and grants look like on the wire |
 //! | `../send_window` | which requests share a call, and how many calls are in flight |
 //! | `fault` | what can go wrong |
 
-mod backoff;
 mod call;
 mod change;
-mod clock;
 mod cluster;
 mod endpoint;
 mod fault;
@@ -37,8 +35,6 @@ mod store;
 mod stream;
 mod subscriber;
 mod subscriptions;
-#[cfg(feature = "tls-rustls")]
-mod tls;
 mod topology;
 
 pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};

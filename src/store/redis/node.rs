@@ -12,7 +12,6 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::call;
-use super::clock::ServerClock;
 use super::cluster::Address;
 use super::fault::{ErrorReply, Fault};
 use super::grant::Message;
@@ -24,6 +23,7 @@ use super::request::Request;
 use super::session::{NodeId, Shared};
 use crate::store::contract::{OpError, ServerTime, StoreEvent};
 use crate::store::send_window::{Limits, Priority, SendWindow};
+use crate::store::server_clock::ServerClock;
 use crate::user_code::log;
 
 /// A connection is closed after this time without use, unless leases or callers need it.

@@ -25,7 +25,6 @@ use futures::stream::FuturesUnordered;
 use redis::{Cmd, Pipeline, Value, cmd};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::backoff::Backoff;
 use super::cluster::Address;
 use super::fault::{ErrorReply, Fault};
 use super::keys::Names;
@@ -36,6 +35,7 @@ use super::session::Shared;
 use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
+use crate::store::backoff::Backoff;
 use crate::store::contract::{Mode, OpError, Owner, StoreEvent};
 use crate::user_code::log;
 

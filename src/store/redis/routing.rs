@@ -8,7 +8,6 @@ use futures::FutureExt;
 use rand::seq::{IteratorRandom, SliceRandom};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::backoff::Backoff;
 use super::change::{Change, Node};
 use super::cluster::{Seeds, SlotMap, absolute, ask_map};
 use super::fault::{ErrorReply, Fault};
@@ -17,6 +16,7 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::slots::SLOTS;
 use crate::StoreError;
+use crate::store::backoff::Backoff;
 use crate::store::contract::{
     Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent, SubmittedOp,
 };

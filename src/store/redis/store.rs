@@ -11,12 +11,12 @@ use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::replicas::{self, MinReplicas};
 use super::session::RedisSession;
-#[cfg(feature = "tls-rustls")]
-use super::tls::Tls;
 use super::topology::Topology;
 use crate::StoreError;
 use crate::operation::Operation;
 use crate::store::contract::{Session, SessionConfig};
+#[cfg(feature = "tls-rustls")]
+use crate::store::tls::Tls;
 use crate::store::{LockStore, sealed};
 
 /// How long [`RedisStore::connect`] waits for a server. Longer than the usual `response_timeout` of a registry, which
@@ -312,7 +312,8 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        self.tls = self.tls.and_then(|tls| tls.trusting(pem.as_ref()));
+        let trusting = |tls: Tls| tls.trusting(pem.as_ref()).map_err(invalid_certificates);
+        self.tls = self.tls.and_then(trusting);
         self
     }
 
@@ -321,9 +322,11 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.tls = self
-            .tls
-            .and_then(|tls| tls.showing(&pem.into(), &key.into()));
+        let showing = |tls: Tls| {
+            let showing = tls.showing(&pem.into(), &key.into());
+            showing.map_err(invalid_certificates)
+        };
+        self.tls = self.tls.and_then(showing);
         self
     }
 
@@ -365,6 +368,11 @@ impl RedisStoreBuilder {
             min_replicas: self.min_replicas?,
         })
     }
+}
+
+#[cfg(feature = "tls-rustls")]
+fn invalid_certificates(reason: String) -> Fault {
+    Fault::invalid("certificates", reason)
 }
 
 impl fmt::Debug for RedisStoreBuilder {

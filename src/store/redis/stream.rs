@@ -26,7 +26,7 @@ use tokio::time::timeout;
 
 use super::fault::Fault;
 #[cfg(feature = "tls-rustls")]
-use super::tls::Tls;
+use crate::store::tls::{Tls, server_name};
 
 /// How many requests the client library takes before their senders wait. The send window of a session is far smaller,
 /// so that never happens.
@@ -90,7 +90,11 @@ impl Link {
                 #[cfg(feature = "tls-rustls")]
                 (Opener::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
                     let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
-                    Box::pin(tls.connect(host, stream).await?)
+                    let name = server_name(host).ok_or((
+                        InvalidClientConfig,
+                        "the host name cannot be in a certificate",
+                    ))?;
+                    Box::pin(tls.connector().await?.connect(name, stream).await?)
                 }
                 (_, ConnectionAddr::Tcp(host, port)) => {
                     Box::pin(connect_tcp(host, *port, info.tcp_settings()).await?)

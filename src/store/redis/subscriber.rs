@@ -14,7 +14,6 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
-use super::backoff::Backoff;
 use super::change::Change;
 use super::cluster::Address;
 use super::fault::{ErrorReply, Fault};
@@ -24,6 +23,7 @@ use super::node::Received;
 use super::pipe::{Event, Pipe};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Order;
+use crate::store::backoff::Backoff;
 use crate::user_code::log;
 
 /// How many subscriptions may be unconfirmed at a time.

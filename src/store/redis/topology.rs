@@ -11,7 +11,7 @@ use super::fault::Fault;
 use super::sentinel::Sentinels;
 use super::stream::Link;
 #[cfg(feature = "tls-rustls")]
-use super::tls::Tls;
+use crate::store::tls::Tls;
 use crate::user_code::log;
 
 #[derive(Clone, Debug)]

@@ -43,6 +43,8 @@ pub(super) struct Caller {
     pub(super) adopts: Option<Arc<str>>,
     /// It asked for its lease to last so long: when, and until when by its own clock.
     pub(super) extended: Option<(True, Moment)>,
+    /// Of its latest lease.
+    pub(super) token: u64,
     /// When it comes, if it adopts.
     pub(super) comes_at: True,
     /// When its wait is over.
@@ -72,6 +74,7 @@ impl Caller {
             keep_for: Duration::ZERO,
             adopts: None,
             extended: None,
+            token: 0,
             comes_at: 0,
             until: 0,
             seated_at: 0,
@@ -135,6 +138,7 @@ impl World {
             },
             adopts: None,
             extended: None,
+            token: 0,
             comes_at: 0,
             until: 0,
             seated_at: 0,
@@ -236,6 +240,7 @@ impl World {
             ) => {
                 let (token, deadline) = (*token, *deadline);
                 caller.seated_at = self.now;
+                caller.token = token.get();
                 caller.extended = None;
                 caller.warned = false;
                 caller.stage = Stage::Granted(waiter);
@@ -396,6 +401,12 @@ impl World {
                 ));
             }
             self.lease_taken(key, id);
+            if self.rng.chance(self.profile.seals) {
+                let token = self.callers[id].token;
+                self.note(|_| format!("r{process} k{key} c{id} sees its token {token}"));
+                self.referee.sealed.insert((key, token / 64));
+                self.feed(process, key, |lines, cx| lines.seal(cx, waiter));
+            }
             let holds = &self.profile.holds;
             let most = holds[self.rng.below(holds.len() as u64) as usize];
             let hold = self.rng.between(0, most);

@@ -91,6 +91,8 @@ pub(super) struct Profile {
     /// For how long.
     pub(super) keep_fors: Vec<Duration>,
     pub(super) extensions: u64,
+    /// How often, per mille, a holder sees its token.
+    pub(super) seals: u64,
     pub(super) detached: u64,
     /// How often, per mille, a caller that is done comes again.
     pub(super) returns: u64,
@@ -188,6 +190,7 @@ impl Profile {
                 Duration::from_micros(ttl_base * 5),
             ],
             extensions: rng.pick(&[0, 100]),
+            seals: rng.pick(&[0, 0, 60]),
             detached: rng.pick(&[0, 20, 200]),
             rests: vec![0, 50, 3 * MILLI, 40 * MILLI],
             returns: rng.pick(&[0, 500, 900, 990]),

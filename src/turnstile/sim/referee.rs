@@ -24,6 +24,8 @@ pub(super) struct Referee {
     finished: BTreeMap<CallerId, Seen>,
     /// By key.
     tokens: Vec<Tokens>,
+    /// Keys and epochs of tenures that must not be passed on.
+    pub(super) sealed: BTreeSet<(KeyId, u64)>,
     /// By key: who had the last tenure, and how many in a row.
     tenures: Vec<(ProcessId, u32)>,
     /// By key: since when somebody waits and nobody has the lock.
@@ -100,6 +102,7 @@ impl Referee {
             log: Vec::new(),
             finished: BTreeMap::new(),
             tokens: vec![Tokens::default(); keys],
+            sealed: BTreeSet::new(),
             tenures: vec![(ProcessId::MAX, 0); keys],
             starving: vec![None; keys],
             counts: Counts::default(),
@@ -144,6 +147,10 @@ impl World {
         self.referee.counts.begun += 1;
         self.referee.log.push((self.now, process, token));
         self.referee.counts.passed += u64::from(!token.is_multiple_of(64));
+        let is_passed = !token.is_multiple_of(64);
+        if is_passed && self.referee.sealed.contains(&(key, token / 64)) {
+            self.breach(format!("c{caller} is passed a fenced tenure: {token}"));
+        }
         self.referee.starving[key] = None;
         self.referee.finished.remove(&caller);
         if self.callers[caller].mode == Mode::Exclusive {

@@ -23,6 +23,7 @@ fn scene(seed: u64, registries: usize, change: impl FnOnce(&mut Profile)) -> Wor
     profile.droppers = 0;
     profile.keepers = 0;
     profile.extensions = 0;
+    profile.seals = 0;
     profile.detached = 0;
     profile.max_waiters = 1000;
     profile.response_timeout = SECOND;

@@ -229,6 +229,11 @@ impl Harness {
         self.feed(|turnstile, cx| turnstile.is_kept(cx, id))
     }
 
+    /// The holder has seen its token.
+    pub(super) fn seal(&mut self, id: WaiterId) {
+        self.feed(|turnstile, _| turnstile.seal(id));
+    }
+
     /// The lease is to last so many milliseconds from now: until when, in microseconds.
     pub(super) fn extend(&mut self, id: WaiterId, ttl: u64) -> Option<u64> {
         let until = self.feed(|turnstile, cx| turnstile.extend(cx, id, ms(ttl)));

@@ -53,6 +53,36 @@ fn w6_passes_end_at_local_passes() {
     assert!(matches!(harness.sent(), Op::Yield { .. }));
 }
 
+/// A fence does not tell the holders of a tenure apart.
+#[test]
+fn f4_a_tenure_whose_token_was_seen_is_not_passed_on() {
+    let mut harness = Harness::with(rules(), true);
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    harness.arrive("b", fixed(1000));
+    harness.seal(a);
+    harness.finish(a);
+    harness.untold("b");
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
+}
+
+/// Nor when its holder's own time is over.
+#[test]
+fn f4_a_fixed_lease_whose_token_was_seen_ends_its_tenure() {
+    let mut harness = Harness::with(rules(), true);
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    let b = harness.arrive("b", fixed(300));
+    harness.finish(a);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    harness.granted("b");
+    harness.take(b);
+    harness.seal(b);
+    harness.arrive("c", fixed(300));
+    harness.wait_until(1400);
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    harness.untold("c");
+    assert!(matches!(harness.sent(), Op::Yield { .. }));
+}
+
 /// The first turn of a tenure is the first of several if other waiters can have the key from it; nobody who
 /// has it by a pass does.
 #[test]

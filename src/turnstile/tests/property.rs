@@ -35,6 +35,7 @@ enum Step {
         keep: bool,
     },
     Extend(usize, u64),
+    Seal(usize),
     Reply {
         which: usize,
         how: u8,
@@ -79,6 +80,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => (which.clone(), proptest::bool::weighted(0.3))
             .prop_map(|(whose, keep)| Step::Finish { whose, keep }),
         2 => (which.clone(), ttl.clone()).prop_map(|(whose, ttl)| Step::Extend(whose, ttl)),
+        1 => which.clone().prop_map(Step::Seal),
         12 => (0_usize..2, any::<u8>(), time.clone(), 0_u64..200)
             .prop_map(|(which, how, left, ago)| Step::Reply { which, how, left, ago }),
         4 => (which, ttl, -2000_i64..2000, proptest::bool::weighted(0.3))
@@ -112,6 +114,8 @@ struct Bench {
     now: Moment,
     epochs: u64,
     last_token: u64,
+    /// The epochs of tenures that are not to be passed on.
+    sealed: BTreeSet<u64>,
     flying: Vec<(Moment, Op)>,
     owners: Vec<Owner>,
     callers: Vec<(WaiterId, Stage)>,
@@ -147,6 +151,7 @@ impl Bench {
             now: ms(5000),
             epochs: 0,
             last_token: 0,
+            sealed: BTreeSet::new(),
             flying: Vec::new(),
             owners: Vec::new(),
             callers: Vec::new(),
@@ -262,6 +267,10 @@ impl Bench {
                     "{token} is a pass"
                 );
                 assert!(token.get() > self.last_token, "F2: {token}");
+                assert!(
+                    !self.sealed.contains(&(token.get() / 64)),
+                    "{token} is a pass of a fenced tenure"
+                );
                 self.last_token = token.get();
                 self.check_deadline(*deadline);
                 let first = self
@@ -581,6 +590,13 @@ impl Bench {
             Step::Extend(n, ttl) => {
                 if let Some((who, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
                     self.extend(who, id, ttl);
+                }
+            }
+            Step::Seal(n) => {
+                if let Some((_, id)) = self.nth(n, &[Stage::Holding]) {
+                    // Only one holds it, with the last token.
+                    self.sealed.insert(self.last_token / 64);
+                    self.feed(|turnstile, _| turnstile.seal(id));
                 }
             }
             Step::Reply {

@@ -30,8 +30,7 @@ mod stale;
 #[cfg(feature = "sentinel")]
 mod store_events;
 mod stores;
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
+use crate::store::support;
 mod tasks;
 #[cfg(all(feature = "sentinel", feature = "tls-rustls"))]
 mod urls;

@@ -1,32 +1,22 @@
 //! Certificates: which servers are trusted, what the client shows, and why a handshake failed.
 
 use std::error::Error;
-use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 
-use redis::{ErrorKind, RedisError, RedisResult};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
-use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-
-use super::fault::Fault;
-
-fn invalid(reason: impl Display) -> Fault {
-    Fault::invalid("certificates", reason)
-}
 
 /// How a store makes its connections over TLS: with one configuration, and with it the sessions that
 /// a server resumes. What the user gave it is read at once, so that what is wrong with it is known
 /// before anything connects.
 #[derive(Clone, Default)]
-pub(super) struct Tls {
+pub(in crate::store) struct Tls {
     /// `None`: those of the system, read from its files at the first connection.
     roots: Option<Arc<RootCertStore>>,
     client: Option<Arc<SingleCertAndKey>>,
@@ -35,49 +25,46 @@ pub(super) struct Tls {
 
 impl Tls {
     /// Whether the user gave any.
-    pub(super) fn has_certificates(&self) -> bool {
+    pub(in crate::store) fn has_certificates(&self) -> bool {
         self.roots.is_some() || self.client.is_some()
     }
 
     /// With these authorities, in PEM, and those that it was given before.
-    pub(super) fn trusting(mut self, pem: &[u8]) -> Result<Self, Fault> {
+    pub(in crate::store) fn trusting(mut self, pem: &[u8]) -> Result<Self, String> {
         let mut roots = self
             .roots
             .map_or_else(RootCertStore::empty, Arc::unwrap_or_clone);
         for certificate in read_certificates(pem, "root")? {
             let added = roots.add(certificate);
-            added.map_err(|error| invalid(format!("root certificate: {error}")))?;
+            added.map_err(|error| format!("root certificate: {error}"))?;
         }
         self.roots = Some(Arc::new(roots));
         Ok(self)
     }
 
     /// With this certificate and key, in PEM.
-    pub(super) fn showing(mut self, certificate: &[u8], key: &[u8]) -> Result<Self, Fault> {
+    pub(in crate::store) fn showing(
+        mut self,
+        certificate: &[u8],
+        key: &[u8],
+    ) -> Result<Self, String> {
         let chain = read_certificates(certificate, "client")?;
         // The error itself might show a part of the key.
         let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| invalid("no private key in PEM for the client certificate"))?;
+            .map_err(|_| "no private key in PEM for the client certificate")?;
         let identity = CertifiedKey::from_der(chain, key, &default_provider())
-            .map_err(|error| invalid(format!("client certificate and key: {error}")))?;
+            .map_err(|error| format!("client certificate and key: {error}"))?;
         self.client = Some(Arc::new(identity.into()));
         Ok(self)
     }
 
-    pub(super) async fn connect(
-        &self,
-        host: &str,
-        stream: TcpStream,
-    ) -> RedisResult<TlsStream<TcpStream>> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            let kind = ErrorKind::InvalidClientConfig;
-            RedisError::from((kind, "the host name cannot be in a certificate"))
-        })?;
-        let connector = self.connector.get_or_try_init(|| self.connector());
-        Ok(connector.await?.connect(name, stream).await?)
+    /// Makes connections with these certificates. The roots of the system are read at the first call.
+    pub(in crate::store) async fn connector(&self) -> io::Result<TlsConnector> {
+        let connector = self.connector.get_or_try_init(|| self.make_connector());
+        Ok(connector.await?.clone())
     }
 
-    async fn connector(&self) -> io::Result<TlsConnector> {
+    async fn make_connector(&self) -> io::Result<TlsConnector> {
         let roots = match &self.roots {
             Some(roots) => roots.clone(),
             None => tokio::task::spawn_blocking(system_roots).await??,
@@ -107,26 +94,28 @@ fn system_roots() -> io::Result<Arc<RootCertStore>> {
     Ok(Arc::new(store))
 }
 
-fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, Fault> {
+fn read_certificates(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     // The error itself shows the line that it stopped at. Where line breaks were lost that is the
     // whole text, with the key of those who keep both in one file.
     let broken = |_| format!("{whose} certificate: broken PEM (are line breaks missing?)");
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| invalid(broken(error)))?;
+    let found = found.map_err(broken)?;
     if found.is_empty() {
-        return Err(invalid(format!("no {whose} certificate in PEM")));
+        return Err(format!("no {whose} certificate in PEM"));
     }
     Ok(found)
 }
 
+/// The name of a host as certificates have it.
+pub(in crate::store) fn server_name(host: &str) -> Option<ServerName<'static>> {
+    ServerName::try_from(host.to_owned()).ok()
+}
+
 /// Why client and server did not accept each other; `None` if something else went wrong. None of
 /// these passes by itself.
-pub(super) fn rejection(error: &RedisError) -> Option<&'static str> {
-    // The client library keeps the source in an `Arc` which is an error itself.
-    let source = error.source()?;
-    let source = source.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
-    let source = source.downcast_ref::<io::Error>()?.get_ref()?;
-    Some(match source.downcast_ref::<rustls::Error>()? {
+pub(in crate::store) fn rejection(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let error = error.downcast_ref::<io::Error>()?.get_ref()?;
+    Some(match error.downcast_ref::<rustls::Error>()? {
         rustls::Error::InvalidCertificate(reason) => match reason {
             CertificateError::UnknownIssuer => {
                 "the server certificate is from an unknown authority"

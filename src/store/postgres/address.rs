@@ -1,0 +1,373 @@
+//! A server's url, and how to connect to it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification};
+
+use super::fault::{Address, Fault};
+#[cfg(feature = "tls-rustls")]
+use crate::store::tls::Tls;
+
+/// A connection that is silent is probed after so long, and then so often.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// For so long may what was sent stay unconfirmed.
+const USER_TIMEOUT: Duration = Duration::from_secs(11);
+
+/// What only libpq knows of TLS, and the parameters that tell us whether a user set what we would set.
+const PARAMETERS_OF_TLS: [&str; 4] = ["sslmode", "sslrootcert", "sslcert", "sslkey"];
+
+/// Where a server is, and as whom to connect.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    pub(super) address: Address,
+    config: Config,
+    #[cfg(feature = "tls-rustls")]
+    tls: Arc<Tls>,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.address).finish()
+    }
+}
+
+impl Endpoint {
+    /// Reads `postgres://[user[:password]@]host[:port][,host[:port]][/database][?parameters]`.
+    pub(super) fn parse(url: &str) -> Result<Self, Fault> {
+        if !["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| url.starts_with(scheme))
+        {
+            return Err(Fault::url(
+                "it must begin with postgres:// or postgresql://",
+            ));
+        }
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let (ours, theirs): (Vec<_>, Vec<_>) = query
+            .split('&')
+            .filter(|parameter| !parameter.is_empty())
+            .map(|parameter| parameter.split_once('=').unwrap_or((parameter, "")))
+            .partition(|(name, _)| PARAMETERS_OF_TLS.contains(name));
+        let others: Vec<_> = theirs
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        let config = Config::from_str(&format!("{base}?{}", others.join("&")));
+        // The error names the parameter or the part of the url, and no value of it.
+        let mut config = config.map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            Fault::url(cause.unwrap_or_else(|| error.to_string()))
+        })?;
+        let is_set = |name: &str| theirs.iter().any(|(it, _)| it.starts_with(name));
+        if !is_set("keepalives") {
+            config
+                .keepalives_idle(KEEPALIVE)
+                .keepalives_interval(KEEPALIVE)
+                .keepalives_retries(2);
+        }
+        if !is_set("tcp_user_timeout") {
+            config.tcp_user_timeout(USER_TIMEOUT);
+        }
+        if !is_set("target_session_attrs") && config.get_hosts().len() > 1 {
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        let mut endpoint = Self::new(config)?;
+        endpoint.set_tls(&ours)?;
+        Ok(endpoint)
+    }
+
+    /// With the settings of a `Config`, as they are.
+    pub(super) fn new(mut config: Config) -> Result<Self, Fault> {
+        let is_local = |host: &Host| !matches!(host, Host::Tcp(_));
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(Fault::url("it has no host"));
+        }
+        if config.get_hosts().iter().all(is_local) && config.get_hostaddrs().is_empty() {
+            config.ssl_mode(SslMode::Disable);
+        }
+        Ok(Self {
+            address: address(&config).into(),
+            config,
+            #[cfg(feature = "tls-rustls")]
+            tls: Arc::default(),
+        })
+    }
+
+    /// What libpq's parameters say, or else: TLS with a checked certificate if it can be had.
+    #[cfg(feature = "tls-rustls")]
+    fn set_tls(&mut self, parameters: &[(&str, &str)]) -> Result<(), Fault> {
+        let value = |name| {
+            parameters
+                .iter()
+                .find(|(it, _)| *it == name)
+                .map(|(_, value)| decode(value))
+        };
+        let is_socket = self.config.get_ssl_mode() == SslMode::Disable;
+        let mode = match (value("sslmode").transpose()?.as_deref(), is_socket) {
+            (Some("disable"), _) | (None, true) => SslMode::Disable,
+            (None | Some("require" | "verify-ca" | "verify-full"), _) => SslMode::Require,
+            (Some(mode), _) => {
+                return Err(Fault::url(format!(
+                    "sslmode={mode:?}: it may be disable, or require, verify-ca or verify-full, which all check the \
+                     certificate and the name"
+                )));
+            }
+        };
+        self.config.ssl_mode(mode);
+        let file = |name: &'static str| {
+            let read = |path: String| {
+                let read = std::fs::read(&path);
+                read.map_err(|error| Fault::url(format!("{name}={path:?}: {error}")))
+            };
+            value(name).transpose()?.map(read).transpose()
+        };
+        let invalid = |reason| Fault::invalid("certificates", reason);
+        let mut tls = Tls::default();
+        // libpq's own name for the authorities of the system, which are the default here.
+        let is_system = value("sslrootcert")
+            .transpose()?
+            .is_some_and(|it| it == "system");
+        if !is_system && let Some(roots) = file("sslrootcert")? {
+            tls = tls.trusting(&roots).map_err(invalid)?;
+        }
+        match (file("sslcert")?, file("sslkey")?) {
+            (Some(certificate), Some(key)) => {
+                tls = tls.showing(&certificate, &key).map_err(invalid)?
+            }
+            (None, None) => {}
+            _ => return Err(Fault::url("sslcert and sslkey need each other")),
+        }
+        self.tls = Arc::new(tls);
+        Ok(())
+    }
+
+    #[cfg(not(feature = "tls-rustls"))]
+    fn set_tls(&mut self, parameters: &[(&str, &str)]) -> Result<(), Fault> {
+        let is_plain = |(name, value): &(&str, &str)| *name == "sslmode" && *value == "disable";
+        if !parameters.iter().all(is_plain) {
+            return Err(Fault::url("TLS needs the feature `tls-rustls`"));
+        }
+        self.config.ssl_mode(SslMode::Disable);
+        Ok(())
+    }
+
+    /// Takes the certificates that a builder was given.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn secure(&mut self, tls: Tls) -> Result<(), Fault> {
+        if tls.has_certificates() {
+            if self.config.get_ssl_mode() == SslMode::Disable {
+                return Err(Fault::invalid(
+                    "certificates",
+                    "the url says that there is no TLS",
+                ));
+            }
+            self.tls = Arc::new(tls);
+        }
+        Ok(())
+    }
+
+    /// Says in the server's list of connections what this is.
+    pub(super) fn name(&mut self, name: &str) {
+        if self.config.get_application_name().is_none() {
+            self.config.application_name(name);
+        }
+    }
+
+    /// Sets this for the session, unless a pooler is between, which takes no such options.
+    pub(super) fn option(&mut self, option: &str) {
+        let options = match self.config.get_options() {
+            Some(before) => format!("{before} {option}"),
+            None => option.to_owned(),
+        };
+        self.config.options(options);
+    }
+
+    pub(super) async fn connect(
+        &self,
+        within: Duration,
+        sink: UnboundedSender<Heard>,
+    ) -> Result<Link, Fault> {
+        let connecting = async {
+            #[cfg(feature = "tls-rustls")]
+            if self.config.get_ssl_mode() != SslMode::Disable {
+                let connector = self.tls.connector().await;
+                let connector = connector.map_err(|error| Fault::invalid("certificates", error))?;
+                return self.open(secure::Connector(connector), sink).await;
+            }
+            self.open(NoTls, sink).await
+        };
+        let silent = |_| Err(Fault::silent(&self.address, within));
+        timeout(within, connecting).await.unwrap_or_else(silent)
+    }
+
+    async fn open<T>(&self, tls: T, sink: UnboundedSender<Heard>) -> Result<Link, Fault>
+    where
+        T: tokio_postgres::tls::MakeTlsConnect<tokio_postgres::Socket>,
+        T::Stream: Send + 'static,
+    {
+        let opened = self.config.connect(tls).await;
+        let (client, mut connection) =
+            opened.map_err(|error| Fault::connect(&self.address, &error))?;
+        let address = self.address.clone();
+        let driver = async move {
+            let end = loop {
+                match std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+                    Some(Ok(AsyncMessage::Notification(notice))) => {
+                        // The task that listens may have ended.
+                        let _ = sink.send(Heard::Notice(notice));
+                    }
+                    // The wait for a synchronous standby was cancelled: what was answered may be lost with this server.
+                    Some(Ok(AsyncMessage::Notice(warning)))
+                        if *warning.code() == SqlState::WARNING =>
+                    {
+                        break Fault::given_up(&address, warning.message());
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => break Fault::broken(&address, &error),
+                    None => break Fault::given_up(&address, "it was closed"),
+                }
+            };
+            let _ = sink.send(Heard::Ended(end));
+        };
+        Ok(Link {
+            client: Arc::new(client),
+            _driver: JoinSet::from_iter([driver]),
+        })
+    }
+}
+
+/// What comes on a connection besides answers.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Notice(Notification),
+    Ended(Fault),
+}
+
+/// A connection, and the task that moves its bytes. Dropping it closes the connection; unwritten bytes are lost.
+pub(super) struct Link {
+    pub(super) client: Arc<Client>,
+    _driver: JoinSet<()>,
+}
+
+/// Hosts and ports, for errors.
+fn address(config: &Config) -> String {
+    let port = |index: usize| {
+        let ports = config.get_ports();
+        let port = ports.get(index).or_else(|| ports.first());
+        port.copied().unwrap_or(5432)
+    };
+    let hosts = config
+        .get_hosts()
+        .iter()
+        .enumerate()
+        .map(|(index, host)| match host {
+            Host::Tcp(host) => format!("{host}:{}", port(index)),
+            #[cfg(unix)]
+            Host::Unix(folder) => format!("{}:{}", folder.display(), port(index)),
+        });
+    let hosts: Vec<_> = hosts.collect();
+    let addresses = config.get_hostaddrs().iter().enumerate();
+    let addresses = addresses.map(|(index, address)| format!("{address}:{}", port(index)));
+    match hosts.is_empty() {
+        true => addresses.collect::<Vec<_>>().join(","),
+        false => hosts.join(","),
+    }
+}
+
+#[cfg(feature = "tls-rustls")]
+fn decode(value: &str) -> Result<String, Fault> {
+    let decoded = percent_encoding::percent_decode_str(value).decode_utf8();
+    let decoded = decoded.map_err(|_| Fault::url("a parameter is no UTF-8"))?;
+    Ok(decoded.into_owned())
+}
+
+/// TLS as the client library wants it.
+#[cfg(feature = "tls-rustls")]
+mod secure {
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use futures::FutureExt;
+    use futures::future::BoxFuture;
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+    use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
+    use tokio_rustls::TlsConnector;
+
+    use crate::store::tls::server_name;
+
+    #[derive(Clone)]
+    pub(super) struct Connector(pub(super) TlsConnector);
+
+    pub(super) struct ToHost(TlsConnector, String);
+
+    pub(super) struct Secured<S>(tokio_rustls::client::TlsStream<S>);
+
+    impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Connector {
+        type Stream = Secured<S>;
+        type TlsConnect = ToHost;
+        type Error = io::Error;
+
+        fn make_tls_connect(&mut self, host: &str) -> io::Result<ToHost> {
+            Ok(ToHost(self.0.clone(), host.to_owned()))
+        }
+    }
+
+    impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHost {
+        type Stream = Secured<S>;
+        type Error = io::Error;
+        type Future = BoxFuture<'static, io::Result<Secured<S>>>;
+
+        fn connect(self, stream: S) -> Self::Future {
+            async move {
+                let name = server_name(&self.1)
+                    .ok_or_else(|| io::Error::other("the host name cannot be in a certificate"))?;
+                Ok(Secured(self.0.connect(name, stream).await?))
+            }
+            .boxed()
+        }
+    }
+
+    impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Secured<S> {
+        fn channel_binding(&self) -> ChannelBinding {
+            ChannelBinding::none()
+        }
+    }
+
+    impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<S> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_read(cx, buffer)
+        }
+    }
+
+    impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<S> {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Pin::new(&mut self.0).poll_write(cx, bytes)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_flush(cx)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_shutdown(cx)
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The store, as a user makes it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::address::Endpoint;
+use super::call::Names;
+use super::fault::Fault;
+use super::hello::Hello;
+use super::schema;
+use super::session::PostgresSession;
+use crate::StoreError;
+use crate::operation::Operation;
+use crate::store::contract::{Session, SessionConfig};
+#[cfg(feature = "tls-rustls")]
+use crate::store::tls::Tls;
+use crate::store::{LockStore, sealed};
+
+/// How long [`PostgresStore::connect`] waits for a server.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// What the session needs, whatever the role's settings are.
+const OPTIONS: &str = "-c default_transaction_isolation=read\\ committed -c idle_session_timeout=0";
+
+/// How many connections for calls a registry may have.
+const MOST_LANES: usize = 16;
+
+/// Leases in a PostgreSQL database, from version 14 on.
+///
+/// Each registry has one connection, over which it sends calls and hears of grants. It opens at the first use, and closes
+/// after a minute in which the registry sent nothing, held nothing and waited for nothing. Waiting costs no further
+/// connection, and no transaction but one every ten seconds or so. A broken connection is made again as long as it is
+/// needed, after the same pauses as that of a [`RedisStore`](crate::store::RedisStore).
+///
+/// A lock in the database of the data can do what no other lock can: a transaction that calls the function `fence` commits
+/// only if the lease still has the lock, and nobody else gets the lock before it has ended. See
+/// [`LeaseView::fence`](crate::LeaseView::fence), and `docs/postgres.md`.
+///
+/// The tables and functions are in a schema of their own, `lockstream`. They are made at the first connection if the role
+/// may create them; else run [`PostgresStore::SQL`] by hand.
+///
+/// # Examples
+///
+/// ```no_run
+/// use lockstream::LockRegistry;
+/// use lockstream::store::PostgresStore;
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = PostgresStore::connect("postgres://app:password@db.example/shop").await?;
+/// let locks = LockRegistry::builder(store).build()?;
+/// # let _ = locks; Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct PostgresStore {
+    settings: Settings,
+}
+
+/// What the builder was told.
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) endpoint: Endpoint,
+    /// Where calls go, if a pooler is between.
+    pub(super) pooled: Option<Endpoint>,
+    pub(super) schema: String,
+    /// How many connections carry calls.
+    pub(super) lanes: usize,
+    pub(super) is_durable: bool,
+    /// Whether the schema is made if it is not there.
+    pub(super) migrates: bool,
+    quiet: Option<Duration>,
+}
+
+impl Settings {
+    /// In the units of the database.
+    pub(super) fn quiet(&self) -> Option<i64> {
+        let micros = |quiet: Duration| i64::try_from(quiet.as_micros()).unwrap_or(i64::MAX);
+        self.quiet.map(micros)
+    }
+
+    pub(super) fn fence_sql(&self) -> String {
+        format!("SELECT {}.fence($1, $2, $3)", schema::quote(&self.schema))
+    }
+}
+
+impl PostgresStore {
+    /// The statements that make the schema `lockstream`, for those whose application may not: run them once, as the owner
+    /// of the tables to be.
+    pub const SQL: &str = schema::SQL;
+
+    /// Connects once, to check that there is a server, that it accepts the user and password, and that the schema is
+    /// there or can be made.
+    ///
+    /// Urls are `postgres://[user[:password]@]host[:port][,host[:port]][/database][?parameters]`. With several hosts the
+    /// first that takes writes is used. With the feature `tls-rustls` a connection over TCP is encrypted and the server's
+    /// certificate is checked, unless the url says `sslmode=disable`; `sslrootcert`, `sslcert` and `sslkey` name files.
+    ///
+    /// # Errors
+    ///
+    /// The future yields an error if the url is invalid, if no server answers within 5 seconds, if it refuses the user or
+    /// password, or if the schema is missing and cannot be made. Errors never show the password.
+    pub fn connect(url: impl AsRef<str>) -> ConnectPostgres {
+        Self::builder(url).connect()
+    }
+
+    /// The same without connecting: a service may start before its server, and locks fail until the server is there.
+    ///
+    /// # Errors
+    ///
+    /// If the url is invalid.
+    pub fn connect_lazy(url: impl AsRef<str>) -> Result<Self, StoreError> {
+        Self::builder(url).connect_lazy()
+    }
+
+    /// For settings that a url cannot express.
+    pub fn builder(url: impl AsRef<str>) -> PostgresStoreBuilder {
+        PostgresStoreBuilder::new(Endpoint::parse(url.as_ref()))
+    }
+
+    /// Opens its connections with these settings, as they are. Over TLS it trusts the authorities of the system, or those
+    /// of [`root_certificate`](PostgresStoreBuilder::root_certificate). It ties your version of `tokio-postgres` to ours.
+    pub fn from_config(config: tokio_postgres::Config) -> PostgresStoreBuilder {
+        PostgresStoreBuilder::new(Endpoint::new(config))
+    }
+
+    /// Makes the schema if it is not there, and sets the quiet time if the builder was told one. Idempotent; of several
+    /// at a time one does it.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached within 5 seconds, or refuses.
+    pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
+        let settings = self.settings.clone();
+        Operation::new(async move {
+            let (sender, _heard) = mpsc::unbounded_channel();
+            let endpoint = &settings.endpoint;
+            let link = endpoint.connect(CONNECT_WITHIN, sender).await?;
+            let migrating = schema::migrate(
+                &link.client,
+                &endpoint.address,
+                &settings.schema,
+                settings.quiet(),
+            );
+            let migrated = tokio::time::timeout(CONNECT_WITHIN, migrating).await;
+            Ok(migrated
+                .unwrap_or_else(|_| Err(Fault::silent(&endpoint.address, CONNECT_WITHIN)))?)
+        })
+    }
+
+    /// Checks that calls would be answered.
+    async fn try_out(&self) -> Result<(), Fault> {
+        let names = Names::new("lock".into(), "".into(), &self.settings.schema);
+        let hello = Hello {
+            settings: &self.settings,
+            names: &names,
+            within: CONNECT_WITHIN,
+        };
+        hello.set_up(&[]).await.map(drop)
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = &self.settings.endpoint.address;
+        f.debug_struct("PostgresStore")
+            .field("address", address)
+            .finish()
+    }
+}
+
+impl sealed::Sealed for PostgresStore {}
+
+impl LockStore for PostgresStore {
+    fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
+        let mut settings = self.settings.clone();
+        let name = match config.instance.split_once('~') {
+            Some((name, _)) => format!("lockstream:{name}"),
+            None => "lockstream".to_owned(),
+        };
+        settings.endpoint.name(&name);
+        if let Some(pooled) = &mut settings.pooled {
+            pooled.name(&name);
+        }
+        Arc::new(PostgresSession::new(settings, config))
+    }
+
+    fn place(&self) -> Option<String> {
+        Some(format!("PostgreSQL at {}", self.settings.endpoint.address))
+    }
+}
+
+/// Builds a [`PostgresStore`]; made by [`PostgresStore::builder`].
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use lockstream::store::PostgresStore;
+/// # async fn f() -> Result<(), lockstream::StoreError> {
+/// // Half the time of a call, and for a minute after a crash nobody gets a lock.
+/// let store = PostgresStore::builder("postgres://app@db.example/shop")
+///     .synchronous_commit(false)
+///     .quiet_time(Duration::from_secs(60))
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct PostgresStoreBuilder {
+    settings: Result<Settings, Fault>,
+    #[cfg(feature = "tls-rustls")]
+    tls: Result<Tls, Fault>,
+}
+
+impl PostgresStoreBuilder {
+    fn new(endpoint: Result<Endpoint, Fault>) -> Self {
+        let settings = endpoint.map(|endpoint| Settings {
+            endpoint,
+            pooled: None,
+            schema: schema::USUAL.to_owned(),
+            lanes: 1,
+            is_durable: true,
+            migrates: true,
+            quiet: None,
+        });
+        Self {
+            settings,
+            #[cfg(feature = "tls-rustls")]
+            tls: Ok(Tls::default()),
+        }
+    }
+
+    fn set(mut self, set: impl FnOnce(&mut Settings) -> Result<(), Fault>) -> Self {
+        self.settings = self.settings.and_then(|mut settings| {
+            set(&mut settings)?;
+            Ok(settings)
+        });
+        self
+    }
+
+    /// The schema of the tables and functions: `lockstream` by default. Registries of different schemas do not exclude
+    /// each other.
+    pub fn schema(self, schema: impl Into<String>) -> Self {
+        let schema = schema.into();
+        self.set(|settings| {
+            if let Some(reason) = schema::fault(&schema) {
+                return Err(Fault::invalid(
+                    "schema",
+                    format_args!("{schema:?} {reason}"),
+                ));
+            }
+            settings.schema = schema;
+            Ok(())
+        })
+    }
+
+    /// How many connections of a registry carry calls: 1 to 16, by default 1. A connection has one call in flight, with up
+    /// to 256 operations, and waits until the server has it on disk. More connections help a registry of many busy keys.
+    pub fn lanes(self, lanes: usize) -> Self {
+        self.set(|settings| {
+            if !(1..=MOST_LANES).contains(&lanes) {
+                return Err(Fault::invalid(
+                    "lanes",
+                    format_args!("must be from 1 to {MOST_LANES}"),
+                ));
+            }
+            settings.lanes = lanes;
+            Ok(())
+        })
+    }
+
+    /// Sends calls to a pooler in transaction mode, such as PgBouncer. The url of the store must still be the server's
+    /// own: one connection of each registry listens there.
+    pub fn pooled(self, url: impl AsRef<str>) -> Self {
+        let pooled = Endpoint::parse(url.as_ref());
+        self.set(|settings| {
+            settings.pooled = Some(pooled?);
+            Ok(())
+        })
+    }
+
+    /// Whether the server has a lease on disk before it answers: true by default. With `false` it answers sooner, and a
+    /// crash of the server may lose leases of the last moments. Then somebody else may get a lock that is held, unless
+    /// there is a [quiet time](Self::quiet_time). Tokens and fences hold either way.
+    pub fn synchronous_commit(self, is_durable: bool) -> Self {
+        self.set(|settings| {
+            settings.is_durable = is_durable;
+            Ok(())
+        })
+    }
+
+    /// For how long nobody gets a free lock after the server has lost data, or may have: after a crash, a fail-over, a
+    /// restore. It must be at least the longest ttl and the longest `KeepFor` in use. It is a setting of the schema, for
+    /// all registries, and is stored by [`PostgresStore::migrate`] and by [`connect`](Self::connect).
+    pub fn quiet_time(self, quiet: Duration) -> Self {
+        self.set(|settings| {
+            if quiet > Duration::from_secs(7 * 86_400) {
+                return Err(Fault::invalid("quiet time", "must be at most a week"));
+            }
+            settings.quiet = Some(quiet);
+            Ok(())
+        })
+    }
+
+    /// Whether the schema is made if it is not there: true by default.
+    pub fn migrate(self, migrates: bool) -> Self {
+        self.set(|settings| {
+            settings.migrates = migrates;
+            Ok(())
+        })
+    }
+
+    /// Trusts servers whose certificate was signed by this authority, in PEM, in place of the authorities of the system.
+    /// Several calls add to each other.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
+        let trusting = |tls: Tls| tls.trusting(pem.as_ref()).map_err(invalid_certificates);
+        self.tls = self.tls.and_then(trusting);
+        self
+    }
+
+    /// Presents this certificate and its chain to servers that ask for one. Both are in PEM, the key without a
+    /// passphrase.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn client_certificate(mut self, pem: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
+        let showing = |tls: Tls| {
+            tls.showing(pem.as_ref(), key.as_ref())
+                .map_err(invalid_certificates)
+        };
+        self.tls = self.tls.and_then(showing);
+        self
+    }
+
+    /// Connects once, as [`PostgresStore::connect`] does, and stores the quiet time if one was set.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PostgresStore::connect`]. Also if a setting is out of range, or a certificate is invalid.
+    pub fn connect(self) -> ConnectPostgres {
+        let store = self.connect_lazy();
+        Operation::new(async move {
+            let store = store?;
+            if store.settings.quiet.is_some() {
+                store.migrate().await?;
+            }
+            store.try_out().await?;
+            Ok(store)
+        })
+    }
+
+    /// The same without connecting. A quiet time is not stored: call [`PostgresStore::migrate`] once.
+    ///
+    /// # Errors
+    ///
+    /// If the url or a setting is invalid.
+    pub fn connect_lazy(self) -> Result<PostgresStore, StoreError> {
+        let mut settings = self.settings?;
+        settings.endpoint.option(OPTIONS);
+        #[cfg(feature = "tls-rustls")]
+        {
+            let tls = self.tls?;
+            settings.endpoint.secure(tls.clone())?;
+            if let Some(pooled) = &mut settings.pooled {
+                pooled.secure(tls)?;
+            }
+        }
+        Ok(PostgresStore { settings })
+    }
+}
+
+#[cfg(feature = "tls-rustls")]
+fn invalid_certificates(reason: String) -> Fault {
+    Fault::invalid("certificates", reason)
+}
+
+impl fmt::Debug for PostgresStoreBuilder {
+    /// A certificate's key is not shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStoreBuilder")
+            .finish_non_exhaustive()
+    }
+}
+
+/// Connects to a server; made by [`PostgresStore::connect`].
+pub type ConnectPostgres = Operation<Result<PostgresStore, StoreError>>;

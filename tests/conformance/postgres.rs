@@ -1,0 +1,116 @@
+//! A schema of the case's own on a server that all cases share, in real time, behind a proxy that breaks the connection.
+
+use std::time::Duration;
+
+use lockstream::LockRegistry;
+use lockstream::store::PostgresStore;
+
+use crate::support::{PgSchema, PgServer, Proxy, Way};
+use crate::watch::{Builder, Watch};
+use crate::world::{BOUND, World, ms};
+
+#[derive(Debug)]
+pub(crate) struct Postgres {
+    proxy: Proxy,
+    schema: PgSchema,
+    watch: Watch,
+}
+
+impl Postgres {
+    fn store(&self) -> PostgresStore {
+        let store =
+            PostgresStore::builder(PgServer::url_at(self.proxy.port())).schema(self.schema.name());
+        store.connect_lazy().unwrap()
+    }
+
+    fn settle(&self, store: PostgresStore) -> Builder {
+        let builder = LockRegistry::builder(store)
+            .ttl(ms(2000))
+            .wait(BOUND)
+            .response_timeout(BOUND);
+        self.watch.over(builder)
+    }
+}
+
+impl World for Postgres {
+    const LATE: Duration = ms(500);
+    const PAUSED: bool = false;
+
+    fn new() -> Self {
+        let server = PgServer::shared();
+        let schema = server.schema();
+        schema.run(
+            &PostgresStore::SQL
+                .replace(
+                    "SCHEMA IF NOT EXISTS lockstream",
+                    &format!("SCHEMA {}", schema.name()),
+                )
+                .replace(
+                    "IN SCHEMA lockstream ",
+                    &format!("IN SCHEMA {} ", schema.name()),
+                ),
+        );
+        Self {
+            proxy: Proxy::to_port(server.port()),
+            schema,
+            watch: Watch::new(),
+        }
+    }
+
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    async fn builder(&self) -> Builder {
+        let store =
+            PostgresStore::builder(PgServer::url_at(self.proxy.port())).schema(self.schema.name());
+        self.settle(store.connect().await.unwrap())
+    }
+
+    fn lazy_builder(&self) -> Builder {
+        self.settle(self.store())
+    }
+
+    fn set_offline(&self, offline: bool) {
+        if offline {
+            self.proxy.refuse();
+            self.proxy.cut();
+        } else {
+            self.proxy.accept();
+        }
+    }
+
+    fn set_latency(&self, latency: Duration) {
+        self.proxy.delay(Way::Both, latency / 2);
+    }
+
+    fn expire(&self, key: &str) {
+        self.schema.run(&format!(
+            "UPDATE lockstream.lock SET expires_at = 0 WHERE key = 'lock:{key}'; \
+             DELETE FROM lockstream.holder WHERE key = 'lock:{key}'"
+        ));
+    }
+
+    fn crashed_holder(&self, key: &str, ttl: Duration) {
+        self.schema.run(&format!(
+            "INSERT INTO lockstream.lock VALUES ('lock:{key}', 'dead:1', 1, lockstream.now_1() + {}) \
+             ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at",
+            ttl.as_micros()
+        ));
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        let rows = self.schema.rows(
+            "SELECT 'lock ' || key || ' of ' || owner FROM lockstream.lock \
+             WHERE owner <> '' AND expires_at > lockstream.now_1() \
+             UNION ALL SELECT 'holder ' || key || ' ' || owner FROM lockstream.holder WHERE expires_at > lockstream.now_1() \
+             UNION ALL SELECT 'ticket ' || key || ' ' || owner FROM lockstream.ticket",
+        );
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Bytes, since no server counts calls as they come.
+    fn commands(&self) -> u64 {
+        self.proxy.bytes().0
+    }
+}

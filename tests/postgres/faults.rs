@@ -1,0 +1,376 @@
+//! What may befall a server, a connection and a right.
+
+use std::time::{Duration, Instant};
+
+use lockstream::store::PostgresStore;
+use lockstream::{LockError, LockRegistry, Renewal};
+
+use crate::support::{PgServer, Proxy, Way};
+use crate::{BOUND, builder, eventually, ms, registry, told};
+
+/// One holds, and another waits.
+struct Pair {
+    holder: LockRegistry,
+    lease: lockstream::Lease,
+    waiting: tokio::task::JoinHandle<Result<lockstream::Lease, LockError>>,
+}
+
+impl Pair {
+    async fn new(url: &str) -> Self {
+        let (holder, waiter) = (registry(url).await, registry(url).await);
+        let lock = holder
+            .obtain("k")
+            .ttl(ms(4000))
+            .renewal(Renewal::watchdog());
+        let lease = lock.lease().await.unwrap();
+        let lock = waiter.obtain("k").wait(Duration::from_secs(30));
+        let waiting = tokio::spawn(async move { lock.lease().await });
+        let lock = holder.obtain("k");
+        eventually("it waits", async || {
+            lock.inspect().await.unwrap().waiting == 1
+        })
+        .await;
+        Self {
+            holder,
+            lease,
+            waiting,
+        }
+    }
+
+    /// The lease was held all the time, and the waiter is served when it is released.
+    async fn goes_on(self) {
+        let lock = self.holder.obtain("k");
+        eventually("the waiter is back", async || {
+            lock.inspect().await.is_ok_and(|seen| seen.waiting == 1)
+        })
+        .await;
+        assert!(self.lease.is_valid());
+        let token = self.lease.token();
+        self.lease.release().await.unwrap();
+        let next = self.waiting.await.unwrap().unwrap();
+        assert!(next.token() > token);
+        next.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn backends_terminated() {
+    let server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    assert_eq!(server.terminate_all(), 2);
+    pair.goes_on().await;
+}
+
+/// One server process dies, and the server ends all others.
+#[tokio::test]
+async fn a_process_of_the_server_crashes() {
+    let server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    server.crash();
+    pair.goes_on().await;
+}
+
+#[tokio::test]
+async fn killed_and_started_again() {
+    let mut server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    server.kill();
+    server.restart();
+    pair.goes_on().await;
+}
+
+#[tokio::test]
+async fn shut_down_and_started_again() {
+    let mut server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    server.shut_down();
+    server.restart();
+    pair.goes_on().await;
+}
+
+#[tokio::test]
+async fn stopped_for_a_moment() {
+    let server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    server.stop();
+    tokio::time::sleep(ms(700)).await;
+    server.cont();
+    pair.goes_on().await;
+}
+
+/// For longer than a call may take: the connection is given up, and its server process ended.
+#[tokio::test]
+async fn stopped_for_longer_than_the_response_time_out() {
+    let server = PgServer::start();
+    let locks = registry(&server.url()).await;
+    let fast = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .response_timeout(ms(300))
+        .build()
+        .unwrap();
+    fast.obtain("k").inspect().await.unwrap();
+    server.stop();
+    let begin = Instant::now();
+    let error = fast.obtain("k").acquire_once().await.unwrap_err();
+    assert!(
+        told(&error).contains("answer") && begin.elapsed() < ms(2000),
+        "{error:?}"
+    );
+    server.cont();
+    // The call that was given up has won the lock for nobody (O5, O6).
+    let lock = locks.obtain("k");
+    let lease = lock.lease_within(BOUND).await.unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_way_in_which_a_wire_breaks() {
+    let server = PgServer::start();
+    let proxy = Proxy::to_port(server.port());
+    let url = PgServer::url_at(proxy.port());
+    for break_it in [
+        (|proxy| proxy.cut()) as fn(&Proxy),
+        |proxy| proxy.half_close(Way::ToServer),
+        |proxy| proxy.half_close(Way::ToClient),
+        |proxy| proxy.delay(Way::Both, ms(100)),
+        |proxy| {
+            proxy.refuse();
+            proxy.cut();
+            std::thread::sleep(ms(500));
+            proxy.accept();
+        },
+        |proxy| {
+            proxy.hold(Way::Both, true);
+            std::thread::sleep(ms(500));
+            proxy.hold(Way::Both, false);
+        },
+        |proxy| {
+            proxy.blackhole(Way::ToClient, true);
+            std::thread::sleep(ms(300));
+            proxy.blackhole(Way::ToClient, false);
+            proxy.cut();
+        },
+    ] {
+        let pair = Pair::new(&url).await;
+        break_it(&proxy);
+        pair.goes_on().await;
+        proxy.delay(Way::Both, Duration::ZERO);
+    }
+}
+
+/// Cut off for longer than its ttl: the holder learns it by its own clock, and the waiter is served.
+#[tokio::test]
+async fn cut_off_for_longer_than_the_ttl() {
+    let server = PgServer::start();
+    let proxy = Proxy::to_port(server.port());
+    let holder = registry(&PgServer::url_at(proxy.port())).await;
+    let waiter = registry(&server.url()).await;
+    let lease = holder
+        .obtain("k")
+        .ttl(ms(800))
+        .renewal(Renewal::watchdog())
+        .lease()
+        .await
+        .unwrap();
+    let token = lease.token();
+    proxy.refuse();
+    proxy.cut();
+    let lost = lease.lost().await;
+    assert!(matches!(lost, LockError::Lost { .. }), "{lost:?}");
+    let next = waiter.obtain("k").lease_within(BOUND).await.unwrap();
+    assert!(next.token() > token);
+}
+
+/// Notices vanish: the waiter asks when the lease of the last holder has run out, or after 12 s (W2).
+#[tokio::test]
+async fn notices_that_vanish() {
+    let server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    server.run("ALTER FUNCTION lockstream.notify_1 RENAME TO hidden");
+    pair.lease.release().await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(15), pair.waiting).await;
+    drop(next.expect("it asks by itself").unwrap().unwrap());
+}
+
+/// The server takes no writes for a while.
+#[tokio::test]
+async fn read_only() {
+    let server = PgServer::start();
+    let pair = Pair::new(&server.url()).await;
+    server.run("ALTER SYSTEM SET default_transaction_read_only = on");
+    server.run("SELECT pg_reload_conf()");
+    let other = registry_lazily(&server.url());
+    eventually("it takes no writes", async || {
+        let error = other.obtain("other").acquire_once().await;
+        error.is_err_and(|error| told(&error).contains("25006") && error.is_retryable())
+    })
+    .await;
+    let mut admin = server.client();
+    admin.run("SET default_transaction_read_only = off");
+    admin.run("ALTER SYSTEM RESET default_transaction_read_only");
+    server.run("SELECT pg_reload_conf()");
+    pair.goes_on().await;
+}
+
+fn registry_lazily(url: &str) -> LockRegistry {
+    builder(PostgresStore::connect_lazy(url).unwrap())
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn out_of_connections() {
+    let server = PgServer::builder()
+        .config("max_connections = 6")
+        .config("superuser_reserved_connections = 2")
+        .start();
+    server.run("CREATE ROLE app LOGIN CREATEROLE; GRANT CREATE ON DATABASE postgres TO app");
+    let url = PgServer::url_of("app", server.port());
+    let pair = Pair::new(&url).await;
+    let mut others = Vec::new();
+    while let Ok(client) = postgres::Config::new()
+        .host("127.0.0.1")
+        .port(server.port())
+        .user("app")
+        .dbname("postgres")
+        .connect_apart()
+    {
+        others.push(client);
+    }
+    assert!(!others.is_empty());
+    let error = registry_lazily(&url)
+        .obtain("other")
+        .acquire_once()
+        .await
+        .unwrap_err();
+    assert!(
+        told(&error).contains("53300") && error.is_retryable(),
+        "{error:?}"
+    );
+    drop(others);
+    pair.goes_on().await;
+}
+
+/// A connection that is made and dropped on another thread, since it has a runtime of its own.
+trait ConnectApart {
+    fn connect_apart(&self) -> Result<Apart, postgres::Error>;
+}
+
+struct Apart(Option<postgres::Client>);
+
+impl ConnectApart for postgres::Config {
+    fn connect_apart(&self) -> Result<Apart, postgres::Error> {
+        let connected = std::thread::scope(|scope| {
+            scope
+                .spawn(|| self.connect(postgres::NoTls))
+                .join()
+                .unwrap()
+        });
+        Ok(Apart(Some(connected?)))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let client = self.0.take();
+        std::thread::scope(|scope| scope.spawn(|| drop(client)).join().unwrap());
+    }
+}
+
+/// Somebody locks our tables: calls are refused after two seconds, and go on.
+#[tokio::test]
+async fn tables_that_are_locked() {
+    let server = PgServer::start();
+    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .response_timeout(ms(5000))
+        .build()
+        .unwrap();
+    let lease = locks
+        .obtain("k")
+        .ttl(Duration::from_secs(20))
+        .lease()
+        .await
+        .unwrap();
+    let mut other = server.client();
+    other.run("BEGIN; LOCK TABLE lockstream.lock");
+    let error = locks.obtain("other").acquire_once().await.unwrap_err();
+    assert!(
+        told(&error).contains("55P03") && error.is_retryable(),
+        "{error:?}"
+    );
+    other.run("ROLLBACK");
+    locks
+        .obtain("other")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_right_is_taken_away_and_given_back() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    server.run(
+        "CREATE ROLE app LOGIN; GRANT USAGE ON SCHEMA lockstream TO app; \
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lockstream TO app",
+    );
+    let url = PgServer::url_of("app", server.port());
+    let locks = registry(&url).await;
+    let lease = locks.obtain("k").lease().await.unwrap();
+    server.run("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA lockstream FROM app");
+    let error = locks.obtain("other").acquire_once().await.unwrap_err();
+    assert!(
+        told(&error).contains("42501") && !error.is_retryable(),
+        "{error:?}"
+    );
+    assert!(lease.is_valid());
+    server.run("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lockstream TO app");
+    lease.release().await.unwrap();
+    drop(locks.obtain("other").lease().await.unwrap());
+}
+
+/// A registry with several connections for its calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_lanes() {
+    let server = PgServer::start();
+    let store = PostgresStore::builder(server.url())
+        .lanes(3)
+        .connect()
+        .await
+        .unwrap();
+    let (one, other) = (
+        builder(store.clone()).build().unwrap(),
+        builder(store).build().unwrap(),
+    );
+    let turn = async |registry: &LockRegistry, n: usize| {
+        for _ in 0..20 {
+            registry
+                .obtain(format!("k{}", n % 8))
+                .lease()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+        }
+    };
+    let turns = (0..16).map(|n| turn(if n % 2 == 0 { &one } else { &other }, n));
+    let all = futures::future::join_all(turns);
+    let cuts = async {
+        for _ in 0..3 {
+            tokio::time::sleep(ms(100)).await;
+            server.terminate_all();
+        }
+    };
+    // A turn may be cut off: then the lease is renewed or lost, and no caller waits for ever.
+    let _ = tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(all, cuts) })
+        .await
+        .unwrap();
+    one.obtain("k").inspect().await.unwrap();
+    other.obtain("k").inspect().await.unwrap();
+    let connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockstream'";
+    eventually("three each", async || server.one::<i64>(connections) == 6).await;
+}

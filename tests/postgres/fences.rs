@@ -1,0 +1,470 @@
+//! Transactions that are fenced by a lease.
+
+use std::time::{Duration, Instant};
+
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry};
+use tokio_postgres::IsolationLevel;
+use tokio_postgres::error::SqlState;
+
+use crate::support::PgServer;
+use crate::{BOUND, client, eventually, ms, registry};
+
+/// A server with a table of accounts, and two processes.
+async fn shop() -> (PgServer, LockRegistry, LockRegistry) {
+    let server = PgServer::start();
+    let (one, other) = (registry(&server.url()).await, registry(&server.url()).await);
+    server.run("CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account VALUES (1, 100)");
+    (server, one, other)
+}
+
+const SPEND: &str = "UPDATE account SET balance = balance - 30 WHERE id = 1";
+
+async fn commits(registry: &LockRegistry, url: &str) {
+    let lease = registry.obtain("account:1").lease().await.unwrap();
+    let mut client = client(url).await;
+    let transaction = client.transaction().await.unwrap();
+    lease.view().fence(&transaction).await.unwrap();
+    transaction.execute(SPEND, &[]).await.unwrap();
+    transaction.commit().await.unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_holder_commits_and_one_whose_lease_is_over_does_not() {
+    let (server, one, other) = shop().await;
+    commits(&one, &server.url()).await;
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+
+    let lease = one.obtain("account:1").ttl(ms(50)).lease().await.unwrap();
+    let view = lease.view();
+    lease.lost().await;
+    commits(&other, &server.url()).await;
+    let mut client = client(&server.url()).await;
+    let transaction = client.transaction().await.unwrap();
+    let stale = view.fence(&transaction).await.unwrap_err();
+    assert!(
+        matches!(&stale, LockError::Lost { token, .. } if *token == view.token()),
+        "{stale:?}"
+    );
+    let aborted = transaction.execute(SPEND, &[]).await.unwrap_err();
+    assert_eq!(aborted.code(), Some(&SqlState::IN_FAILED_SQL_TRANSACTION));
+    // The client says `Ok`, and the server has rolled back.
+    transaction.commit().await.unwrap();
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 40);
+}
+
+/// Of another lease of the key, of another key, of no lease at all.
+#[tokio::test]
+async fn a_token_fences_by_its_own_lease_alone() {
+    let (server, one, _other) = shop().await;
+    let lease = one.obtain("account:1").lease().await.unwrap();
+    let token = lease.token().get();
+    let mut sql = server.client();
+    sql.run(&format!(
+        "BEGIN; SELECT lockstream.fence('account:1', {token}); COMMIT"
+    ));
+    for (key, token) in [
+        ("account:1", token - 64),
+        ("account:1", token + 64),
+        ("account:2", token),
+        ("account:1", 0),
+    ] {
+        let error = sql
+            .try_run(&format!("SELECT lockstream.fence('{key}', {token})"))
+            .unwrap_err();
+        assert_eq!(
+            error.code().unwrap().code(),
+            "LS001",
+            "{key} {token}: {error}"
+        );
+    }
+    lease.release().await.unwrap();
+    let error = sql
+        .try_run(&format!("SELECT lockstream.fence('account:1', {token})"))
+        .unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "LS001");
+}
+
+/// The lease is over, and the transaction goes on: nobody gets the lock before its end.
+#[tokio::test]
+async fn a_lease_that_runs_out_in_a_transaction_is_not_given_away() {
+    let (server, one, other) = shop().await;
+    let lease = one.obtain("account:1").ttl(ms(1500)).lease().await.unwrap();
+    let mut client = client(&server.url()).await;
+    let transaction = client.transaction().await.unwrap();
+    lease.view().fence(&transaction).await.unwrap();
+    transaction.execute(SPEND, &[]).await.unwrap();
+    lease.lost().await;
+    let lock = other.obtain("account:1");
+    assert!(!lock.acquire_once().await.unwrap(), "not even now");
+    let waiting =
+        tokio::spawn(async move { lock.lease_within(BOUND).await.map(|_| Instant::now()) });
+    tokio::time::sleep(ms(500)).await;
+    let ending = Instant::now();
+    assert!(!waiting.is_finished());
+    transaction.commit().await.unwrap();
+    let got = waiting.await.unwrap().unwrap();
+    assert!(got >= ending, "before the end of the transaction");
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+}
+
+/// A release in the midst of the transaction is done when that has ended. No fence begins meanwhile.
+#[tokio::test]
+async fn a_release_waits_for_the_transaction() {
+    let (server, one, other) = shop().await;
+    for is_waited_for in [false, true] {
+        let lease = one.obtain("account:1").lease().await.unwrap();
+        let (view, token) = (lease.view(), lease.token());
+        let mut client = client(&server.url()).await;
+        let transaction = client.transaction().await.unwrap();
+        view.fence(&transaction).await.unwrap();
+        let lock = other.obtain("account:1");
+        let waiting =
+            is_waited_for.then(|| tokio::spawn(async move { lock.lease_within(BOUND).await }));
+        if is_waited_for {
+            let lock = other.obtain("account:1");
+            eventually("it waits", async || {
+                lock.inspect().await.unwrap().waiting == 1
+            })
+            .await;
+        }
+        let releasing = tokio::spawn(async move { lease.release().await });
+        tokio::time::sleep(ms(300)).await;
+        assert!(!releasing.is_finished());
+        let late = format!("SELECT lockstream.fence('account:1', {})", token.get());
+        assert_eq!(
+            server
+                .client()
+                .try_run(&late)
+                .unwrap_err()
+                .code()
+                .unwrap()
+                .code(),
+            "LS001"
+        );
+        transaction.execute(SPEND, &[]).await.unwrap();
+        transaction.commit().await.unwrap();
+        releasing
+            .await
+            .unwrap()
+            .expect("it was held until its release");
+        if let Some(waiting) = waiting {
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+    }
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 40);
+}
+
+#[tokio::test]
+async fn an_older_snapshot_does_not_hide_the_end_of_a_lease() {
+    let (server, one, other) = shop().await;
+    for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
+        for is_shared in [false, true] {
+            let lock = |registry: &LockRegistry| match is_shared {
+                true => registry.obtain("account:1").permits(1),
+                false => registry.obtain("account:1"),
+            };
+            let lease = lock(&one).lease().await.unwrap();
+            let view = lease.view();
+            let mut client = client(&server.url()).await;
+            let transaction = client
+                .build_transaction()
+                .isolation_level(level)
+                .start()
+                .await
+                .unwrap();
+            transaction
+                .query("SELECT balance FROM account", &[])
+                .await
+                .unwrap();
+            lease.release().await.unwrap();
+            let next = lock(&other).lease().await.unwrap();
+            let error = view.fence(&transaction).await.unwrap_err();
+            let told = crate::told(&error);
+            assert!(
+                told.contains("40001") || matches!(error, LockError::Lost { .. }),
+                "{told}"
+            );
+            next.release().await.unwrap();
+        }
+    }
+}
+
+/// Of renewals a fence knows nothing, and they know nothing of it.
+#[tokio::test]
+async fn a_fenced_lease_is_renewed() {
+    let (server, one, _other) = shop().await;
+    let renewal = lockstream::Renewal::watchdog();
+    let locks = [one.obtain("account:1"), one.obtain("account:1").permits(2)];
+    for lock in locks {
+        let lease = lock.ttl(ms(300)).renewal(renewal).lease().await.unwrap();
+        let mut client = client(&server.url()).await;
+        let transaction = client.transaction().await.unwrap();
+        lease.view().fence(&transaction).await.unwrap();
+        tokio::time::sleep(ms(1000)).await;
+        assert!(lease.is_valid());
+        lease.view().fence(&transaction).await.unwrap();
+        transaction.commit().await.unwrap();
+        lease.release().await.unwrap();
+    }
+}
+
+/// The fence of one permit keeps no other.
+#[tokio::test]
+async fn a_permits_fence_is_its_own() {
+    let (server, one, other) = shop().await;
+    let fenced = one.obtain("account:1").permits(2).lease().await.unwrap();
+    let neighbour = other.obtain("account:1").permits(2).lease().await.unwrap();
+    let mut client = client(&server.url()).await;
+    let transaction = client.transaction().await.unwrap();
+    fenced.view().fence(&transaction).await.unwrap();
+    neighbour.release().await.unwrap();
+    let neighbour = other.obtain("account:1").permits(2).lease().await.unwrap();
+    let busy = other
+        .obtain("account:1")
+        .permits(2)
+        .acquire_once()
+        .await
+        .unwrap();
+    assert!(!busy);
+    let releasing = tokio::spawn(async move { fenced.release().await });
+    tokio::time::sleep(ms(200)).await;
+    assert!(!releasing.is_finished());
+    assert!(
+        !other
+            .obtain("account:1")
+            .permits(2)
+            .acquire_once()
+            .await
+            .unwrap(),
+        "it is not free yet"
+    );
+    transaction.commit().await.unwrap();
+    releasing.await.unwrap().unwrap();
+    neighbour.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn several_keys_are_fenced_together() {
+    let (server, one, _other) = shop().await;
+    let lease = one.obtain_all(["b", "a"]).lease().await.unwrap();
+    let mut client = client(&server.url()).await;
+    let transaction = client.transaction().await.unwrap();
+    lease.view().fence(&transaction).await.unwrap();
+    assert_eq!(
+        server.one::<i64>(
+            "SELECT count(*) FROM pg_locks WHERE relation = 'lockstream.guard'::regclass"
+        ),
+        1
+    );
+    transaction.commit().await.unwrap();
+    server.run("UPDATE lockstream.lock SET expires_at = 0 WHERE key = 'lock:b'");
+    let transaction = client.transaction().await.unwrap();
+    let lost = lease.view().fence(&transaction).await.unwrap_err();
+    assert_eq!(lost.key(), "b", "{lost:?}");
+}
+
+/// A fence does not tell the callers of a registry apart, so a lease whose token was seen is not passed between them.
+#[tokio::test]
+async fn callers_of_one_registry_that_fence_have_tenures_of_their_own() {
+    let (_server, one, _other) = shop().await;
+    // The tokens of one tenure are one apart, and the first of a tenure is a multiple of 64.
+    let tokens = async |sees: bool| {
+        let one = &one;
+        let take = async || {
+            let lease = one.obtain("account:1").lease().await.unwrap();
+            if sees {
+                lease.token();
+            }
+            tokio::time::sleep(ms(1)).await;
+            let token = format!("{lease:?}");
+            lease.release().await.unwrap();
+            let (_, token) = token.split_once("Token(").unwrap();
+            token.split_once(')').unwrap().0.parse::<u64>().unwrap()
+        };
+        futures::future::join_all((0..8).map(|_| take())).await
+    };
+    let passed = tokens(false).await;
+    assert!(passed.iter().any(|token| token % 64 != 0), "{passed:?}");
+    let fenced = tokens(true).await;
+    assert!(fenced.iter().all(|token| token % 64 == 0), "{fenced:?}");
+}
+
+#[tokio::test]
+async fn a_fence_in_a_savepoint_ends_with_it() {
+    let (server, one, other) = shop().await;
+    let lease = one.obtain("account:1").ttl(ms(300)).lease().await.unwrap();
+    let token = lease.token().get();
+    let mut sql = server.client();
+    sql.run(&format!(
+        "BEGIN; SAVEPOINT s; SELECT lockstream.fence('account:1', {token}); ROLLBACK TO s"
+    ));
+    lease.lost().await;
+    let next = other.obtain("account:1").lease_within(ms(1000)).await;
+    drop(next.expect("nothing is fenced any more"));
+    sql.run("COMMIT");
+}
+
+/// On a store without transactions, and in another database.
+#[tokio::test]
+async fn what_cannot_be_fenced_says_so() {
+    let (server, one, _other) = shop().await;
+    let memory = LockRegistry::in_memory().obtain("k").lease().await.unwrap();
+    let lease = one.obtain("k").lease().await.unwrap();
+    let mut here = client(&server.url()).await;
+    let transaction = here.transaction().await.unwrap();
+    let error = memory.view().fence(&transaction).await.unwrap_err();
+    assert!(
+        crate::told(&error).contains("no transactions") && !error.is_retryable(),
+        "{error:?}"
+    );
+    server.run("CREATE DATABASE elsewhere");
+    let url = server.url().replace("/postgres?", "/elsewhere?");
+    let mut elsewhere = client(&url).await;
+    let transaction = elsewhere.transaction().await.unwrap();
+    let error = lease.view().fence(&transaction).await.unwrap_err();
+    assert!(
+        crate::told(&error).contains("3F000") && !error.is_retryable(),
+        "{error:?}"
+    );
+}
+
+/// How it goes where leases end at any moment of a transaction.
+struct Stress {
+    lock: fn(&LockRegistry) -> Lock,
+    /// For how long a lease is held, at most.
+    hold: Duration,
+    releases: bool,
+}
+
+/// Many read a balance, think, and write it, each in a transaction of its own under its lease. Whatever was committed
+/// must be there.
+async fn no_update_is_lost(stress: Stress) {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    // Each renewal of a lock is slow: its row has much that is stored elsewhere, and is another one each time.
+    server.run(
+        "CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account VALUES (1, 0); \
+         ALTER TABLE lockstream.lock ADD COLUMN filler text; ALTER TABLE lockstream.lock ALTER filler SET STORAGE EXTERNAL; \
+         ALTER TABLE lockstream.holder ADD COLUMN filler text; ALTER TABLE lockstream.holder ALTER filler SET STORAGE EXTERNAL; \
+         CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN NEW.filler := repeat(md5(random()::text), 3000); RETURN NEW; END $$; \
+         CREATE TRIGGER slow BEFORE UPDATE ON lockstream.lock FOR EACH ROW EXECUTE FUNCTION slow(); \
+         CREATE TRIGGER slow BEFORE UPDATE ON lockstream.holder FOR EACH ROW EXECUTE FUNCTION slow()",
+    );
+    let until = Instant::now() + Duration::from_secs(4);
+    let work = async |n: u64| {
+        let registry = registry(&server.url()).await;
+        let mut client = client(&server.url()).await;
+        let mut commits = 0_i64;
+        let mut dice = n;
+        while Instant::now() < until {
+            dice = dice
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let lock = (stress.lock)(&registry).wait(ms(500));
+            let Ok(lease) = lock.lease().await else {
+                continue;
+            };
+            let pause = Duration::from_micros((dice >> 33) % (stress.hold.as_micros() as u64));
+            let view = lease.view();
+            let spend = async {
+                let transaction = client.transaction().await.ok()?;
+                view.fence(&transaction).await.ok()?;
+                let row = transaction
+                    .query_one("SELECT balance FROM account", &[])
+                    .await
+                    .ok()?;
+                tokio::time::sleep(pause).await;
+                let sql = "UPDATE account SET balance = $1";
+                transaction
+                    .execute(sql, &[&(row.get::<_, i64>(0) + 1)])
+                    .await
+                    .ok()?;
+                transaction.commit().await.ok()
+            };
+            if stress.releases && dice.is_multiple_of(3) {
+                let (spent, _) = tokio::join!(spend, async {
+                    tokio::time::sleep(pause / 2).await;
+                    lease.release().await
+                });
+                commits += i64::from(spent.is_some());
+            } else {
+                commits += i64::from(spend.await.is_some());
+                let _ = lease.release().await;
+            }
+        }
+        commits
+    };
+    let commits: i64 = futures::future::join_all((0..6).map(work))
+        .await
+        .into_iter()
+        .sum();
+    assert!(commits > 5, "{commits}");
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), commits);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_update_is_lost_though_leases_run_out_in_the_midst_of_transactions() {
+    no_update_is_lost(Stress {
+        lock: |registry| {
+            registry
+                .obtain("account:1")
+                .ttl(ms(60))
+                .renewal(lockstream::Renewal::watchdog().max_renewals(1))
+        },
+        hold: ms(200),
+        releases: false,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_update_is_lost_though_leases_are_released_in_the_midst_of_transactions() {
+    no_update_is_lost(Stress {
+        lock: |registry| {
+            registry
+                .obtain("account:1")
+                .ttl(ms(300))
+                .renewal(lockstream::Renewal::watchdog())
+        },
+        hold: ms(30),
+        releases: true,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_update_is_lost_though_a_permit_ends_in_the_midst_of_transactions() {
+    no_update_is_lost(Stress {
+        lock: |registry| {
+            registry
+                .obtain("account:1")
+                .permits(1)
+                .ttl(ms(60))
+                .renewal(lockstream::Renewal::watchdog().max_renewals(1))
+        },
+        hold: ms(150),
+        releases: true,
+    })
+    .await;
+}
+
+/// Work under a lock fences by the view that it is given.
+#[tokio::test]
+async fn work_under_a_lock_fences_its_transaction() {
+    let (server, one, _other) = shop().await;
+    let mut client = client(&server.url()).await;
+    let lock = one.obtain("account:1");
+    let spent = lock
+        .with_lease(|lease| async move {
+            let transaction = client.transaction().await?;
+            lease.fence(&transaction).await.unwrap();
+            transaction.execute(SPEND, &[]).await?;
+            transaction.commit().await
+        })
+        .await;
+    spent.unwrap().unwrap();
+    async {}.with_lock(&lock).await.unwrap();
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+}

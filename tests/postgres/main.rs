@@ -1,0 +1,70 @@
+//! What only a PostgreSQL store shows.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `fences.rs` | does a transaction commit only while its lease holds, and does nobody get the lock before its end? |
+//! | `faults.rs` | what if the server, a connection or a right is gone? |
+//! | `losses.rs` | what if the server loses what it acknowledged? |
+//! | `poolers.rs` | what if a pooler is between? |
+//! | `setup.rs` | how does the schema come into a database, and who may use it? |
+//! | `cost.rs` | what does waiting cost, and what a lock? |
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cost;
+mod faults;
+mod fences;
+mod losses;
+mod poolers;
+mod setup;
+
+use std::time::{Duration, Instant};
+
+use lockstream::store::PostgresStore;
+use lockstream::{LockRegistry, LockRegistryBuilder};
+use tokio_postgres::NoTls;
+
+const BOUND: Duration = Duration::from_secs(10);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A registry to be. Leases last 2 s.
+fn builder(store: PostgresStore) -> LockRegistryBuilder {
+    LockRegistry::builder(store)
+        .ttl(ms(2000))
+        .wait(BOUND)
+        .response_timeout(ms(2000))
+}
+
+/// A registry whose connection stands.
+async fn registry(url: &str) -> LockRegistry {
+    let registry = builder(PostgresStore::connect(url).await.unwrap())
+        .build()
+        .unwrap();
+    registry.obtain("anything").inspect().await.unwrap();
+    registry
+}
+
+/// A client of the application.
+async fn client(url: &str) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Waits until `condition` holds.
+async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition().await {
+        assert!(begin.elapsed() < BOUND, "not within {BOUND:?}: {what}");
+        tokio::time::sleep(ms(5)).await;
+    }
+}
+
+/// An error with all of its causes.
+fn told(error: &dyn std::error::Error) -> String {
+    support::chain(error)
+}

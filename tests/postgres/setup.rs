@@ -1,0 +1,333 @@
+//! How the schema comes into a database, and who may use it.
+
+use lockstream::LockRegistry;
+use lockstream::store::PostgresStore;
+
+use crate::support::PgServer;
+use crate::{BOUND, builder, ms, told};
+
+#[tokio::test]
+async fn the_first_that_connects_makes_the_schema() {
+    let server = PgServer::start();
+    let locks = LockRegistry::connect(server.url()).await.unwrap();
+    let lease = locks.obtain("order:42").lease().await.unwrap();
+    assert_eq!(
+        server
+            .one::<String>("SELECT owner FROM lockstream.lock")
+            .split(':')
+            .count(),
+        2
+    );
+    assert!(lease.is_valid());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_connect_at_once_one_makes_it() {
+    let server = PgServer::start();
+    let connect = async || PostgresStore::connect(server.url()).await.map(drop);
+    let connected = futures::future::join_all((0..8).map(|_| connect())).await;
+    assert!(connected.iter().all(Result::is_ok), "{connected:?}");
+    PostgresStore::connect_lazy(server.url())
+        .unwrap()
+        .migrate()
+        .await
+        .unwrap();
+    assert_eq!(
+        server.one::<i64>("SELECT count(*) FROM lockstream.state"),
+        1
+    );
+}
+
+/// An application with the least rights, in a schema of another name that an administrator has made by hand.
+#[tokio::test]
+async fn the_rights_of_the_page_are_enough_and_each_is_needed() {
+    let server = PgServer::start();
+    let sql = PostgresStore::SQL
+        .replace("lockstream.", "app_locks.")
+        .replace("SCHEMA lockstream ", "SCHEMA app_locks ");
+    server.run(&sql.replace("SCHEMA IF NOT EXISTS lockstream", "SCHEMA app_locks"));
+    server.run("CREATE ROLE app LOGIN; REVOKE CREATE ON DATABASE postgres FROM PUBLIC");
+    let url = PgServer::url_of("app", server.port());
+    let connect = || PostgresStore::builder(&url).schema("app_locks").connect();
+    let error = connect().await.unwrap_err();
+    assert!(
+        error.to_string().contains("42501") && !error.is_retryable(),
+        "{error}"
+    );
+
+    let rights = rights_of_the_page();
+    assert!(rights.len() > 5, "{rights:?}");
+    for right in &rights {
+        server.run(&right.replace("lockstream", "app_locks"));
+    }
+    let one = builder(connect().await.unwrap()).build().unwrap();
+    let other = builder(connect().await.unwrap()).build().unwrap();
+    let lease = one.obtain("k").lease().await.unwrap();
+    let lock = other.obtain("k");
+    let waiting = tokio::spawn(async move { lock.lease_within(BOUND).await });
+    let token = lease.token().get();
+    let mut client = crate::client(&url).await;
+    let transaction = client.transaction().await.unwrap();
+    lease.view().fence(&transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert!(token > 0);
+    crate::eventually("it waits", async || {
+        one.obtain("k").inspect().await.unwrap().waiting == 1
+    })
+    .await;
+    lease.release().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+    let direct = client
+        .query("SELECT * FROM app_locks.lock", &[])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        direct.code().unwrap().code(),
+        "42501",
+        "no right to a table"
+    );
+
+    // Without one of them nothing works, and the error says which.
+    for right in rights.iter().filter(|right| right.contains("FUNCTION")) {
+        let revoke = right
+            .replace("lockstream", "app_locks")
+            .replace("GRANT", "REVOKE")
+            .replace(" TO ", " FROM ");
+        server.run(&revoke);
+        let function = right
+            .split_once("lockstream.")
+            .unwrap()
+            .1
+            .split_once('(')
+            .unwrap()
+            .0
+            .to_owned();
+        let fails = match &*function {
+            "hello_1" => connect().await.map(drop).map_err(|error| error.to_string()),
+            "ops_1" => connect().await.map(drop).map_err(|error| error.to_string()),
+            "fence" => {
+                let call = client.query("SELECT app_locks.fence('k', 1)", &[]).await;
+                call.map(drop).map_err(|error| told(&error))
+            }
+            "inspect_1" => {
+                let locks = builder(connect().await.unwrap()).build().unwrap();
+                let seen = locks.obtain("k").inspect().await;
+                seen.map(drop).map_err(|error| told(&error))
+            }
+            // Without these it is slower, or unused rows stay: no caller is told.
+            _ => Err(function.clone()),
+        };
+        let error = fails.unwrap_err();
+        assert!(error.contains(&function), "{function}: {error}");
+        server.run(&right.replace("lockstream", "app_locks"));
+    }
+}
+
+/// What docs/postgres.md tells an administrator to run.
+fn rights_of_the_page() -> Vec<String> {
+    let page = include_str!("../../docs/postgres.md");
+    let lines = page.lines().filter(|line| line.starts_with("GRANT "));
+    lines
+        .map(|line| line.replace("app;", "app").trim().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_make_the_schema_is_told_what_to_do() {
+    let server = PgServer::start();
+    server.run("CREATE ROLE app LOGIN");
+    let error = PostgresStore::connect(PgServer::url_of("app", server.port()))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("PostgresStore::migrate"),
+        "{error}"
+    );
+    assert!(!error.is_retryable());
+    let error = PostgresStore::builder(server.url())
+        .migrate(false)
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("PostgresStore::migrate"),
+        "{error}"
+    );
+    assert_eq!(
+        server
+            .rows("SELECT 1 FROM pg_namespace WHERE nspname = 'lockstream'")
+            .len(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn another_version_of_the_schema_is_refused() {
+    let server = PgServer::start();
+    PostgresStore::connect(server.url()).await.unwrap();
+    server.run("UPDATE lockstream.state SET version = 2");
+    let error = PostgresStore::connect(server.url()).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("has version 2, and this crate knows version 1"),
+        "{error}"
+    );
+    assert!(!error.is_retryable());
+}
+
+/// A role whose transactions are of another level by default. A pooler hides our setting from the server.
+#[tokio::test]
+async fn transactions_of_another_level_are_refused_and_ours_are_not() {
+    let server = PgServer::start();
+    server.run("ALTER ROLE postgres SET default_transaction_isolation = 'serializable'");
+    let locks = crate::registry(&server.url()).await;
+    locks
+        .obtain("k")
+        .lease()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let sql = "SELECT * FROM lockstream.ops_1(true, 0, 0, '', '{}', '{}', '{}', '{}', '{}', '{}')";
+    let error = server.client().try_rows(sql).unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "LS002");
+}
+
+#[test]
+fn bad_urls_and_settings_are_refused_before_anything_is_sent() {
+    let lasting = |store: Result<PostgresStore, lockstream::StoreError>, says: &str| {
+        let error = store.unwrap_err();
+        assert!(
+            error.to_string().contains(says) && !error.is_retryable(),
+            "{error}"
+        );
+    };
+    let secret = "hunter2";
+    for (url, says) in [
+        ("redis://localhost", "must begin with postgres://"),
+        ("postgres:///db?sslmode=disable", "no host"),
+        ("postgres://app:hunter2@h:port/db", "port"),
+        (
+            "postgres://app:hunter2@h/db?sslmode=prefer",
+            "it may be disable",
+        ),
+        ("postgres://app:hunter2@h/db?frobnicate=1", "frobnicate"),
+        (
+            "postgres://app:hunter2@h/db?sslrootcert=/nowhere.pem",
+            "/nowhere.pem",
+        ),
+        (
+            "postgres://app:hunter2@h/db?sslcert=/nowhere.pem",
+            "/nowhere.pem",
+        ),
+    ] {
+        let error = PostgresStore::connect_lazy(url).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains(secret), "{error:?}");
+        lasting(Err(error), says);
+    }
+    let store = || PostgresStore::builder("postgres://h/db");
+    lasting(store().schema("").connect_lazy(), "must not be empty");
+    lasting(store().schema("a'b").connect_lazy(), "quotes");
+    lasting(store().schema("pg_x").connect_lazy(), "pg_");
+    lasting(store().schema("s".repeat(64)).connect_lazy(), "63 bytes");
+    lasting(store().lanes(0).connect_lazy(), "from 1 to 16");
+    lasting(store().lanes(17).connect_lazy(), "from 1 to 16");
+    lasting(
+        store().quiet_time(std::time::Duration::MAX).connect_lazy(),
+        "a week",
+    );
+    lasting(
+        store().pooled("redis://h").connect_lazy(),
+        "must begin with postgres://",
+    );
+}
+
+#[tokio::test]
+async fn errors_of_connecting_say_what_to_do() {
+    let server = PgServer::builder()
+        .config("password_encryption = 'scram-sha-256'")
+        .start();
+    let nobody = PostgresStore::connect(PgServer::url_of("nobody", server.port()))
+        .await
+        .unwrap_err();
+    assert!(
+        nobody.to_string().contains("28000") && !nobody.is_retryable(),
+        "{nobody}"
+    );
+    let nowhere = server.url().replace("/postgres?", "/nowhere?");
+    let nowhere = PostgresStore::connect(nowhere).await.unwrap_err();
+    assert!(
+        nowhere.to_string().contains("3D000") && !nowhere.is_retryable(),
+        "{nowhere}"
+    );
+    let port = server.port();
+    drop(server);
+    let down = PostgresStore::connect(PgServer::url_at(port))
+        .await
+        .unwrap_err();
+    assert!(
+        down.to_string().contains(&port.to_string()) && down.is_retryable(),
+        "{down}"
+    );
+}
+
+/// A server without TLS, and a url that does not say so.
+#[cfg(feature = "tls-rustls")]
+#[tokio::test]
+async fn a_server_without_tls_is_not_talked_to_in_plain_text() {
+    let server = PgServer::start();
+    let url = server.url().replace("?sslmode=disable", "");
+    let error = PostgresStore::connect(url).await.unwrap_err();
+    assert!(error.to_string().contains("sslmode=disable"), "{error}");
+    let url = server
+        .url()
+        .replace("sslmode=disable", "sslmode=verify-full");
+    PostgresStore::connect(url).await.unwrap_err();
+    // A socket is not encrypted, and need not be.
+    PostgresStore::connect(server.socket_url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn registries_of_different_schemas_and_prefixes_do_not_exclude_each_other() {
+    let server = PgServer::start();
+    let one = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .build()
+        .unwrap();
+    let store = PostgresStore::builder(server.url())
+        .schema("Other \u{e9}")
+        .connect()
+        .await
+        .unwrap();
+    let other = builder(store).build().unwrap();
+    let third = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .prefix("jobs")
+        .build()
+        .unwrap();
+    let leases = [one.obtain("k"), other.obtain("k"), third.obtain("k")];
+    let leases =
+        futures::future::join_all(leases.iter().map(|lock| lock.lease_within(ms(500)))).await;
+    let mut client = crate::client(&server.url()).await;
+    for lease in leases {
+        let lease = lease.unwrap();
+        let transaction = client.transaction().await.unwrap();
+        lease.view().fence(&transaction).await.unwrap();
+        transaction.commit().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_registrys_connection_bears_its_name() {
+    let server = PgServer::start();
+    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .name("web")
+        .build()
+        .unwrap();
+    locks.obtain("k").inspect().await.unwrap();
+    let names = server.rows(
+        "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'",
+    );
+    let names: Vec<String> = names.iter().map(|row| row.get(0)).collect();
+    assert_eq!(names, ["lockstream:web"]);
+}
