@@ -16,6 +16,8 @@ pub mod fairness {}
     not(doctest),
     all(feature = "macros", feature = "redis", feature = "test-util")
 ))]
+/// [postgres.md#a-fenced-transaction]: crate::docs::postgres#a-fenced-transaction
+///
 #[doc = include_str!("../docs/from-other-libraries.md")]
 pub mod from_other_libraries {}
 
@@ -36,6 +38,7 @@ pub mod guarantees {}
 /// [operations.md]: crate::docs::operations
 /// [operations.md#access-rights]: crate::docs::operations#access-rights
 /// [operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect
+/// [postgres.md]: crate::docs::postgres
 ///
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}

@@ -71,5 +71,6 @@ fn machine(report: &Report) -> Value {
         "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         "kernel": kernel,
         "server": report.server,
+        "flush_us": report.flush,
     })
 }

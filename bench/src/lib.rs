@@ -1,14 +1,16 @@
 //! Measures lockstream beside its peers, on the machine at hand:
 //! `cargo bench -p lockstream-bench --bench scenarios`, with `-- --help` for what can be said.
 //!
-//! It starts a Redis server of its own. Each round of each library runs in processes of its own, the
+//! It starts a Redis or PostgreSQL server of its own. Each round of each library runs in processes of its own, the
 //! libraries taking turns in every round, so that a noisy minute hits all of them; a library that
 //! errs or hangs is reported as such, and the run goes on.
 //!
 //! | module | what is in it |
 //! |---|---|
 //! | `options` | what the command line says |
-//! | `server`, `monitor` | the server, and how commands are counted on it |
+//! | `target` | the server of the run, of whatever kind |
+//! | `server`, `monitor` | a Redis server, and how commands are counted on it |
+//! | `database`, `support` | a PostgreSQL server |
 //! | `cluster`, `net` | a cluster, and proxies that delay and count what clients send |
 //! | `libs` | the libraries, behind one trait |
 //! | `worker` | the processes that do the work, and the talk with them |
@@ -19,6 +21,7 @@
 
 mod clock;
 mod cluster;
+mod database;
 mod figures;
 mod journal;
 mod json;
@@ -33,7 +36,9 @@ mod report;
 mod run;
 mod scenarios;
 mod server;
+mod support;
 mod tally;
+mod target;
 mod worker;
 
 use std::process::ExitCode;

@@ -4,21 +4,24 @@ use std::path::PathBuf;
 
 use crate::libs::Lib;
 use crate::scenarios::Scenario;
+use crate::target::Store;
 
 pub(crate) const HELP: &str = "\
-Measures lockstream beside its peers, on a Redis server of its own.
+Measures lockstream beside its peers, on a server of its own.
 
 usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTION…]
 
   SCENARIO…     those to run; all, if none is named
+  --store NAME  on which server (redis; redis or postgres)
   --secs N      how long each round of each library is measured, in seconds (2; 0.1 to 60)
   --rounds N    how many rounds, the libraries taking turns in each (3; 1 to 100)
-  --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock)
+  --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock; on PostgreSQL
+                lockstream,sqlx-advisory,polled-table)
   --round-trip MS
                 what clients of a cluster wait for an answer at the least (1; 0 to 100)
   --hold SECS   how long cluster-100k holds its leases (60; 1 to 600)
   --json FILE   writes everything there, every round of it
-  --plot DIR    draws charts there, as SVG
+  --plot DIR    draws charts there, as SVG, of a run on Redis
   --readme      makes docs/speed.json, docs/speed.svg and the README's table of this run, which must
                 be a whole one
   --redraw      makes the latter two of docs/speed.json again, and runs nothing
@@ -30,6 +33,7 @@ GOAL being `reached` or `missed` and what was to be reached.";
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
+    pub(crate) store: Store,
     pub(crate) scenarios: Vec<Scenario>,
     pub(crate) libs: Vec<Lib>,
     pub(crate) secs: f64,
@@ -52,9 +56,11 @@ pub(crate) enum Wish {
 
 pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, String> {
     let mut args = args.into_iter();
+    let mut named_libs = None;
     let mut options = Options {
+        store: Store::Redis,
         scenarios: Vec::new(),
-        libs: Lib::ALL.to_vec(),
+        libs: Vec::new(),
         secs: 2.0,
         rounds: 3,
         round_trip: 1.0,
@@ -82,7 +88,11 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
             "--round-trip" => options.round_trip = number(name, &value()?, 0.0..=100.0)?,
             "--hold" => options.hold = number(name, &value()?, 1.0..=600.0)?,
             "--rounds" => options.rounds = whole(name, &value()?, 1..=100)?,
-            "--libs" => options.libs = libs(&value()?)?,
+            "--libs" => named_libs = Some(value()?),
+            "--store" => {
+                let found = one_of("store", &value()?, &Store::ALL.map(Store::name))?;
+                options.store = Store::ALL[found];
+            }
             "--json" => options.json = Some(PathBuf::from(value()?)),
             "--plot" => options.plot = Some(PathBuf::from(value()?)),
             _ if name.starts_with('-') => return Err(format!("there is no option {name}")),
@@ -93,22 +103,37 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
             }
         }
     }
-    if options.readme
-        && (!options.scenarios.is_empty() || !Lib::ALL.iter().all(|lib| options.libs.contains(lib)))
-    {
-        return Err("--readme is of a whole run, with every scenario and library".to_owned());
+    let (libs, scenarios) = (Lib::of(options.store), Scenario::on(options.store));
+    options.libs = match &named_libs {
+        Some(names) => libs_named(names, libs)?,
+        None => libs.to_vec(),
+    };
+    if options.plot.is_some() && options.store != Store::Redis {
+        return Err("--plot draws runs on Redis".to_owned());
+    }
+    let is_whole = options.scenarios.is_empty()
+        && libs.iter().all(|lib| options.libs.contains(lib))
+        && options.store == Store::Redis;
+    if options.readme && !is_whole {
+        return Err(
+            "--readme is of a whole run on Redis, with every scenario and library".to_owned(),
+        );
+    }
+    if let Some(other) = options.scenarios.iter().find(|it| !scenarios.contains(it)) {
+        let (name, store) = (other.name(), options.store.name());
+        return Err(format!("{name} is not a scenario of --store {store}"));
     }
     if options.scenarios.is_empty() {
-        options.scenarios = Scenario::ALL.to_vec();
+        options.scenarios = scenarios;
     }
     Ok(Wish::Run(options))
 }
 
-fn libs(names: &str) -> Result<Vec<Lib>, String> {
-    let known = Lib::ALL.map(Lib::name);
+fn libs_named(names: &str, all: &[Lib]) -> Result<Vec<Lib>, String> {
+    let known: Vec<_> = all.iter().map(|lib| lib.name()).collect();
     let mut libs = Vec::new();
     for name in names.split(',') {
-        push_new(&mut libs, Lib::ALL[one_of("library", name.trim(), &known)?]);
+        push_new(&mut libs, all[one_of("library", name.trim(), &known)?]);
     }
     Ok(libs)
 }
@@ -168,7 +193,7 @@ mod tests {
     fn nothing_said_is_everything() {
         let all = options("--bench");
         assert_eq!(all.scenarios, Scenario::ALL);
-        assert_eq!(all.libs, Lib::ALL);
+        assert_eq!(all.libs, Lib::of(Store::Redis));
         assert_eq!((all.secs, all.rounds), (2.0, 3));
     }
 
@@ -184,6 +209,14 @@ mod tests {
         assert_eq!((some.round_trip, some.hold), (5.0, 10.0));
         assert_eq!(some.json, Some(PathBuf::from("f")));
         assert_eq!(some.plot, Some(PathBuf::from("d")));
+    }
+
+    #[test]
+    fn a_store_has_libraries_and_scenarios_of_its_own() {
+        let all = options("--store postgres");
+        assert_eq!(all.libs, Lib::of(Store::Postgres));
+        assert!(all.scenarios.contains(&Scenario::Handover));
+        assert!(!all.scenarios.contains(&Scenario::Cluster100k));
     }
 
     #[test]
@@ -210,6 +243,11 @@ mod tests {
             ("--round 1", "--round"),
             ("--readme free-8", "--readme"),
             ("--readme --libs bare", "--readme"),
+            ("--readme --store postgres", "--readme"),
+            ("--store postgres --plot d", "--plot"),
+            ("--store mysql", "mysql"),
+            ("--store postgres far-1", "far-1"),
+            ("--store postgres --libs bare", "bare"),
         ] {
             let error = say(line).expect_err(line);
             assert!(error.contains(names), "{line}: {error}");

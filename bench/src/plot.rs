@@ -23,7 +23,8 @@ pub(crate) fn colour(lib: Lib) -> RGBColor {
         Lib::Lockstream => RGBColor(0x1f, 0x8f, 0xd6),
         Lib::Bare => RGBColor(0x8a, 0x8a, 0x8a),
         Lib::Rslock => RGBColor(0xd9, 0x7a, 0x1e),
-        Lib::AsyncRedisLock => RGBColor(0x4f, 0x9d, 0x52),
+        Lib::AsyncRedisLock | Lib::SqlxAdvisory => RGBColor(0x4f, 0x9d, 0x52),
+        Lib::PolledTable => RGBColor(0x9b, 0x5f, 0xc0),
     }
 }
 
@@ -127,7 +128,7 @@ impl Chart {
         let mut bars = Vec::new();
         for (group, (_, scenario, figure)) in self.groups.iter().enumerate() {
             let bare = report.median(*scenario, Lib::Bare, figure);
-            for lib in Lib::ALL {
+            for lib in Lib::ON_REDIS {
                 let value = report.median(*scenario, lib, figure);
                 let value = match self.scale {
                     Scale::ToBare => value.zip(bare).map(|(value, bare)| value / bare),
@@ -187,11 +188,11 @@ impl Chart {
             .y_label_formatter(&|height| self.axis(*height))
             .draw()?;
 
-        let width = 0.8 / Lib::ALL.len() as f64;
+        let width = 0.8 / Lib::ON_REDIS.len() as f64;
         let over = small.pos(Pos::new(HPos::Center, VPos::Bottom));
         for (group, lib, value) in bars {
             let Some(value) = *value else { continue };
-            let place = Lib::ALL.iter().position(|one| one == lib);
+            let place = Lib::ON_REDIS.iter().position(|one| one == lib);
             let left = *group as f64 + 0.1 + width * place.expect("all are there") as f64;
             let height = self.height(value);
             chart.draw_series([Rectangle::new(
@@ -219,7 +220,7 @@ impl Chart {
         let style = (FONT, 16).into_font().color(&TEXT);
         let style = style.pos(Pos::new(HPos::Left, VPos::Center));
         let mut left = 74;
-        for lib in Lib::ALL {
+        for lib in Lib::ON_REDIS {
             if !bars
                 .iter()
                 .any(|(_, one, value)| *one == lib && value.is_some())
@@ -250,6 +251,8 @@ mod tests {
         Report {
             secs: 1.0,
             rounds: 1,
+            store: crate::target::Store::Redis,
+            flush: None,
             server: String::new(),
             entries: vec![entry(Lib::Lockstream), entry(Lib::Bare)],
         }

@@ -4,11 +4,13 @@ use crate::figures::median;
 use crate::libs::Lib;
 use crate::report::{Entry, Report};
 use crate::scenarios::Scenario;
+use crate::target::Store;
 
 /// What a figure of ours is set against.
 #[derive(Clone, Copy)]
 enum Basis {
-    Bare,
+    /// That library.
+    Of(Lib),
     /// The most that any other library in the run has.
     BestOther,
     /// Nothing: it is a ratio already, or wants to be known as it is.
@@ -23,7 +25,7 @@ pub(crate) enum Goal {
     Unset,
 }
 
-use Basis::{Bare, BestOther, Itself};
+use Basis::{BestOther, Itself, Of};
 use Goal::{AtLeast, AtMost, Unset};
 
 /// Name, scenario, figure, what it is set against, and its goal.
@@ -31,10 +33,10 @@ type Row = (&'static str, Scenario, &'static str, Basis, Goal);
 
 #[rustfmt::skip]
 const RATIOS: [Row; 41] = [
-    ("free-1", Scenario::Free1, "pairs", Bare, AtLeast(0.8)),
-    ("free-8", Scenario::Free8, "pairs", Bare, AtLeast(0.75)),
-    ("free-64", Scenario::Free64, "pairs", Bare, AtLeast(0.8)),
-    ("free-256", Scenario::Free256, "pairs", Bare, AtLeast(1.0)),
+    ("free-1", Scenario::Free1, "pairs", Of(Lib::Bare), AtLeast(0.8)),
+    ("free-8", Scenario::Free8, "pairs", Of(Lib::Bare), AtLeast(0.75)),
+    ("free-64", Scenario::Free64, "pairs", Of(Lib::Bare), AtLeast(0.8)),
+    ("free-256", Scenario::Free256, "pairs", Of(Lib::Bare), AtLeast(1.0)),
     ("hot-local", Scenario::HotLocal, "acquisitions", BestOther, AtLeast(15.0)),
     ("hot-local-changes", Scenario::HotLocal, "changes", BestOther, AtLeast(100.0)),
     ("hot-local-turns", Scenario::HotLocal, "turns", Itself, AtMost(1.05)),
@@ -49,9 +51,9 @@ const RATIOS: [Row; 41] = [
     ("held-100k-bytes", Scenario::Held100k, "bytes", Itself, AtMost(1024.0)),
     ("held-100k-cpu", Scenario::Held100k, "cpu", Itself, AtMost(0.05)),
     ("many-keys-left", Scenario::ManyKeys, "left", Itself, AtMost(0.0)),
-    ("far-1", Scenario::Far1, "acquire-p50", Bare, AtMost(1.1)),
-    ("far-64", Scenario::Far64, "acquire-p50", Bare, AtMost(1.1)),
-    ("far-256", Scenario::Far256, "acquire-p50", Bare, AtMost(1.1)),
+    ("far-1", Scenario::Far1, "acquire-p50", Of(Lib::Bare), AtMost(1.1)),
+    ("far-64", Scenario::Far64, "acquire-p50", Of(Lib::Bare), AtMost(1.1)),
+    ("far-256", Scenario::Far256, "acquire-p50", Of(Lib::Bare), AtMost(1.1)),
     ("cluster-100k-lost", Scenario::Cluster100k, "lost", Itself, AtMost(0.0)),
     ("cluster-100k-cpu", Scenario::Cluster100k, "cpu", Itself, AtMost(0.15)),
     ("cluster-brief-lost", Scenario::ClusterBrief, "lost", Itself, AtMost(0.0)),
@@ -67,9 +69,28 @@ const RATIOS: [Row; 41] = [
     ("fleet-restart-busiest", Scenario::FleetRestart, "busiest", Itself, AtMost(1200.0)),
     ("fleet-restart-back-s", Scenario::FleetRestart, "back", Itself, AtMost(4.0)),
     ("fleet-restart-lost", Scenario::FleetRestart, "lost", Itself, AtMost(0.0)),
-    ("permits-8", Scenario::Permits8, "acquisitions", Bare, Unset),
+    ("permits-8", Scenario::Permits8, "acquisitions", Of(Lib::Bare), Unset),
     ("permits-8-maxwait-ms", Scenario::Permits8, "maxwait", Itself, Unset),
     ("permits-8-turns", Scenario::Permits8, "turns", Itself, Unset),
+    ("readers-write-maxwait-ms", Scenario::Readers, "write-maxwait", Itself, Unset),
+    ("all-3-maxwait-ms", Scenario::All3, "maxwait", Itself, Unset),
+];
+
+#[rustfmt::skip]
+const ON_POSTGRES: [Row; 15] = [
+    ("free-1", Scenario::Free1, "pairs", Of(Lib::SqlxAdvisory), Unset),
+    ("free-8", Scenario::Free8, "pairs", Of(Lib::SqlxAdvisory), Unset),
+    ("free-64", Scenario::Free64, "pairs", Of(Lib::SqlxAdvisory), AtLeast(0.5)),
+    ("free-64-table", Scenario::Free64, "pairs", Of(Lib::PolledTable), Unset),
+    ("free-256", Scenario::Free256, "pairs", Of(Lib::SqlxAdvisory), Unset),
+    ("hot-local", Scenario::HotLocal, "acquisitions", BestOther, Unset),
+    ("hot-local-turns", Scenario::HotLocal, "turns", Itself, AtMost(1.05)),
+    ("hot-processes", Scenario::HotProcesses, "acquisitions", BestOther, Unset),
+    ("hot-processes-turns", Scenario::HotProcesses, "turns", Itself, AtMost(1.05)),
+    ("waiting-1000", Scenario::Waiting1000, "commands", Itself, AtMost(2.0)),
+    ("handover", Scenario::Handover, "p50", Of(Lib::SqlxAdvisory), AtMost(4.0)),
+    ("handover-p50-us", Scenario::Handover, "p50", Itself, Unset),
+    ("permits-8-maxwait-ms", Scenario::Permits8, "maxwait", Itself, Unset),
     ("readers-write-maxwait-ms", Scenario::Readers, "write-maxwait", Itself, Unset),
     ("all-3-maxwait-ms", Scenario::All3, "maxwait", Itself, Unset),
 ];
@@ -104,7 +125,11 @@ pub(crate) fn of(report: &Report) -> Vec<Ratio> {
         let value = one(report, scenario, figure, basis)?;
         Some(Ratio { name, value, goal })
     };
-    RATIOS.into_iter().filter_map(ratio).collect()
+    let rows = match report.store {
+        Store::Redis => RATIOS.as_slice(),
+        Store::Postgres => &ON_POSTGRES,
+    };
+    rows.iter().copied().filter_map(ratio).collect()
 }
 
 fn one(report: &Report, scenario: Scenario, figure: &str, basis: Basis) -> Option<f64> {
@@ -112,7 +137,7 @@ fn one(report: &Report, scenario: Scenario, figure: &str, basis: Basis) -> Optio
     let is_basis = |entry: &&Entry| {
         entry.scenario == scenario
             && match basis {
-                Bare => entry.lib == Lib::Bare,
+                Of(lib) => entry.lib == lib,
                 BestOther => entry.lib != Lib::Lockstream,
                 Itself => false,
             }
@@ -153,6 +178,8 @@ mod tests {
         Report {
             secs: 1.0,
             rounds: 3,
+            store: crate::target::Store::Redis,
+            flush: None,
             server: String::new(),
             entries,
         }

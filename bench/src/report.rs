@@ -6,13 +6,17 @@ use crate::figures::{Figure, median, spread};
 use crate::libs::{Lib, Outcome};
 use crate::ratios;
 use crate::scenarios::Scenario;
+use crate::target::Store;
 
 /// A whole run.
 pub(crate) struct Report {
     pub(crate) secs: f64,
     pub(crate) rounds: usize,
+    pub(crate) store: Store,
     /// The server's kind and version.
     pub(crate) server: String,
+    /// How long its disk takes to flush, in µs, where answers wait for that.
+    pub(crate) flush: Option<f64>,
     pub(crate) entries: Vec<Entry>,
 }
 

@@ -8,7 +8,7 @@ use crate::libs::{Lib, Outcome};
 use crate::options::Options;
 use crate::report::{Entry, Report};
 use crate::scenarios::{Round, Scenario};
-use crate::server::Server;
+use crate::target::Target;
 use crate::{json, plot, readme, report};
 
 pub(crate) fn run(options: &Options) -> Outcome<()> {
@@ -20,13 +20,22 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     }
     allow_many_connections();
     let begin = Instant::now();
-    let mut server = Server::start()?;
+    let mut server = Target::start(options.store)?;
     let (version, url, pid) = (server.version(), server.url(), server.pid());
     eprintln!("{version} at {url}, process {pid}");
+    let flush = match &server {
+        Target::Redis(_) => None,
+        Target::Postgres(database) => Some(database.flush()?),
+    };
+    if let Some(flush) = flush {
+        println!("machine {} flush {flush} us", server.version());
+    }
     let mut all = Report {
         secs: options.secs,
         rounds: options.rounds,
+        store: options.store,
         server: server.version().to_owned(),
+        flush,
         entries: Vec::new(),
     };
     for scenario in &options.scenarios {
@@ -71,7 +80,7 @@ fn allow_many_connections() {
     }
 }
 
-fn run_scenario(scenario: Scenario, options: &Options, server: &mut Server) -> Vec<Entry> {
+fn run_scenario(scenario: Scenario, options: &Options, server: &mut Target) -> Vec<Entry> {
     let libs = options.libs.iter().copied();
     let mut entries: Vec<Entry> = libs
         .filter(|lib| scenario.is_of(*lib))

@@ -139,6 +139,19 @@ impl PgServer {
         format!("postgres://postgres@{folder}:{}/postgres", self.port())
     }
 
+    /// Its first process.
+    pub fn pid(&self) -> i32 {
+        self.process().pid.as_raw_pid()
+    }
+
+    /// Its first process and the children of that.
+    pub fn pids(&self) -> Vec<Pid> {
+        let first = self.process().pid;
+        let mut pids = vec![first];
+        pids.extend(children(first));
+        pids
+    }
+
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

@@ -14,7 +14,7 @@ impl Library for AsyncRedisLock {
     type Lock = String;
     type Held = Lock;
 
-    async fn connect(url: &str, _: Passes) -> Outcome<Self> {
+    async fn connect(url: &str, _: Passes, _: usize) -> Outcome<Self> {
         let locker = Locker::from_redis_url(url).await;
         Ok(Self {
             locker: locker.map_err(told("connect"))?,

@@ -45,7 +45,7 @@ impl Library for Bare {
     type Lock = Wanted;
     type Held = Held;
 
-    async fn connect(url: &str, _: Passes) -> Outcome<Self> {
+    async fn connect(url: &str, _: Passes, _: usize) -> Outcome<Self> {
         let client = redis::Client::open(url).map_err(told("open"))?;
         let connection = client
             .get_multiplexed_async_connection()

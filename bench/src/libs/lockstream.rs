@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstream::store::RedisStore;
+use lockstream::store::{PostgresStore, RedisStore};
 use lockstream::{Lease, Lock, LockRegistry};
 
 use super::{Library, Outcome, Passes, told};
@@ -15,9 +15,14 @@ impl Library for Lockstream {
     type Lock = Lock;
     type Held = Lease;
 
-    async fn connect(url: &str, passes: Passes) -> Outcome<Self> {
-        let store = RedisStore::connect(url).await.map_err(told("connect"))?;
-        let builder = LockRegistry::builder(store);
+    async fn connect(url: &str, passes: Passes, _: usize) -> Outcome<Self> {
+        let builder = if url.starts_with("postgres:") {
+            let store = PostgresStore::connect(url).await;
+            LockRegistry::builder(store.map_err(told("connect"))?)
+        } else {
+            let store = RedisStore::connect(url).await;
+            LockRegistry::builder(store.map_err(told("connect"))?)
+        };
         let builder = match passes {
             Passes::Default => builder,
             Passes::None => builder.local_passes(0),

@@ -1,8 +1,10 @@
 //! The libraries that are measured, each behind the same few calls.
 
+mod advisory;
 mod async_redis_lock;
 mod bare;
 mod lockstream;
+mod polled_table;
 mod rslock;
 
 use std::fmt::Display;
@@ -10,9 +12,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::target::Store;
+
+pub(crate) use self::advisory::Advisory;
 pub(crate) use self::async_redis_lock::AsyncRedisLock;
 pub(crate) use self::bare::Bare;
 pub(crate) use self::lockstream::Lockstream;
+pub(crate) use self::polled_table::PolledTable;
 pub(crate) use self::rslock::Rslock;
 
 /// How long a lock lasts where a library asks for it: what lockstream takes by itself.
@@ -34,16 +40,26 @@ pub(crate) enum Lib {
     Bare,
     Rslock,
     AsyncRedisLock,
+    SqlxAdvisory,
+    PolledTable,
 }
 
 impl Lib {
-    /// In the order in which each round runs them.
-    pub(crate) const ALL: [Self; 4] = [
+    /// Those that keep locks in Redis, in the order in which each round runs them.
+    pub(crate) const ON_REDIS: [Self; 4] = [
         Self::Lockstream,
         Self::Bare,
         Self::Rslock,
         Self::AsyncRedisLock,
     ];
+
+    /// Those that keep locks in such a store, in that order.
+    pub(crate) fn of(store: Store) -> &'static [Self] {
+        match store {
+            Store::Redis => &Self::ON_REDIS,
+            Store::Postgres => &[Self::Lockstream, Self::SqlxAdvisory, Self::PolledTable],
+        }
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -51,6 +67,8 @@ impl Lib {
             Self::Bare => "bare",
             Self::Rslock => "rslock",
             Self::AsyncRedisLock => "async-redis-lock",
+            Self::SqlxAdvisory => "sqlx-advisory",
+            Self::PolledTable => "polled-table",
         }
     }
 }
@@ -74,8 +92,12 @@ pub(crate) trait Library: Sized + Send + Sync + 'static {
     /// What stands for the lock while it is held.
     type Held: Send + 'static;
 
-    /// Connects, as a process does once.
-    fn connect(url: &str, passes: Passes) -> impl Future<Output = Outcome<Self>> + Send;
+    /// Connects, as a process does once. `callers`: how many tasks may hold or wait at a time.
+    fn connect(
+        url: &str,
+        passes: Passes,
+        callers: usize,
+    ) -> impl Future<Output = Outcome<Self>> + Send;
 
     fn lock(&self, key: &str) -> Self::Lock;
 

@@ -13,7 +13,7 @@ impl Library for Rslock {
     type Lock = String;
     type Held = LockGuard;
 
-    async fn connect(url: &str, _: Passes) -> Outcome<Self> {
+    async fn connect(url: &str, _: Passes, _: usize) -> Outcome<Self> {
         let client = redis::Client::open(url).map_err(told("open"))?;
         let manager = LockManager::from_clients(vec![client]);
         Ok(Self { manager })

@@ -126,7 +126,7 @@ impl Panel {
     }
 
     fn draw(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, speed: &Speed) -> Drawn {
-        let values: Vec<(Lib, Option<f64>)> = Lib::ALL
+        let values: Vec<(Lib, Option<f64>)> = Lib::ON_REDIS
             .into_iter()
             .map(|lib| (lib, speed.median(self.scenario, lib, self.figure)))
             .collect();
@@ -138,7 +138,7 @@ impl Panel {
         let title = style(15, HPos::Left, VPos::Top);
         area.draw(&Text::new(self.title, (8, 6), title))?;
 
-        let bottom = TOP + ROW * Lib::ALL.len() as i32;
+        let bottom = TOP + ROW * Lib::ON_REDIS.len() as i32;
         let line = |from, to| PathElement::new(vec![from, to], TEXT.mix(0.6));
         area.draw(&line((LEFT, TOP - 2), (LEFT, bottom)))?;
         if let Scale::Tens(least) = self.scale {

@@ -11,6 +11,6 @@ use crate::net::Proxies;
 const ONE_WAY: Duration = Duration::from_micros(500);
 
 pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
-    let proxies = Proxies::to(&[round.server.port()], ONE_WAY)?;
+    let proxies = Proxies::to(&[round.server.redis().port()], ONE_WAY)?;
     turns::round_at(round, &proxies.url(0))
 }

@@ -96,7 +96,7 @@ fn times(released: &[Seen], taken: &[Seen]) -> Outcome<Vec<f64>> {
 }
 
 pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
-    let lib: Arc<L> = Arc::new(connect(job, Passes::Default).await?);
+    let lib: Arc<L> = Arc::new(connect(job, Passes::Default, count(job.secs)).await?);
     let all = count(job.secs);
     let begin = boss.ready().await?;
     let mut tasks = JoinSet::new();

@@ -45,12 +45,12 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
 
     // Asked outside of the count, which counts what the bench asks, too.
     let before = round.server.processor_secs()?;
-    let monitor = Monitor::begin(round.server)?;
+    let monitor = Monitor::begin(round.server.redis())?;
     let begin = Instant::now();
     worker.tell("watch")?;
     worker.expect("watched", PERIOD + PATIENCE)?;
     let secs = begin.elapsed().as_secs_f64();
-    let commands = monitor.end(round.server)?;
+    let commands = monitor.end(round.server.redis())?;
     let after = round.server.processor_secs()?;
 
     worker.tell("end")?;

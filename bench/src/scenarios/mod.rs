@@ -17,8 +17,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::figures::Figure;
-use crate::libs::{AsyncRedisLock, Bare, Lib, Library, Lockstream, Outcome, Passes, Rslock};
-use crate::server::Server;
+use crate::libs::{
+    Advisory, AsyncRedisLock, Bare, Lib, Library, Lockstream, Outcome, Passes, PolledTable, Rslock,
+};
+use crate::target::{Store, Target};
 use crate::worker::{Boss, Job, Worker};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +141,12 @@ impl Scenario {
         }
     }
 
+    /// Those that can be run on such a store.
+    pub(crate) fn on(store: Store) -> Vec<Self> {
+        let is_on = |scenario: &Self| store == Store::Redis || ON_POSTGRES.contains(scenario);
+        Self::ALL.into_iter().filter(is_on).collect()
+    }
+
     /// Whether it is run once, for lockstream alone.
     pub(crate) fn is_ours_alone(self) -> bool {
         !matches!(self.group(), Group::Compared | Group::Bare | Group::Far)
@@ -153,6 +161,20 @@ impl Scenario {
         }
     }
 }
+
+const ON_POSTGRES: [Scenario; 11] = [
+    Scenario::Free1,
+    Scenario::Free8,
+    Scenario::Free64,
+    Scenario::Free256,
+    Scenario::HotLocal,
+    Scenario::HotProcesses,
+    Scenario::Waiting1000,
+    Scenario::Handover,
+    Scenario::Permits8,
+    Scenario::Readers,
+    Scenario::All3,
+];
 
 /// What scenarios have in common.
 #[derive(Clone, Copy, PartialEq)]
@@ -178,13 +200,13 @@ pub(crate) struct Round<'a> {
     pub(crate) round_trip: Duration,
     /// How long the leases of `cluster-100k` are held.
     pub(crate) hold: Duration,
-    pub(crate) server: &'a mut Server,
+    pub(crate) server: &'a mut Target,
 }
 
 impl Round<'_> {
     /// Runs it on an empty server.
     pub(crate) fn run(mut self) -> Outcome<Vec<Figure>> {
-        let _: String = self.server.ask(&["FLUSHALL"])?;
+        self.server.empty()?;
         match self.scenario.group() {
             Group::Far => return far::round(&mut self),
             Group::Cluster => return cluster::round(&mut self),
@@ -220,8 +242,9 @@ impl Round<'_> {
 
     /// How many keys are on the server, lockstream's fence aside, of which there is one a prefix.
     fn keys_left(&mut self) -> Outcome<u64> {
-        let all: u64 = self.server.ask(&["DBSIZE"])?;
-        let fence: u64 = self.server.ask(&["EXISTS", "lock:~fence"])?;
+        let server = self.server.redis();
+        let all: u64 = server.ask(&["DBSIZE"])?;
+        let fence: u64 = server.ask(&["EXISTS", "lock:~fence"])?;
         Ok(all - fence)
     }
 }
@@ -241,6 +264,8 @@ pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
         (_, Lib::Bare) => work_with::<Bare>(job, boss).await,
         (_, Lib::Rslock) => work_with::<Rslock>(job, boss).await,
         (_, Lib::AsyncRedisLock) => work_with::<AsyncRedisLock>(job, boss).await,
+        (_, Lib::SqlxAdvisory) => work_with::<Advisory>(job, boss).await,
+        (_, Lib::PolledTable) => work_with::<PolledTable>(job, boss).await,
     }
 }
 
@@ -253,8 +278,8 @@ async fn work_with<L: Library>(job: Job, boss: Boss) -> Outcome<()> {
 }
 
 /// Connects, and takes a lock once: what happens only then is not measured.
-async fn connect<L: Library>(job: &Job, passes: Passes) -> Outcome<L> {
-    let lib = L::connect(&job.url, passes).await?;
+async fn connect<L: Library>(job: &Job, passes: Passes, callers: usize) -> Outcome<L> {
+    let lib = L::connect(&job.url, passes, callers).await?;
     let lock = lib.lock(&format!("warm-{}", job.role));
     let held = lib.acquire(&lock).await?;
     lib.release(held).await?;

@@ -15,7 +15,6 @@ use crate::clock::{self, MILLISECOND, Nanos};
 use crate::figures::Figure;
 use crate::journal::{self, Diary, Turn};
 use crate::libs::{Library, Outcome, Passes};
-use crate::monitor::Monitor;
 use crate::tally::{Tally, Window};
 use crate::worker::{Boss, Job, Worker, go, say};
 
@@ -167,10 +166,10 @@ pub(super) fn round_at(round: &mut Round<'_>, url: &str) -> Outcome<Vec<Figure>>
 /// The calls that clients send for one acquisition.
 fn calls(round: &mut Round<'_>, url: &str, shape: &Shape) -> Outcome<Figure> {
     let mut workers = hire(round, url, shape, COUNTED_SECS)?;
-    let monitor = Monitor::begin(round.server)?;
+    let count = round.server.count()?;
     go(&mut workers)?;
     let Work { diaries, .. } = collect(round, workers, COUNTED_SECS)?;
-    let calls = monitor.end(round.server)?;
+    let calls = round.server.counted(count)?;
     let each = calls as f64 / turns(&diaries)?;
     Ok(Figure::new("calls", each, "calls/acq"))
 }
@@ -219,7 +218,7 @@ fn path(folder: PathBuf, role: usize) -> PathBuf {
 
 pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
     let shape = Shape::of(job.scenario);
-    let lib: Arc<L> = Arc::new(connect(job, shape.passes).await?);
+    let lib: Arc<L> = Arc::new(connect(job, shape.passes, shape.tasks[job.role]).await?);
     // As much as the quickest of tasks could fill; a list that grows is a wait for its task, and
     // for all others on its key.
     let tasks_here = shape.tasks[job.role];

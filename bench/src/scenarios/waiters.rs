@@ -47,11 +47,11 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     go(&mut queue)?;
     let [mut queue] = queue;
     let bytes: f64 = queue.result("waiting", PATIENCE)?;
-    let monitor = Monitor::begin(round.server)?;
+    let monitor = Monitor::begin(round.server.redis())?;
     go(std::slice::from_mut(&mut holder))?;
     let released: Nanos = holder.result("released", PATIENCE)?;
     let served: Served = queue.result("done", PATIENCE)?;
-    let commands = monitor.end(round.server)?;
+    let commands = monitor.end(round.server.redis())?;
     let took = served.last.saturating_sub(released) as f64;
     let first = served.first.saturating_sub(released) as f64;
     let turns = WAITERS as f64;

@@ -9,7 +9,7 @@ use super::{Round, connect};
 use crate::clock;
 use crate::figures::Figure;
 use crate::libs::{Lib, Library, Outcome, Passes};
-use crate::monitor::Monitor;
+use crate::target::Target;
 use crate::worker::{Boss, Job, go, say};
 
 const WAITERS: usize = 1_000;
@@ -34,19 +34,28 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     go(&mut queue)?;
     queue[0].expect("waiting", SETTLE + Duration::from_secs(10))?;
     std::thread::sleep(SETTLE);
-    let monitor = Monitor::begin(round.server)?;
+    let count = round.server.count()?;
     std::thread::sleep(window);
-    let commands = monitor.end(round.server)?;
+    let commands = round.server.counted(count)?;
     let [mut queue] = queue;
     queue.tell("look")?;
     queue.expect("done", Duration::from_secs(5))?;
+    let mut figures = vec![Figure::new(
+        "commands",
+        commands as f64 / window.as_secs_f64(),
+        "commands/s",
+    )];
+    if let Target::Postgres(database) = round.server {
+        let connections = database.connections() as f64;
+        figures.push(Figure::new("connections", connections, "connections"));
+    }
     drop(holder);
-    let rate = commands as f64 / window.as_secs_f64();
-    Ok(vec![Figure::new("commands", rate, "commands/s")])
+    Ok(figures)
 }
 
 pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
-    let lib: Arc<L> = Arc::new(connect(job, Passes::Default).await?);
+    let callers = if job.role == HOLDER { 1 } else { WAITERS };
+    let lib: Arc<L> = Arc::new(connect(job, Passes::Default, callers).await?);
     if job.role == HOLDER {
         let lock = lib.lock("held");
         let _held = lib.acquire(&lock).await?;

@@ -1,0 +1,28 @@
+//! The harness of the crate's tests, as far as it starts PostgreSQL.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "the tests use more of it"
+)]
+
+#[path = "../../tests/support/keeper.rs"]
+mod keeper;
+#[path = "../../tests/support/ports.rs"]
+mod ports;
+#[path = "../../tests/support/postgres.rs"]
+mod postgres;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub(crate) use self::postgres::PgServer;
+
+/// Between two looks at a condition that nobody announces.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// A program of PostgreSQL.
+pub(crate) fn postgres_program(name: &str) -> PathBuf {
+    postgres::programs().join(name)
+}
