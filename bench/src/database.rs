@@ -118,7 +118,9 @@ impl Database {
             .map_err(told("pg_test_fsync"))?;
         let text = String::from_utf8_lossy(&output.stdout);
         // `fdatasync    9021.300 ops/sec     111 usecs/op`; the first is of one write of 8 kB.
-        let line = text.lines().find(|line| line.contains("fdatasync"));
+        let line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with("fdatasync"));
         let micros = line.and_then(|line| line.split_whitespace().rev().nth(1)?.parse().ok());
         micros.ok_or_else(|| format!("pg_test_fsync said nothing of fdatasync: {text}"))
     }

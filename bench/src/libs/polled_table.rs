@@ -1,6 +1,7 @@
 //! What people write by hand: a row for each lock, taken by an upsert if it is free or over, and deleted by its owner.
 //! Each task has a connection; whoever finds the lock taken looks again after 100 ms.
 
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,7 +26,7 @@ const TAKE: &str = "INSERT INTO polled VALUES ($1, $2, now() + $3 * interval '1 
 const GIVE_BACK: &str = "DELETE FROM polled WHERE key = $1 AND owner = $2";
 
 pub(crate) struct PolledTable {
-    idle: Mutex<Vec<Session>>,
+    idle: Mutex<VecDeque<Session>>,
     next: AtomicU64,
 }
 
@@ -65,7 +66,7 @@ impl Library for PolledTable {
         let connecting = (0..callers).map(|_| session(url));
         let connected = futures::stream::iter(connecting).buffer_unordered(AT_ONCE);
         let connected: Vec<_> = connected.collect().await;
-        let idle: Outcome<Vec<_>> = connected.into_iter().collect();
+        let idle: Outcome<VecDeque<_>> = connected.into_iter().collect();
         Ok(Self {
             idle: Mutex::new(idle?),
             next: AtomicU64::new(0),
@@ -77,7 +78,7 @@ impl Library for PolledTable {
     }
 
     async fn acquire(&self, key: &String) -> Outcome<Held> {
-        let idle = self.idle.lock().expect("no panic").pop();
+        let idle = self.idle.lock().expect("no panic").pop_front();
         let session = idle.ok_or("a task has no connection")?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let owner = format!("{}:{number}", std::process::id());
@@ -102,7 +103,7 @@ impl Library for PolledTable {
         let words: [&(dyn ToSql + Sync); 2] = [&held.key, &held.owner];
         let deleting = session.client.execute(&session.give_back, &words);
         let deleted = deleting.await.map_err(told("give back"))?;
-        self.idle.lock().expect("no panic").push(session);
+        self.idle.lock().expect("no panic").push_back(session);
         match deleted {
             1 => Ok(()),
             _ => Err(format!("{} was not ours any more", held.key)),
