@@ -7,6 +7,7 @@
 //! | `losses.rs` | what if the server loses what it acknowledged? |
 //! | `poolers.rs` | what if a pooler is between? |
 //! | `setup.rs` | how does the schema come into a database, and who may use it? |
+//! | `sqlx.rs` | does the example of another client run? |
 //! | `cost.rs` | what does waiting cost, and what a lock? |
 
 #[path = "../support/mod.rs"]
@@ -18,6 +19,7 @@ mod fences;
 mod losses;
 mod poolers;
 mod setup;
+mod sqlx;
 
 use std::time::{Duration, Instant};
 
