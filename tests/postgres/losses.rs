@@ -255,3 +255,19 @@ async fn a_sweep_deletes_what_nobody_uses() {
     held.release().await.unwrap();
     permit.release().await.unwrap();
 }
+
+/// A session sweeps over the connection that has its own line, so it could take that line for dead.
+#[tokio::test]
+async fn a_sweep_keeps_the_tickets_of_its_own_session() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    let mut session = server.client();
+    session.run(
+        "SELECT lockstream.hello_1(4711); \
+         INSERT INTO lockstream.ticket VALUES ('lock:k', 1, 'own:1', 4711, '', 1000), ('lock:k', 2, 'dead:1', 4712, '', 1000)",
+    );
+    assert!(session.one::<bool>("SELECT lockstream.sweep_1()"));
+    let left = session.rows("SELECT owner FROM lockstream.ticket");
+    let left: Vec<String> = left.iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, ["own:1"]);
+}

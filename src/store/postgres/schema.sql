@@ -575,13 +575,16 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
     before bigint := lockstream.now_1() - unused;
+    -- A session does not exclude itself: its own line would seem to be free.
+    own bigint[] := ARRAY(SELECT l.classid::bigint << 32 | l.objid::bigint FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid());
     dead bigint;
     l record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(6012214763185742) THEN
         RETURN false;
     END IF;
-    FOR dead IN SELECT DISTINCT t.line FROM lockstream.ticket t LOOP
+    FOR dead IN SELECT DISTINCT t.line FROM lockstream.ticket t WHERE t.line <> ALL (own) LOOP
         IF pg_try_advisory_xact_lock_shared(dead) THEN
             DELETE FROM lockstream.ticket d USING (
                 SELECT t.key, t.score FROM lockstream.ticket t WHERE t.line = dead FOR UPDATE SKIP LOCKED
