@@ -271,3 +271,39 @@ async fn a_sweep_keeps_the_tickets_of_its_own_session() {
     let left: Vec<String> = left.iter().map(|row| row.get(0)).collect();
     assert_eq!(left, ["own:1"]);
 }
+
+/// piece alone.
+#[tokio::test]
+async fn a_long_sweep_is_done_in_pieces() {
+    const ROWS: i64 = 5000;
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    server.run(&format!(
+        "INSERT INTO lockstream.lock SELECT 'lock:' || i, NULL, i, 1 FROM generate_series(1, {ROWS}) i; \
+         INSERT INTO lockstream.guard SELECT 'lock:' || i, '' FROM generate_series(1, {ROWS}) i; \
+         INSERT INTO lockstream.ticket SELECT 'lock:' || i, 1, 'dead:1', i, '', 1000 FROM generate_series(1, {ROWS}) i"
+    ));
+    let rows = || {
+        server.one::<i64>("SELECT (SELECT count(*) FROM lockstream.lock) + (SELECT count(*) FROM lockstream.ticket)")
+    };
+    let (mut calls, mut before) = (0, rows());
+    loop {
+        calls += 1;
+        let is_done = server.one::<bool>("SELECT lockstream.sweep_1()");
+        let after = rows();
+        assert!(before - after <= 2000, "{before} {after}");
+        before = after;
+        if is_done {
+            break;
+        }
+        assert!(calls < 30);
+    }
+    assert_eq!(before, 0);
+    assert_eq!(
+        server.one::<i64>("SELECT epoch FROM lockstream.state"),
+        ROWS
+    );
+    // Each call reads this table.
+    let pages = "SELECT pg_relation_size('lockstream.state') / 8192";
+    assert!(server.one::<i64>(pages) <= 2);
+}

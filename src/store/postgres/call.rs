@@ -102,6 +102,7 @@ pub(super) struct Names {
     pub(super) ops: Arc<str>,
     pub(super) notify: Arc<str>,
     pub(super) inspect: Arc<str>,
+    /// Whether there is more to sweep.
     pub(super) sweep: Arc<str>,
 }
 
@@ -115,7 +116,7 @@ impl Names {
             ops: call("ops_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"),
             notify: format!("SELECT {schema}.notify_1($1)").into(),
             inspect: call("inspect_1($1)"),
-            sweep: call("sweep_1()"),
+            sweep: format!("SELECT NOT {schema}.sweep_1()").into(),
         }
     }
 

@@ -568,16 +568,20 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a WHERE a.pid = backend AND a.backend_start = started
 $$;
 
--- Deletes what nobody has used for an hour, and tickets of registries that are gone. It waits for nobody, and returns
--- false if another does it already.
+-- Deletes what nobody has used for an hour, and tickets of registries that are gone. It waits for nobody, and does a piece
+-- at a time, since others wait for what it has deleted. It returns whether all is done: not while another does it.
 CREATE FUNCTION lockstream.sweep_1(unused bigint DEFAULT 3600000000) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
+    piece CONSTANT integer := 1000;
     before bigint := lockstream.now_1() - unused;
     -- A session does not exclude itself: its own line would seem to be free.
     own bigint[] := ARRAY(SELECT l.classid::bigint << 32 | l.objid::bigint FROM pg_locks l
         WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid());
+    highest bigint := 0;
+    done integer := 0;
+    is_all boolean;
     dead bigint;
     l record;
 BEGIN
@@ -589,28 +593,37 @@ BEGIN
             DELETE FROM lockstream.ticket d USING (
                 SELECT t.key, t.score FROM lockstream.ticket t WHERE t.line = dead FOR UPDATE SKIP LOCKED
             ) t WHERE d.key = t.key AND d.score = t.score;
+            done := done + 1;
+            EXIT WHEN done = piece;
         END IF;
     END LOOP;
-    FOR l IN SELECT k.key FROM lockstream.lock k
-        WHERE k.expires_at <= before AND k.owner IS DISTINCT FROM '' FOR UPDATE SKIP LOCKED
+    is_all := done < piece;
+    done := 0;
+    FOR l IN SELECT k.key, k.epoch FROM lockstream.lock k WHERE k.expires_at <= before AND k.owner IS DISTINCT FROM ''
+        LIMIT piece FOR UPDATE SKIP LOCKED
     LOOP
+        done := done + 1;
         CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key);
         CONTINUE WHEN NOT lockstream.may_end_1(l.key, '');
-        UPDATE lockstream.state s SET epoch = greatest(s.epoch, k.epoch) FROM lockstream.lock k WHERE k.key = l.key;
+        highest := greatest(highest, l.epoch);
         DELETE FROM lockstream.guard g WHERE g.key = l.key AND g.owner = '';
         DELETE FROM lockstream.lock k WHERE k.key = l.key;
     END LOOP;
+    UPDATE lockstream.state s SET epoch = highest WHERE s.epoch < highest;
+    is_all := is_all AND done < piece;
+    done := 0;
     -- Of a shared lock its holders count.
     FOR l IN SELECT k.key FROM lockstream.lock k WHERE k.owner = ''
         AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = k.key AND h.expires_at > before)
-        AND NOT EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = k.key) FOR UPDATE SKIP LOCKED
+        AND NOT EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = k.key) LIMIT piece FOR UPDATE SKIP LOCKED
     LOOP
+        done := done + 1;
         PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
             WHERE h.key = l.key AND h.expires_at <= before;
         UPDATE lockstream.lock k SET owner = NULL, expires_at = before WHERE k.key = l.key
             AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key);
     END LOOP;
-    RETURN true;
+    RETURN is_all AND done < piece;
 END $$;
 
 -- Fences the transaction that calls it: it commits only if the lease with this token still has the lock, and nobody else

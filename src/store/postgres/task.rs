@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -38,6 +38,9 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 /// How often a registry looks for what nobody uses, on average.
 const SWEEP: Duration = Duration::from_secs(600);
+
+/// The pause after a piece, on average, if more is left or another registry is at it.
+const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// If the last answers went to more callers than this, more requests may follow at once.
 const FEW: usize = 2;
@@ -492,8 +495,13 @@ impl Connections {
         let client = self.connected.links[self.silent].link.client.clone();
         let names = shared.names.clone();
         let sweeping = async move {
-            // Refused: another registry does it, or the next time.
-            let _ = client.query_typed(&names.sweep, &[]).await;
+            // Refused: it is done the next time.
+            while let Ok(rows) = client.query_typed(&names.sweep, &[]).await
+                && rows.first().is_some_and(|row| row.get(0))
+            {
+                // Calls of this connection go between the pieces.
+                sleep(SWEEP_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
+            }
             Done::Aside(Ok(()))
         };
         self.running.push(sweeping.boxed());
