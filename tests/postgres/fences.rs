@@ -468,3 +468,76 @@ async fn work_under_a_lock_fences_its_transaction() {
     async {}.with_lock(&lock).await.unwrap();
     assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
 }
+
+/// What the functions say to calls of one key: the verdict and how long it lasts.
+fn call(
+    sql: &mut crate::support::PgClient,
+    letter: &str,
+    owner: &str,
+    mode: &str,
+    ttl: Duration,
+) -> (String, Option<i64>) {
+    let call = format!(
+        "SELECT verdict, remaining FROM lockstream.ops_1(true, 0, {}, '{letter}', '{{lock:k}}', '{{{owner}}}', \
+         '{{\"{mode}\"}}', '{{{}}}', '{{\"\"}}', '{{NULL}}')",
+        i64::MAX,
+        ttl.as_micros()
+    );
+    let rows = sql.rows(&call);
+    (rows[0].get(0), rows[0].get(1))
+}
+
+/// A fence by the epoch that the lock has now.
+fn fence(sql: &mut crate::support::PgClient) -> String {
+    let token: i64 = sql.one("SELECT epoch * 64 FROM lockstream.lock WHERE key = 'lock:k'");
+    format!("SELECT lockstream.fence('k', {token})")
+}
+
+/// Whoever asks for a lock whose lease is over, and whose transaction goes on, does not bring that lease back.
+#[tokio::test]
+async fn a_lease_that_is_over_stays_so_while_its_transaction_goes_on() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    let mut sql = server.client();
+    let long = Duration::from_secs(60);
+    for mode in ["", "1/1"] {
+        for letter in ["R", "E"] {
+            server.run(
+                "TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard, lockstream.ticket",
+            );
+            assert_eq!(call(&mut sql, "A", "a:1", mode, long).0, "won");
+            let fence = fence(&mut sql);
+            let (mut transaction, mut late) = (server.client(), server.client());
+            transaction.run(&format!("BEGIN; {fence}"));
+            sql.run("UPDATE lockstream.lock SET expires_at = 1; UPDATE lockstream.holder SET expires_at = 1");
+            let other = if letter == "R" { "a:1" } else { "b:1" };
+            let version = "SELECT xmin::text || ctid FROM lockstream.lock";
+            let mut versions = Vec::new();
+            for _ in 0..20 {
+                let (verdict, _) = call(&mut sql, letter, other, mode, long);
+                assert_eq!(
+                    verdict,
+                    if letter == "R" { "again" } else { "busy" },
+                    "{mode}"
+                );
+                versions.push(sql.one::<String>(version));
+                let error = late.try_run(&fence).unwrap_err();
+                assert_eq!(error.code().unwrap().code(), "LS001", "{letter} {mode:?}");
+                let (verdict, _) = call(&mut sql, "N", "a:1", mode, long);
+                assert_eq!(verdict, "lost", "{letter} {mode:?}");
+            }
+            if letter == "R" {
+                // It is sent every few milliseconds, and old versions of the row stay until the transaction has ended.
+                versions.dedup();
+                assert_eq!(versions.len(), 1, "{mode:?}");
+            }
+            transaction.run("COMMIT");
+            let expected = if letter == "R" { "not held" } else { "won" };
+            assert_eq!(
+                call(&mut sql, letter, other, mode, long).0,
+                expected,
+                "{mode:?}"
+            );
+        }
+    }
+}

@@ -291,7 +291,6 @@ BEGIN
             ELSE
                 -- A transaction is fenced by it.
                 is_ending := o.owner = own AND mode = '';
-                o.expires_at := at + 5000;
             END IF;
         END IF;
     ELSIF o.owner = '' THEN
@@ -406,9 +405,12 @@ BEGIN
         -- It is over, and somebody waits: whoever asks next serves the queue.
         RETURN;
     END IF;
-    UPDATE lockstream.lock k SET owner = o.owner, epoch = o.epoch, expires_at = o.expires_at,
-        waited = o.owner IS NOT NULL AND (k.waited OR score IS NOT NULL)
-        WHERE k.key = name;
+    l.waited := o.owner IS NOT NULL AND (l.waited OR score IS NOT NULL);
+    -- Not if nothing changes: whoever waits for the end of a transaction asks often, and old versions of the row stay until
+    -- then.
+    UPDATE lockstream.lock k SET owner = o.owner, epoch = o.epoch, expires_at = o.expires_at, waited = l.waited
+        WHERE k.key = name
+        AND (k.owner, k.epoch, k.expires_at, k.waited) IS DISTINCT FROM (o.owner, o.epoch, o.expires_at, l.waited);
 END $$;
 
 -- Operations on locks, in the order of their keys: else two calls might wait for each other.
