@@ -541,3 +541,37 @@ async fn a_lease_that_is_over_stays_so_while_its_transaction_goes_on() {
         }
     }
 }
+
+/// nothing.
+#[tokio::test]
+async fn a_lock_that_is_kept_for_others_is_not_fenced_by_its_last_token() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    let mut sql = server.client();
+    let long = Duration::from_secs(60);
+    for keep in [
+        "UPDATE lockstream.state SET quiet = 60000000; UPDATE lockstream.alive SET since = lockstream.now_1()",
+        "UPDATE lockstream.state SET quiet = 0; INSERT INTO lockstream.ticket VALUES ('lock:k', 1, 'b:1', 4711, '', NULL); \
+         UPDATE lockstream.lock SET waited = true",
+    ] {
+        server.run("UPDATE lockstream.state SET quiet = 0; TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard");
+        let mut subscriber = server.client();
+        subscriber.run("SELECT lockstream.hello_1(4711)");
+        assert_eq!(call(&mut sql, "A", "a:1", "", long).0, "won");
+        let fence = fence(&mut sql);
+        sql.run(&fence);
+        sql.run(keep);
+        assert_eq!(call(&mut sql, "R", "a:1", "", long).0, "held");
+        assert_eq!(call(&mut sql, "A", "c:1", "", long).0, "busy");
+        let kept = "SELECT owner <> '' AND expires_at > lockstream.now_1() FROM lockstream.lock";
+        assert_eq!(
+            (
+                sql.one::<bool>(kept),
+                sql.try_run(&fence)
+                    .map_err(|error| error.code().unwrap().code().to_owned())
+            ),
+            (true, Err("LS001".to_owned())),
+            "{keep}"
+        );
+    }
+}

@@ -359,8 +359,9 @@ BEGIN
             END IF;
         END IF;
         IF o.owner IS NULL AND o.is_quiet THEN
-            -- Somebody whose lease was lost may still have it.
+            -- Somebody whose lease was lost may still have it. The epoch is new, so that the last token fences nothing.
             o.owner := '~quiet';
+            o.epoch := greatest(o.epoch + 1, at);
             o.kind := 'x';
             o.expires_at := quiet_until;
         END IF;
@@ -392,6 +393,7 @@ BEGIN
             IF t.owner IS NOT NULL THEN
                 DELETE FROM lockstream.ticket d WHERE d.key = name AND d.score = t.score;
                 o.owner := t.owner;
+                o.epoch := greatest(o.epoch + 1, at);
                 o.expires_at := at + 100000;
                 o.notices := o.notices || ARRAY[t.line::text, 'f ' || name];
             END IF;
