@@ -390,8 +390,8 @@ impl LeaseView {
     /// # Errors
     ///
     /// [`LockError::Lost`] if the lease is over. [`LockError::Store`] if the store is another one, or the server refuses: at
-    /// REPEATABLE READ and SERIALIZABLE also (SQLSTATE 40001) if the lease has ended since the transaction's first
-    /// statement. The transaction must be rolled back then. If you commit it all the same, the server rolls back, but
+    /// REPEATABLE READ and SERIALIZABLE also (SQLSTATE 40001) if the lease has ended, or was taken or renewed, since the
+    /// transaction's first statement. The transaction must be rolled back then. If you commit it all the same, the server rolls back, but
     /// `commit` of `tokio-postgres` says `Ok`.
     ///
     /// # Examples

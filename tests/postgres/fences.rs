@@ -575,3 +575,48 @@ async fn a_lock_that_is_kept_for_others_is_not_fenced_by_its_last_token() {
         );
     }
 }
+
+/// since is not over.
+#[tokio::test]
+async fn an_older_snapshot_does_not_make_a_lease_seem_over() {
+    let server = PgServer::start();
+    let one = registry(&server.url()).await;
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        for is_shared in [false, true] {
+            for (is_taken_since, is_new) in [(false, false), (true, false), (true, true)] {
+                server.run("TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard");
+                let lock = match is_shared {
+                    true => one.obtain("k").permits(1),
+                    false => one.obtain("k"),
+                };
+                if !is_new {
+                    lock.lease().await.unwrap().release().await.unwrap();
+                }
+                let mut sql = server.client();
+                let begin = format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM lockstream.lock");
+                let lease;
+                if is_taken_since {
+                    sql.run(&begin);
+                    lease = lock.lease().await.unwrap();
+                } else {
+                    lease = lock.ttl(ms(300)).lease().await.unwrap();
+                    sql.run(&begin);
+                    lease.extend(BOUND).await.unwrap();
+                    tokio::time::sleep(ms(300)).await;
+                }
+                let fence = format!("SELECT lockstream.fence('k', {})", lease.token().get());
+                let error = sql.try_run(&fence).unwrap_err();
+                assert_eq!(
+                    error.code().unwrap().code(),
+                    "40001",
+                    "{level}, shared: {is_shared}, taken since: {is_taken_since}, new: {is_new}"
+                );
+                sql.run(&format!("ROLLBACK; {begin}; {fence}; COMMIT"));
+                lease.release().await.unwrap();
+                sql.run(&begin);
+                let error = sql.try_run(&fence).unwrap_err();
+                assert_eq!(error.code().unwrap().code(), "LS001", "one that is over is");
+            }
+        }
+    }
+}

@@ -651,6 +651,12 @@ BEGIN
             FROM lockstream.holder h WHERE h.key = name AND h.owner = whose FOR KEY SHARE;
     END IF;
     IF is_held IS DISTINCT FROM true THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            -- The lease may be newer than the snapshot, or its last renewal is: then one of these fails with 40001.
+            INSERT INTO lockstream.lock VALUES (name, NULL, 0, 0) ON CONFLICT DO NOTHING;
+            PERFORM 1 FROM lockstream.lock l WHERE l.key = name FOR SHARE;
+            PERFORM 1 FROM lockstream.holder h WHERE h.key = name AND h.owner = whose FOR SHARE;
+        END IF;
         RAISE 'the lease on "%" with token % is over', key, token USING ERRCODE = 'LS001';
     END IF;
 END $$;
