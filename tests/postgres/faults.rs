@@ -374,3 +374,28 @@ async fn several_lanes() {
     let connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockstream'";
     eventually("three each", async || server.one::<i64>(connections) == 6).await;
 }
+
+/// it.
+#[tokio::test]
+async fn a_cancelled_wait_for_a_synchronous_standby_is_no_answer() {
+    let server = PgServer::builder().config("max_wal_senders = 4").start();
+    let pair = Pair::new(&server.url()).await;
+    server.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    server.run("SELECT pg_reload_conf()");
+    eventually("it waits for a standby", async || {
+        server.one::<String>("SHOW synchronous_standby_names") == "nobody"
+    })
+    .await;
+    let lock = pair.holder.obtain("other").wait(Duration::from_secs(30));
+    let taking = tokio::spawn(async move { lock.lease().await });
+    let cancel =
+        "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    for _ in 0..2 {
+        eventually("it is cancelled", async || server.one::<i64>(cancel) > 0).await;
+    }
+    assert!(!taking.is_finished());
+    server.run("ALTER SYSTEM RESET synchronous_standby_names");
+    server.run("SELECT pg_reload_conf()");
+    taking.await.unwrap().unwrap().release().await.unwrap();
+    pair.goes_on().await;
+}

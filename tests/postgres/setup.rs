@@ -331,3 +331,16 @@ async fn a_registrys_connection_bears_its_name() {
     let names: Vec<String> = names.iter().map(|row| row.get(0)).collect();
     assert_eq!(names, ["lockstream:web"]);
 }
+
+/// Databases whose system was renewed warn at each connection: of collations, and others.
+#[tokio::test]
+async fn a_database_that_warns_at_each_connection_is_used() {
+    let server = PgServer::start();
+    server.run("UPDATE pg_database SET datcollversion = 'old'");
+    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .build()
+        .unwrap();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    lease.release().await.unwrap();
+    assert!(server.log().contains("collation"), "{}", server.log());
+}

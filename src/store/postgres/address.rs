@@ -9,7 +9,6 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification};
 
 use super::fault::{Address, Fault};
@@ -225,9 +224,10 @@ impl Endpoint {
                         // The task that listens may have ended.
                         let _ = sink.send(Heard::Notice(notice));
                     }
-                    // The wait for a synchronous standby was cancelled: what was answered may be lost with this server.
+                    // The wait for a synchronous standby was cancelled: what was answered may be lost with this server. Its
+                    // code is that of many warnings, and its text may be in any language.
                     Some(Ok(AsyncMessage::Notice(warning)))
-                        if *warning.code() == SqlState::WARNING =>
+                        if warning.routine() == Some("SyncRepWaitForLSN") =>
                     {
                         break Fault::given_up(&address, warning.message());
                     }
