@@ -344,3 +344,34 @@ async fn a_database_that_warns_at_each_connection_is_used() {
     lease.release().await.unwrap();
     assert!(server.log().contains("collation"), "{}", server.log());
 }
+
+/// Its connection is in a transaction, in which no lock may be taken. The next attempt finds what another has made.
+#[tokio::test]
+async fn a_migration_that_takes_long_is_given_up_with_its_connection() {
+    let server = PgServer::start();
+    let mut other = server.client();
+    other.run("SELECT pg_advisory_lock(6012214763185741)");
+    let locks = builder(PostgresStore::connect_lazy(server.url()).unwrap())
+        .response_timeout(ms(1000))
+        .build()
+        .unwrap();
+    let lock = locks.obtain("k");
+    let taking = tokio::spawn(async move {
+        loop {
+            match lock.lease_within(BOUND).await {
+                Ok(lease) => break lease,
+                Err(error) => assert!(error.is_retryable(), "{error:?}"),
+            }
+        }
+    });
+    let waiting = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    crate::eventually("it migrates", async || server.one::<bool>(waiting)).await;
+    // Longer than the response time-out.
+    tokio::time::sleep(ms(1200)).await;
+    other.run(PostgresStore::SQL);
+    other.run("SELECT pg_advisory_unlock_all()");
+    let lease = taking.await.unwrap();
+    let held = "SELECT count(*) FROM lockstream.lock WHERE key = 'lock:k' AND owner <> ''";
+    assert_eq!(server.one::<i64>(held), 1, "it is there for all");
+    lease.release().await.unwrap();
+}
