@@ -5,10 +5,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::seq::SliceRandom;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification};
 
 use super::fault::{Address, Fault};
@@ -190,30 +191,45 @@ impl Endpoint {
         self.config.options(options);
     }
 
+    /// Each host has that time.
     pub(super) async fn connect(
         &self,
         within: Duration,
         sink: UnboundedSender<Heard>,
     ) -> Result<Link, Fault> {
-        let connecting = async {
-            #[cfg(feature = "tls-rustls")]
-            if self.config.get_ssl_mode() != SslMode::Disable {
-                let connector = self.tls.connector().await;
-                let connector = connector.map_err(|error| Fault::invalid("certificates", error))?;
-                return self.open(secure::Connector(connector), sink).await;
+        let mut end = Err(Fault::url("it has no host"));
+        for host in hosts(&self.config) {
+            let connecting = self.connect_to(&host, sink.clone());
+            let silent = |_| Err(Fault::silent(&self.address, within));
+            end = timeout(within, connecting).await.unwrap_or_else(silent);
+            if end.is_ok() {
+                break;
             }
-            self.open(NoTls, sink).await
-        };
-        let silent = |_| Err(Fault::silent(&self.address, within));
-        timeout(within, connecting).await.unwrap_or_else(silent)
+        }
+        end
     }
 
-    async fn open<T>(&self, tls: T, sink: UnboundedSender<Heard>) -> Result<Link, Fault>
+    async fn connect_to(&self, host: &Config, sink: UnboundedSender<Heard>) -> Result<Link, Fault> {
+        #[cfg(feature = "tls-rustls")]
+        if host.get_ssl_mode() != SslMode::Disable {
+            let connector = self.tls.connector().await;
+            let connector = connector.map_err(|error| Fault::invalid("certificates", error))?;
+            return self.open(host, secure::Connector(connector), sink).await;
+        }
+        self.open(host, NoTls, sink).await
+    }
+
+    async fn open<T>(
+        &self,
+        host: &Config,
+        tls: T,
+        sink: UnboundedSender<Heard>,
+    ) -> Result<Link, Fault>
     where
         T: tokio_postgres::tls::MakeTlsConnect<tokio_postgres::Socket>,
         T::Stream: Send + 'static,
     {
-        let opened = self.config.connect(tls).await;
+        let opened = host.connect(tls).await;
         let (client, mut connection) =
             opened.map_err(|error| Fault::connect(&self.address, &error))?;
         let address = self.address.clone();
@@ -256,6 +272,71 @@ pub(super) enum Heard {
 pub(super) struct Link {
     pub(super) client: Arc<Client>,
     _driver: JoinSet<()>,
+}
+
+/// The same for each of the hosts: the client library would wait for ever for one that is silent, and never ask the next.
+fn hosts(all: &Config) -> Vec<Config> {
+    let (hosts, addresses, ports) = (all.get_hosts(), all.get_hostaddrs(), all.get_ports());
+    let one = |index| {
+        let mut one = Config::new();
+        one.ssl_mode(all.get_ssl_mode())
+            .ssl_negotiation(all.get_ssl_negotiation())
+            .channel_binding(all.get_channel_binding())
+            .target_session_attrs(all.get_target_session_attrs())
+            .load_balance_hosts(all.get_load_balance_hosts())
+            .keepalives(all.get_keepalives())
+            .keepalives_idle(all.get_keepalives_idle());
+        if let Some(interval) = all.get_keepalives_interval() {
+            one.keepalives_interval(interval);
+        }
+        if let Some(retries) = all.get_keepalives_retries() {
+            one.keepalives_retries(retries);
+        }
+        if let Some(timeout) = all.get_connect_timeout() {
+            one.connect_timeout(*timeout);
+        }
+        if let Some(timeout) = all.get_tcp_user_timeout() {
+            one.tcp_user_timeout(*timeout);
+        }
+        if let Some(user) = all.get_user() {
+            one.user(user);
+        }
+        if let Some(password) = all.get_password() {
+            one.password(password);
+        }
+        if let Some(database) = all.get_dbname() {
+            one.dbname(database);
+        }
+        if let Some(options) = all.get_options() {
+            one.options(options);
+        }
+        if let Some(name) = all.get_application_name() {
+            one.application_name(name);
+        }
+        match hosts.get(index) {
+            Some(Host::Tcp(host)) => drop(one.host(host)),
+            #[cfg(unix)]
+            Some(Host::Unix(folder)) => drop(one.host_path(folder)),
+            None => {}
+        }
+        if let Some(address) = addresses.get(index) {
+            one.hostaddr(*address);
+        }
+        if let Some(port) = ports.get(index).or_else(|| ports.first()) {
+            one.port(*port);
+        }
+        one
+    };
+    let count = hosts.len().max(addresses.len());
+    if ports.len() > 1 && ports.len() != count {
+        // The library says so.
+        return vec![all.clone()];
+    }
+    let mut each: Vec<_> = (0..count).map(one).collect();
+    if all.get_load_balance_hosts() == LoadBalanceHosts::Random {
+        each.shuffle(&mut rand::rng());
+    }
+    each
 }
 
 /// Hosts and ports, for errors.

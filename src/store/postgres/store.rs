@@ -98,7 +98,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// The future yields an error if the url is invalid, if no server answers within 5 seconds, if it refuses the user or
+    /// The future yields an error if the url is invalid, if no host answers within 5 seconds each, if it refuses the user or
     /// password, or if the schema is missing and cannot be made. Errors never show the password.
     pub fn connect(url: impl AsRef<str>) -> ConnectPostgres {
         Self::builder(url).connect()
@@ -129,7 +129,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached within 5 seconds, or refuses.
+    /// If no host can be reached within 5 seconds each, or the server refuses.
     pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
         let settings = self.settings.clone();
         Operation::new(async move {
