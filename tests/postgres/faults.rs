@@ -399,3 +399,25 @@ async fn a_cancelled_wait_for_a_synchronous_standby_is_no_answer() {
     taking.await.unwrap().unwrap().release().await.unwrap();
     pair.goes_on().await;
 }
+
+/// After calls that took long, renewals are not held to be too late for ever.
+#[tokio::test]
+async fn renewals_are_sent_again_after_a_stall() {
+    let server = PgServer::start();
+    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+        .response_timeout(BOUND)
+        .build()
+        .unwrap();
+    locks.obtain("k").inspect().await.unwrap();
+    let lock = locks.obtain("other");
+    server.stop();
+    let asking = tokio::spawn(async move { lock.acquire_once().await });
+    tokio::time::sleep(ms(4000)).await;
+    server.cont();
+    asking.await.unwrap().unwrap();
+    let lock = locks.obtain("k").ttl(ms(500)).renewal(Renewal::watchdog());
+    let lease = lock.lease().await.unwrap();
+    tokio::time::sleep(ms(1500)).await;
+    assert!(lease.is_valid());
+    lease.release().await.unwrap();
+}

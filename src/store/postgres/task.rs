@@ -289,7 +289,8 @@ impl PostgresTask {
             } => (lane, sent_at, rows?),
         };
         let took = sent_at.elapsed();
-        connections.round_trip = (connections.round_trip * 7 + took) / 8;
+        // It falls at once: after a stall, renewals that can be in time would else not be sent.
+        connections.round_trip = took.min((connections.round_trip * 7 + took) / 8);
         let window = &mut self.windows[lane];
         let requests = window.answered().expect("each call has one answer");
         let address = &self.shared.settings.endpoint.address;
