@@ -624,7 +624,7 @@ BEGIN
         done := done + 1;
         PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
             WHERE h.key = l.key AND h.expires_at <= before;
-        UPDATE lockstream.lock k SET owner = NULL, expires_at = before WHERE k.key = l.key
+        UPDATE lockstream.lock k SET owner = NULL, expires_at = before, waited = false WHERE k.key = l.key
             AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key);
     END LOOP;
     RETURN is_all AND done < piece;
