@@ -102,7 +102,7 @@ pub(super) struct Names {
     pub(super) ops: Arc<str>,
     pub(super) notify: Arc<str>,
     pub(super) inspect: Arc<str>,
-    /// Whether there is more to sweep.
+    /// Whether there is more to sweep, and no other registry is at it.
     pub(super) sweep: Arc<str>,
 }
 

@@ -573,7 +573,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Deletes what nobody has used for an hour, and tickets of registries that are gone. It waits for nobody, and does a piece
--- at a time, since others wait for what it has deleted. It returns whether all is done: not while another does it.
+-- at a time, since others wait for what it has deleted. It returns false if more is left, and no other session is at it.
 CREATE FUNCTION lockstream.sweep_1(unused bigint DEFAULT 3600000000) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
@@ -590,7 +590,7 @@ DECLARE
     l record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(6012214763185742) THEN
-        RETURN false;
+        RETURN true;
     END IF;
     FOR dead IN SELECT DISTINCT t.line FROM lockstream.ticket t WHERE t.line <> ALL (own) LOOP
         IF pg_try_advisory_xact_lock_shared(dead) THEN

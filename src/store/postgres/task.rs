@@ -39,7 +39,7 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// How often a registry looks for what nobody uses, on average.
 const SWEEP: Duration = Duration::from_secs(600);
 
-/// The pause after a piece, on average, if more is left or another registry is at it.
+/// The pause after a piece, on average, if more is left.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// If the last answers went to more callers than this, more requests may follow at once.
