@@ -32,6 +32,7 @@ const NOBODY: (u32, u32) = (65_534, 65_534);
 #[derive(Debug)]
 pub struct PgServer {
     config: Vec<String>,
+    largest_file: Option<u64>,
     port: Port,
     running: Option<Process>,
     folder: TempDir,
@@ -78,6 +79,7 @@ impl PgServer {
     fn launch_in(folder: TempDir, config: Vec<String>) -> Self {
         let mut server = Self {
             config,
+            largest_file: None,
             port: Port::pick(),
             running: None,
             folder,
@@ -205,6 +207,11 @@ impl PgServer {
         }
     }
 
+    /// From its next start on none of its files may grow beyond so many bytes.
+    pub fn limit_files(&mut self, bytes: Option<u64>) {
+        self.largest_file = bytes;
+    }
+
     /// From its next start on it has this line as well.
     pub fn reconfigure(&mut self, line: &str) {
         self.config.push(line.to_owned());
@@ -311,7 +318,21 @@ impl PgServer {
             .collect();
         fs::write(data.join("lockstream.conf"), lines.join("\n")).expect("the folder is ours");
         let program = programs().join("postgres");
-        let server = [program.as_os_str(), OsStr::new("-D"), data.as_os_str()];
+        let limit = match self.largest_file {
+            // In blocks, as POSIX has it.
+            Some(bytes) => format!("ulimit -S -f {} && ", bytes / 512),
+            None => String::new(),
+        };
+        let script = format!("{limit}exec \"$@\"");
+        let server = [
+            OsStr::new("/bin/sh"),
+            OsStr::new("-c"),
+            OsStr::new(&script),
+            OsStr::new("sh"),
+            program.as_os_str(),
+            OsStr::new("-D"),
+            data.as_os_str(),
+        ];
         let process = Process::spawn(&server, self.folder.path(), "QUIT", user());
         let begin = Instant::now();
         loop {
