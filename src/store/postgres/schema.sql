@@ -326,6 +326,9 @@ BEGIN
         o := lockstream.give_1(o, own, mode, ttl, at);
         DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
         verdict := 'won';
+        IF o.kind <> 'x' THEN
+            o := lockstream.serve_1(o, NULL, NULL, own_line, at);
+        END IF;
     ELSIF letter = 'Y' AND NOT is_held THEN
         verdict := 'not old';
     ELSE
