@@ -465,3 +465,28 @@ async fn renewals_are_sent_again_after_a_stall() {
     assert!(lease.is_valid());
     lease.release().await.unwrap();
 }
+
+/// A registry whose machine is gone holds its line until the server knows it. Until then each of its turns costs a ttl.
+#[tokio::test]
+async fn the_server_looks_for_registries_that_are_gone() {
+    let server = PgServer::start();
+    let locks = registry(&server.url()).await;
+    server.run(
+        "CREATE TABLE seen AS SELECT name, setting FROM pg_settings WHERE false; \
+         CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         INSERT INTO public.seen SELECT name, setting FROM pg_settings WHERE name LIKE 'tcp_%'; RETURN NEW; END $$; \
+         CREATE TRIGGER see BEFORE INSERT ON lockstream.lock FOR EACH ROW EXECUTE FUNCTION see()",
+    );
+    drop(locks.obtain("k").lease().await.unwrap());
+    let seconds = |name: &str| -> i32 {
+        server.one(&format!(
+            "SELECT setting::int FROM seen WHERE name = '{name}'"
+        ))
+    };
+    let (idle, interval, count) = (
+        seconds("tcp_keepalives_idle"),
+        seconds("tcp_keepalives_interval"),
+        seconds("tcp_keepalives_count"),
+    );
+    assert!(idle + interval * count <= 15, "{idle} {interval} {count}");
+}

@@ -22,8 +22,11 @@ use crate::store::{LockStore, sealed};
 /// How long [`PostgresStore::connect`] waits for a server.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the session needs, whatever the role's settings are.
-const OPTIONS: &str = "-c default_transaction_isolation=read\\ committed -c idle_session_timeout=0";
+/// What the session needs, whatever the role's settings are. As we look for a server that is gone, it looks for us: our
+/// tickets are taken for those of the living as long as the session is there.
+const OPTIONS: &str = "-c default_transaction_isolation=read\\ committed -c idle_session_timeout=0 \
+                       -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 \
+                       -c tcp_user_timeout=11s";
 
 /// How many connections for calls a registry may have.
 const MOST_LANES: usize = 16;
