@@ -313,3 +313,25 @@ async fn a_long_sweep_is_done_in_pieces() {
     let pages = "SELECT pg_relation_size('lockstream.state') / 8192";
     assert!(server.one::<i64>(pages) <= 2);
 }
+
+/// What was answered is on disk, though the server commits other transactions without.
+#[tokio::test]
+async fn a_lease_is_on_disk_whatever_the_servers_default_is() {
+    let mut server = PgServer::builder()
+        .config("synchronous_commit = off")
+        .config("wal_writer_delay = 10s")
+        .start();
+    let locks = registry(&server.url()).await;
+    server.run("CHECKPOINT");
+    let lease = locks
+        .obtain("k")
+        .ttl(Duration::from_secs(60))
+        .lease()
+        .await
+        .unwrap();
+    server.kill();
+    server.restart();
+    let held = "SELECT count(*) FROM lockstream.lock WHERE key = 'lock:k' AND owner <> ''";
+    assert_eq!(server.one::<i64>(held), 1);
+    lease.release().await.unwrap();
+}

@@ -450,6 +450,8 @@ BEGIN
     END IF;
     IF NOT is_durable THEN
         PERFORM set_config('synchronous_commit', 'off', true);
+    ELSIF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     SELECT s.quiet INTO quiet FROM lockstream.state s;
     SELECT a.since INTO since FROM lockstream.alive a;
