@@ -403,18 +403,18 @@ impl<C: Clone> Lines<C> {
     /// If the store has lost the ticket of the line `but`, or of the exclusive callers, it may have lost the others, too:
     /// all of them ask. If it may have lost it, the next one asks.
     fn ask_again(&mut self, cx: &mut EventCx<'_>, tickets: Tickets, but: Option<WaiterId>) {
-        let most = match tickets {
+        let (most, all_ask) = match tickets {
             Tickets::Kept => return,
-            Tickets::Unknown => 1,
-            Tickets::Gone => usize::MAX,
+            Tickets::Unknown => (1, false),
+            Tickets::Gone => (usize::MAX, true),
         };
         if but.is_some() {
-            self.exclusive.ask_again(cx);
+            self.exclusive.ask_again(cx, all_ask);
         }
         let waiting = self.shared.iter().flat_map(|shared| &shared.waiting);
         let others = waiting.copied().filter(|id| Some(*id) != but);
         for id in others.take(most).collect::<Vec<_>>() {
-            self.feed_line_if_any(cx, id, Turnstile::ask_again);
+            self.feed_line_if_any(cx, id, |turnstile, cx| turnstile.ask_again(cx, all_ask));
         }
     }
 }

@@ -10,16 +10,19 @@
 //! | `readers.rs` | what may the waker of a reader of events do? |
 //! | `stories.rs` | faults that were found, one test each |
 //! | `storm.rs` | and when several threads drop at moments that nobody chose? |
-//! | `redis.rs` | what is left on a server? |
+//! | `server.rs` | what is left on a server? |
 #![cfg(feature = "test-util")]
 
 mod cut;
 mod ends;
 mod leaving;
+#[cfg(feature = "redis")]
+#[path = "../support/lock_server.rs"]
+mod lock_server;
 mod memory;
 mod readers;
 #[cfg(feature = "redis")]
-mod redis;
+mod server;
 mod stories;
 mod storm;
 #[cfg(feature = "redis")]

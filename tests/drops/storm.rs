@@ -116,17 +116,21 @@ async fn a_storm_on_a_memory_store() {
 }
 
 #[cfg(feature = "redis")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_storm_on_a_server() {
-    let server = crate::support::RedisServer::start();
+crate::on_each_server! {
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)] {
+        a_storm_on_a_server,
+    }
+}
+
+#[cfg(feature = "redis")]
+async fn a_storm_on_a_server<S: crate::lock_server::LockServer>() {
+    let server = S::start();
     let mut registries = Vec::new();
     for _ in 0..3 {
-        let store = lockstream::store::RedisStore::connect(server.url())
-            .await
-            .unwrap();
-        let builder = LockRegistry::builder(store).response_timeout(Duration::from_secs(10));
+        let builder = crate::lock_server::registry_builder(&server.url()).await;
+        let builder = builder.unwrap().response_timeout(Duration::from_secs(10));
         registries.push(builder.build().unwrap());
     }
     storms(&registries).await;
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
 }

@@ -1,15 +1,17 @@
-//! Real processes around one server: killed, stopped, woken, racing.
+//! Real processes around one server of each kind: killed, stopped, woken, racing.
 #![cfg(feature = "redis")]
 
+#[path = "../support/lock_server.rs"]
+mod lock_server;
 #[path = "../support/mod.rs"]
 mod support;
 mod workers;
 
 use std::time::{Duration, Instant};
 
-use lockstream::store::RedisStore;
+use lock_server::{LockServer, registry_builder};
 use lockstream::{LockRegistry, StoreError};
-use support::{RedisServer, Role, Worker, wait_until};
+use support::{Role, Worker, wait_until};
 use tokio::time::timeout;
 
 /// For what takes a round trip or two, and the start of a process.
@@ -20,8 +22,8 @@ const fn ms(millis: u64) -> Duration {
 }
 
 async fn registry(url: &str) -> Result<LockRegistry, StoreError> {
-    let store = RedisStore::connect(url).await?;
-    Ok(LockRegistry::builder(store)
+    Ok(registry_builder(url)
+        .await?
         .response_timeout(Duration::from_secs(10))
         .build()
         .unwrap())
@@ -35,24 +37,37 @@ async fn worker() {
     }
 }
 
-fn spawn(server: &RedisServer, role: &str, env: &[(&str, &str)]) -> Worker {
+on_each_server! {
+    #[tokio::test] {
+        the_lock_of_a_killed_holder_comes_when_its_ttl_is_over,
+        a_killed_waiter_is_passed_by,
+        a_stopped_holder_learns_of_its_loss_before_its_work_goes_on,
+        a_stopped_waiter_costs_its_own_ttl,
+        processes_count_together,
+        the_permit_of_a_killed_holder_comes_back,
+        readers_of_another_process_are_let_in_though_the_releaser_is_killed,
+        a_killed_writer_does_not_keep_readers_waiting,
+        groups_of_two_processes_do_not_deadlock,
+    }
+}
+
+fn spawn(server: &impl LockServer, role: &str, env: &[(&str, &str)]) -> Worker {
     let url = server.url();
     let env: Vec<_> = env.iter().copied().chain([("URL", &*url)]).collect();
     Worker::spawn("worker", role, &env)
 }
 
 /// Waits until so many registries are in the queue of `k`.
-async fn wait_for_queue(server: &RedisServer, tickets: u64) {
+async fn wait_for_queue(server: &impl LockServer, tickets: u64) {
     wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == tickets
+        server.queue() == tickets
     })
     .await;
 }
 
 /// A holder that is killed cannot release: its lease runs out, and the waiter has it then, and not before.
-#[tokio::test]
-async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over() {
-    let server = RedisServer::start();
+async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>() {
+    let server = S::start();
     let here = registry(&server.url()).await.unwrap();
     let ttl = ms(1_500);
     let begin = Instant::now();
@@ -74,23 +89,22 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over() {
     assert!(held_at_the_latest.elapsed() <= ttl + ms(500));
     assert!(lease.token().get() > token);
     lease.release().await.unwrap();
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
 }
 
 /// A waiter that is killed leaves a ticket. The hand-over passes it by at once: nobody waits a ttl for the dead.
-#[tokio::test]
-async fn a_killed_waiter_is_passed_by() {
-    let server = RedisServer::start();
+async fn a_killed_waiter_is_passed_by<S: LockServer>() {
+    let server = S::start();
     let here = registry(&server.url()).await.unwrap();
     let lease = here.obtain("k").lease().await.unwrap();
     let mut first = spawn(&server, "holder", &[]);
     wait_for_queue(&server, 1).await;
     let mut second = spawn(&server, "holder", &[]);
     wait_for_queue(&server, 2).await;
-    let connections = server.clients().len();
+    let connections = server.connections();
     first.sigkill();
     wait_until("the server sees it", BOUND, || {
-        server.clients().len() < connections
+        server.connections() < connections
     })
     .await;
     let token = lease.token();
@@ -101,14 +115,13 @@ async fn a_killed_waiter_is_passed_by() {
     assert!(next > token.get());
     second.tell("release");
     second.expect_line("released", BOUND).await;
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
 }
 
 /// A process that was stopped past its ttl thinks that it holds. When it is woken its work is not polled once more:
 /// the lease is compared with the clock before each poll.
-#[tokio::test]
-async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on() {
-    let server = RedisServer::start();
+async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServer>() {
+    let server = S::start();
     let here = registry(&server.url()).await.unwrap();
     let mut holder = spawn(&server, "ticker", &[("TTL", "1000")]);
     let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
@@ -124,18 +137,17 @@ async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on() {
     let told = holder.expect_line("ended ", BOUND).await;
     assert_eq!(told, format!("Lost {token}, polled late: false"));
     assert!(lease.is_valid(), "the late one took nothing from the next");
-    assert_eq!(server.ask::<u64>(&["EXISTS", "lock:k"]), 1);
+    assert!(server.is_held(false));
     lease.release().await.unwrap();
     holder.tell("end");
     assert!(holder.exit(BOUND).success());
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
 }
 
 /// A stopped waiter is still connected, so its turn comes, and costs its ttl. Those behind it find that out when the
 /// ttl is over that they were told last, its predecessor's (W2), and then ask once more.
-#[tokio::test]
-async fn a_stopped_waiter_costs_its_own_ttl() {
-    let server = RedisServer::start();
+async fn a_stopped_waiter_costs_its_own_ttl<S: LockServer>() {
+    let server = S::start();
     let here = registry(&server.url()).await.unwrap();
     let there = registry(&server.url()).await.unwrap();
     let lease = here.obtain("k").ttl(ms(2_000)).lease().await.unwrap();
@@ -162,12 +174,11 @@ async fn a_stopped_waiter_costs_its_own_ttl() {
 }
 
 /// Many tasks of many processes on one counter in a file: none is lost, and the tokens grow in the order of writes.
-#[tokio::test]
-async fn processes_count_together() {
+async fn processes_count_together<S: LockServer>() {
     const PROCESSES: usize = 4;
     const TASKS: usize = 4;
     const ROUNDS: usize = 40;
-    let server = RedisServer::start();
+    let server = S::start();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("counter");
     std::fs::write(&path, "0").unwrap();
@@ -203,16 +214,12 @@ async fn processes_count_together() {
         assert!(token > last, "{token} after {last}");
         last = token;
     }
-    wait_until("all is given back", BOUND, || {
-        server.keys("*") == ["lock:~fence"]
-    })
-    .await;
+    wait_until("all is given back", BOUND, || server.leftovers().is_empty()).await;
 }
 
 /// A permit of a process that is killed comes back when its ttl is over. The others are held meanwhile.
-#[tokio::test]
-async fn the_permit_of_a_killed_holder_comes_back() {
-    let server = RedisServer::start();
+async fn the_permit_of_a_killed_holder_comes_back<S: LockServer>() {
+    let server = S::start();
     let here = registry(&server.url()).await.unwrap();
     let permit = here.obtain("k").permits(2);
     let stays = permit.lease().await.unwrap();
@@ -228,44 +235,36 @@ async fn the_permit_of_a_killed_holder_comes_back() {
     assert!(stays.is_valid());
     lease.release().await.unwrap();
     stays.release().await.unwrap();
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
 }
 
 /// Its release has served some of them, and nobody tells the killed process to serve the rest. Theirs does.
-#[tokio::test]
-async fn readers_of_another_process_are_let_in_though_the_releaser_is_killed() {
-    let server = RedisServer::start();
+async fn readers_of_another_process_are_let_in_though_the_releaser_is_killed<S: LockServer>() {
+    let server = S::start();
     let mut writer = spawn(&server, "holder", &[]);
     writer.expect_line("holds ", BOUND).await;
     let mut readers = spawn(&server, "readers", &[]);
     wait_for_queue(&server, 200).await;
     // It is stopped in the moment after its release was sent, and killed.
     writer.tell("release");
-    wait_until("it is released", BOUND, || {
-        server.ask::<String>(&["TYPE", "lock:k"]) == "zset"
-    })
-    .await;
+    wait_until("it is released", BOUND, || server.is_held(true)).await;
     writer.sigkill();
-    readers.expect_line("read", BOUND).await;
+    readers.expect_line("read", BOUND + S::LOST_NOTICE).await;
     readers.tell("end");
-    wait_until("all is given back", BOUND, || {
-        server.keys("*") == ["lock:~fence"]
-    })
-    .await;
+    wait_until("all is given back", BOUND, || server.leftovers().is_empty()).await;
 }
 
 /// A writer that is killed while it waits stands in nobody's way.
-#[tokio::test]
-async fn a_killed_writer_does_not_keep_readers_waiting() {
-    let server = RedisServer::start();
+async fn a_killed_writer_does_not_keep_readers_waiting<S: LockServer>() {
+    let server = S::start();
     let here = registry(&server.url()).await.unwrap();
     let held = here.obtain("k").shared().lease().await.unwrap();
     let mut writer = spawn(&server, "holder", &[]);
     wait_for_queue(&server, 1).await;
-    let connections = server.clients().len();
+    let connections = server.connections();
     writer.sigkill();
     wait_until("the server sees it", BOUND, || {
-        server.clients().len() < connections
+        server.connections() < connections
     })
     .await;
     let lease = here
@@ -276,13 +275,12 @@ async fn a_killed_writer_does_not_keep_readers_waiting() {
         .unwrap();
     lease.release().await.unwrap();
     held.release().await.unwrap();
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
 }
 
 /// A hundred tasks of two processes, each with three of ten keys in its own order.
-#[tokio::test]
-async fn groups_of_two_processes_do_not_deadlock() {
-    let server = RedisServer::start();
+async fn groups_of_two_processes_do_not_deadlock<S: LockServer>() {
+    let server = S::start();
     let mut workers: Vec<_> = ["0", "5"]
         .map(|first| spawn(&server, "transfers", &[("FIRST", first)]))
         .into();
@@ -295,8 +293,5 @@ async fn groups_of_two_processes_do_not_deadlock() {
     for worker in &workers {
         worker.expect_line("done", 4 * BOUND).await;
     }
-    wait_until("all is given back", BOUND, || {
-        server.keys("*") == ["lock:~fence"]
-    })
-    .await;
+    wait_until("all is given back", BOUND, || server.leftovers().is_empty()).await;
 }

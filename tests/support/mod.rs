@@ -13,6 +13,7 @@
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
 //! | `ports.rs` | which port may a test listen on? |
+//! | `lock_server.rs` | how does a test run on every kind of server? (It stands by itself.) |
 //! | `hearing.rs` | how does a test hear all that its thread logs? (It stands by itself.) |
 //!
 //! Nothing here waits by the test runtime's clock, so all of it works under paused time as well.

@@ -419,13 +419,15 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// The store may have lost our ticket: asks it at once.
-    pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>) {
+    /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes of this.
+    pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>, all_ask: bool) {
         self.advance_time(cx);
         if let KeyState::Acquiring(acquisition) = &mut self.state
             && acquisition.is_queued()
         {
-            acquisition.forget_proof();
+            if all_ask {
+                acquisition.forget_proof();
+            }
             acquisition.ask_at = cx.at();
         }
         self.schedule(cx);

@@ -203,8 +203,26 @@ fn m5_a_win_makes_one_other_ask() {
     key.wait_until(13_500);
     let first = key.sent().remove(0);
     key.reply(&first, Outcome::Won { epoch: 6 });
+    let mut sent = key.sent();
+    assert_eq!(sent.len(), 1);
+    let second = sent.remove(0);
+    assert_eq!(second.owner(), readers[1].1);
+    // A process that released, and died before it told anybody, has granted many.
+    key.reply(&second, Outcome::Won { epoch: 7 });
     let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
-    assert_eq!(asked, [readers[1].1]);
+    assert_eq!(asked, [readers[2].1]);
+}
+
+#[test]
+fn m5_a_ticket_that_is_there_ends_the_questions() {
+    let mut key = Key::new();
+    key.readers(&["a", "b", "c"]);
+    key.wait_until(13_500);
+    let first = key.sent().remove(0);
+    key.reply(&first, Outcome::Won { epoch: 6 });
+    let second = key.sent().remove(0);
+    key.reply(&second, busy(30_000, 0));
+    assert!(key.sent().is_empty());
 }
 
 /// A ticket that has waited for long was never asked for again, so its grant is proved by an old answer (D2). The

@@ -2,14 +2,14 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use lockstream::store::RedisStore;
 use lockstream::{Lease, LockRegistry};
 use tokio::runtime::Handle;
 use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 use crate::cut::{Cut, Then};
-use crate::support::{RedisServer, wait_until};
+use crate::lock_server::{LockServer, registry_builder};
+use crate::support::wait_until;
 use crate::victims::{ENTERING, Floor, Kind, Make};
 
 /// For what takes a round trip or two on an idle machine; far below a ttl, and a server's W2.
@@ -18,9 +18,21 @@ const BOUND: Duration = Duration::from_secs(4);
 /// Most cuts come long before; those that do not differ in nothing but the work.
 const MOST_POLLS: usize = 20;
 
-async fn registry(server: &RedisServer) -> LockRegistry {
-    let store = RedisStore::connect(server.url()).await.unwrap();
-    LockRegistry::builder(store)
+crate::on_each_server! {
+    #[tokio::test] {
+        dropped_at_every_poll_on_a_server,
+        a_reader_dropped_at_every_poll_on_a_server,
+        a_permit_dropped_at_every_poll_on_a_server,
+        a_group_dropped_at_every_poll_on_a_server,
+        a_connect_that_is_dropped_leaves_no_connection,
+        a_registry_dropped_amid_everything_gives_all_of_it_back,
+    }
+}
+
+async fn registry(server: &impl LockServer) -> LockRegistry {
+    registry_builder(&server.url())
+        .await
+        .unwrap()
         .ttl(Duration::from_secs(60))
         .wait(Duration::from_secs(60))
         .response_timeout(Duration::from_secs(10))
@@ -70,28 +82,24 @@ async fn drop_one(world: &World, make: Make, kind: Kind, held: bool, cut: Cut, w
     done
 }
 
-#[tokio::test]
-async fn dropped_at_every_poll_on_a_server() {
-    drop_at_every_poll(Kind::Exclusive).await;
+async fn dropped_at_every_poll_on_a_server<S: LockServer>() {
+    drop_at_every_poll::<S>(Kind::Exclusive).await;
 }
 
-#[tokio::test]
-async fn a_reader_dropped_at_every_poll_on_a_server() {
-    drop_at_every_poll(Kind::Reader).await;
+async fn a_reader_dropped_at_every_poll_on_a_server<S: LockServer>() {
+    drop_at_every_poll::<S>(Kind::Reader).await;
 }
 
-#[tokio::test]
-async fn a_permit_dropped_at_every_poll_on_a_server() {
-    drop_at_every_poll(Kind::Permit).await;
+async fn a_permit_dropped_at_every_poll_on_a_server<S: LockServer>() {
+    drop_at_every_poll::<S>(Kind::Permit).await;
 }
 
-#[tokio::test]
-async fn a_group_dropped_at_every_poll_on_a_server() {
-    drop_at_every_poll(Kind::Group).await;
+async fn a_group_dropped_at_every_poll_on_a_server<S: LockServer>() {
+    drop_at_every_poll::<S>(Kind::Group).await;
 }
 
-async fn drop_at_every_poll(kind: Kind) {
-    let server = RedisServer::start();
+async fn drop_at_every_poll<S: LockServer>(kind: Kind) {
+    let server = S::start();
     let tasks = Handle::current().metrics().num_alive_tasks();
     let world = World {
         here: registry(&server).await,
@@ -137,18 +145,17 @@ async fn drop_at_every_poll(kind: Kind) {
             .all(|it| it.in_use() == 0)
     })
     .await;
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    assert_eq!(server.leftovers(), [""; 0]);
     drop(world);
-    wait_until("connections end", BOUND, || server.clients().is_empty()).await;
+    wait_until("connections end", BOUND, || server.connections() == 0).await;
     wait_until("tasks end", BOUND, || {
         Handle::current().metrics().num_alive_tasks() == tasks
     })
     .await;
 }
 
-#[tokio::test]
-async fn a_connect_that_is_dropped_leaves_no_connection() {
-    let server = RedisServer::start();
+async fn a_connect_that_is_dropped_leaves_no_connection<S: LockServer>() {
+    let server = S::start();
     let tasks = Handle::current().metrics().num_alive_tasks();
     for then in [Then::AtOnce, Then::WhenWoken] {
         for polls in 0.. {
@@ -160,7 +167,7 @@ async fn a_connect_that_is_dropped_leaves_no_connection() {
             if let Some(connected) = connected {
                 assert!(connected.unwrap().obtain("k").acquire_once().await.unwrap());
             }
-            wait_until("connections end", BOUND, || server.clients().is_empty()).await;
+            wait_until("connections end", BOUND, || server.connections() == 0).await;
             if done {
                 break;
             }
@@ -173,9 +180,8 @@ async fn a_connect_that_is_dropped_leaves_no_connection() {
 }
 
 /// Dropped as a whole while much is under way: the connection stays until what is owed has been released.
-#[tokio::test]
-async fn a_registry_dropped_amid_everything_gives_all_of_it_back() {
-    let server = RedisServer::start();
+async fn a_registry_dropped_amid_everything_gives_all_of_it_back<S: LockServer>() {
+    let server = S::start();
     let there = registry(&server).await;
     for round in 0..10 {
         let here = registry(&server).await;
@@ -198,14 +204,9 @@ async fn a_registry_dropped_amid_everything_gives_all_of_it_back() {
             }
         }
         wait_until("one connection is left", BOUND, || {
-            server.clients().len() == 1
+            server.connections() == 1
         })
         .await;
-        assert_eq!(
-            server.keys("*"),
-            ["lock:~fence"],
-            "after {:?}",
-            begin.elapsed()
-        );
+        assert_eq!(server.leftovers(), [""; 0], "after {:?}", begin.elapsed());
     }
 }

@@ -1,0 +1,146 @@
+//! What tests of every kind of server ask of one.
+
+#![allow(dead_code, reason = "each test uses another part of this")]
+
+use std::time::Duration;
+
+use lockstream::store::RedisStore;
+use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
+
+#[cfg(feature = "postgres")]
+use crate::support::PgServer;
+use crate::support::RedisServer;
+
+/// A server that keeps locks.
+pub(crate) trait LockServer: Sized {
+    /// After so long a waiter finds a grant by itself whose notice was lost with the process that released.
+    const LOST_NOTICE: Duration;
+
+    fn start() -> Self;
+
+    fn url(&self) -> String;
+
+    /// What is left of locks, queues and leases.
+    fn leftovers(&self) -> Vec<String>;
+
+    /// How many connections of registries it has.
+    fn connections(&self) -> usize;
+
+    /// How many registries are in the queue of `k`.
+    fn queue(&self) -> u64;
+
+    /// Whether somebody has `k`: `shared` tells who counts.
+    fn is_held(&self, shared: bool) -> bool;
+}
+
+/// A registry to be, on the server of that url.
+pub(crate) async fn registry_builder(url: &str) -> Result<LockRegistryBuilder, StoreError> {
+    #[cfg(feature = "postgres")]
+    if url.starts_with("postgres:") {
+        let store = lockstream::store::PostgresStore::connect(url).await?;
+        return Ok(LockRegistry::builder(store));
+    }
+    Ok(LockRegistry::builder(RedisStore::connect(url).await?))
+}
+
+impl LockServer for RedisServer {
+    /// The script that releases sends it.
+    const LOST_NOTICE: Duration = Duration::ZERO;
+
+    fn start() -> Self {
+        Self::start()
+    }
+
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    /// All but the fence, of which there is one for all keys.
+    fn leftovers(&self) -> Vec<String> {
+        let mut keys = self.keys("*");
+        keys.retain(|key| key != "lock:~fence");
+        keys
+    }
+
+    fn connections(&self) -> usize {
+        self.clients().len()
+    }
+
+    fn queue(&self) -> u64 {
+        self.ask(&["ZCARD", "{lock:k}:~queue2"])
+    }
+
+    fn is_held(&self, shared: bool) -> bool {
+        let kind: String = self.ask(&["TYPE", "lock:k"]);
+        kind == if shared { "zset" } else { "string" }
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl LockServer for PgServer {
+    /// It is sent when the release is committed. A waiter asks every 10 s, and a fifth more at most (W2).
+    const LOST_NOTICE: Duration = Duration::from_secs(12);
+
+    fn start() -> Self {
+        Self::start()
+    }
+
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    /// Rows of free locks stay.
+    fn leftovers(&self) -> Vec<String> {
+        let rows = self.rows(
+            "SELECT key || ' of ' || owner FROM lockstream.lock WHERE owner IS NOT NULL \
+             UNION ALL SELECT key || ' of ' || owner FROM lockstream.holder \
+             UNION ALL SELECT key || ': ' || owner FROM lockstream.ticket",
+        );
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    fn connections(&self) -> usize {
+        let count: i64 = self.one(
+            "SELECT count(*) FROM pg_stat_activity \
+             WHERE backend_type = 'client backend' AND application_name <> 'harness'",
+        );
+        usize::try_from(count).expect("it counts")
+    }
+
+    fn queue(&self) -> u64 {
+        let count: i64 = self
+            .one("SELECT count(*) FROM lockstream.ticket WHERE key = 'lock:k' AND ttl IS NOT NULL");
+        u64::try_from(count).expect("it counts")
+    }
+
+    fn is_held(&self, shared: bool) -> bool {
+        let condition = if shared { "owner = ''" } else { "owner <> ''" };
+        self.one(&format!(
+            "SELECT EXISTS (SELECT 1 FROM lockstream.lock WHERE key = 'lock:k' AND {condition})"
+        ))
+    }
+}
+
+/// Runs each of these cases, which take the kind of server, on each kind.
+#[macro_export]
+macro_rules! on_each_server {
+    ($(#[$test:meta] { $($case:ident,)* })*) => {
+        mod on_redis {
+            $($(
+                #[$test]
+                async fn $case() {
+                    super::$case::<$crate::support::RedisServer>().await;
+                }
+            )*)*
+        }
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $($(
+                #[$test]
+                async fn $case() {
+                    super::$case::<$crate::support::PgServer>().await;
+                }
+            )*)*
+        }
+    };
+}
