@@ -107,3 +107,25 @@ async fn a_lock_costs_two_transactions() {
     let shared = calls() - before;
     assert!(shared < 30, "{shared} for a hundred ops");
 }
+
+/// A release waits for a transaction that goes on for long, and asks less and less often.
+#[tokio::test]
+async fn a_release_that_waits_for_a_transaction_asks_seldom() {
+    let server = PgServer::start();
+    let proxy = Proxy::to_port(server.port());
+    let locks = registry(&PgServer::url_at(proxy.port())).await;
+    let lease = locks.obtain("k").lease().await.unwrap();
+    let mut transaction = server.client();
+    let token = lease.token().get();
+    transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
+    let before = proxy.bytes().0;
+    let releasing = tokio::spawn(async move { lease.release().await });
+    tokio::time::sleep(ms(1500)).await;
+    // A call is some 200 bytes.
+    let sent = proxy.bytes().0 - before;
+    assert!((1..15_000).contains(&sent), "{sent}");
+    transaction.run("COMMIT");
+    let begin = std::time::Instant::now();
+    releasing.await.unwrap().unwrap();
+    assert!(begin.elapsed() < ms(1000), "it still asks often enough");
+}

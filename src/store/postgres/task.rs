@@ -33,8 +33,10 @@ const LIMITS: Limits = Limits {
     bytes: 1 << 20,
 };
 
-/// After so long an op is sent again that waits for the end of a transaction.
+/// After so long an op is sent again that waits for the end of a transaction, and later less often: after an eighth of the
+/// time that it has waited.
 const AGAIN: Duration = Duration::from_millis(5);
+const LONGEST_AGAIN: Duration = Duration::from_millis(500);
 
 /// How often a registry looks for what nobody uses, on average.
 const SWEEP: Duration = Duration::from_secs(600);
@@ -351,7 +353,8 @@ impl PostgresTask {
                         | Op::Unlisten { .. }
                         | Op::Yield { .. }
                 );
-                self.delayed.push((Instant::now() + AGAIN, request));
+                let pause = (request.since.elapsed() / 8).clamp(AGAIN, LONGEST_AGAIN);
+                self.delayed.push((Instant::now() + pause, request));
             }
             Verdict::Stale if !request.was_stale => {
                 request.was_stale = true;
