@@ -9,6 +9,12 @@ use crate::{BOUND, builder, eventually, ms, registry, told};
 
 const QUIET: Duration = ms(3500);
 
+/// Makes the schema, long ago.
+fn migrate(server: &PgServer) {
+    server.run(PostgresStore::SQL);
+    server.run("UPDATE lockstream.alive SET since = 0");
+}
+
 async fn quiet(server: &PgServer) -> lockstream::LockRegistry {
     let store = PostgresStore::builder(server.url())
         .quiet_time(QUIET)
@@ -24,6 +30,7 @@ async fn quiet(server: &PgServer) -> lockstream::LockRegistry {
 #[tokio::test]
 async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
     let mut server = PgServer::start();
+    migrate(&server);
     let locks = quiet(&server).await;
     let held = locks.obtain("held").ttl(QUIET).lease().await.unwrap();
     let shared = locks
@@ -75,6 +82,7 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
 #[tokio::test]
 async fn after_a_restart_in_good_order_there_is_no_quiet_time() {
     let mut server = PgServer::start();
+    migrate(&server);
     let locks = quiet(&server).await;
     locks
         .obtain("k")
@@ -129,6 +137,7 @@ async fn a_standby_that_lags_behind_takes_over() {
                 two.port()
             )
         };
+        migrate(&primary);
         if is_quiet {
             drop(quiet(&primary).await);
         } else {

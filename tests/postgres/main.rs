@@ -6,6 +6,7 @@
 //! | `faults.rs` | what if the server, a connection or a right is gone? |
 //! | `losses.rs` | what if the server loses what it acknowledged? |
 //! | `poolers.rs` | what if a pooler is between? |
+//! | `quorums.rs` | does a quorum of such servers elect one holder? |
 //! | `setup.rs` | how does the schema come into a database, and who may use it? |
 //! | `sqlx.rs` | does the example of another client run? |
 //! | `cost.rs` | what does waiting cost, and what a lock? |
@@ -18,6 +19,7 @@ mod faults;
 mod fences;
 mod losses;
 mod poolers;
+mod quorums;
 mod setup;
 mod sqlx;
 

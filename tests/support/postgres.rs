@@ -43,6 +43,7 @@ pub struct PgServer {
 #[must_use = "a builder does nothing until it is started"]
 pub struct PgServerBuilder {
     config: Vec<String>,
+    has_own_identity: bool,
 }
 
 impl PgServerBuilder {
@@ -52,11 +53,21 @@ impl PgServerBuilder {
         self
     }
 
+    /// It is no copy of the others, which have the same system identifier. It takes a second.
+    pub fn own_identity(mut self) -> Self {
+        self.has_own_identity = true;
+        self
+    }
+
     /// Starts it and waits until it answers.
     pub fn start(self) -> PgServer {
         let folder = temporary_folder();
         let data = folder.path().join("data");
-        copy(template(), &data);
+        if self.has_own_identity {
+            init(&data);
+        } else {
+            copy(template(), &data);
+        }
         PgServer::launch_in(folder, self.config)
     }
 }
@@ -511,7 +522,18 @@ fn run(mut command: Command) {
     assert!(output.status.success(), "{command:?}: {output:?}");
 }
 
-/// An empty database that no server runs on: made once, and copied for each server.
+/// Makes an empty database that no server runs on.
+fn init(data: &Path) {
+    let mut initdb = program("initdb");
+    let options = "-U postgres -A trust -E UTF8 --locale=C --no-sync -D";
+    initdb.args(options.split(' ')).arg(data);
+    run(initdb);
+    let config = data.join("postgresql.conf");
+    let text = fs::read_to_string(&config).expect("initdb has made it");
+    fs::write(&config, text + "\ninclude_if_exists = 'lockstream.conf'\n").expect("ours");
+}
+
+/// An empty database: made once, and copied for each server.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -529,24 +551,7 @@ fn template() -> &'static Path {
         if !path.join("done").exists() {
             let folder = temporary_folder();
             let data = folder.path().join("data");
-            let mut initdb = program("initdb");
-            initdb
-                .args([
-                    "-U",
-                    "postgres",
-                    "-A",
-                    "trust",
-                    "-E",
-                    "UTF8",
-                    "--locale=C",
-                    "--no-sync",
-                    "-D",
-                ])
-                .arg(&data);
-            run(initdb);
-            let config = data.join("postgresql.conf");
-            let text = fs::read_to_string(&config).expect("initdb has made it");
-            fs::write(&config, text + "\ninclude_if_exists = 'lockstream.conf'\n").expect("ours");
+            init(&data);
             fs::write(data.join("done"), "").expect("ours");
             // Whoever is first makes it; the others are as good.
             if fs::rename(&data, &path).is_err() {

@@ -61,11 +61,13 @@ CREATE TABLE lockstream.state (
 CREATE UNLOGGED TABLE lockstream.alive (since bigint NOT NULL);
 
 INSERT INTO lockstream.state VALUES (1, 0, 0);
-INSERT INTO lockstream.alive VALUES (0);
 
 CREATE FUNCTION lockstream.now_1() RETURNS bigint
 LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
+
+-- These tables may stand for others that were lost.
+INSERT INTO lockstream.alive VALUES (lockstream.now_1());
 
 -- Whether a tenure may end: not while a transaction is fenced by it. `whose`: '' or a shared owner.
 CREATE FUNCTION lockstream.may_end_1(name text, whose text) RETURNS boolean
