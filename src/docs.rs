@@ -28,7 +28,12 @@ pub mod guarantees {}
 // Its snippets need these features.
 #[cfg(any(
     not(doctest),
-    all(feature = "macros", feature = "redis", feature = "test-util")
+    all(
+        feature = "macros",
+        feature = "redis",
+        feature = "test-util",
+        feature = "tokio-util"
+    )
 ))]
 /// [fairness.md]: crate::docs::fairness
 /// [from-other-libraries.md]: crate::docs::from_other_libraries

@@ -78,6 +78,7 @@
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
+//! | `tokio-util` | | `LeaseView::cancellation_token`: for spawned tasks that must stop when the lease is lost |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! [`docs`] has the guides: what each fault does, operations, fairness, coming from other libraries, the protocol and how
@@ -90,6 +91,8 @@
 pub mod __macros;
 mod acquire;
 mod builder;
+#[cfg(feature = "tokio-util")]
+mod cancellation;
 mod clock;
 mod detached;
 pub mod docs;
