@@ -32,7 +32,8 @@ pub mod guarantees {}
         feature = "macros",
         feature = "redis",
         feature = "test-util",
-        feature = "tokio-util"
+        feature = "tokio-util",
+        feature = "tower"
     )
 ))]
 /// [fairness.md]: crate::docs::fairness

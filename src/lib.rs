@@ -79,6 +79,7 @@
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `tokio-util` | | `LeaseView::cancellation_token`: for spawned tasks that must stop when the lease is lost |
+//! | `tower` | | `tower::LockLayer`: a service handles one request a key at a time |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! [`docs`] has the guides: what each fault does, operations, fairness, coming from other libraries, the protocol and how
@@ -121,6 +122,9 @@ mod settings;
 mod snapshot;
 pub mod store;
 mod token;
+#[cfg(feature = "tower")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tower")))]
+pub mod tower;
 mod turnstile;
 mod user_code;
 #[cfg(feature = "test-util")]
