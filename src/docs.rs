@@ -41,11 +41,14 @@ pub mod guarantees {}
 /// [guarantees.md]: crate::docs::guarantees
 /// [operations.md]: crate::docs::operations
 /// [operations.md#access-rights]: crate::docs::operations#access-rights
+/// [operations.md#rotating-credentials]: crate::docs::operations#rotating-credentials
 /// [operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect
 ///
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
+// Its snippet needs this feature.
+#[cfg(any(not(doctest), feature = "redis"))]
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
 

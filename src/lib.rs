@@ -74,7 +74,7 @@
 //! | `tls-rustls` | | `rediss://`, PostgreSQL over TLS, and certificates by the builders of their stores |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
-//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client` |
+//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client`, `credentials_provider` |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |

@@ -177,6 +177,7 @@ assert_not_impl_any!(future::WithLock<std::future::Pending<Rc<u8>>>: Send);
 #[cfg(feature = "redis")]
 lasting! {
     lockstream::store::RedisStore: Send, Sync, Unpin, Clone;
+    lockstream::store::Credentials: Send, Sync, Unpin, Clone, PartialEq;
     lockstream::store::RedisStoreBuilder: Send, Sync, Unpin, Clone;
     future::Connect: Send, Unpin, FusedFuture;
 }
