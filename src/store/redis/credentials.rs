@@ -206,7 +206,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_provider_that_gives_none_is_an_error_that_may_pass() {
         let address = Address::from("a:1");
-        let cases: [(fn() -> Newest, &str); 5] = [
+        type Case = (fn() -> Newest, &'static str);
+        let cases: [Case; 5] = [
             (|| stream::pending().boxed(), "none came within 1s"),
             (|| stream::empty().boxed(), "their provider has ended"),
             (
