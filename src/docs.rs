@@ -30,19 +30,28 @@ pub mod guarantees {}
 // Its snippets need these features.
 #[cfg(any(
     not(doctest),
-    all(feature = "macros", feature = "redis", feature = "test-util")
+    all(
+        feature = "macros",
+        feature = "redis",
+        feature = "test-util",
+        feature = "tokio-util",
+        feature = "tower"
+    )
 ))]
 /// [fairness.md]: crate::docs::fairness
 /// [from-other-libraries.md]: crate::docs::from_other_libraries
 /// [guarantees.md]: crate::docs::guarantees
 /// [operations.md]: crate::docs::operations
 /// [operations.md#access-rights]: crate::docs::operations#access-rights
+/// [operations.md#rotating-credentials]: crate::docs::operations#rotating-credentials
 /// [operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect
 /// [postgres.md]: crate::docs::postgres
 ///
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
+// Its snippet needs this feature.
+#[cfg(any(not(doctest), feature = "redis"))]
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
 

@@ -230,8 +230,8 @@ impl StoreError {
         }
     }
 
-    /// Whether a retry may help: true for a broken connection or a server that is starting, false for a wrong password
-    /// or a missing right.
+    /// Whether a retry may help: true for a broken connection or a server that is starting, false for a missing right or a
+    /// wrong password, unless passwords rotate (`RedisStoreBuilder::credentials`).
     pub fn is_retryable(&self) -> bool {
         self.retryable
     }

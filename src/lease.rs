@@ -64,6 +64,9 @@ struct Group {
     /// All keys, joined by commas.
     key: Arc<str>,
     members: Vec<LeaseView>,
+    /// What is cancelled at the first loss.
+    #[cfg(feature = "tokio-util")]
+    cancellation: std::sync::OnceLock<crate::cancellation::Cancellation>,
 }
 
 impl Lease {
@@ -98,11 +101,16 @@ impl Lease {
             }
         }
         let first = members.first().expect("a group has several keys").clone();
-        let key = options.key().clone();
+        let group = Group {
+            key: options.key().clone(),
+            members,
+            #[cfg(feature = "tokio-util")]
+            cancellation: std::sync::OnceLock::new(),
+        };
         Self {
             engine,
             view: LeaseView {
-                group: Some(Arc::new(Group { key, members })),
+                group: Some(Arc::new(group)),
                 ..first
             },
             on_finish: options.on_finish,
@@ -350,6 +358,22 @@ impl LeaseView {
         }
     }
 
+    /// What the tokens of this lease have in common.
+    #[cfg(feature = "tokio-util")]
+    pub(crate) fn cancellation(&self) -> &std::sync::OnceLock<crate::cancellation::Cancellation> {
+        match &self.group {
+            Some(group) => &group.cancellation,
+            None => &self.caller.cancellation,
+        }
+    }
+
+    /// A caller waits for the loss of this lease: the timer must run, also if the runtime of the lease has ended.
+    pub(crate) fn note_runtime(&self) {
+        if let Some(engine) = self.view_context.engine.upgrade() {
+            engine.note_runtime();
+        }
+    }
+
     /// The fencing token: strictly greater for every later lease of this key. Of several keys, that of the first.
     pub fn token(&self) -> Token {
         let see = |member: &Self| member.see_token();
@@ -541,9 +565,7 @@ impl Future for Lost {
         }
         let view = &this.view;
         let watch = this.watch.get_or_insert_with(|| {
-            if let Some(engine) = view.view_context.engine.upgrade() {
-                engine.note_runtime();
-            }
+            view.note_runtime();
             let waker = Arc::default();
             for member in view.members() {
                 member.caller.watch_with(&waker, false);

@@ -74,10 +74,12 @@
 //! | `tls-rustls` | | `rediss://`, PostgreSQL over TLS, and certificates by the builders of their stores |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
-//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client` |
+//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client`, `credentials_provider` |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
+//! | `tokio-util` | | `LeaseView::cancellation_token`: for spawned tasks that must stop when the lease is lost |
+//! | `tower` | | `tower::LockLayer`: a service handles one request a key at a time |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! [`docs`] has the guides: what each fault does, operations, fairness, coming from other libraries, the protocol and how
@@ -90,6 +92,8 @@
 pub mod __macros;
 mod acquire;
 mod builder;
+#[cfg(feature = "tokio-util")]
+mod cancellation;
 mod clock;
 mod detached;
 pub mod docs;
@@ -118,6 +122,9 @@ mod settings;
 mod snapshot;
 pub mod store;
 mod token;
+#[cfg(feature = "tower")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tower")))]
+pub mod tower;
 mod turnstile;
 mod user_code;
 #[cfg(feature = "test-util")]

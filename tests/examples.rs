@@ -437,6 +437,33 @@ fn assert_a_kept_key_goes(server: &RedisServer, prefix: &str) {
     assert_eq!(server.keys("*"), [format!("{prefix}:~fence")]);
 }
 
+/// The tasks that have a token stop at the loss, and the one that has none goes on under another's lock.
+#[cfg(feature = "tokio-util")]
+#[test]
+fn tasks_with_a_token_stop_when_the_lease_is_lost() {
+    let output = example("cancel").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    assert!(printed.contains("lease on \"backup\" lost"), "{printed}");
+    let order = |line: &str| printed.find(line).unwrap_or_else(|| panic!("{printed}"));
+    assert!(order("a task has stopped") < order("somebody else has the lock"));
+    assert_eq!(
+        printed.matches("a task has stopped").count(),
+        3,
+        "{printed}"
+    );
+    for (task, late) in [
+        ("first", true),
+        ("second", true),
+        ("third", true),
+        ("careless", false),
+    ] {
+        let line = printed.lines().find(|line| line.starts_with(task));
+        let line = line.unwrap_or_else(|| panic!("no {task}: {printed}"));
+        assert_eq!(line.contains(" 0 of them"), late, "{line}");
+    }
+}
+
 #[test]
 fn cron_refuses_an_invalid_period() {
     for arguments in [&["0.4"][..], &["3601"], &["x"], &["1", "2"]] {

@@ -281,6 +281,7 @@ fn every_file_is_on_the_map_of_its_folder() {
         "store/memory",
         "store/quorum",
         "store/redis",
+        "tower",
         "verify",
     ] {
         let map = fs::read_to_string(root.join(folder).join("mod.rs")).unwrap();

@@ -177,8 +177,29 @@ assert_not_impl_any!(future::WithLock<std::future::Pending<Rc<u8>>>: Send);
 #[cfg(feature = "redis")]
 lasting! {
     lockstream::store::RedisStore: Send, Sync, Unpin, Clone;
+    lockstream::store::Credentials: Send, Sync, Unpin, Clone, PartialEq;
     lockstream::store::RedisStoreBuilder: Send, Sync, Unpin, Clone;
     future::Connect: Send, Unpin, FusedFuture;
+}
+
+#[cfg(feature = "tower")]
+mod tower {
+    use lockstream::tower::{IntoServiceError, LockLayer, LockService, ResponseFuture};
+
+    use super::{Debug, Local, LockError, Ready, Work, assert_impl_all, assert_not_impl_any};
+
+    type Key = fn(&String) -> Option<String>;
+    type Inner = ::tower::util::ServiceFn<fn(String) -> Work>;
+    type Stays = ::tower::util::ServiceFn<fn(String) -> Local>;
+
+    lasting! {
+        LockLayer<Key>: Send, Sync, Unpin, Clone;
+        LockService<Inner, Key, IntoServiceError>: Send, Sync, Unpin;
+        ResponseFuture<Inner, String, IntoServiceError>: Send, Unpin, Future<Output = Result<u8, LockError>>;
+        ResponseFuture<Stays, String, IntoServiceError>: Unpin;
+    }
+    assert_impl_all!(LockService<fn() -> Ready<()>, Key, IntoServiceError>: Clone);
+    assert_not_impl_any!(ResponseFuture<Stays, String, IntoServiceError>: Send);
 }
 
 // What a lock error costs in a `Result`, and a handle in a struct.

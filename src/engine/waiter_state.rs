@@ -32,6 +32,9 @@ pub(crate) struct WaiterState {
     shares: AtomicU32,
     /// Whether its holder has seen the token.
     is_token_seen: AtomicBool,
+    /// What is cancelled when the lease is lost.
+    #[cfg(feature = "tokio-util")]
+    pub(crate) cancellation: std::sync::OnceLock<crate::cancellation::Cancellation>,
     state: Mutex<State>,
 }
 
@@ -68,6 +71,8 @@ impl WaiterState {
             id: AtomicU64::new(0),
             is_token_seen: AtomicBool::new(false),
             shares: AtomicU32::new(1),
+            #[cfg(feature = "tokio-util")]
+            cancellation: std::sync::OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Waiting,
                 waker: None,

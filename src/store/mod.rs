@@ -39,7 +39,7 @@ pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
 pub(crate) use self::postgres::{fence_error, is_stale_fence};
 pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
-pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
+pub use self::redis::{ConnectStore, Credentials, RedisStore, RedisStoreBuilder};
 
 /// A place where leases are stored.
 ///

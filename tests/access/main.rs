@@ -6,6 +6,7 @@
 //! | `by_hand.rs` | does what the page on operations tells a person to type do what it says? |
 //! | `log.rs` | what was logged? |
 //! | `rights.rs` | which rights are needed, and what is said of one that is missing? |
+//! | `rotation.rs` | does anybody notice when passwords change? |
 //! | `secrets.rs` | what is never shown? |
 //! | `tls.rs` | which certificates are believed, and what is said of those that are not? |
 //! | `words.rs` | what if a url or a key is any text at all? |
@@ -17,6 +18,7 @@ mod by_hand;
 #[path = "../support/hearing.rs"]
 mod hearing;
 mod rights;
+mod rotation;
 mod secrets;
 #[path = "../support/mod.rs"]
 mod support;

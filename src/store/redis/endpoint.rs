@@ -11,6 +11,7 @@ use redis::{
     RedisError, Value, cmd,
 };
 
+use super::credentials::Source;
 use super::fault::{ErrorReply, Fault};
 use super::stream::{Link, Opener};
 #[cfg(feature = "tls-rustls")]
@@ -36,6 +37,8 @@ pub(super) struct Endpoint {
     /// Host and port, or the path of the socket: for errors and logs.
     pub(super) address: Arc<str>,
     opener: Opener,
+    /// In place of user and password in `info`.
+    pub(super) credentials: Option<Source>,
     /// Named by sentinels, which may be wrong: its role is checked at each connection.
     pub(super) must_be_primary: bool,
 }
@@ -103,6 +106,7 @@ impl Endpoint {
             address: info.addr().to_string().into(),
             info,
             opener,
+            credentials: None,
             must_be_primary: false,
         }
     }
@@ -178,14 +182,24 @@ impl Endpoint {
         within: Duration,
         pushes: impl AsyncPushSender,
     ) -> Result<Link, Fault> {
-        let settings = self.info.redis_settings().clone().set_protocol(protocol);
+        let mut settings = self.info.redis_settings().clone().set_protocol(protocol);
+        let mut newer = None;
+        if let Some(source) = &self.credentials {
+            let (credentials, following) = source.current(&self.address, within).await?;
+            settings = credentials.login(settings);
+            newer = Some(following);
+        }
         let info = self.info.clone().set_redis_settings(settings);
         let opened = Link::open(&info, &self.opener, within, pushes).await;
         let mut link = opened.map_err(|source| Fault::Connect {
             address: self.address.clone(),
             is_tls: self.is_tls(),
+            rotates: newer.is_some(),
             source,
         })?;
+        if let Some(newer) = newer {
+            link.follow(newer, &self.address);
+        }
         if !self.must_be_primary {
             return Ok(link);
         }

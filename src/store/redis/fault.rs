@@ -26,6 +26,8 @@ pub(super) enum Fault {
     Connect {
         address: Arc<str>,
         is_tls: bool,
+        /// Whether other credentials may follow those that were used.
+        rotates: bool,
         r#source: RedisError,
     },
     #[error("Redis at {address} did not answer within {within:?}")]
@@ -80,6 +82,11 @@ impl Fault {
         Self::told(text, is_lasting)
     }
 
+    pub(super) fn no_credentials(address: &Arc<str>, reason: impl fmt::Display) -> Self {
+        let text = format!("no credentials for Redis at {address}: {reason}");
+        Self::told(text, false)
+    }
+
     fn told(text: String, is_lasting: bool) -> Self {
         Self::Told { text, is_lasting }
     }
@@ -112,6 +119,11 @@ impl Fault {
         match self {
             Self::Told { is_lasting, .. } => *is_lasting,
             Self::Refused { refusal, .. } => refusal.is_lasting(),
+            Self::Connect {
+                source,
+                rotates: true,
+                ..
+            } if is_about_login(source) => false,
             Self::Connect { source, .. } => match source.kind() {
                 ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
                 _ if rejection(source).is_some() => true,
@@ -120,6 +132,13 @@ impl Fault {
             _ => false,
         }
     }
+}
+
+/// Whether the server wants another user or password.
+fn is_about_login(error: &RedisError) -> bool {
+    let code = ErrorReply::of(error).map(|refusal| refusal.code);
+    error.kind() == ErrorKind::AuthenticationFailed
+        || code.is_some_and(|code| matches!(&*code, "NOAUTH" | "WRONGPASS"))
 }
 
 #[cfg(feature = "tls-rustls")]
@@ -291,6 +310,7 @@ mod tests {
         let refused = Fault::Connect {
             address,
             is_tls: false,
+            rotates: false,
             source,
         };
         let unconfirmed = Fault::unconfirmed(&broken, false);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `store` | the public store and its builder |
 //! | `endpoint`, `stream`, `../tls` | how one server is named in a url, and connected to |
+//! | `credentials` | user and password that change while the store is in use |
 //! | `topology`, `sentinel`, `cluster`, `slots` | which servers there are, and which one has a key |
 //! | `session`, `change`, `routing`, `request` | a registry's session: takes requests to nodes, and answers back |
 //! | `node`, `handshake`, `pipe`, `../backoff`, `../server_clock` | the task that has the connection to one primary |
@@ -16,6 +17,7 @@
 mod call;
 mod change;
 mod cluster;
+mod credentials;
 mod endpoint;
 mod fault;
 mod grant;
@@ -37,6 +39,7 @@ mod subscriber;
 mod subscriptions;
 mod topology;
 
+pub use self::credentials::Credentials;
 pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]

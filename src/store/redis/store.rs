@@ -4,8 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
+use super::credentials::{Credentials, Source};
 #[cfg(feature = "redis-1")]
 use super::endpoint::Endpoint;
 use super::fault::Fault;
@@ -203,6 +206,7 @@ impl LockStore for RedisStore {
 pub struct RedisStoreBuilder {
     topology: Result<Topology, Fault>,
     min_replicas: Result<Option<MinReplicas>, Fault>,
+    credentials: Option<Source>,
     #[cfg(feature = "tls-rustls")]
     tls: Result<Tls, Fault>,
 }
@@ -212,6 +216,7 @@ impl RedisStoreBuilder {
         Self {
             topology,
             min_replicas: Ok(None),
+            credentials: None,
             #[cfg(feature = "tls-rustls")]
             tls: Ok(Tls::default()),
         }
@@ -306,6 +311,68 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// Authenticates with the newest of these credentials, in place of a user and password in the url: for passwords and
+    /// tokens that rotate.
+    ///
+    /// Each connection is opened with the value that the channel has then. When it has a new one, all connections that
+    /// stand are authenticated anew (`AUTH`), without a break: leases and waiters notice nothing. They are those of the
+    /// servers, also of the nodes of a cluster; sentinels keep the user of the url. If the sender is dropped, the last
+    /// value stays in use.
+    ///
+    /// Send a new value before the server refuses the old one. If the server refuses the new one, a warning is logged, with the
+    /// code of its error only, and the connection goes on as it is. A new connection that is refused is tried again, after
+    /// the usual pauses: a wrong password is no lasting error then
+    /// ([`StoreError::is_retryable`](crate::StoreError::is_retryable) is true), since the right one may follow.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use lockstream::store::{Credentials, RedisStore};
+    /// use tokio::sync::watch;
+    ///
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (rotate, newest) = watch::channel(Credentials::new("app", token().await?));
+    /// tokio::spawn(async move {
+    ///     loop {
+    ///         // The tokens are good for an hour.
+    ///         tokio::time::sleep(Duration::from_secs(45 * 60)).await;
+    ///         match token().await {
+    ///             Ok(token) => drop(rotate.send(Credentials::new("app", token))),
+    ///             Err(error) => eprintln!("no new token: {error}"),
+    ///         }
+    ///     }
+    /// });
+    /// let store = RedisStore::builder("redis://10.0.0.1/").credentials(newest).connect().await?;
+    /// # let _ = store; Ok(()) }
+    /// ```
+    pub fn credentials(self, newest: watch::Receiver<Credentials>) -> Self {
+        let credentials = Some(Source::watching(newest));
+        Self {
+            credentials,
+            ..self
+        }
+    }
+
+    /// The same with a credentials provider of the `redis` crate, such as its `EntraIdCredentialsProvider`.
+    ///
+    /// Each connection subscribes to it. The first credentials must come within one `response_timeout`, or 5 seconds in
+    /// [`connect`](Self::connect).
+    #[cfg(feature = "redis-1")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
+    pub fn credentials_provider(
+        self,
+        provider: impl redis::StreamingCredentialsProvider + 'static,
+    ) -> Self {
+        let credentials = Some(Source::provided(provider));
+        Self {
+            credentials,
+            ..self
+        }
+    }
+
     /// Trusts servers whose certificate was signed by this authority, in PEM, in place of the authorities of the
     /// system. The text may hold several, and several calls add to each other. It replaces all certificates of a
     /// client (`from_client`), its own certificate as well.
@@ -360,7 +427,10 @@ impl RedisStoreBuilder {
     /// If the url is invalid or needs a feature that is not enabled, if the certificates are invalid or do not go with
     /// the url, or if `within` is zero, or a day or more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
-        let topology = self.topology?;
+        let mut topology = self.topology?;
+        if let Some(credentials) = &self.credentials {
+            topology = topology.with_credentials(credentials);
+        }
         #[cfg(feature = "tls-rustls")]
         let topology = topology.secured(self.tls?)?;
         Ok(RedisStore {

@@ -24,6 +24,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::credentials::Newer;
 use super::fault::Fault;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, server_name};
@@ -53,6 +54,8 @@ pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     /// Never ends if the client library opened the stream, which then moves the bytes itself.
     driver: JoinSet<()>,
+    /// Authenticates anew with new credentials.
+    authenticator: JoinSet<()>,
 }
 
 impl Link {
@@ -126,8 +129,17 @@ impl Link {
     }
 
     fn new(connection: MultiplexedConnection, driver: BoxFuture<'static, ()>) -> Self {
-        let driver = JoinSet::from_iter([driver]);
-        Self { connection, driver }
+        Self {
+            connection,
+            driver: JoinSet::from_iter([driver]),
+            authenticator: JoinSet::new(),
+        }
+    }
+
+    /// Authenticates anew whenever there are new credentials.
+    pub(super) fn follow(&mut self, newer: Newer, address: &Arc<str>) {
+        let authenticating = newer.authenticate(self.connection.clone(), address.clone());
+        self.authenticator.spawn(authenticating);
     }
 
     /// Resolves when the connection has ended. All that it received is available then, and pending calls fail.

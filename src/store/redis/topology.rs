@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cluster::{Address, Seeds};
+use super::credentials::Source;
 use super::endpoint::{Endpoint, split_url};
 use super::fault::Fault;
 use super::sentinel::Sentinels;
@@ -51,6 +52,19 @@ impl Topology {
             Self::Cluster(seeds) => seeds.endpoints.iter_mut().try_for_each(secure)?,
         }
         Ok(self)
+    }
+
+    /// Gives all servers credentials that change; sentinels keep their own.
+    pub(super) fn with_credentials(mut self, credentials: &Source) -> Self {
+        let servers = match &mut self {
+            Self::Fixed(endpoint) => std::slice::from_mut(endpoint),
+            Self::Sentinels(sentinels) => std::slice::from_mut(&mut sentinels.server),
+            Self::Cluster(seeds) => &mut seeds.endpoints[..],
+        };
+        for server in servers {
+            server.credentials = Some(credentials.clone());
+        }
+        self
     }
 
     /// Host and port, or a socket's path; of a cluster those of one node.

@@ -26,6 +26,7 @@ mod queue;
 mod registry;
 mod replicas;
 mod rights;
+mod rotating;
 mod stale;
 #[cfg(feature = "sentinel")]
 mod store_events;

@@ -1,0 +1,241 @@
+//! Credentials that change while a store is in use.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisConnectionInfo, Value, cmd};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::cluster::Address;
+use super::fault::{ErrorReply, Fault};
+use crate::user_code::log;
+
+/// User and password at a Redis server. Its `Debug` hides the password.
+///
+/// # Examples
+///
+/// See [`RedisStoreBuilder::credentials`](super::RedisStoreBuilder::credentials).
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    user: String,
+    password: String,
+}
+
+impl Credentials {
+    /// Those of this user. No user, `""`, is the default user.
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
+        let mut user = user.into();
+        if user.is_empty() {
+            "default".clone_into(&mut user);
+        }
+        let password = password.into();
+        Self { user, password }
+    }
+
+    /// Settings that authenticate with these.
+    pub(super) fn login(&self, settings: RedisConnectionInfo) -> RedisConnectionInfo {
+        settings
+            .set_username(&self.user)
+            .set_password(&self.password)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The current credentials first, and then each new pair.
+type Newest = BoxStream<'static, Result<Credentials, String>>;
+
+/// Where connections get their credentials from. Each has a stream of its own.
+#[derive(Clone)]
+pub(super) struct Source(Arc<dyn Fn() -> Newest + Send + Sync>);
+
+/// What follows the credentials that a connection was opened with.
+pub(super) struct Newer(Newest);
+
+impl Source {
+    pub(super) fn watching(newest: watch::Receiver<Credentials>) -> Self {
+        Self(Arc::new(move || {
+            let mut newest = newest.clone();
+            newest.mark_changed();
+            let next = async |mut newest: watch::Receiver<Credentials>| {
+                newest.changed().await.ok()?;
+                let credentials = newest.borrow_and_update().clone();
+                Some((Ok(credentials), newest))
+            };
+            stream::unfold(newest, next).boxed()
+        }))
+    }
+
+    #[cfg(feature = "redis-1")]
+    pub(super) fn provided(provider: impl redis::StreamingCredentialsProvider + 'static) -> Self {
+        Self(Arc::new(move || {
+            let credentials = provider.subscribe().map(|next| {
+                let next = next.map(|it| Credentials::new(it.username(), it.password()));
+                next.map_err(|error| error.to_string())
+            });
+            credentials.boxed()
+        }))
+    }
+
+    /// The credentials for a new connection, and those that will follow.
+    pub(super) async fn current(
+        &self,
+        address: &Address,
+        within: Duration,
+    ) -> Result<(Credentials, Newer), Fault> {
+        // Made inside the stream: that is the user's code as well.
+        let source = self.0.clone();
+        let mut newer = Newer(stream::once(async move { source() }).flatten().boxed());
+        let reason = match timeout(within, newer.next()).await {
+            Ok(Some(Ok(credentials))) => return Ok((credentials, newer)),
+            Ok(Some(Err(error))) => error,
+            Ok(None) => "their provider has ended".to_owned(),
+            Err(_) => format!("none came within {within:?}"),
+        };
+        Err(Fault::no_credentials(address, reason))
+    }
+}
+
+impl Newer {
+    /// The newest of those that are there; waits until there are any. `None`: none will follow.
+    async fn next(&mut self) -> Option<Result<Credentials, String>> {
+        let newest = async {
+            let mut newest = self.0.next().await?;
+            while let Some(Some(newer)) = self.0.next().now_or_never() {
+                newest = newer;
+            }
+            Some(newest)
+        };
+        let newest = AssertUnwindSafe(newest).catch_unwind().await;
+        newest.unwrap_or_else(|panicked| {
+            // Its destructor is the user's code, too.
+            std::mem::forget(panicked);
+            log!(error, "a provider of credentials panicked");
+            None
+        })
+    }
+
+    /// Authenticates a connection anew whenever there are new credentials. Ends when none will follow, or the connection
+    /// has ended.
+    ///
+    /// If they are refused, the connection goes on as the user that it is. If the server ends it, the next one is opened
+    /// with the credentials that are the newest then.
+    pub(super) async fn authenticate(
+        mut self,
+        mut connection: MultiplexedConnection,
+        address: Address,
+    ) {
+        let address = &*address;
+        while let Some(next) = self.next().await {
+            let credentials = match next {
+                Ok(credentials) => credentials,
+                Err(error) => {
+                    log!(warn, address, error, "no new credentials");
+                    continue;
+                }
+            };
+            let auth = cmd("AUTH")
+                .arg(&credentials.user)
+                .arg(&credentials.password)
+                .take();
+            match connection.send_packed_command(&auth).await {
+                Ok(Value::ServerError(error)) => {
+                    // Its text may quote the password.
+                    let error = ErrorReply::from(&error);
+                    let code = error.code();
+                    log!(
+                        warn,
+                        address,
+                        code,
+                        "the server refused the new credentials"
+                    );
+                }
+                Ok(_) => log!(debug, address, "authenticated with new credentials"),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(1);
+
+    fn pair(number: u32) -> Credentials {
+        Credentials::new("app", format!("secret{number}"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_connection_begins_with_the_newest_and_is_told_of_newer_ones() {
+        let address = Address::from("a:1");
+        let (sender, newest) = watch::channel(pair(0));
+        let source = Source::watching(newest);
+        let (first, mut of_first) = source.current(&address, WITHIN).await.unwrap();
+        assert_eq!(first, pair(0));
+        assert!(of_first.next().now_or_never().is_none());
+        sender.send_replace(pair(1));
+        sender.send_replace(pair(2));
+        let (second, mut of_second) = source.current(&address, WITHIN).await.unwrap();
+        assert_eq!(second, pair(2));
+        assert_eq!(of_first.next().await, Some(Ok(pair(2))));
+        assert!(of_second.next().now_or_never().is_none());
+        drop(sender);
+        assert_eq!(of_first.next().await, None);
+        // Whoever sent them has gone: the last ones stay good.
+        let (third, _) = source
+            .current(&address, WITHIN)
+            .await
+            .unwrap_or_else(|fault| panic!("{fault}"));
+        assert_eq!(third, pair(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_provider_that_gives_none_is_an_error_that_may_pass() {
+        let address = Address::from("a:1");
+        type Case = (fn() -> Newest, &'static str);
+        let cases: [Case; 5] = [
+            (|| stream::pending().boxed(), "none came within 1s"),
+            (|| stream::empty().boxed(), "their provider has ended"),
+            (
+                || stream::iter([Err("no route".to_owned())]).boxed(),
+                "no route",
+            ),
+            (|| panic!("no provider"), "their provider has ended"),
+            (
+                || stream::once(async { panic!("no token") }).boxed(),
+                "their provider has ended",
+            ),
+        ];
+        for (credentials, reason) in cases {
+            let source = Source(Arc::new(credentials));
+            let Err(fault) = source.current(&address, WITHIN).await else {
+                panic!("{reason}");
+            };
+            let told = fault.to_string();
+            assert!(told.ends_with(reason) && !fault.is_lasting(), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let shown = format!("{:?}", Credentials::new("", "secret"));
+        assert!(
+            shown.contains("default") && !shown.contains("secret"),
+            "{shown}"
+        );
+    }
+}
