@@ -10,10 +10,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::duration;
 use crate::exit;
 use crate::guardian;
+use crate::lead;
 use crate::messages::Messages;
+use crate::pages;
 use crate::run;
+use crate::show;
 use crate::store::Failure;
 use crate::terminal;
+use crate::watch;
 
 const EXIT_CODES: &str = "\
 Exit codes of run and lead:
@@ -39,6 +43,21 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<RunArgs>),
+    Lead(LeadArgs),
+    Inspect(InspectArgs),
+    Ls(LsArgs),
+    Watch(WatchArgs),
+    Free(FreeArgs),
+    /// Write shell completions to standard output.
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual page to standard output, in roff. With a command, that command's.
+    Man {
+        /// Of which command.
+        command: Option<String>,
+    },
     /// Ends the process group that it leads when its standard input ends.
     #[command(hide = true)]
     Guardian(GuardianArgs),
@@ -176,6 +195,87 @@ impl LeaseArgs {
     }
 }
 
+/// Run a command whenever this process is the leader.
+///
+/// Of all who lead the same key one runs its command at a time. When the command has ended, or the lead is lost, it stands
+/// for election again, after a pause if the command has ended within ten seconds. A lost lead stops the command as with
+/// run. SIGINT, SIGQUIT and SIGTERM end it: the exit code is then the command's.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct LeadArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+
+    /// What to lead.
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Show who holds a lock and who waits for it.
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// The lock.
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+/// List the locks that are held or waited for.
+///
+/// Each line has the key, its holders and how many wait, with tabs between.
+#[derive(Args, Debug)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// How the keys begin.
+    #[arg(value_name = "KEYS", default_value = "", hide_default_value = true)]
+    pub(crate) prefix_of_keys: String,
+}
+
+/// Show who holds what and who waits, as it changes.
+///
+/// On a terminal it is a table that is drawn again and again. Elsewhere, and with --json, each change is a line.
+#[derive(Args, Debug)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// How often to look: at most ten times a second.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    pub(crate) every: Duration,
+
+    /// How the keys begin.
+    #[arg(value_name = "KEYS", default_value = "", hide_default_value = true)]
+    pub(crate) prefix_of_keys: String,
+}
+
+/// Take an exclusive lock from its holder.
+///
+/// The holder learns of it at its next renewal: until then two may work at once. Whoever waits is next.
+#[derive(Args, Debug)]
+pub(crate) struct FreeArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// Without this it only says from whom the lock would be taken.
+    #[arg(long)]
+    pub(crate) yes: bool,
+
+    /// The lock.
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
     /// It is stopped before the lease is over.
@@ -205,6 +305,13 @@ pub(crate) fn main() -> ExitCode {
             let messages = args.store.messages();
             in_runtime(messages, run::run(*args))
         }
+        Command::Lead(args) => in_runtime(args.store.messages(), lead::lead(args)),
+        Command::Inspect(args) => in_runtime(args.store.messages(), show::inspect(args)),
+        Command::Ls(args) => in_runtime(args.store.messages(), show::ls(args)),
+        Command::Watch(args) => in_runtime(args.store.messages(), watch::watch(args)),
+        Command::Free(args) => in_runtime(args.store.messages(), show::free(args)),
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man { command } => pages::man(command.as_deref()),
         Command::Guardian(args) => guardian::guard(Duration::from_millis(args.kill_after)),
     };
     ExitCode::from(code)

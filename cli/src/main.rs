@@ -12,6 +12,9 @@
 //! | `supervise.rs` | what happens while the command runs? |
 //! | `child.rs` | how is the command started, signalled and ended? |
 //! | `guardian.rs` | who ends the command if this process is killed or stopped? |
+//! | `lead.rs` | how does a command run wherever the leader is? |
+//! | `show.rs`, `watch.rs` | how are locks shown and freed? |
+//! | `pages.rs` | where do completions and manual pages come from? |
 //! | `signals.rs` | which signals are caught? |
 //! | `terminal.rs` | which process group has the terminal? |
 
@@ -26,9 +29,15 @@ mod exit;
 #[cfg(unix)]
 mod guardian;
 #[cfg(unix)]
+mod lead;
+#[cfg(unix)]
 mod messages;
 #[cfg(unix)]
+mod pages;
+#[cfg(unix)]
 mod run;
+#[cfg(unix)]
+mod show;
 #[cfg(unix)]
 mod signals;
 #[cfg(unix)]
@@ -39,6 +48,8 @@ mod supervise;
 mod terminal;
 #[cfg(unix)]
 mod url;
+#[cfg(unix)]
+mod watch;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {

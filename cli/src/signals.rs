@@ -20,7 +20,7 @@ const FORWARDED: [Signal; 8] = [
 ];
 
 /// Whether the signal asks a process to end.
-const fn ends(signal: Signal) -> bool {
+pub(crate) const fn ends(signal: Signal) -> bool {
     matches!(
         signal,
         Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM

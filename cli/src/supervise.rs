@@ -1,9 +1,9 @@
 //! A command under a lease: from its start to its end, whatever happens to the lease, to the terminal and to us.
 //!
-//! - S1. The command has ended when the lease is over: SIGTERM at the deadline less `--kill-after`, SIGKILL at the
+//! - The command has ended when the lease is over: SIGTERM at the deadline less `--kill-after`, SIGKILL at the
 //!   deadline. A renewal moves both. After a SIGTERM nothing moves the SIGKILL to a later time.
-//! - S2. The guardian knows every deadline before the command could run beyond it.
-//! - S3. Nothing continues a stopped command once its lease is over.
+//! - The guardian knows every deadline before the command could run beyond it.
+//! - Nothing continues a stopped command once its lease is over.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::args::OnLost;
 use crate::child::{Change, Ended, Job};
 use crate::messages::{Messages, chain};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::store::Failure;
 
 /// What a command is run with.
@@ -36,6 +36,8 @@ pub(crate) struct Outcome {
     pub(crate) ended: Ended,
     /// Whether the command was stopped because of its lease.
     pub(crate) was_stopped: bool,
+    /// The last signal that asked us to end meanwhile.
+    pub(crate) asked: Option<Signal>,
 }
 
 impl Supervisor<'_> {
@@ -54,6 +56,7 @@ impl Supervisor<'_> {
         // When the command is killed, once it has been asked to end.
         let mut kill_at = None;
         let mut is_killed = false;
+        let mut asked = None;
         loop {
             let renewed = lease.deadline();
             if renewed != deadline {
@@ -87,7 +90,7 @@ impl Supervisor<'_> {
                         Some(Change::Ended(ended)) => {
                             let was_stopped = kill_at.is_some();
                             job.finish(was_stopped);
-                            return Ok(Outcome { ended, was_stopped });
+                            return Ok(Outcome { ended, was_stopped, asked });
                         }
                         Some(Change::Stopped(signal)) => {
                             let is_over = || stops && Instant::now() >= deadline;
@@ -102,6 +105,9 @@ impl Supervisor<'_> {
                         }
                     }
                     Some(signal) => {
+                        if signals::ends(signal) {
+                            asked = Some(signal);
+                        }
                         job.signal(signal);
                     }
                 },
