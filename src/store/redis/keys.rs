@@ -126,15 +126,17 @@ impl Names {
     /// The key whose lock or queue has this name.
     pub(super) fn key_of<'a>(&self, name: &'a str) -> Option<&'a str> {
         let own = |lock: &'a str| lock.strip_prefix(&*self.prefix)?.strip_prefix(':');
-        if let Some(queue) = name.strip_suffix(":~queue2") {
+        let key = if let Some(queue) = name.strip_suffix(":~queue2") {
             let in_braces = queue.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
             let mut keys = [Some(queue), in_braces]
                 .into_iter()
                 .flatten()
                 .filter_map(own);
-            return keys.find(|key| self.queue(key).concat() == name);
-        }
-        own(name).filter(|key| key::fault(&self.prefix, key).is_none())
+            keys.find(|key| self.queue(key).concat() == name)
+        } else {
+            own(name)
+        };
+        key.filter(|key| key::fault(&self.prefix, key).is_none())
     }
 
     /// A pattern for the names of all locks and queues whose keys begin with `start`, and a few others.
@@ -212,7 +214,6 @@ mod tests {
             ("{app}", "order"),
             ("{app}", "a{b}"),
             ("{ap", "p}"),
-            ("p", "a{}{b}"),
             ("p", "a}b{c}"),
             ("lock", "lock:a"),
         ] {
