@@ -274,7 +274,7 @@ fn a_server_that_goes_away_under_a_waiter_is_told() {
     let mut server = RedisServer::start();
     let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "60"]);
     wait_until_blocking("k is held", SOON, || server.exists("lock:k"));
-    let waiter = Program::start(&server.url(), ["run", "--wait", "4s", "k", "--", "true"]);
+    let waiter = Program::start(&server.url(), ["run", "--wait", "8s", "k", "--", "true"]);
     let queue = ["ZCARD", "{lock:k}:~queue2"];
     wait_until_blocking("it waits", SOON, || server.ask::<u64>(&queue) == 1);
     server.kill();

@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::unistd::setsid;
 
-use crate::program::{LOCKSTREAM, SOON};
+use crate::program::{LOCKSTREAM, Program, SOON};
 use crate::support::{RedisServer, wait_until_blocking};
 
 const TERMINAL: &str = "LOCKSTREAM_TEST_TERMINAL";
@@ -181,7 +181,8 @@ fn the_keyboard_interrupts_the_command() {
 fn the_keyboard_stops_the_command_and_the_shell_continues_it() {
     let server = RedisServer::start();
     let mut terminal = Terminal::open(&server.url());
-    terminal.type_keys("\"$L\" run k -- sh -c 'echo u''p; read x; echo got=$x'\n");
+    let script = "echo u''p; while read x; do echo got=$x; done";
+    terminal.type_keys(&format!("\"$L\" run k -- sh -c '{script}'\n"));
     terminal.expect("up");
     for round in 1..=2 {
         terminal.type_keys("\u{1a}");
@@ -191,11 +192,13 @@ fn the_keyboard_stops_the_command_and_the_shell_continues_it() {
         assert!(server.exists("lock:k"), "a stopped command has its lock");
         terminal.type_keys("fg\n");
         terminal.expect("run k");
+        terminal.type_keys(&format!("words{round}\n"));
+        terminal.expect(&format!("got=words{round}"));
     }
-    terminal.type_keys("words\n");
-    terminal.expect("got=words");
+    // The end of the input.
+    terminal.type_keys("\u{4}");
     terminal.expect("READY");
-    assert!(!server.exists("lock:k"));
+    wait_until_blocking("the lock is released", SOON, || !server.exists("lock:k"));
 }
 
 /// A background job that reads is stopped as any other, and has the terminal in the foreground.
@@ -249,4 +252,21 @@ fn a_terminal_that_closes_ends_the_command() {
         session.0.wait().unwrap().signal().is_some(),
         "its leader is hung up"
     );
+}
+
+/// Drawn again and again, with the lock's holder by name, until the keyboard ends it.
+#[test]
+fn a_watch_is_a_table() {
+    let server = RedisServer::start();
+    let mut terminal = Terminal::open(&server.url());
+    terminal.type_keys("\"$L\" watch --every 100ms; echo code=$?\n");
+    terminal.expect("KEY");
+    let command = ["run", "--name", "alpha", "till", "--", "sleep", "60"];
+    let holder = Program::start(&server.url(), command);
+    terminal.expect("till  held   alpha  alpha~");
+    holder.signal(rustix::process::Signal::TERM);
+    assert_eq!(holder.end().code, Some(128 + 15));
+    terminal.expect("KEY  STATE  NAME  OWNER  SEEN FOR");
+    terminal.type_keys("\u{3}");
+    terminal.expect("code=130");
 }
