@@ -75,7 +75,7 @@ impl Store {
         }
     }
 
-    /// A registry with this prefix and name, and the longest `response_timeout` that its ttl allows.
+    /// A registry with the prefix and the name of the arguments.
     pub(crate) fn registry(&self, args: &StoreArgs) -> Result<LockRegistry, Failure> {
         build(LockRegistry::builder(self.store.clone()), args)
     }
