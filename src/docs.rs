@@ -8,6 +8,12 @@
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
 
+/// [operations.md]: crate::docs::operations
+/// [postgres.md]: crate::docs::postgres
+///
+#[doc = include_str!("../docs/command-line.md")]
+pub mod command_line {}
+
 #[doc = include_str!("../docs/fairness.md")]
 pub mod fairness {}
 

@@ -43,7 +43,7 @@
 //! | do a thing at most once a minute | [`Lock::on_finish`] |
 //! | let work run on without its lease | [`Lock::on_lost`] |
 //! | hand a lease to another process | [`Lease::detach`], [`LockRegistry::adopt`] |
-//! | see what happens, what is held and waited for | [`LockRegistry::events`], [`LockRegistry::snapshot`], [`Lock::inspect`] |
+//! | see what happens, what is held and waited for | [`LockRegistry::events`], [`LockRegistry::snapshot`], [`Lock::inspect`], [`LockRegistry::scan`] |
 //! | end well | [`LockRegistry::drain`], [`LockRegistry::shutdown`] |
 //!
 //! | word | meaning |
@@ -118,6 +118,7 @@ mod reentrancy;
 mod registry;
 mod renewal;
 mod repeat;
+mod scan;
 mod settings;
 mod snapshot;
 pub mod store;
@@ -144,6 +145,7 @@ pub use self::mode::Mode;
 pub use self::registry::{AlreadyInstalled, LockRegistry};
 pub use self::renewal::Renewal;
 pub use self::repeat::Repeat;
+pub use self::scan::ScannedLock;
 pub use self::settings::{OnFinish, OnLost};
 pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
 pub use self::token::Token;

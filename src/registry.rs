@@ -264,6 +264,47 @@ impl LockRegistry {
         self.engine.snapshot()
     }
 
+    /// Lists the locks in the store whose keys begin with `prefix` and that somebody, of any registry, holds or waits
+    /// for; with an empty prefix, all under this registry's own [prefix](crate::LockRegistryBuilder::prefix).
+    ///
+    /// A stream of [`ScannedLock`](crate::ScannedLock)s in no order, each once. It reads page by page as it is polled,
+    /// so it needs no memory but for the keys that it has yielded, and holds up nobody. It is no snapshot: a lock that
+    /// is taken or released meanwhile may be in it or not. Each item was true when the store told it.
+    ///
+    /// It has a connection of its own while it runs, on a cluster to each primary in turn. On Redis it needs the right
+    /// to `scan`, which looks at all names of the database, and in PostgreSQL that to `scan_1`. For people and
+    /// monitoring, not for programs that want to know whether a key is free: those acquire it.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`](crate::LockError::Store) with a key if that one could not be looked at, as a value of
+    /// another program at its name: the stream goes on. With `prefix` in place of a key if the store could not list
+    /// its keys: the stream ends. A quorum never can. [`LockError::Closed`](crate::LockError::Closed).
+    ///
+    /// # Cancel safety
+    ///
+    /// It changes nothing. A `next()` may be dropped and called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::TryStreamExt;
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("order:42").lease().await?;
+    /// let other = locks.obtain("user:7").lease().await?;
+    /// let found: Vec<_> = locks.scan("order:").try_collect().await?;
+    /// assert_eq!(found.len(), 1);
+    /// assert_eq!(&*found[0].key, "order:42");
+    /// assert_eq!(found[0].inspection.holders.len(), 1);
+    /// # lease.release().await?; other.release().await
+    /// # }
+    /// ```
+    pub fn scan(&self, prefix: impl AsRef<str>) -> crate::stream::Scan {
+        crate::stream::Scan::new(self.engine.clone(), prefix.as_ref().into())
+    }
+
     /// Shuts the registry down. New callers, waiters and running work get
     /// [`LockError::Closed`](crate::LockError::Closed). Every lease is released, unless it is to
     /// [expire](crate::OnFinish::LetExpire), and every ticket is withdrawn. Resolves when the store has confirmed

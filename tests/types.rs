@@ -116,6 +116,7 @@ lasting! {
     future::Drain: Send, Unpin, FusedFuture;
     future::Resign: Send, Unpin, FusedFuture;
     stream::Campaign: Send, Unpin, FusedStream;
+    stream::Scan: Send, Unpin, FusedStream;
 }
 
 // Futures and streams with work are what their work is.

@@ -23,8 +23,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt, stream};
 
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
 use crate::StoreError;
@@ -395,4 +396,11 @@ pub trait Session: Send + Sync {
 
     /// Reads the state of a lock without changing it.
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>>;
+
+    /// Lists the keys that begin with `start` and may have a holder or a ticket, a page at a time as the stream is
+    /// polled. A key may be listed twice. The stream ends after an error.
+    fn scan(&self, _start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        let error = StoreError::lasting("this store cannot list its keys");
+        stream::once(async { Err(error) }).boxed()
+    }
 }

@@ -6,6 +6,7 @@ pub use super::guarded::Guarded;
 pub use super::outcome::{OrSkip, Try};
 pub use crate::events::Events;
 pub use crate::leadership::Campaign;
+pub use crate::scan::Scan;
 
 /// Stream of [`with_lock`](crate::StreamLockExt::with_lock).
 pub type WithLock<S> = WithLease<fn(LeaseView) -> S, S>;

@@ -1,11 +1,15 @@
 //! What is left when nobody wants anything any more: nothing.
 
-use futures::future::join_all;
+use std::collections::BTreeSet;
+
+use futures::future::{join_all, try_join_all};
+use futures::stream::FusedStream;
+use futures::{StreamExt, TryStreamExt};
 use lockstream::FutureLockExt;
 use tokio::time::Instant;
 
 use crate::assert_err;
-use crate::world::{World, assert_took, empty, idle, is_held, ms};
+use crate::world::{self, World, assert_took, empty, idle, is_held, ms};
 
 pub(crate) async fn idle_registries_hold_no_entries<W: World>(w: &W) {
     let registries: [_; 2] = w.registries().await;
@@ -101,4 +105,76 @@ pub(crate) async fn inspecting_touches_nothing<W: World>(w: &W) {
     lease.release().await.unwrap();
     assert_eq!(lock.inspect().await.unwrap().owner, None);
     assert_err!(there.obtain("~").inspect().await, InvalidKey, "~");
+}
+
+/// Those of all registries, whatever their mode, and no key twice: a queue has a name of its own on some stores.
+pub(crate) async fn a_scan_lists_what_is_held_and_waited_for<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let other = w.builder().await.prefix("other").build().unwrap();
+    let found = async |start: &str| {
+        let locks: Vec<_> = there.scan(start).try_collect().await.unwrap();
+        let keys: BTreeSet<_> = locks.iter().map(|lock| lock.key.to_string()).collect();
+        assert_eq!(keys.len(), locks.len(), "{locks:?}");
+        keys.into_iter().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(found("").await, "");
+
+    let held = here.obtain("a*[1]").lease().await.unwrap();
+    let tagged = there.obtain("{a}2").lease().await.unwrap();
+    let readers = [
+        here.obtain("a3").shared().lease().await.unwrap(),
+        there.obtain("a3").shared().lease().await.unwrap(),
+    ];
+    let elsewhere = other.obtain("a4").lease().await.unwrap();
+    let lock = there.obtain("a*[1]");
+    let waiting = tokio::spawn(lock.lease());
+    world::waiting(&lock, 1).await;
+    assert_eq!(found("").await, "a*[1] a3 {a}2");
+    assert_eq!(found("a").await, "a*[1] a3");
+    assert_eq!(found("a*").await, "a*[1]");
+    assert_eq!(found("{a").await, "{a}2");
+    assert_eq!(found("b").await, "");
+    let scanned = other.scan("").try_collect::<Vec<_>>().await.unwrap();
+    assert_eq!(&*scanned[0].key, "a4");
+    for lock in there.scan("").try_collect::<Vec<_>>().await.unwrap() {
+        let (holders, tickets) = match &*lock.key {
+            "a*[1]" => (1, 1),
+            "a3" => (2, 0),
+            _ => (1, 0),
+        };
+        let seen = (lock.inspection.holders.len(), lock.inspection.waiting);
+        assert_eq!(seen, (holders, tickets), "{lock:?}");
+    }
+
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    tagged.release().await.unwrap();
+    for reader in readers {
+        reader.release().await.unwrap();
+    }
+    elsewhere.release().await.unwrap();
+    assert_eq!(found("").await, "");
+
+    here.shutdown().await;
+    let mut closed = here.scan("a");
+    assert_err!(closed.next().await.unwrap(), Closed, "a");
+    assert!(closed.next().await.is_none() && closed.is_terminated());
+}
+
+/// More than a page of any store.
+pub(crate) async fn a_scan_of_many_keys_lists_each_once<W: World>(w: &W) {
+    const KEYS: usize = 1_200;
+    let [here, there] = w.registries().await;
+    let acquiring = (0..KEYS).map(|n| here.obtain(format!("k{n}")).ttl(ms(60_000)).lease());
+    let held = try_join_all(acquiring).await.unwrap();
+    let mut locks: Vec<_> = there.scan("k").try_collect().await.unwrap();
+    locks.sort_by(|one, other| one.key.cmp(&other.key));
+    locks.dedup_by(|one, other| one.key == other.key);
+    assert_eq!(locks.len(), KEYS);
+    let mut some = there.scan("k");
+    assert!(some.next().await.unwrap().is_ok());
+    drop(some);
+    try_join_all(held.into_iter().map(|lease| lease.release()))
+        .await
+        .unwrap();
 }

@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 187;
+const CASES: usize = 189;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -330,6 +330,8 @@ suite! {
         a_future_keeps_its_registry_alive,
         #[core]
         inspecting_touches_nothing,
+        a_scan_lists_what_is_held_and_waited_for,
+        a_scan_of_many_keys_lists_each_once,
     }
     handles: in_runtime {
         a_clone_is_a_contender_of_its_own,

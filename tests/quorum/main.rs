@@ -11,6 +11,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{FutureLockExt, LockError, LockRegistry, LockRegistryBuilder, OnFinish};
 use support::{RedisServer, chain, wait_until};
@@ -58,6 +59,30 @@ async fn nothing_left(servers: &[RedisServer], registries: &[&LockRegistry]) {
         })
         .await;
     }
+}
+
+/// Its nodes may differ, and each of them can be scanned by itself.
+#[tokio::test]
+async fn a_quorum_is_not_scanned_and_its_nodes_are() {
+    let servers = servers(3);
+    let locks = builder(&servers).build().unwrap();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    let mut scan = locks.scan("");
+    let error = scan.next().await.unwrap().unwrap_err();
+    let told = chain(&error);
+    assert!(told.contains("scan one of its nodes"), "{told}");
+    assert!(!error.is_retryable() && scan.next().await.is_none());
+    let mut found = 0;
+    for server in &servers {
+        let node = LockRegistry::connect(server.url()).await.unwrap();
+        let mut scan = node.scan("");
+        while let Some(lock) = scan.next().await {
+            assert_eq!(&*lock.unwrap().key, "k");
+            found += 1;
+        }
+    }
+    assert!(found >= 2, "a majority has it: {found}");
+    lease.release().await.unwrap();
 }
 
 #[tokio::test]

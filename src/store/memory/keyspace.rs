@@ -207,6 +207,13 @@ impl Keyspace {
         }
     }
 
+    /// The keys under the prefix that begin with `start`, also those that have expired.
+    pub(crate) fn scan(&self, prefix: &Arc<str>, start: &str) -> Vec<Arc<str>> {
+        let names = self.slots.keys();
+        let names = names.filter(|(of, key)| of == prefix && key.starts_with(start));
+        names.map(|(_, key)| key.clone()).collect()
+    }
+
     pub(crate) fn inspect(
         &mut self,
         prefix: &Arc<str>,

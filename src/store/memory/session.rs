@@ -1,8 +1,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt, stream};
 use tokio::runtime::Handle;
 
 use super::keyspace::{Asking, Delivery};
@@ -157,6 +158,22 @@ impl Session for MemorySession {
             }
             Ok(state.keyspace.inspect(&core.config.prefix, &key, now))
         }
+        .boxed()
+    }
+
+    fn scan(&self, start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        let core = self.core.clone();
+        stream::once(async move {
+            let latency = core.latency();
+            if !latency.is_zero() {
+                tokio::time::sleep(latency).await;
+            }
+            let state = core.shared.lock();
+            if state.offline {
+                return Err(offline_error());
+            }
+            Ok(state.keyspace.scan(&core.config.prefix, &start))
+        })
         .boxed()
     }
 }

@@ -9,6 +9,7 @@
 //! | `task` | the task that has the connections: it sends calls and reads answers and grants |
 //! | `hello` | how a connection is set up |
 //! | `call`, `notice` | what requests, answers and grants look like on the wire |
+//! | `scan` | which keys have a lock |
 //! | `../send_window` | which requests share a call |
 //! | `fault` | what can go wrong |
 
@@ -17,6 +18,7 @@ mod call;
 mod fault;
 mod hello;
 mod notice;
+mod scan;
 mod schema;
 mod session;
 mod store;

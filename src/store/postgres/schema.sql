@@ -555,6 +555,22 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         WHERE t.key = name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 100)
 $$;
 
+-- The locks that begin with `start` and come after `after`, and may be held or waited for. It looks at `most` rows, and
+-- the last of these is returned in any case, so that the next call begins after it.
+CREATE FUNCTION lockstream.scan_1(start text, after text, most integer) RETURNS TABLE (name text, in_use boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    FOR name, in_use IN SELECT l.key, l.owner IS NOT NULL FROM lockstream.lock l
+        WHERE l.key >= start AND l.key > after ORDER BY l.key LIMIT most
+    LOOP
+        EXIT WHEN NOT starts_with(name, start);
+        most := most - 1;
+        IF in_use OR most = 0 THEN
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END $$;
+
 -- Takes the session's line, and tells what the session must know.
 CREATE FUNCTION lockstream.hello_1(
     own_line bigint, OUT version integer, OUT quiet bigint, OUT now bigint, OUT is_standby boolean, OUT server text

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
+use futures::stream::BoxStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ use tokio::time::Instant;
 use super::call::{Look, Names, Request};
 use super::fault::Fault;
 use super::hello::Connected;
+use super::scan;
 use super::store::Settings;
 use super::task::PostgresTask;
 use crate::StoreError;
@@ -110,6 +112,12 @@ impl Session for PostgresSession {
             answered.await.unwrap_or_else(abandoned)
         }
         .boxed()
+    }
+
+    fn scan(&self, start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        let config = &self.shared.config;
+        let settings = self.shared.settings.clone();
+        scan::scan(settings, &config.prefix, &start, config.response_timeout)
     }
 }
 

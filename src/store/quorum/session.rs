@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
@@ -231,6 +231,11 @@ impl Session for QuorumSession {
             Err(too_few(quorum, errors.iter()))
         }
         .boxed()
+    }
+
+    fn scan(&self, _start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        let error = StoreError::lasting("a quorum cannot list its keys: scan one of its nodes");
+        stream::once(async { Err(error) }).boxed()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::slots::{self, Slot, Tags};
-use crate::key::has_hash_tag;
+use crate::key::{self, has_hash_tag};
 
 /// The names under one prefix, as one registry uses them.
 #[derive(Clone, Debug)]
@@ -123,6 +123,34 @@ impl Names {
         self.beside(key, ":~queue2")
     }
 
+    /// The key whose lock or queue has this name.
+    pub(super) fn key_of<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let own = |lock: &'a str| lock.strip_prefix(&*self.prefix)?.strip_prefix(':');
+        let key = if let Some(queue) = name.strip_suffix(":~queue2") {
+            let in_braces = queue.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+            let mut keys = [Some(queue), in_braces]
+                .into_iter()
+                .flatten()
+                .filter_map(own);
+            keys.find(|key| self.queue(key).concat() == name)
+        } else {
+            own(name)
+        };
+        key.filter(|key| key::fault(&self.prefix, key).is_none())
+    }
+
+    /// A pattern for the names of all locks and queues whose keys begin with `start`, and a few others.
+    pub(super) fn pattern(&self, start: &str) -> String {
+        let mut pattern = String::from("*");
+        for c in self.prefix.chars().chain([':']).chain(start.chars()) {
+            if matches!(c, '*' | '?' | '[' | ']' | '^' | '\\') {
+                pattern.push('\\');
+            }
+            pattern.push(c);
+        }
+        pattern + "*"
+    }
+
     /// The sorted set of subscriptions to the release of the lock (W7).
     pub(super) fn listeners<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
         self.beside(key, ":~listen1")
@@ -176,6 +204,40 @@ mod tests {
         assert_eq!(names.lock("n").concat(), "p:n");
         assert_eq!(names.fence("n").concat(), "p:~fence");
         assert_eq!(names.channel(), "p:~grant:1f");
+    }
+
+    #[test]
+    fn names_lead_back_to_their_keys() {
+        for (prefix, key) in [
+            ("lock", "order:42"),
+            ("lock", "{order}:42"),
+            ("{app}", "order"),
+            ("{app}", "a{b}"),
+            ("{ap", "p}"),
+            ("p", "a}b{c}"),
+            ("lock", "lock:a"),
+        ] {
+            let names = Names::new(prefix.into(), "1f".into());
+            for name in [names.lock(key).concat(), names.queue(key).concat()] {
+                assert_eq!(names.key_of(&name), Some(key), "{name}");
+            }
+            let others = [
+                names.listeners(key).concat(),
+                names.fence(key).concat(),
+                names.channel().to_owned(),
+                format!("other:{key}"),
+                format!("{{other:{key}}}:~queue2"),
+            ];
+            for name in others {
+                assert_eq!(names.key_of(&name), None, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pattern_means_its_text() {
+        let names = Names::new("l*ck".into(), "1f".into());
+        assert_eq!(names.pattern("a[b]?\\^-"), "*l\\*ck:a\\[b\\]\\?\\\\\\^-*");
     }
 
     /// Other versions of this crate on the same server rely on these names. A change of one is a change of the format,

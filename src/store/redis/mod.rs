@@ -11,6 +11,7 @@
 //! | `subscriber`, `subscriptions` | on a cluster, the task that hears a primary's grants |
 //! | `replicas` | acquisitions that count only when replicas have them |
 //! | `call`, `reply`, `grant`, `keys`, `script`, `script.lua`, `confirm.lua` | what requests, answers and grants look like on the wire |
+//! | `scan` | which keys have a lock, by SCAN on every primary |
 //! | `../send_window` | which requests share a call, and how many calls are in flight |
 //! | `fault` | what can go wrong |
 
@@ -29,6 +30,7 @@ mod replicas;
 mod reply;
 mod request;
 mod routing;
+mod scan;
 mod script;
 mod sentinel;
 mod session;

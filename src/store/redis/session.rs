@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
+use futures::stream::BoxStream;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -18,6 +19,7 @@ use super::keys::Names;
 use super::node::Received;
 use super::replicas::MinReplicas;
 use super::request::{Request, RequestKind};
+use super::scan;
 use super::script::{self, Script};
 use super::slots::SlotSet;
 use super::topology::Topology;
@@ -125,6 +127,10 @@ impl Session for RedisSession {
                 .unwrap_or_else(|_| Err(shared.abandoned_error()))
         }
         .boxed()
+    }
+
+    fn scan(&self, start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        scan::scan(self.shared.clone(), start)
     }
 }
 

@@ -1,0 +1,137 @@
+//! `lockstream lead`: a command that runs wherever the leader is.
+
+use std::time::Duration;
+
+use lockstream::{LockRegistry, Renewal};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::args::{LeadArgs, OnLost};
+use crate::child::Ended;
+use crate::exit;
+use crate::messages::chain;
+use crate::run::{catch_signals, give_back, tell_of_wait};
+use crate::signals::Signals;
+use crate::store::{self, Failure, Store};
+use crate::supervise::Supervisor;
+
+/// A command that ends sooner has failed at once.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// The pause after the first failure. Each further one doubles it.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How a term of the leader has ended.
+enum Term {
+    /// We were asked to end.
+    Over(u8),
+    /// The command has ended by itself after this time.
+    Ended(Ended, Duration),
+    /// The lead was lost.
+    Lost,
+}
+
+/// Runs the command whenever this process leads, until a signal ends it.
+pub(crate) async fn lead(args: LeadArgs) -> Result<u8, Failure> {
+    args.lease.check()?;
+    let messages = args.store.messages();
+    let store = Store::find(&args.store)?;
+    let lock = |registry: &LockRegistry| {
+        let lock = registry.obtain(&args.key).ttl(args.lease.ttl);
+        lock.renewal(Renewal::watchdog()).wait(Duration::MAX)
+    };
+    store::check(&args.store, lock).await?;
+    let mut signals = catch_signals()?;
+    tokio::select! {
+        tried = store.try_out(true) => tried?,
+        signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
+    }
+    let mut pause = Duration::ZERO;
+    loop {
+        // A registry for each term: it is shut down at its end.
+        let registry = store.registry(&args.store)?;
+        let failed = match term(&args, &registry, lock(&registry), &mut signals).await {
+            Ok(Term::Over(code)) => return Ok(code),
+            Ok(Term::Lost) => {
+                pause = Duration::ZERO;
+                continue;
+            }
+            Ok(Term::Ended(ended, after)) => {
+                let code = ended.code();
+                let fields = json!({ "key": args.key, "code": code });
+                messages.say(
+                    "ended",
+                    format!("the command has ended with code {code}"),
+                    fields,
+                );
+                after < AT_ONCE
+            }
+            // Waiting mends a store, and nothing else.
+            Err(failure) if failure.code == exit::STORE => {
+                messages.say("failed", failure.text, json!({ "key": args.key }));
+                true
+            }
+            Err(failure) => return Err(failure),
+        };
+        pause = if failed {
+            (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
+        } else {
+            Duration::ZERO
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
+        }
+    }
+}
+
+/// Waits for the lead, and runs the command until either ends.
+async fn term(
+    args: &LeadArgs,
+    registry: &LockRegistry,
+    lock: lockstream::Lock,
+    signals: &mut Signals,
+) -> Result<Term, Failure> {
+    let messages = args.store.messages();
+    let mut events = registry.events();
+    let lease = tokio::select! {
+        lease = tell_of_wait(messages, &lock, lock.lease()) => lease,
+        signal = signals.end() => {
+            registry.shutdown().await;
+            return Ok(Term::Over(exit::of_signal(signal as i32)));
+        }
+    };
+    let lease = lease.map_err(|error| Failure {
+        code: exit::STORE,
+        text: chain(&error),
+    })?;
+    let fields = json!({ "key": lease.key(), "token": lease.token().get() });
+    messages.say("leading", format!("leading {:?}", lease.key()), fields);
+    let mut supervisor = Supervisor {
+        command: &args.command,
+        kill_after: args.lease.kill_after,
+        on_lost: OnLost::Term,
+        messages,
+        signals,
+        events: &mut events,
+    };
+    let began = Instant::now();
+    let outcome = supervisor.supervise(&lease.view()).await;
+    let is_lost = tokio::select! {
+        is_lost = give_back(registry, lease, false, messages) => is_lost,
+        signal = signals.end() => return Ok(Term::Over(exit::of_signal(signal as i32))),
+    };
+    let outcome = outcome?;
+    // Many programs take a SIGHUP as a wish to read their settings again, and go on.
+    let is_hung_up = matches!(outcome.ended, Ended::Killed(Signal::SIGHUP));
+    let asked = outcome
+        .asked
+        .filter(|signal| *signal != Signal::SIGHUP || is_hung_up);
+    Ok(match asked {
+        Some(_) => Term::Over(outcome.ended.code()),
+        None if outcome.was_stopped || is_lost => Term::Lost,
+        None => Term::Ended(outcome.ended, began.elapsed()),
+    })
+}

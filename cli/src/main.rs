@@ -1,0 +1,63 @@
+//! `lockstream`: runs commands under distributed locks, and shows and frees locks.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `args.rs` | what can be said on the command line? |
+//! | `duration.rs` | how is a time written there? |
+//! | `url.rs` | where is the store, and who may see its password? |
+//! | `store.rs` | how is a registry made? |
+//! | `exit.rs` | what does each exit code mean? |
+//! | `messages.rs` | what is said on standard error, and how? |
+//! | `run.rs` | how does a command get its lock, and give it back? |
+//! | `supervise.rs` | what happens while the command runs? |
+//! | `child.rs` | how is the command started, signalled and ended? |
+//! | `guardian.rs` | who ends the command if this process is killed or stopped? |
+//! | `lead.rs` | how does a command run wherever the leader is? |
+//! | `show.rs`, `watch.rs` | how are locks shown and freed? |
+//! | `pages.rs` | where do completions and manual pages come from? |
+//! | `signals.rs` | which signals are caught? |
+//! | `terminal.rs` | which process group has the terminal? |
+
+#[cfg(unix)]
+mod args;
+#[cfg(unix)]
+mod child;
+#[cfg(unix)]
+mod duration;
+#[cfg(unix)]
+mod exit;
+#[cfg(unix)]
+mod guardian;
+#[cfg(unix)]
+mod lead;
+#[cfg(unix)]
+mod messages;
+#[cfg(unix)]
+mod pages;
+#[cfg(unix)]
+mod run;
+#[cfg(unix)]
+mod show;
+#[cfg(unix)]
+mod signals;
+#[cfg(unix)]
+mod store;
+#[cfg(unix)]
+mod supervise;
+#[cfg(unix)]
+mod terminal;
+#[cfg(unix)]
+mod url;
+#[cfg(unix)]
+mod watch;
+
+#[cfg(unix)]
+fn main() -> std::process::ExitCode {
+    args::main()
+}
+
+#[cfg(not(unix))]
+fn main() -> std::process::ExitCode {
+    eprintln!("lockstream: this command runs on Unix only");
+    std::process::ExitCode::from(69)
+}

@@ -1,0 +1,178 @@
+//! `lockstream run`: one command under one lock.
+
+use std::time::Duration;
+
+use lockstream::{Lease, Lock, LockError, LockRegistry, OnFinish, Renewal};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+use crate::args::{OnLost, RunArgs};
+use crate::exit;
+use crate::messages::{Messages, chain};
+use crate::signals::Signals;
+use crate::store::{self, Failure, Store};
+use crate::supervise::Supervisor;
+
+/// How long a wait may last before people are told of it.
+const QUIET_WAIT: Duration = Duration::from_millis(500);
+
+/// How long the release may take after the command has ended. Then the key is left to expire.
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
+
+impl RunArgs {
+    fn check(&self) -> Result<(), Failure> {
+        self.lease.check()?;
+        match self.keep_for {
+            Some(time) if time < self.lease.ttl => Err(Failure::usage(format!(
+                "--keep-for {time:?} must be at least --ttl {:?}",
+                self.lease.ttl
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn lock(&self, registry: &LockRegistry) -> Lock {
+        let mut lock = registry.obtain_all(&self.keys);
+        lock = lock.ttl(self.lease.ttl).renewal(Renewal::watchdog());
+        if self.shared {
+            lock = lock.shared();
+        }
+        if let Some(limit) = self.permits {
+            lock = lock.permits(limit);
+        }
+        if let Some(time) = self.keep_for {
+            lock = lock.on_finish(OnFinish::KeepFor(time));
+        }
+        lock
+    }
+
+    fn wait(&self) -> Duration {
+        match self.no_wait {
+            true => Duration::ZERO,
+            false => self.wait.unwrap_or(Duration::MAX),
+        }
+    }
+}
+
+/// Runs the command, and yields the exit code.
+pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
+    args.check()?;
+    let messages = args.store.messages();
+    let store = Store::find(&args.store)?;
+    store::check(&args.store, |registry| args.lock(registry)).await?;
+    let mut signals = catch_signals()?;
+    let registry = store.registry(&args.store)?;
+    let mut events = registry.events();
+
+    let lock = args.lock(&registry);
+    let acquiring = async {
+        store.try_out(true).await?;
+        let lease = tell_of_wait(messages, &lock, lock.lease_within(args.wait())).await;
+        lease.map_err(|error| Failure::lock(&error, args.busy_code))
+    };
+    let lease = tokio::select! {
+        lease = acquiring => lease?,
+        signal = signals.end() => {
+            // Gives up its place in the queue, or the lock that it was granted meanwhile.
+            registry.shutdown().await;
+            let fields = json!({ "key": lock.key(), "signal": signal.as_str() });
+            messages.note("gave-up", format!("{signal} while waiting"), fields);
+            return Ok(exit::of_signal(signal as i32));
+        }
+    };
+    let fields = json!({ "key": lease.key(), "token": lease.token().get() });
+    messages.note(
+        "acquired",
+        format!("lock {:?} acquired", lease.key()),
+        fields,
+    );
+
+    let mut supervisor = Supervisor {
+        command: &args.command,
+        kill_after: args.lease.kill_after,
+        on_lost: args.on_lost,
+        messages,
+        signals: &mut signals,
+        events: &mut events,
+    };
+    let outcome = supervisor.supervise(&lease.view()).await;
+    let keeps = args.keep_for.is_some() && outcome.is_ok();
+    // Whoever is impatient does not wait for the store: the key expires.
+    let is_lost = tokio::select! {
+        is_lost = give_back(&registry, lease, keeps, messages) => is_lost,
+        _ = signals.end() => false,
+    };
+    let outcome = outcome?;
+    let lost = args.on_lost == OnLost::Term && (outcome.was_stopped || is_lost);
+    Ok(if lost {
+        exit::LOST
+    } else {
+        outcome.ended.code()
+    })
+}
+
+pub(crate) fn catch_signals() -> Result<Signals, Failure> {
+    Signals::catch().map_err(|error| Failure {
+        code: exit::CANNOT_RUN,
+        text: format!("signals cannot be caught: {error}"),
+    })
+}
+
+/// Says that it waits, unless that is over soon.
+pub(crate) async fn tell_of_wait<T>(
+    messages: Messages,
+    lock: &Lock,
+    waiting: impl Future<Output = T>,
+) -> T {
+    let mut waiting = std::pin::pin!(waiting);
+    tokio::select! {
+        biased;
+        done = &mut waiting => return done,
+        () = sleep(QUIET_WAIT) => {}
+    }
+    let text = format!("waiting for lock {:?}", lock.key());
+    messages.say("waiting", text, json!({ "key": lock.key() }));
+    waiting.await
+}
+
+/// Ends the lease, and says whether it was lost before.
+pub(crate) async fn give_back(
+    registry: &LockRegistry,
+    lease: Lease,
+    keeps: bool,
+    messages: Messages,
+) -> bool {
+    let key = lease.key().to_owned();
+    let released = if keeps {
+        let loss = futures::future::FutureExt::now_or_never(lease.lost());
+        drop(lease);
+        loss.map_or(Ok(()), Err)
+    } else {
+        let lasting =
+            format!("lock {key:?} not released within {RELEASE_WITHIN:?}, it expires by itself");
+        let Ok(released) = timeout(RELEASE_WITHIN, lease.release()).await else {
+            messages.say("unreleased", lasting, json!({ "key": key }));
+            return false;
+        };
+        released
+    };
+    match released {
+        Ok(()) => {
+            registry.shutdown().await;
+            messages.note(
+                "released",
+                format!("lock {key:?} released"),
+                json!({ "key": key }),
+            );
+            false
+        }
+        Err(error @ LockError::Lost { .. }) => {
+            messages.note("lost", &error, json!({ "key": key }));
+            true
+        }
+        Err(error) => {
+            messages.say("unreleased", chain(&error), json!({ "key": key }));
+            false
+        }
+    }
+}

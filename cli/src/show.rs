@@ -1,0 +1,214 @@
+//! `lockstream inspect`, `ls` and `free`: locks as the store has them.
+
+use std::io::Write;
+use std::time::Duration;
+
+use futures::StreamExt;
+use lockstream::{DetachedLease, InspectedHolder, Inspection, LockError, LockRegistry, Mode};
+use serde_json::{Value, json};
+
+use crate::args::{FreeArgs, InspectArgs, LsArgs, StoreArgs};
+use crate::exit;
+use crate::messages::chain;
+use crate::store::{Failure, Store};
+
+/// A registry for looking: a missing schema is not made.
+pub(crate) async fn connect(args: &StoreArgs) -> Result<LockRegistry, Failure> {
+    let store = Store::find(args)?;
+    let registry = store.registry(args)?;
+    store.try_out(false).await?;
+    Ok(registry)
+}
+
+/// Shows one lock.
+pub(crate) async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
+    let registry = connect(&args.store).await?;
+    let seen = look(&registry, &args.key).await?;
+    if args.store.json {
+        print(&to_json(&args.key, &seen).to_string());
+    } else if seen.holders.is_empty() && seen.waiting == 0 {
+        print(&format!("{}: free", args.key));
+    } else {
+        for holder in &seen.holders {
+            print(&format!("{}: held by {}", args.key, of_holder(holder)));
+        }
+        for ticket in &seen.queue {
+            let (owner, mode) = (plain(&ticket.owner), of_mode(ticket.mode));
+            print(&format!("{}: waited for by {owner}{mode}", args.key));
+        }
+        let more = seen.waiting.saturating_sub(seen.queue.len() as u64);
+        if more > 0 {
+            print(&format!("{}: waited for by {more} more", args.key));
+        }
+    }
+    Ok(0)
+}
+
+/// Shows all locks.
+pub(crate) async fn ls(args: LsArgs) -> Result<u8, Failure> {
+    let registry = connect(&args.store).await?;
+    let mut locks = registry.scan(&args.prefix_of_keys);
+    let mut code = 0;
+    while let Some(lock) = locks.next().await {
+        match lock {
+            Ok(lock) if args.store.json => print(&to_json(&lock.key, &lock.inspection).to_string()),
+            Ok(lock) => print(&line(&lock.key, &lock.inspection)),
+            Err(error) => {
+                code = exit::of_error(&error, exit::BUSY);
+                let text = chain(&error);
+                args.store
+                    .messages()
+                    .say("failed", text, json!({ "key": error.key() }));
+            }
+        }
+    }
+    Ok(code)
+}
+
+/// Takes a lock from its holder, if it is still the one that was seen.
+pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
+    let messages = args.store.messages();
+    let registry = connect(&args.store).await?;
+    let key = args.key.as_str();
+    let seen = look(&registry, key).await?;
+    let holder = match &seen.holders[..] {
+        [] => {
+            messages.say(
+                "free",
+                format!("lock {key:?} is free"),
+                json!({ "key": key }),
+            );
+            return Ok(0);
+        }
+        [holder] if holder.mode == Mode::Exclusive => holder,
+        holders => {
+            let text = format!(
+                "lock {key:?} is shared by {}: only exclusive locks can be freed",
+                holders.iter().map(of_holder).collect::<Vec<_>>().join(", ")
+            );
+            return Err(Failure::usage(text));
+        }
+    };
+    let fields = json!({ "key": key, "owner": holder.owner });
+    if !args.yes {
+        let text = format!(
+            "lock {key:?} is held by {}: give --yes to take it away",
+            of_holder(holder)
+        );
+        return Err(Failure::usage(text));
+    }
+    // Adopting compares the owner, and a release of what was adopted serves whoever waits.
+    let lease = format!("lockstream-lease-1 {} 64 0 {key}", holder.owner).parse::<DetachedLease>();
+    let lease = lease.map_err(|_| {
+        let owner = &holder.owner;
+        Failure::usage(format!(
+            "lock {key:?} is held by {owner:?}, which is no holder of ours: delete it by hand"
+        ))
+    })?;
+    let adopted = registry.adopt(lease).await;
+    let adopted = adopted.map_err(|error| match &error {
+        LockError::Lost { .. } => Failure {
+            code: exit::BUSY,
+            text: format!("lock {key:?} is no longer held by {}", plain(&holder.owner)),
+        },
+        _ => Failure::lock(&error, exit::BUSY),
+    })?;
+    adopted
+        .release()
+        .await
+        .map_err(|error| Failure::lock(&error, exit::BUSY))?;
+    messages.say(
+        "freed",
+        format!("lock {key:?} taken from {}", of_holder(holder)),
+        fields,
+    );
+    Ok(0)
+}
+
+async fn look(registry: &LockRegistry, key: &str) -> Result<Inspection, Failure> {
+    let seen = registry.obtain(key).inspect().await;
+    seen.map_err(|error| Failure::lock(&error, exit::BUSY))
+}
+
+/// One line for people: the key, who holds it, and how many wait.
+fn line(key: &str, seen: &Inspection) -> String {
+    let holders: Vec<_> = seen.holders.iter().map(of_holder).collect();
+    let holders = if holders.is_empty() {
+        "-".to_owned()
+    } else {
+        holders.join(", ")
+    };
+    format!("{key}\t{holders}\t{} waiting", seen.waiting)
+}
+
+fn of_holder(holder: &InspectedHolder) -> String {
+    let left = holder.remaining.map_or_else(
+        || " without an end".to_owned(),
+        |left| format!(" for {}", brief(left)),
+    );
+    format!("{}{}{left}", plain(&holder.owner), of_mode(holder.mode))
+}
+
+/// Without control characters: whoever may write to the store must not write to the terminal.
+pub(crate) fn plain(owner: &str) -> String {
+    owner.replace(char::is_control, "\u{fffd}")
+}
+
+pub(crate) fn of_mode(mode: Mode) -> String {
+    match mode {
+        Mode::Shared => " (shared)".to_owned(),
+        Mode::Permits { limit, weight, .. } => format!(" (permit {weight}/{limit})"),
+        _ => String::new(),
+    }
+}
+
+/// A time in tenths of seconds, or in whole ones.
+pub(crate) fn brief(time: Duration) -> String {
+    match time.as_secs() {
+        0..10 => format!("{:.1}s", time.as_secs_f64()),
+        seconds @ 10..120 => format!("{seconds}s"),
+        seconds => format!("{}m", seconds / 60),
+    }
+}
+
+/// A lock as a line of JSON.
+pub(crate) fn to_json(key: &str, seen: &Inspection) -> Value {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let holders = seen.holders.iter().map(|holder| {
+        let left = holder.remaining.map(millis);
+        let mut value = named(&holder.owner, holder.mode);
+        value["remaining_ms"] = json!(left);
+        value
+    });
+    let queue = seen
+        .queue
+        .iter()
+        .map(|ticket| named(&ticket.owner, ticket.mode));
+    json!({
+        "key": key,
+        "holders": holders.collect::<Vec<_>>(),
+        "waiting": seen.waiting,
+        "queue": queue.collect::<Vec<_>>(),
+    })
+}
+
+fn named(owner: &str, mode: Mode) -> Value {
+    let mode = match mode {
+        Mode::Shared => json!("shared"),
+        Mode::Permits { limit, weight, .. } => json!({ "permits": limit, "weight": weight }),
+        _ => json!("exclusive"),
+    };
+    json!({ "owner": owner, "name": name_of(owner), "mode": mode })
+}
+
+/// The name of the registry that an owner belongs to, if it has one.
+pub(crate) fn name_of(owner: &str) -> Option<&str> {
+    owner.split_once('~').map(|(name, _)| name)
+}
+
+/// Writes a line to standard output. A reader that has gone, as `head` does, ends the program.
+pub(crate) fn print(line: &str) {
+    if writeln!(std::io::stdout().lock(), "{line}").is_err() {
+        std::process::exit(exit::of_signal(nix::libc::SIGPIPE).into());
+    }
+}

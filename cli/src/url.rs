@@ -1,0 +1,119 @@
+//! Where the url of the store comes from, and that its password stays secret.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The environment variable that has the url. The command does not get it.
+pub(crate) const VARIABLE: &str = "LOCKSTREAM_URL";
+
+/// The url, from the option, the file or the environment, in this order.
+///
+/// An error never shows a url.
+pub(crate) fn find(
+    option: Option<&str>,
+    file: Option<&PathBuf>,
+    variable: Option<OsString>,
+) -> Result<String, String> {
+    if let Some(url) = option {
+        if has_password(url) {
+            return Err(format!(
+                "a password in --url is visible in the list of processes: use {VARIABLE} or --url-file"
+            ));
+        }
+        return Ok(url.to_owned());
+    }
+    if let Some(path) = file {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let url = text.trim();
+        if url.is_empty() || url.lines().count() > 1 {
+            return Err(format!("{} does not hold one url", path.display()));
+        }
+        return Ok(url.to_owned());
+    }
+    match variable.map(OsString::into_string) {
+        Some(Ok(url)) if !url.trim().is_empty() => Ok(url.trim().to_owned()),
+        Some(Err(_)) => Err(format!("{VARIABLE} is not UTF-8")),
+        _ => Err(format!(
+            "no store: set {VARIABLE}, or give --url or --url-file"
+        )),
+    }
+}
+
+/// Whether the url has a password, in its user part or as a parameter. When in doubt, it has.
+fn has_password(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    // An `@` may also stand in a password that was not escaped, so the last one counts, wherever it is.
+    let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+    let in_user = user
+        .split_once(':')
+        .is_some_and(|(_, password)| !password.is_empty());
+    let (_, query) = rest.split_once('?').unwrap_or_default();
+    let in_query = query.split('&').any(|parameter| {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
+        name.to_ascii_lowercase().contains("pass") && !value.is_empty()
+    });
+    in_user || in_query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_found() {
+        for url in [
+            "redis://:pw@h/",
+            "redis://me:pw@h/",
+            "rediss://me:p/w@h/",
+            "redis+cluster://me:pw@a:1,b:2/",
+            "redis+sentinel://h/service?sentinel_user=u&sentinel_password=pw",
+            "redis+sentinel://h/service?sentinel%5Fpassword=pw",
+            "unix:///run/redis.sock?user=me&pass=pw",
+            "postgres://me:pw@h/db",
+            "postgres://me@h/db?password=pw",
+        ] {
+            assert!(has_password(url), "{url}");
+            let error = find(Some(url), None, None).unwrap_err();
+            assert!(!error.contains("pw"), "{error}");
+        }
+    }
+
+    #[test]
+    fn urls_without_a_password_are_taken() {
+        for url in [
+            "redis://127.0.0.1:6379/0",
+            "redis://me@h/",
+            "redis://me:@h/",
+            "redis+cluster://a:1,b:2/",
+            "unix:///run/redis.sock?db=1",
+            "postgres://me@h:5432/db?sslmode=disable",
+        ] {
+            assert_eq!(find(Some(url), None, None).as_deref(), Ok(url));
+        }
+    }
+
+    #[test]
+    fn the_option_goes_before_the_file_and_the_file_before_the_variable() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("url");
+        std::fs::write(&path, "redis://file/\n").unwrap();
+        let variable = || Some(OsString::from("redis://variable/"));
+        let found = find(Some("redis://option/"), Some(&path), variable());
+        assert_eq!(found.as_deref(), Ok("redis://option/"));
+        let found = find(None, Some(&path), variable());
+        assert_eq!(found.as_deref(), Ok("redis://file/"));
+        assert_eq!(
+            find(None, None, variable()).as_deref(),
+            Ok("redis://variable/")
+        );
+        assert!(
+            find(None, None, None)
+                .unwrap_err()
+                .starts_with("no store: ")
+        );
+        std::fs::write(&path, "\n").unwrap();
+        assert!(find(None, Some(&path), None).is_err());
+    }
+}

@@ -1,0 +1,306 @@
+//! Exit codes, and whether the lock is held while the command runs and free after it.
+
+use std::time::Duration;
+
+use crate::program::{Program, SOON, run};
+use crate::support::{RedisServer, wait_until_blocking};
+
+const COMMAND: [&str; 2] = ["--", "true"];
+
+/// A url at which nothing listens.
+const NOWHERE: &str = "redis://127.0.0.1:1/";
+
+#[test]
+fn the_code_is_the_commands_own() {
+    let server = RedisServer::start();
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 255", 255),
+        ("kill -TERM $$", 128 + 15),
+        ("kill -KILL $$", 128 + 9),
+    ] {
+        let done = run(&server.url(), ["run", "k", "--", "sh", "-c", script]);
+        assert_eq!(done.code, Some(code), "{script}: {}", done.err);
+        assert_eq!((done.out.as_str(), done.err.as_str()), ("", ""));
+        assert!(!server.exists("lock:k"), "{script}");
+    }
+}
+
+#[test]
+fn output_and_environment_are_the_commands() {
+    let server = RedisServer::start();
+    let script =
+        "cat; echo $LOCKSTREAM_KEY $LOCKSTREAM_TOKEN ${LOCKSTREAM_URL-none}; echo oops >&2";
+    let first = run(&server.url(), ["run", "b", "a", "--", "sh", "-c", script]);
+    let second = run(&server.url(), ["run", "a", "--", "sh", "-c", script]);
+    let words = |out: &str| {
+        out.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let (first_words, second_words) = (words(&first.out), words(&second.out));
+    assert_eq!(
+        (&*first_words[0], &*first_words[2]),
+        ("a,b", "none"),
+        "{first:?}"
+    );
+    assert_eq!(first.err, "oops\n");
+    let token = |words: &[String]| words[1].parse::<u64>().unwrap();
+    assert!(token(&second_words) > token(&first_words));
+}
+
+#[test]
+fn a_command_that_does_not_start_frees_the_lock() {
+    let server = RedisServer::start();
+    for (command, code) in [("no-such-command", 127), ("/etc/passwd", 126), ("/", 126)] {
+        let done = run(&server.url(), ["run", "k", "--", command]);
+        assert_eq!(done.code, Some(code), "{command}: {}", done.err);
+        assert!(done.err.contains(command), "{}", done.err);
+        assert!(!server.exists("lock:k"), "{command}");
+    }
+}
+
+#[test]
+fn usage_errors_are_told_before_anything_is_asked() {
+    let long = "x".repeat(600);
+    for arguments in [
+        &["run"][..],
+        &["run", "k"],
+        &["run", "--", "true"],
+        &["no-such-subcommand"],
+        &["run", "--ttl", "soon", "k", "--", "true"],
+        &["run", "--ttl", "10s", "k", "--", "true"],
+        &["run", "--ttl", "14999ms", "k", "--", "true"],
+        &[
+            "run",
+            "--ttl",
+            "9ms",
+            "--kill-after",
+            "0",
+            "k",
+            "--",
+            "true",
+        ],
+        &["run", "--keep-for", "10s", "k", "--", "true"],
+        &["run", "-n", "--wait", "1s", "k", "--", "true"],
+        &["run", "--shared", "--permits", "2", "k", "--", "true"],
+        &["run", "--shared", "a", "b", "--", "true"],
+        &["run", "--permits", "0", "k", "--", "true"],
+        &["run", "-E", "256", "k", "--", "true"],
+        &["run", "--name", "no spaces", "k", "--", "true"],
+        &["run", "--prefix", "", "k", "--", "true"],
+        &["run", "a}", "--", "true"],
+        &["run", &long, "--", "true"],
+        &["run", "--url", "http://127.0.0.1/", "k", "--", "true"],
+        &[
+            "run",
+            "--url",
+            "redis://:secret@127.0.0.1/",
+            "k",
+            "--",
+            "true",
+        ],
+        &["run", "--url-file", "/no/such/file", "k", "--", "true"],
+    ] {
+        let done = run(NOWHERE, arguments);
+        assert_eq!(done.code, Some(64), "{arguments:?}: {}", done.err);
+        assert_eq!(done.out, "");
+        assert!(
+            !done.err.is_empty() && !done.err.contains("secret"),
+            "{}",
+            done.err
+        );
+    }
+}
+
+#[test]
+fn without_a_url_one_line_says_what_is_missing() {
+    let done = run("", ["run", "k", "--", "true"]);
+    assert_eq!(done.code, Some(64));
+    let said = "lockstream: no store: set LOCKSTREAM_URL, or give --url or --url-file\n";
+    assert_eq!(done.err, said);
+}
+
+#[test]
+fn a_store_that_is_not_there_is_told() {
+    for url in [NOWHERE, "postgres://127.0.0.1:1/db?sslmode=disable"] {
+        let done = run(url, ["run", "k", "--", "true"]);
+        assert_eq!(done.code, Some(69), "{url}: {}", done.err);
+        assert!(done.err.contains("127.0.0.1:1"), "{}", done.err);
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for arguments in [&["--help"][..], &["run", "--help"], &["--version"]] {
+        let done = run("", arguments);
+        assert_eq!(done.code, Some(0));
+        assert!(!done.out.is_empty() && done.err.is_empty());
+    }
+}
+
+#[test]
+fn a_busy_lock_is_75_or_what_was_asked_for() {
+    let server = RedisServer::start();
+    let holder = Program::start(
+        &server.url(),
+        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+    );
+    holder.expect("up");
+    for (options, code) in [
+        (&["-n"][..], 75),
+        (&["-n", "-E", "0"], 0),
+        (&["--no-wait", "--busy-code", "3"], 3),
+        (&["--wait", "200ms"], 75),
+        (&["--wait", "200ms", "-E", "9"], 9),
+        (&["-n", "--shared"], 75),
+        (&["-n", "--permits", "3"], 75),
+    ] {
+        let arguments = [&["run"][..], options, &["k"], &COMMAND].concat();
+        let done = run(&server.url(), &arguments);
+        assert_eq!(done.code, Some(code), "{options:?}: {}", done.err);
+        assert!(done.err.contains("\"k\" not acquired"), "{}", done.err);
+        let quiet = [&arguments[..1], &["-q"], &arguments[1..]].concat();
+        assert_eq!(run(&server.url(), quiet).err, "", "{options:?}");
+    }
+}
+
+#[test]
+fn readers_and_permits_share_the_lock() {
+    let server = RedisServer::start();
+    let hold = |options: &[&'static str]| {
+        let command = ["k", "--", "sh", "-c", "echo up; sleep 60"];
+        let arguments = [&["run"][..], options, &command].concat();
+        let program = Program::start(&server.url(), arguments);
+        program.expect("up");
+        program
+    };
+    let again = |options: &[&'static str]| {
+        let arguments = [&["run", "-n"][..], options, &["k", "--", "true"]].concat();
+        run(&server.url(), arguments).code
+    };
+    let reader = hold(&["--shared"]);
+    assert_eq!(again(&["--shared"]), Some(0));
+    assert_eq!(again(&[]), Some(75));
+    reader.signal(rustix::process::Signal::TERM);
+    assert_eq!(reader.end().code, Some(128 + 15));
+    let _permits = [hold(&["--permits", "2"]), hold(&["--permits", "2"])];
+    assert_eq!(again(&["--permits", "2"]), Some(75));
+}
+
+#[test]
+fn a_key_is_kept_for_as_long_as_was_asked() {
+    let server = RedisServer::start();
+    let keep = [
+        "run",
+        "-n",
+        "--ttl",
+        "20s",
+        "--keep-for",
+        "1h",
+        "k",
+        "--",
+        "true",
+    ];
+    assert_eq!(run(&server.url(), keep).code, Some(0));
+    assert!(
+        server.pttl("lock:k") > 3_500_000,
+        "{}",
+        server.pttl("lock:k")
+    );
+    assert_eq!(run(&server.url(), keep).code, Some(75));
+}
+
+/// Each of the racers holds the lock alone, whether it waits or not.
+#[test]
+fn of_racers_one_works_at_a_time() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let script = format!("echo b >>{0}; sleep 0.05; echo e >>{0}", log.display());
+    let race = |options: &[&'static str]| {
+        let command = ["k", "--", "sh", "-c", script.as_str()];
+        let arguments = [&["run"][..], options, &command].concat();
+        let racers: Vec<_> = (0..5)
+            .map(|_| Program::start(&server.url(), &arguments))
+            .collect();
+        racers
+            .into_iter()
+            .map(|racer| racer.end().code)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(race(&[]), [Some(0); 5]);
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "b\ne\n".repeat(5));
+
+    let holder = Program::start(
+        &server.url(),
+        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+    );
+    holder.expect("up");
+    assert_eq!(race(&["-n"]), [Some(75); 5]);
+    drop(holder);
+}
+
+#[test]
+fn messages_are_lines_of_json_if_asked() {
+    let server = RedisServer::start();
+    let done = run(&server.url(), ["run", "--json", "k", "--", "true"]);
+    let events: Vec<_> = done.err.lines().map(event).collect();
+    assert_eq!(events, ["acquired", "released"], "{}", done.err);
+    let done = run(NOWHERE, ["run", "--json", "k", "--", "true"]);
+    assert_eq!(event(&done.err), "failed");
+    assert!(done.err.contains("\"code\":69"), "{}", done.err);
+
+    let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "60"]);
+    wait_until_blocking("k is held", SOON, || server.exists("lock:k"));
+    let waiter = Program::start(&server.url(), ["run", "--json", "k", "--", "true"]);
+    waiter.expect_said("\"event\":\"waiting\"");
+    let late = run(
+        &server.url(),
+        ["run", "--json", "--wait", "1ms", "k", "--", "true"],
+    );
+    assert!(late.err.contains("\"code\":75"), "{}", late.err);
+}
+
+fn event(line: &str) -> String {
+    let value: serde_json::Value = serde_json::from_str(line).unwrap();
+    value["event"].as_str().unwrap().to_owned()
+}
+
+/// The server is there when the wait begins and gone when it ends.
+#[test]
+fn a_server_that_goes_away_under_a_waiter_is_told() {
+    let mut server = RedisServer::start();
+    let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "60"]);
+    wait_until_blocking("k is held", SOON, || server.exists("lock:k"));
+    let waiter = Program::start(&server.url(), ["run", "--wait", "8s", "k", "--", "true"]);
+    let queue = ["ZCARD", "{lock:k}:~queue2"];
+    wait_until_blocking("it waits", SOON, || server.ask::<u64>(&queue) == 1);
+    server.kill();
+    let done = waiter.end();
+    assert_eq!(done.code, Some(69), "{}", done.err);
+}
+
+/// The command has done its work under the lock: only the release is in doubt, and the key expires.
+#[test]
+fn a_server_that_goes_away_before_the_release_does_not_change_the_code() {
+    let mut server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let flag = folder.path().join("flag");
+    let script = format!(
+        "echo up; while [ ! -e {} ]; do sleep 0.01; done; exit 5",
+        flag.display()
+    );
+    let program = Program::start(
+        &server.url(),
+        ["run", "--ttl", "60s", "k", "--", "sh", "-c", &script],
+    );
+    program.expect("up");
+    server.kill();
+    std::fs::write(&flag, "").unwrap();
+    let done = program.end();
+    assert_eq!(done.code, Some(5), "{}", done.err);
+    assert!(done.err.contains("not released within"), "{}", done.err);
+    assert!(Duration::from_secs(60) > SOON, "the ttl outlasts the test");
+}

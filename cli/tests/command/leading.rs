@@ -1,0 +1,136 @@
+//! `lead`: one command at a time, wherever the leader is.
+
+use std::time::Instant;
+
+use rustix::process::Signal;
+
+use crate::program::{Program, SOON, run};
+use crate::support::{RedisServer, wait_until_blocking};
+
+const LOOP: &str = "echo token=$LOCKSTREAM_TOKEN; while :; do sleep 0.01; done";
+
+fn candidate(server: &RedisServer, name: &str, script: &str) -> Program {
+    let options = [
+        "lead",
+        "--name",
+        name,
+        "--ttl",
+        "3s",
+        "--kill-after",
+        "1s",
+        "k",
+    ];
+    Program::start(
+        &server.url(),
+        [&options[..], &["--", "sh", "-c", script]].concat(),
+    )
+}
+
+fn tickets(server: &RedisServer) -> u64 {
+    server.ask(&["ZCARD", "{lock:k}:~queue2"])
+}
+
+#[test]
+fn one_leads_and_another_takes_over() {
+    let server = RedisServer::start();
+    let first = candidate(&server, "first", LOOP);
+    let before = first.number("token");
+    let second = candidate(&server, "second", LOOP);
+    wait_until_blocking("it waits", SOON, || tickets(&server) == 1);
+    assert_eq!(second.out(), "");
+    first.signal(Signal::TERM);
+    let done = first.end();
+    assert_eq!(done.code, Some(128 + 15), "{}", done.err);
+    assert!(second.number("token") > before);
+    second.signal(Signal::INT);
+    // A shell ends its loop by the signal.
+    assert_eq!(second.end().code, Some(128 + 2));
+    assert!(!server.exists("lock:k"));
+}
+
+#[test]
+fn a_leader_that_is_killed_is_replaced() {
+    let server = RedisServer::start();
+    let mut first = candidate(&server, "first", LOOP);
+    first.number("token");
+    let second = candidate(&server, "second", LOOP);
+    wait_until_blocking("it waits", SOON, || tickets(&server) == 1);
+    first.kill();
+    second.number("token");
+}
+
+/// Its command is stopped, and runs again when it leads again.
+#[test]
+fn a_leader_that_lost_the_lead_stands_again() {
+    let server = RedisServer::start();
+    let first = candidate(
+        &server,
+        "first",
+        "trap 'echo stopped; exit' TERM; echo up; while :; do sleep 0.01; done",
+    );
+    first.expect("up");
+    let second = candidate(&server, "second", LOOP);
+    wait_until_blocking("it waits", SOON, || tickets(&server) == 1);
+    assert_eq!(run(&server.url(), ["free", "--yes", "k"]).code, Some(0));
+    second.number("token");
+    first.expect("up\nstopped\n");
+    wait_until_blocking("it stands again", SOON, || tickets(&server) == 1);
+    second.signal(Signal::TERM);
+    first.expect("up\nstopped\nup\n");
+}
+
+/// Each failure is followed by a longer pause, in which others may lead.
+#[test]
+fn a_command_that_fails_at_once_runs_again_after_a_pause() {
+    let server = RedisServer::start();
+    let begin = Instant::now();
+    let program = candidate(&server, "first", "echo run; exit 3");
+    program.expect("run\nrun\nrun\n");
+    let elapsed = begin.elapsed();
+    assert!(
+        elapsed.as_millis() >= 1_500,
+        "half a second and one: {elapsed:?}"
+    );
+    assert!(
+        program.err().contains("ended with code 3"),
+        "{}",
+        program.err()
+    );
+    wait_until_blocking("it pauses", SOON, || !server.exists("lock:k"));
+    program.signal(Signal::TERM);
+    assert_eq!(program.end().code, Some(128 + 15));
+}
+
+#[test]
+fn what_no_pause_mends_ends_it() {
+    let server = RedisServer::start();
+    let url = server.url();
+    assert_eq!(
+        run(&url, ["lead", "k", "--", "no-such-command"]).code,
+        Some(127)
+    );
+    assert_eq!(run(&url, ["lead", "a}", "--", "true"]).code, Some(64));
+    assert_eq!(
+        run(&url, ["lead", "--ttl", "1s", "k", "--", "true"]).code,
+        Some(64)
+    );
+    assert_eq!(run(&url, ["lead", "a", "b", "--", "true"]).code, Some(64));
+    assert_eq!(
+        run("redis://127.0.0.1:1/", ["lead", "k", "--", "true"]).code,
+        Some(69)
+    );
+    assert!(!server.exists("lock:k"));
+}
+
+/// The command may take SIGHUP as a wish to read its settings again.
+#[test]
+fn a_command_that_outlives_a_hang_up_goes_on_leading() {
+    let server = RedisServer::start();
+    let script = "trap 'echo again' HUP; echo up; while :; do sleep 0.01; done";
+    let program = candidate(&server, "first", script);
+    program.expect("up");
+    program.signal(Signal::HUP);
+    program.expect("again");
+    assert!(server.del("lock:k"));
+    program.expect("up\nagain\nup\n");
+}

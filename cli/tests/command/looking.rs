@@ -1,0 +1,260 @@
+//! `inspect`, `ls`, `watch` and `free`; completions and manual pages.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::program::{Program, SOON, run};
+use crate::support::{RedisServer, wait_until_blocking};
+
+fn hold(server: &RedisServer, options: &[&str]) -> Program {
+    let command = ["--", "sh", "-c", "echo up; sleep 60"];
+    let program = Program::start(&server.url(), [&["run"], options, &command].concat());
+    program.expect("up");
+    program
+}
+
+fn wait_for_waiter(server: &RedisServer, key: &str) {
+    let queue = format!("{{lock:{key}}}:~queue2");
+    wait_until_blocking("it waits", SOON, || {
+        server.ask::<u64>(&["ZCARD", &queue]) == 1
+    });
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+#[test]
+fn locks_are_listed_with_names_modes_and_waiters() {
+    let server = RedisServer::start();
+    let _holders = [
+        hold(&server, &["--name", "alpha", "order:1"]),
+        hold(&server, &["--name", "beta", "--shared", "doc:7"]),
+        hold(&server, &["--name", "gamma", "--permits", "3", "gpu"]),
+    ];
+    let _waiter = Program::start(
+        &server.url(),
+        ["run", "--name", "delta", "order:1", "--", "true"],
+    );
+    wait_for_waiter(&server, "order:1");
+
+    let mut all: Vec<_> = run(&server.url(), ["ls"])
+        .out
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    all.sort_unstable();
+    let begin = ["doc:7\tbeta~", "gpu\tgamma~", "order:1\talpha~"];
+    assert_eq!(all.len(), 3, "{all:?}");
+    for (line, begin) in all.iter().zip(begin) {
+        assert!(line.starts_with(begin), "{line}");
+    }
+    assert!(
+        all[0].contains("(shared)") && all[0].ends_with("0 waiting"),
+        "{}",
+        all[0]
+    );
+    assert!(all[1].contains("(permit 1/3)"), "{}", all[1]);
+    assert!(all[2].ends_with("1 waiting"), "{}", all[2]);
+
+    let some = run(&server.url(), ["ls", "--json", "order:"]).out;
+    let lock = json(&some);
+    assert_eq!(
+        (&lock["key"], &lock["waiting"]),
+        (&"order:1".into(), &1.into())
+    );
+    assert_eq!(lock["holders"][0]["name"], "alpha");
+    assert!(lock["holders"][0]["remaining_ms"].as_u64().unwrap() <= 30_000);
+    assert_eq!(lock["queue"][0]["name"], "delta");
+    assert_eq!(
+        json(&run(&server.url(), ["inspect", "--json", "order:1"]).out)["key"],
+        "order:1"
+    );
+
+    let shown = run(&server.url(), ["inspect", "order:1"]).out;
+    assert!(shown.starts_with("order:1: held by alpha~"), "{shown}");
+    assert!(shown.contains("order:1: waited for by delta~"), "{shown}");
+    assert_eq!(run(&server.url(), ["inspect", "a}"]).code, Some(64));
+    assert_eq!(run(&server.url(), ["ls", "--prefix", "other"]).out, "");
+}
+
+/// What somebody else has put there is shown, and cannot write to the terminal; what is no lock hides nothing.
+#[test]
+fn values_of_others_are_shown() {
+    let server = RedisServer::start();
+    server.set("lock:theirs", "\u{1b}[2Jvalue");
+    server.cmd(&["HSET", "lock:hash", "a", "b"]);
+    let _holder = hold(&server, &["ours"]);
+    let done = run(&server.url(), ["ls"]);
+    assert!(
+        done.out.contains("theirs\t\u{fffd}[2Jvalue without an end"),
+        "{done:?}"
+    );
+    assert!(done.out.contains("ours\t"), "{done:?}");
+    assert!(done.err.contains("\"hash\""), "{done:?}");
+    assert_eq!(done.code, Some(69));
+    let free = run(&server.url(), ["free", "--yes", "theirs"]);
+    assert_eq!(free.code, Some(64), "{free:?}");
+    assert!(server.exists("lock:theirs"));
+}
+
+#[test]
+fn looking_needs_the_right_to_scan() {
+    let rights = "user looker on >pw ~* &* +@all -scan";
+    let server = RedisServer::builder().config(rights).start();
+    let url = server.url_with("looker", "pw", 0);
+    let done = run(&url, ["ls"]);
+    assert_eq!(done.code, Some(69));
+    assert!(done.err.contains("scan"), "{}", done.err);
+    assert_eq!(run(&url, ["inspect", "k"]).code, Some(0));
+}
+
+#[test]
+fn a_lock_is_freed_only_when_told_twice() {
+    let server = RedisServer::start();
+    let holder = hold(
+        &server,
+        &["--ttl", "3s", "--kill-after", "1s", "--name", "alpha", "k"],
+    );
+    let next = Program::start(
+        &server.url(),
+        [
+            "run",
+            "--name",
+            "beta",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            "echo next; sleep 60",
+        ],
+    );
+    wait_for_waiter(&server, "k");
+
+    let asked = run(&server.url(), ["free", "k"]);
+    assert_eq!(asked.code, Some(64));
+    assert!(
+        asked.err.contains("held by alpha~") && asked.err.contains("--yes"),
+        "{}",
+        asked.err
+    );
+    assert!(server.get("lock:k").unwrap().starts_with("alpha~"));
+
+    let freed = run(&server.url(), ["free", "--yes", "k"]);
+    assert_eq!(freed.code, Some(0), "{freed:?}");
+    assert!(
+        freed.err.contains("lock \"k\" taken from alpha~"),
+        "{}",
+        freed.err
+    );
+    // Whoever waits is served, and the holder's command is stopped.
+    next.expect("next");
+    assert_eq!(holder.end().code, Some(76));
+    assert!(server.get("lock:k").unwrap().starts_with("beta~"));
+
+    let free = run(&server.url(), ["free", "--yes", "nobody"]);
+    assert_eq!(
+        (free.code, free.err.contains("is free")),
+        (Some(0), true),
+        "{free:?}"
+    );
+    let _reader = hold(&server, &["--shared", "doc"]);
+    let shared = run(&server.url(), ["free", "--yes", "doc"]);
+    assert_eq!(shared.code, Some(64), "{shared:?}");
+    assert!(shared.err.contains("shared"), "{}", shared.err);
+}
+
+/// Each change is a line, from the wait to the release.
+#[test]
+fn changes_are_watched() {
+    let server = RedisServer::start();
+    let holder = hold(&server, &["--name", "alpha", "k"]);
+    let watch = |options: &[&str]| {
+        Program::start(
+            &server.url(),
+            [&["watch", "--every", "100ms"], options].concat(),
+        )
+    };
+    let (plain, json_lines) = (watch(&[]), watch(&["--json", "k"]));
+    plain.expect("k\theld\talpha\talpha~");
+    json_lines.expect("\"name\":\"alpha\"");
+    let waiter = Program::start(&server.url(), ["run", "--name", "beta", "k", "--", "true"]);
+    plain.expect("k\twaits\tbeta\tbeta~");
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.end().code, Some(128 + 15));
+    assert_eq!(waiter.end().code, Some(0));
+    plain.expect("k\tfree\n");
+    json_lines.expect("\"holders\":[]");
+    for line in json_lines.out().lines() {
+        assert_eq!(json(line)["key"], "k");
+    }
+    for watching in [plain, json_lines] {
+        watching.signal(Signal::INT);
+        assert_eq!(watching.end().code, Some(128 + 2));
+    }
+}
+
+/// The server is away for a while, and the watch goes on.
+#[test]
+fn a_watch_outlives_an_outage() {
+    let mut server = RedisServer::start();
+    let watching = Program::start(&server.url(), ["watch", "--every", "100ms"]);
+    let first = hold(&server, &["first"]);
+    watching.expect("first\theld");
+    server.kill();
+    watching.expect_said("failed");
+    server.restart();
+    drop(first);
+    let _second = hold(&server, &["second"]);
+    watching.expect("second\theld");
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_command() {
+    let commands = ["run", "lead", "inspect", "ls", "watch", "free"];
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let done = run("", ["completions", shell]);
+        assert_eq!((done.code, &*done.err), (Some(0), ""), "{shell}");
+        for command in commands {
+            assert!(done.out.contains(command), "{shell}: {command}");
+        }
+    }
+    let page = run("", ["man"]).out;
+    for command in commands {
+        assert!(
+            page.contains(&format!("lockstream\\-{command}(1)")),
+            "{command}"
+        );
+        let own = run("", ["man", command]);
+        assert_eq!(own.code, Some(0));
+        assert!(
+            own.out.contains(&format!(".TH lockstream-{command} 1")),
+            "{}",
+            own.out
+        );
+    }
+    assert_eq!(run("", ["man", "guardian"]).code, Some(64));
+    assert_eq!(run("", ["completions", "no-shell"]).code, Some(64));
+}
+
+/// Whatever can be said on the command line is on the page, and so is every exit code.
+#[test]
+fn the_page_tells_of_every_option() {
+    const PAGE: &str = include_str!("../../../docs/command-line.md");
+    let mut options = 0;
+    for command in ["run", "lead", "inspect", "ls", "watch", "free"] {
+        assert!(PAGE.contains(&format!("| `{command} ")), "{command}");
+        let help = run("", [command, "-h"]).out;
+        let words = help.split(|c: char| c.is_whitespace() || ",[]<>".contains(c));
+        for option in words.filter(|word| word.starts_with("--") && word.len() > 2) {
+            options += 1;
+            let is_told = PAGE.contains(option);
+            let has_short = ["--help", "--no-wait", "--busy-code", "--quiet"].contains(&option);
+            assert!(is_told || has_short, "{option}");
+        }
+    }
+    assert!(options > 40, "{options}");
+    for code in ["64", "69", "75", "76", "126"] {
+        assert!(PAGE.contains(&format!("| {code}")), "{code}");
+    }
+}

@@ -1,0 +1,34 @@
+//! The command line, as real processes on real servers.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `program.rs` | how does a test run the command? |
+//! | `codes.rs` | which exit code says what? |
+//! | `secrets.rs` | who sees the password? |
+//! | `signals.rs` | what do signals do at each stage? |
+//! | `guardian.rs` | what if the command line itself is killed or stopped? |
+//! | `losses.rs` | what if the lease cannot be renewed, or is lost? |
+//! | `stores.rs` | which stores are there, by url? |
+//! | `looking.rs` | how are locks shown and freed? |
+//! | `leading.rs` | when does the command of a leader run? |
+//! | `terminal.rs` | what happens on a terminal? |
+#![cfg(unix)]
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+#[allow(dead_code, reason = "other tests use the rest of it")]
+#[path = "../../../tests/access/authority.rs"]
+mod authority;
+mod codes;
+mod guardian;
+mod leading;
+mod looking;
+mod losses;
+mod program;
+mod secrets;
+mod signals;
+mod stores;
+// Elsewhere no terminal can be opened safely: its name has no reentrant form.
+#[cfg(target_os = "linux")]
+mod terminal;

@@ -1,0 +1,191 @@
+//! The program under test, as a process.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::support::wait_until_blocking;
+
+/// How long something may take that takes a moment on a machine that is not busy.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// The path of the program.
+pub(crate) const LOCKSTREAM: &str = env!("CARGO_BIN_EXE_lockstream");
+
+/// A running `lockstream`. It is killed when dropped, and its guardian then ends the command.
+#[derive(Debug)]
+pub(crate) struct Program {
+    child: Child,
+    out: Arc<Mutex<String>>,
+    err: Arc<Mutex<String>>,
+}
+
+/// What a program has done.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Program {
+    /// Runs it with this url in its environment.
+    pub(crate) fn start<A: AsRef<OsStr>>(
+        url: &str,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let mut command = Command::new(LOCKSTREAM);
+        command.args(arguments).env("LOCKSTREAM_URL", url);
+        Self::spawn(command)
+    }
+
+    /// Runs any command in a process group of its own.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("the program runs");
+        let out = follow(child.stdout.take().expect("piped"));
+        let err = follow(child.stderr.take().expect("piped"));
+        Self { child, out, err }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("a child of ours, not reaped before");
+    }
+
+    pub(crate) fn out(&self) -> String {
+        self.out.lock().unwrap().clone()
+    }
+
+    pub(crate) fn err(&self) -> String {
+        self.err.lock().unwrap().clone()
+    }
+
+    /// Waits until the command has written this.
+    pub(crate) fn expect(&self, text: &str) {
+        let has_text = || self.out().contains(text);
+        let begin = Instant::now();
+        while !has_text() {
+            let late = begin.elapsed() > SOON;
+            assert!(!late, "no {text:?}: {:?} {:?}", self.out(), self.err());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the program itself has written this to standard error.
+    pub(crate) fn expect_said(&self, text: &str) {
+        wait_until_blocking(format!("said {text:?}"), SOON, || self.err().contains(text));
+    }
+
+    /// The number after `word=` in what the command has written.
+    pub(crate) fn number(&self, word: &str) -> i64 {
+        let begin = format!("{word}=");
+        let find = |out: &str| {
+            let (_, rest) = out.split_once(&begin)?;
+            let (number, _) = rest.split_once('\n')?;
+            number.parse().ok()
+        };
+        wait_until_blocking(format!("{word} is told"), SOON, || {
+            find(&self.out()).is_some()
+        });
+        find(&self.out()).unwrap()
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> Done {
+        let status = self.wait();
+        // Whoever has inherited its output may go on, and is not waited for.
+        let _ = wait_for(|| Arc::strong_count(&self.out) + Arc::strong_count(&self.err) == 2);
+        Done {
+            code: status.code(),
+            out: self.out(),
+            err: self.err(),
+        }
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            let late = begin.elapsed() > SOON;
+            assert!(!late, "it does not end: {:?} {:?}", self.out(), self.err());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// SIGKILL. Returns when the process is gone.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail if it has ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs it to its end.
+pub(crate) fn run<A: AsRef<OsStr>>(url: &str, arguments: impl IntoIterator<Item = A>) -> Done {
+    Program::start(url, arguments).end()
+}
+
+/// Waits until the process is gone, be it a zombie that nobody reaps.
+pub(crate) fn until_gone(pid: i64) {
+    let stat = format!("/proc/{pid}/stat");
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    wait_until_blocking(format!("{pid:?} is gone"), SOON, || {
+        let is_zombie = std::fs::read_to_string(&stat).is_ok_and(|stat| {
+            stat.rsplit_once(')')
+                .is_some_and(|(_, rest)| rest.starts_with(" Z"))
+        });
+        is_zombie || test_kill_process(pid).is_err()
+    });
+}
+
+fn wait_for(condition: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    while !condition() {
+        if begin.elapsed() > Duration::from_secs(2) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+fn follow(mut pipe: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+    let text = Arc::new(Mutex::new(String::new()));
+    let writer = text.clone();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+            let more = String::from_utf8_lossy(&buffer[..count]);
+            writer.lock().unwrap().push_str(&more);
+        }
+    });
+    text
+}

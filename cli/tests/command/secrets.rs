@@ -1,0 +1,111 @@
+//! The password: not in the list of processes, not in the command's environment, not in messages.
+
+use std::fs;
+use std::path::Path;
+
+use crate::program::{Program, run};
+use crate::support::RedisServer;
+
+const PASSWORD: &str = "sesame-7f";
+
+fn server() -> RedisServer {
+    RedisServer::builder()
+        .config(format!("requirepass {PASSWORD}"))
+        .start()
+}
+
+/// What the system shows of every process whose group leader has this parent, and of the parent itself.
+fn shown(parent: i32) -> Vec<String> {
+    let mut shown = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let is_child = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_whitespace().nth(1))
+            .is_some_and(|it| it == parent.to_string());
+        if pid == parent || is_child {
+            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
+            let mut text = String::from_utf8_lossy(&read("cmdline")).into_owned();
+            if is_child {
+                text.push_str(&String::from_utf8_lossy(&read("environ")));
+            }
+            shown.push(text);
+        }
+    }
+    shown
+}
+
+#[test]
+fn nobody_else_sees_the_password() {
+    let server = server();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("url");
+    let url = server.url_with("", PASSWORD, 0);
+    fs::write(&file, format!("{url}\n")).unwrap();
+    let by_file = ["run", "--url-file", file.to_str().unwrap(), "k"];
+    for (variable, arguments) in [("", &by_file[..]), (&url, &["run", "k"])] {
+        let command = ["--", "sh", "-c", "echo up; exec sleep 60"];
+        let program = Program::start(variable, [arguments, &command].concat());
+        program.expect("up");
+        if Path::new("/proc/self/stat").exists() {
+            let shown = shown(program.pid().as_raw_pid());
+            assert_eq!(
+                shown.len(),
+                3,
+                "us, the guardian and the command: {shown:?}"
+            );
+            for text in &shown {
+                assert!(!text.contains(PASSWORD), "{text:?}");
+            }
+        }
+        program.signal(rustix::process::Signal::TERM);
+        let done = program.end();
+        assert_eq!(done.code, Some(128 + 15), "{done:?}");
+    }
+}
+
+#[test]
+fn no_error_shows_the_password() {
+    let server = server();
+    let port = server.port();
+    for url in [
+        format!("redis://:wrong-{PASSWORD}@127.0.0.1:{port}/"),
+        format!("redis://:{PASSWORD}@127.0.0.1:1/"),
+        format!("redis://:{PASSWORD}/x@127.0.0.1:{port}/"),
+        format!("redis+cluster://:{PASSWORD}@127.0.0.1:{port}/"),
+        format!("redis+sentinel://:{PASSWORD}@127.0.0.1:{port}/main?sentinel_password={PASSWORD}"),
+        format!("rediss://:{PASSWORD}@127.0.0.1:{port}/"),
+        format!("postgres://me:{PASSWORD}@127.0.0.1:1/db?sslmode=disable"),
+        format!("http://me:{PASSWORD}@127.0.0.1:1/"),
+    ] {
+        for options in [&["run"][..], &["run", "--json"]] {
+            let done = run(&url, [options, &["k", "--", "true"]].concat());
+            assert!(matches!(done.code, Some(64 | 69)), "{url}: {done:?}");
+            assert!(
+                !done.err.is_empty() && !done.err.contains(PASSWORD),
+                "{}",
+                done.err
+            );
+        }
+    }
+}
+
+#[test]
+fn a_password_on_the_command_line_is_refused() {
+    let server = server();
+    let url = server.url_with("", PASSWORD, 0);
+    let done = run("", ["run", "--url", &url, "k", "--", "true"]);
+    assert_eq!(done.code, Some(64));
+    assert!(
+        done.err.contains("--url-file") && !done.err.contains(PASSWORD),
+        "{}",
+        done.err
+    );
+}

@@ -1,0 +1,89 @@
+//! Which keys have a lock, a page at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::address::Link;
+use super::fault::Fault;
+use super::schema;
+use super::store::Settings;
+use crate::StoreError;
+
+/// How many rows one call looks at.
+const PAGE: i32 = 500;
+
+/// Lists the keys under the prefix that begin with `start`, on a connection of its own.
+pub(super) fn scan(
+    settings: Settings,
+    prefix: &str,
+    start: &str,
+    within: Duration,
+) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+    let pass = Pass {
+        sql: format!(
+            "SELECT * FROM {}.scan_1($1, $2, $3)",
+            schema::quote(&settings.schema)
+        ),
+        settings,
+        prefix: format!("{prefix}:"),
+        start: format!("{prefix}:{start}"),
+        within,
+        after: Some(String::new()),
+        link: None,
+    };
+    let pages = stream::try_unfold(pass, Pass::page);
+    pages.map_err(StoreError::from).boxed()
+}
+
+/// One pass over the locks.
+struct Pass {
+    settings: Settings,
+    sql: String,
+    prefix: String,
+    start: String,
+    within: Duration,
+    /// Where the next page begins; `None` after the last one.
+    after: Option<String>,
+    link: Option<Link>,
+}
+
+impl Pass {
+    async fn page(mut self) -> Result<Option<(Vec<Arc<str>>, Self)>, Fault> {
+        let Some(after) = self.after.take() else {
+            return Ok(None);
+        };
+        let endpoint = &self.settings.endpoint;
+        let link = match self.link.take() {
+            Some(link) => link,
+            None => {
+                let (sender, _heard) = mpsc::unbounded_channel();
+                endpoint.connect(self.within, sender).await?
+            }
+        };
+        let arguments: [(&(dyn ToSql + Sync), Type); 3] = [
+            (&self.start, Type::TEXT),
+            (&after, Type::TEXT),
+            (&PAGE, Type::INT4),
+        ];
+        let asked = link.client.query_typed(&self.sql, &arguments);
+        let asked = timeout(self.within, asked).await;
+        let rows = asked.map_err(|_| Fault::silent(&endpoint.address, self.within))?;
+        let rows = rows.map_err(|error| Fault::refused(&endpoint.address, &error))?;
+        let mut keys = Vec::new();
+        for row in &rows {
+            let (name, in_use): (String, bool) = (row.get(0), row.get(1));
+            if in_use && let Some(key) = name.strip_prefix(&self.prefix) {
+                keys.push(Arc::from(key));
+            }
+            self.after = Some(name);
+        }
+        self.link = Some(link);
+        Ok(Some((keys, self)))
+    }
+}
