@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use lockstream::store::PostgresStore;
 use lockstream::{FutureLockExt, Lock, LockError, LockRegistry};
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
@@ -491,6 +492,32 @@ fn call(
 fn fence(sql: &mut crate::support::PgClient) -> String {
     let token: i64 = sql.one("SELECT epoch * 64 FROM lockstream.lock WHERE key = 'lock:k'");
     format!("SELECT lockstream.fence('k', {token})")
+}
+
+/// Who asks again for its shared lease serves the queue, too. It had the epoch of the last that it let in.
+#[tokio::test]
+async fn who_asks_again_has_an_epoch_of_its_own() {
+    let server = PgServer::start();
+    server.run(PostgresStore::SQL);
+    let mut sql = server.client();
+    let ask = |sql: &mut crate::support::PgClient| -> i64 {
+        sql.one(
+            "SELECT epoch FROM lockstream.ops_1(true, 0, 9223372036854775807, 'E', '{lock:k}', '{a:1}', '{r}', \
+             '{60000000}', '{\"\"}', '{NULL}')",
+        )
+    };
+    ask(&mut sql);
+    // Another reader waits. Its registry is there: it is ours.
+    sql.run("INSERT INTO lockstream.ticket VALUES ('lock:k', 1, 'a:2', 0, 'r', 60000000)");
+    let told = ask(&mut sql);
+    let epochs: Vec<i64> = sql
+        .rows("SELECT epoch FROM lockstream.holder ORDER BY owner")
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(epochs.len(), 2, "the other was let in");
+    assert_eq!(epochs[0], told);
+    assert!(epochs[1] > told, "{epochs:?}");
 }
 
 /// Whoever asks for a lock whose lease is over, and whose transaction goes on, does not bring that lease back.

@@ -326,6 +326,7 @@ BEGIN
         verdict := 'stale';
     ELSIF asks AND is_held THEN
         o := lockstream.give_1(o, own, mode, ttl, at);
+        epoch := o.epoch;
         DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
         verdict := 'won';
         IF o.kind <> 'x' THEN

@@ -127,6 +127,10 @@ struct Bench {
     proved: BTreeMap<Owner, Moment>,
     /// Who was told that its renewal is late, and of no renewal since.
     late: BTreeSet<usize>,
+    /// When the work of leases must have ended, after a close.
+    grace: Option<Moment>,
+    /// Who finishes though its grace is over, because the timer has not told it yet.
+    overdue: Option<usize>,
     /// Whom the event of now is about: it may be told something while it leaves.
     leaving: Option<usize>,
     /// Whose policies have not answered yet.
@@ -159,6 +163,8 @@ impl Bench {
             kept: BTreeSet::new(),
             proved: BTreeMap::new(),
             late: BTreeSet::new(),
+            grace: None,
+            overdue: None,
             leaving: None,
             asked: Vec::new(),
             down: false,
@@ -323,6 +329,11 @@ impl Bench {
                 Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released | LeaseEnd::Failed(_))),
                 Stage::Finishing,
             ) => Stage::Done,
+            (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)), Stage::Finishing)
+                if self.overdue == Some(who) =>
+            {
+                Stage::Done
+            }
             (Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)), Stage::Waiting)
                 if self.adopters.contains(&who) =>
             {
@@ -486,10 +497,14 @@ impl Bench {
     }
 
     fn finish(&mut self, who: usize, id: WaiterId, keep: bool) {
+        let is_over = self.grace.is_some_and(|until| until <= self.now);
+        let is_closing = self.callers[who].1 == Stage::Closing;
+        self.overdue = (is_over && is_closing).then_some(who);
         self.callers[who].1 = Stage::Finishing;
         let kept = self.put_in(|turnstile, cx| turnstile.finish(cx, id, keep));
         self.kept.extend(kept);
         self.drain();
+        self.overdue = None;
         assert!(
             kept.is_none() || self.callers[who].1 == Stage::Done,
             "what is kept is told at once"
@@ -636,6 +651,7 @@ impl Bench {
             Step::Up { queue } => self.up(queue),
             Step::Close { grace } => {
                 let until = grace.map(|grace| self.now + ms(grace));
+                self.grace = self.grace.or(until);
                 self.feed(|turnstile, cx| turnstile.close(cx, |_| until));
             }
         }
