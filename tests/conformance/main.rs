@@ -318,7 +318,7 @@ suite! {
         comings_and_goings_break_nothing,
         #[core]
         everything_at_once_breaks_nothing,
-        tokens_grow_over_ten_thousand_leases,
+        tokens_grow_over_thousands_of_leases,
         #[core]
         tokens_grow_through_passes,
     }

@@ -34,6 +34,8 @@ impl Postgres {
 
 impl World for Postgres {
     const LATE: Duration = ms(500);
+    /// Each is two transactions, and nobody shares them.
+    const MANY: usize = 2_000;
     const PAUSED: bool = false;
 
     fn new() -> Self {

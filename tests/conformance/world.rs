@@ -14,6 +14,9 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// How late something may come about that a timer or another process causes.
     const LATE: Duration;
 
+    /// How many leases a case may take one after the other, in a minute on a busy machine.
+    const MANY: usize = 10_000;
+
     /// The shortest that a lease is to last.
     const BRIEF: Duration = ms(60);
 

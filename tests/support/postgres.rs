@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use postgres::error::SqlState;
 use postgres::{Client, NoTls, Row};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use tempfile::TempDir;
@@ -235,9 +236,22 @@ impl PgServer {
 
     // ---- what is in it
 
-    /// A connection of the harness's own.
+    /// A connection of the harness's own. A server that recovers is waited for.
     pub fn client(&self) -> PgClient {
-        self.try_client().expect("our server answers")
+        let begin = Instant::now();
+        loop {
+            match self.try_client() {
+                Ok(client) => return client,
+                Err(error) => {
+                    let recovers = error.code() == Some(&SqlState::CANNOT_CONNECT_NOW);
+                    assert!(
+                        recovers && begin.elapsed() < PATIENCE,
+                        "our server answers: {error:?}"
+                    );
+                    std::thread::sleep(super::LOOK_AGAIN);
+                }
+            }
+        }
     }
 
     pub fn try_client(&self) -> Result<PgClient, postgres::Error> {
