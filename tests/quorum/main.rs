@@ -376,7 +376,8 @@ async fn each_started_again_without_data_in_its_turn() {
             lease.deadline() > before + ms(1000)
         })
         .await;
-        assert!(!there.obtain("k").acquire_once().await.unwrap());
+        // It may be connected to too few to know; that is no lease either.
+        assert!(!there.obtain("k").acquire_once().await.unwrap_or(false));
     }
     assert!(lease.is_valid());
     lease.release().await.unwrap();
