@@ -8,6 +8,11 @@
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
 
+/// [protocol.md]: crate::docs::protocol
+///
+#[doc = include_str!("../docs/bugs-of-others.md")]
+pub mod bugs_of_others {}
+
 /// [operations.md]: crate::docs::operations
 /// [postgres.md]: crate::docs::postgres
 ///

@@ -76,6 +76,31 @@ fn every_test_that_upgrading_names_is_there() {
     assert!(named > 10, "{named}");
 }
 
+/// Each complaint has a link to where it was made, and tests of ours that replay it.
+#[test]
+fn every_bug_of_others_is_replayed() {
+    const PAGE: &str = include_str!("../docs/bugs-of-others.md");
+    let mut complaints = 0;
+    for section in PAGE.split("\n## ").skip(1) {
+        let (title, text) = section.split_once('\n').expect("a title has a text");
+        let (_, number) = title
+            .split_once(':')
+            .map_or(title, |it| it.0)
+            .rsplit_once(' ')
+            .expect("a number");
+        assert!(
+            text.contains(&format!("[{number}](https://github.com/")),
+            "{title}: no link"
+        );
+        let (_, tests) = text
+            .split_once("\n**Tests.** ")
+            .expect("the tests come last");
+        assert!(named_tests(tests) > 0, "{title}: no test");
+        complaints += 1;
+    }
+    assert!(complaints >= 13, "{complaints}");
+}
+
 /// Each cell of a fault shows by which test it is known.
 #[test]
 fn no_cell_of_the_guarantees_stands_alone() {

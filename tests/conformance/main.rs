@@ -85,6 +85,7 @@ suite! {
         a_wait_of_nothing_asks_once,
         #[core]
         a_waiter_gets_what_is_released,
+        a_release_that_crosses_an_arrival_is_not_missed,
         waits_end_each_in_its_own_time,
         a_waiter_that_gave_up_leaves_nothing_in_the_way,
         #[core]

@@ -107,6 +107,32 @@ pub(crate) async fn a_waiter_gets_what_is_released<W: World>(w: &W) {
     }
 }
 
+/// Waiters of Redisson now and then got nothing until their wait was over, though the lock was released just after they
+/// arrived (its ticket 5070). Here the release is sent at each moment of the waiter's way to the store and back. The lock
+/// has a long ttl, and a ticket asks after 8 s at the earliest (W2): only the release can serve the waiter in time.
+pub(crate) async fn a_release_that_crosses_an_arrival_is_not_missed<W: World>(w: &W) {
+    const THERE_AND_BACK: u64 = 8;
+    const UNASKED: Duration = ms(6000);
+    let [here, there] = w.registries().await;
+    w.set_latency(ms(THERE_AND_BACK));
+    for registry in [&there, &here] {
+        for after in 0..=2 * THERE_AND_BACK {
+            let held = here.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
+            let first = held.token();
+            let release = async {
+                sleep(ms(after)).await;
+                held.release().await.unwrap();
+            };
+            let lock = registry.obtain("k");
+            let (next, ()) = tokio::join!(lock.lease_within(UNASKED), release);
+            let next = next.unwrap_or_else(|error| panic!("released after {after} ms: {error}"));
+            assert!(next.token() > first);
+            next.release().await.unwrap();
+        }
+    }
+    w.set_latency(ms(0));
+}
+
 /// Whoever wins, each caller of many waits no longer than it said.
 pub(crate) async fn waits_end_each_in_its_own_time<W: World>(w: &W) {
     let [here, there] = w.registries().await;

@@ -9,6 +9,7 @@ mod workers;
 
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use lock_server::{LockServer, registry_builder};
 use lockstream::{LockRegistry, StoreError};
 use support::{Role, Worker, wait_until};
@@ -41,6 +42,7 @@ on_each_server! {
     #[tokio::test] {
         the_lock_of_a_killed_holder_comes_when_its_ttl_is_over,
         a_killed_waiter_is_passed_by,
+        who_gave_up_and_who_was_killed_delay_nobody,
         a_stopped_holder_learns_of_its_loss_before_its_work_goes_on,
         a_stopped_waiter_costs_its_own_ttl,
         processes_count_together,
@@ -115,6 +117,51 @@ async fn a_killed_waiter_is_passed_by<S: LockServer>() {
     assert!(next > token.get());
     second.tell("release");
     second.expect_line("released", BOUND).await;
+    assert_eq!(server.leftovers(), [""; 0]);
+}
+
+/// In Redisson's fair lock each waiter had a time until which those behind it waited for it. Callers that gave up and came
+/// again moved these times on, up to days; then the first in the queue died, and the others waited for it until then (its
+/// tickets 1104 and 2099). Here tickets have no such time: a hand-over looks who is there (S2).
+async fn who_gave_up_and_who_was_killed_delay_nobody<S: LockServer>() {
+    const IMPATIENT: usize = 3;
+    const ROUNDS: usize = 20;
+    let server = S::start();
+    let [here, first, last] = [
+        registry(&server.url()).await.unwrap(),
+        registry(&server.url()).await.unwrap(),
+        registry(&server.url()).await.unwrap(),
+    ];
+    let lease = here.obtain("k").lease().await.unwrap();
+    // The queue is never empty.
+    let first = tokio::spawn(first.obtain("k").lease());
+    wait_for_queue(&server, 1).await;
+    let impatient = (0..IMPATIENT).map(async |_| {
+        let registry = registry(&server.url()).await.unwrap();
+        for _ in 0..ROUNDS {
+            assert!(!registry.obtain("k").acquire_within(ms(20)).await.unwrap());
+        }
+        registry
+    });
+    let _impatient = join_all(impatient).await;
+    // Their tickets are withdrawn within half a second (G3).
+    wait_for_queue(&server, 1).await;
+    let mut killed = spawn(&server, "holder", &[]);
+    wait_for_queue(&server, 2).await;
+    let last = tokio::spawn(last.obtain("k").lease());
+    wait_for_queue(&server, 3).await;
+    let connections = server.connections();
+    killed.sigkill();
+    wait_until("the server sees it", BOUND, || {
+        server.connections() < connections
+    })
+    .await;
+    // Nobody asks for 8 s (W2), and the ttl of the dead is longer.
+    lease.release().await.unwrap();
+    for waiter in [first, last] {
+        let lease = timeout(BOUND, waiter).await.expect("in time");
+        lease.unwrap().unwrap().release().await.unwrap();
+    }
     assert_eq!(server.leftovers(), [""; 0]);
 }
 
