@@ -159,19 +159,149 @@ fn every_feature_is_checked_alone_and_told_of() {
     for name in &names {
         assert!(readme.contains(&format!("| `{name}` |")), "README: {name}");
     }
-    // What is published has no such folder.
-    if root.join(".ci").exists() {
-        let run = read(".ci/run");
-        let mut lines = run
-            .lines()
-            .filter_map(|line| line.strip_prefix("for feature in "));
-        let line = lines.next().expect("the features are gone through");
-        let mut checked: Vec<_> = line.trim_end_matches("; do").split(' ').collect();
-        let mut names = names;
-        checked.sort_unstable();
-        names.sort_unstable();
-        assert_eq!(checked, names);
+    let run = read(".ci/run");
+    let mut lines = run
+        .lines()
+        .filter_map(|line| line.strip_prefix("for feature in "));
+    let line = lines.next().expect("the features are gone through");
+    let mut checked: Vec<_> = line.trim_end_matches("; do").split(' ').collect();
+    let mut names = names;
+    checked.sort_unstable();
+    names.sort_unstable();
+    assert_eq!(checked, names);
+}
+
+/// The value of the first such line of a manifest, without its quotes.
+fn value<'a>(manifest: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = manifest.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "))?;
+    Some(value.trim_matches('"'))
+}
+
+/// The oldest Rust, which the manifests of what is published say, stands on the pages as well.
+#[test]
+fn the_oldest_rust_is_the_same_everywhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
+    let oldest = read("Cargo.toml");
+    let oldest = value(&oldest, "rust-version").expect("a version");
+    for manifest in ["cli/Cargo.toml", "macros/Cargo.toml"] {
+        assert_eq!(value(&read(manifest), "rust-version"), Some(oldest));
     }
+    let readme = read("README.md");
+    assert!(readme.contains(&format!("badge/rust-{oldest}%2B-")));
+    assert!(readme.contains(&format!("\nRust {oldest} or newer.")));
+    assert!(read("CONTRIBUTING.md").contains(&format!("Rust {oldest} is the oldest")));
+}
+
+/// How each example is started: of the examples of the crate by their names and features, of the others by their
+/// manifests and programs.
+fn examples(root: &Path) -> Vec<(String, Vec<String>)> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let features = |name: &str| -> Vec<String> {
+        let mut sections = manifest.split("\n[[example]]\n").skip(1);
+        let named = sections.find(|section| value(section, "name") == Some(name));
+        let required = named.and_then(|section| value(section, "required-features"));
+        let required = required.unwrap_or_default().trim_matches(['[', ']']);
+        required
+            .split(", ")
+            .map(|feature| feature.trim_matches('"').to_owned())
+            .filter(|feature| !feature.is_empty() && feature != "redis")
+            .collect()
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root.join("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if let Ok(own) = fs::read_to_string(path.join("Cargo.toml")) {
+            let package = value(&own, "name").unwrap();
+            let start = if manifest.contains(&format!("exclude = [\"examples/{stem}\"]")) {
+                format!("--manifest-path examples/{stem}/Cargo.toml")
+            } else {
+                format!("-p {package}")
+            };
+            let mut programs: Vec<_> = own
+                .split("\n[[bin]]\n")
+                .skip(1)
+                .map(|section| format!("{start} --bin {}", value(section, "name").unwrap()))
+                .collect();
+            if programs.is_empty() {
+                programs.push(start);
+            }
+            found.extend(programs.into_iter().map(|start| (start, Vec::new())));
+        } else if path.extension().is_some_and(|it| it == "rs") || path.join("main.rs").exists() {
+            found.push((format!("--example {stem}"), features(&stem)));
+        }
+    }
+    found
+}
+
+/// The index of the examples has each of them, in one row, with a command that starts it.
+#[test]
+fn every_example_is_in_the_index() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let index = fs::read_to_string(root.join("examples/README.md")).unwrap();
+    let rows: Vec<_> = index
+        .lines()
+        .filter(|line| line.starts_with("| [`"))
+        .collect();
+    for row in &rows {
+        let (_, link) = row.split_once("](").expect("a link");
+        let (file, _) = link.split_once(')').expect("its end");
+        assert!(root.join("examples").join(file).is_file(), "no {file}");
+    }
+    let examples = examples(root);
+    assert!(examples.len() >= 14, "{examples:?}");
+    for (start, features) in &examples {
+        let starts = |row: &&&str| {
+            let command = row.trim_end_matches(" |").trim_end_matches('`');
+            let (_, command) = command.rsplit_once('`').expect("a command");
+            format!("{command} ").contains(&format!(" {start} "))
+        };
+        let row = rows.iter().find(starts);
+        let row = row.unwrap_or_else(|| panic!("examples/README.md: no row for `{start}`"));
+        for feature in features {
+            let given = [format!("--features {feature}"), "--all-features".to_owned()];
+            assert!(
+                given.iter().any(|it| row.contains(it)),
+                "{start}: {feature}"
+            );
+        }
+    }
+    assert_eq!(rows.len(), examples.len(), "an example that is none");
+}
+
+/// What CONTRIBUTING.md names is there: files, and the variables that set a test.
+#[test]
+fn what_contributors_are_told_of_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    let mut code: String = ["src", "tests"].map(|it| sources(&root.join(it))).concat();
+    code.push_str(&fs::read_to_string(root.join("tests/run")).unwrap());
+    let (mut files, mut variables) = (0, 0);
+    for quoted in page.split('`').skip(1).step_by(2) {
+        let folders = [
+            "src/",
+            "tests/",
+            "docs/",
+            "bench/",
+            "examples/",
+            ".ci/",
+            ".github/",
+            "./",
+        ];
+        let is_path = folders.iter().any(|it| quoted.starts_with(it)) && !quoted.contains(' ');
+        if is_path {
+            assert!(root.join(quoted).exists(), "there is no {quoted}");
+            files += 1;
+        }
+        let (variable, _) = quoted.split_once('=').unwrap_or((quoted, ""));
+        if variable.starts_with("LOCKSTREAM_") {
+            assert!(code.contains(variable), "nothing reads {variable}");
+            variables += 1;
+        }
+    }
+    assert!(files > 20 && variables > 8, "{files}, {variables}");
 }
 
 /// Whoever looks an error up finds its own words on the page.

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
-use lockstream::store::{MemoryStore, RedisStore};
-use lockstream::{FutureLockExt, LockError, LockRegistry, Repeat, StreamLockExt};
+use lockstream::store::MemoryStore;
+use lockstream::{FutureLockExt, LockError, LockRegistry, StreamLockExt};
 use tokio::time::{sleep, timeout};
-
-use crate::support::RedisServer;
+#[cfg(feature = "redis")]
+use {crate::support::RedisServer, lockstream::Repeat, lockstream::store::RedisStore};
 
 /// What the store kept when this was dropped.
 struct Witness(MemoryStore, Arc<AtomicUsize>);
@@ -469,8 +469,10 @@ fn a_log_that_panics_at_a_loss_stops_no_renewal() {
 }
 
 /// Uses the registry whenever it is asked, and when it is dropped.
+#[cfg(feature = "redis")]
 struct Curiosity(LockRegistry, Arc<AtomicUsize>);
 
+#[cfg(feature = "redis")]
 impl Drop for Curiosity {
     fn drop(&mut self) {
         assert!(self.0.snapshot().keys.len() <= 1);
@@ -479,6 +481,7 @@ impl Drop for Curiosity {
 }
 
 /// Policies were asked, and dropped, with the registry locked.
+#[cfg(feature = "redis")]
 #[test]
 fn a_policy_may_use_the_registry() {
     does_not_hang(|| {
