@@ -352,7 +352,7 @@ fn cited(text: &str) -> impl Iterator<Item = String> {
         else {
             return None;
         };
-        "OSDWFKGI"
+        "OSDWFKGIM"
             .contains(letter.to_ascii_uppercase())
             .then(|| rule.to_uppercase())
     })
