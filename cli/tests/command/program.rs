@@ -4,10 +4,11 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::support::wait_until_blocking;
 
@@ -33,6 +34,29 @@ pub(crate) struct Done {
     pub(crate) err: String,
 }
 
+/// `nohup` and the like start these tests with signals that are ignored, and children would inherit that. A signal that is
+/// caught here has its usual effect in a child.
+pub(crate) fn ignore_no_signals() {
+    static CAUGHT: OnceLock<()> = OnceLock::new();
+    CAUGHT.get_or_init(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime can be built");
+        let _inside = runtime.enter();
+        let caught = [
+            SignalKind::hangup(),
+            SignalKind::interrupt(),
+            SignalKind::quit(),
+            SignalKind::terminate(),
+        ];
+        for kind in caught {
+            // The handler stays for as long as this process lives.
+            drop(signal(kind).expect("it can be caught"));
+        }
+    });
+}
+
 impl Program {
     /// Runs it with this url in its environment.
     pub(crate) fn start<A: AsRef<OsStr>>(
@@ -46,6 +70,7 @@ impl Program {
 
     /// Runs any command in a process group of its own.
     pub(crate) fn spawn(mut command: Command) -> Self {
+        ignore_no_signals();
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::unistd::setsid;
 
-use crate::program::{LOCKSTREAM, Program, SOON};
+use crate::program::{LOCKSTREAM, Program, SOON, ignore_no_signals};
 use crate::support::{RedisServer, wait_until_blocking};
 
 const TERMINAL: &str = "LOCKSTREAM_TEST_TERMINAL";
@@ -61,6 +61,7 @@ impl Terminal {
         let mut options = File::options();
         let options = options.read(true).write(true);
         let slave = options.custom_flags(OFlag::O_NOCTTY.bits()).open(&path);
+        ignore_no_signals();
         let session = Command::new(std::env::current_exe().unwrap())
             .args([
                 "terminal::session",
