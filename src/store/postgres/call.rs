@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::channel::oneshot;
 use tokio::time::Instant;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Error, Row};
+use tokio_postgres::{Client, Error, Row, Statement};
 
 use super::fault::Fault;
 use crate::StoreError;
@@ -130,7 +130,7 @@ impl Names {
 }
 
 /// The types of the arguments.
-pub(super) const TYPES: [Type; 10] = [
+const TYPES: [Type; 10] = [
     Type::BOOL,
     Type::INT8,
     Type::INT8,
@@ -249,20 +249,54 @@ impl Call {
         ]
     }
 
-    /// Sends it: prepared, or behind a pooler with its whole text, since the next call may come to another server process.
     pub(super) async fn send(
         &self,
         client: &Client,
         names: &Names,
-        prepared: Option<&tokio_postgres::Statement>,
+        prepared: Option<&Prepared>,
     ) -> Result<Vec<Row>, Error> {
         let arguments = self.arguments();
         match prepared {
-            Some(statement) => client.query(statement, &arguments).await,
+            Some(prepared) => client.query(&prepared.ops, &arguments).await,
             None => {
                 let typed: Vec<_> = arguments.into_iter().zip(TYPES).collect();
                 client.query_typed(&names.ops, &typed).await
             }
+        }
+    }
+}
+
+/// The statements of a connection. Behind a pooler there are none, since each may come to another server process: they are
+/// sent with their whole text.
+#[derive(Clone)]
+pub(super) struct Prepared {
+    ops: Statement,
+    notify: Statement,
+}
+
+impl Prepared {
+    pub(super) async fn new(client: &Client, names: &Names) -> Result<Self, Error> {
+        Ok(Self {
+            ops: client.prepare_typed(&names.ops, &TYPES).await?,
+            notify: client
+                .prepare_typed(&names.notify, &[Type::TEXT_ARRAY])
+                .await?,
+        })
+    }
+}
+
+/// Sends the notices of a call.
+pub(super) async fn notify(
+    client: &Client,
+    names: &Names,
+    prepared: Option<&Prepared>,
+    notices: &[String],
+) -> Result<Vec<Row>, Error> {
+    match prepared {
+        Some(prepared) => client.query(&prepared.notify, &[&notices]).await,
+        None => {
+            let typed = [(&notices as &(dyn ToSql + Sync), Type::TEXT_ARRAY)];
+            client.query_typed(&names.notify, &typed).await
         }
     }
 }

@@ -7,10 +7,10 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres::{Client, Row};
 
 use super::address::{Endpoint, Heard, Link};
-use super::call::{Call, Names, TYPES};
+use super::call::{Call, Names, Prepared};
 use super::fault::{Fault, is_without_schema};
 use super::schema;
 use super::store::Settings;
@@ -37,7 +37,7 @@ pub(super) struct Connected {
 pub(super) struct Ready {
     pub(super) link: Link,
     /// `None` behind a pooler.
-    pub(super) prepared: Option<Statement>,
+    pub(super) prepared: Option<Prepared>,
 }
 
 /// What the setup needs to know.
@@ -107,12 +107,11 @@ impl Hello<'_> {
         Ok((connected, backends))
     }
 
-    async fn prepare(&self, client: &Client, is_pooled: bool) -> Result<Option<Statement>, Fault> {
+    async fn prepare(&self, client: &Client, is_pooled: bool) -> Result<Option<Prepared>, Fault> {
         let mut prepared = None;
         if !is_pooled {
-            let preparing = client.prepare_typed(&self.names.ops, &TYPES);
-            let statement = self.in_time(preparing).await?;
-            prepared = Some(statement.map_err(|error| self.refused(&error))?);
+            let statements = self.in_time(Prepared::new(client, self.names)).await?;
+            prepared = Some(statements.map_err(|error| self.refused(&error))?);
         }
         // A call without ops: whether we have the right, and the server has the function at hand for the first.
         let call = Call::new(self.names, false, 0, 0, &[]);

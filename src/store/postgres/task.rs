@@ -10,7 +10,6 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
 
 use super::address::Heard;
 use super::call::{self, Call, Look, Reply, Request, Verdict};
@@ -455,13 +454,12 @@ impl Connections {
         if notices.is_empty() {
             return;
         }
-        let client = self.connected.links[self.silent + lane].link.client.clone();
+        let ready = &self.connected.links[self.silent + lane];
+        let (client, prepared) = (ready.link.client.clone(), ready.prepared.clone());
         let names = shared.names.clone();
         let mut notifying = async move {
             // Refused: whoever waits finds out by asking (W2).
-            let _ = client
-                .query_typed(&names.notify, &[(&notices, Type::TEXT_ARRAY)])
-                .await;
+            let _ = call::notify(&client, &names, prepared.as_ref(), &notices).await;
             Done::Aside(Ok(()))
         }
         .boxed();
