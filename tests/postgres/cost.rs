@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use lockstream::LockRegistry;
+
 use crate::support::{PgServer, Proxy};
-use crate::{eventually, ms, registry};
+use crate::{BOUND, eventually, ms, registry};
 
 /// A hundred callers of a process wait with one ticket, and send nothing.
 #[tokio::test]
@@ -93,4 +95,54 @@ async fn a_release_that_waits_for_a_transaction_asks_seldom() {
     let begin = std::time::Instant::now();
     releasing.await.unwrap().unwrap();
     assert!(begin.elapsed() < ms(1000), "it still asks often enough");
+}
+
+/// PostgreSQL reads a small table in full once it knows how small it is. With it go the old versions of each row.
+#[tokio::test]
+async fn small_tables_are_read_by_their_indexes() {
+    let server = PgServer::start();
+    let hand_over = async |one: &LockRegistry, other: &LockRegistry| {
+        let locks = [one, other].map(|it| it.obtain("k"));
+        let lease = locks[0].lease().await.unwrap();
+        let release = async {
+            // The other waits by then.
+            tokio::time::sleep(ms(50)).await;
+            lease.release().await.unwrap();
+        };
+        let (next, ()) = tokio::join!(locks[1].lease_within(BOUND), release);
+        next.unwrap().release().await.unwrap();
+        let shared = one.obtain("k").shared().lease().await.unwrap();
+        shared.release().await.unwrap();
+    };
+    hand_over(
+        &registry(&server.url()).await,
+        &registry(&server.url()).await,
+    )
+    .await;
+    server.run("ANALYZE lockstream.lock, lockstream.guard, lockstream.ticket, lockstream.holder");
+
+    let seen = |scans: &str| -> i64 {
+        let sql = format!(
+            "SELECT sum({scans})::bigint FROM pg_stat_user_tables WHERE relname IN ('lock', 'guard', 'ticket', 'holder')"
+        );
+        server.one(&sql)
+    };
+    let tell = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'";
+        eventually("sessions tell of their scans when they end", async || {
+            server.one::<i64>(sql) == 0
+        })
+        .await;
+    };
+    tell().await;
+    // These plan anew.
+    let (one, other) = (registry(&server.url()).await, registry(&server.url()).await);
+    let (in_full, by_index) = (seen("seq_scan"), seen("idx_scan"));
+    for _ in 0..10 {
+        hand_over(&one, &other).await;
+    }
+    drop((one, other));
+    tell().await;
+    assert!(seen("idx_scan") > by_index + 100);
+    assert_eq!(seen("seq_scan"), in_full);
 }

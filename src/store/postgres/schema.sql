@@ -426,6 +426,7 @@ END $$;
 -- Besides the letters of `op_1` there are N renew, and V raise the epoch above `place`. `own_line`: 0 if no grants can be
 -- heard. `of_use`: until when A, E, L and D are of use (O5). `is_durable`: whether it is on disk before it is answered.
 -- Besides the verdicts of `op_1` there are 'renewed', 'raised' with the age in `remaining`, and 'lost'.
+-- A small table would be read in full, with all old versions of its rows, once its size is known: hence `enable_seqscan`.
 -- `notices`: pairs of a line and a text, to be sent by `notify_1` when this call is done. A transaction that notifies holds
 -- a lock of the whole server until it is on disk.
 CREATE FUNCTION lockstream.ops_1(
@@ -434,7 +435,8 @@ CREATE FUNCTION lockstream.ops_1(
 ) RETURNS TABLE (
     at bigint, verdict text, epoch bigint, remaining bigint, score bigint, is_new boolean, unserved boolean, notices text[]
 ) LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off SET lock_timeout = '2s' AS $$
+SET search_path = pg_catalog, pg_temp SET jit = off SET lock_timeout = '2s' SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     letter text;
@@ -445,7 +447,11 @@ DECLARE
     quiet bigint;
     since bigint;
     quiet_until bigint := 0;
+    -- A call serves so many tickets, and one more for each other lock (M4).
+    most CONSTANT integer := 64;
     granted integer := 0;
+    is_waited boolean;
+    first lockstream.ticket;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE 'lockstream needs transactions that are READ COMMITTED, not %', current_setting('transaction_isolation')
@@ -456,8 +462,7 @@ BEGIN
     ELSIF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    SELECT s.quiet INTO quiet FROM lockstream.state s;
-    SELECT a.since INTO since FROM lockstream.alive a;
+    SELECT s.quiet, a.since INTO quiet, since FROM lockstream.state s LEFT JOIN lockstream.alive a ON true;
     IF since IS NULL THEN
         since := lockstream.now_1();
         INSERT INTO lockstream.alive VALUES (since);
@@ -495,7 +500,7 @@ BEGIN
             verdict := CASE WHEN found THEN 'raised' ELSE 'lost' END;
             remaining := greatest(lockstream.now_1() - since, 0);
         ELSIF letter IN ('A', 'E', 'L') AND mode = '' AND quiet_until = 0 THEN
-            -- The shortest path: the lock is free, and then nobody waits.
+            -- The shortest way: the lock is free, and then nobody waits.
             UPDATE lockstream.lock k SET owner = own, epoch = greatest(k.epoch + 1, lockstream.now_1()),
                 expires_at = lockstream.now_1() + lasts
                 WHERE k.key = name AND k.owner IS NULL AND lockstream.now_1() <= of_use
@@ -503,20 +508,37 @@ BEGIN
             IF found THEN
                 verdict := 'won';
             END IF;
-        ELSIF letter = 'R' AND mode = '' THEN
+        ELSIF letter = 'R' AND mode = '' AND quiet_until = 0 THEN
+            -- Short ways: nobody waits, or the first who does wants it exclusively.
             PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = '' FOR UPDATE SKIP LOCKED;
             IF found THEN
-                PERFORM 1 FROM lockstream.lock k WHERE k.key = name AND k.owner = own AND NOT k.waited
-                    AND k.expires_at > lockstream.now_1() FOR UPDATE;
-                IF found THEN
-                    UPDATE lockstream.lock k SET owner = NULL WHERE k.key = name;
+                SELECT k.waited INTO is_waited FROM lockstream.lock k
+                    WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1() FOR UPDATE;
+                first := NULL;
+                IF is_waited THEN
+                    SELECT * INTO first FROM lockstream.ticket t WHERE t.key = name ORDER BY t.score LIMIT 1;
+                END IF;
+                IF is_waited IS NOT NULL AND first.key IS NULL THEN
+                    UPDATE lockstream.lock k SET owner = NULL, waited = false WHERE k.key = name;
+                    verdict := 'held';
+                ELSIF first.ttl IS NOT NULL AND first.mode = ''
+                    AND (first.line = own_line OR NOT pg_try_advisory_xact_lock_shared(first.line))
+                THEN
+                    DELETE FROM lockstream.ticket t WHERE t.key = name AND t.score = first.score;
+                    at := lockstream.now_1();
+                    UPDATE lockstream.lock k
+                        SET owner = first.owner, epoch = greatest(k.epoch + 1, at), expires_at = at + first.ttl
+                        WHERE k.key = name RETURNING k.epoch INTO epoch;
+                    granted := granted + 1;
+                    notices := ARRAY[first.line::text, concat_ws(' ', CASE WHEN granted < most THEN '1' ELSE '2' END,
+                        first.owner, 'x', first.ttl, epoch, at, name)];
                     verdict := 'held';
                 END IF;
             END IF;
         END IF;
         IF verdict IS NULL THEN
             SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices FROM lockstream.op_1(
-                letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until, greatest(1, 64 - granted));
+                letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until, greatest(1, most - granted));
             granted := granted + coalesce(array_length(notices, 1) / 2, 0);
         END IF;
         at := coalesce(at, lockstream.now_1());
@@ -538,7 +560,7 @@ END $$;
 -- tickets there are.
 CREATE FUNCTION lockstream.inspect_1(name text)
 RETURNS TABLE (who text, mode text, expires_at bigint, at bigint, tickets bigint)
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     WITH clock AS (SELECT lockstream.now_1() AS now, (
         SELECT count(*) FROM lockstream.ticket t WHERE t.key = name AND t.ttl IS NOT NULL
     ) AS tickets), held AS (
