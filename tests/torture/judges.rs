@@ -198,6 +198,23 @@ fn every_proof_by_which_a_lease_stood_is_to_be_explained() {
     }
 }
 
+/// Its work looked when the first deadline had passed, and found the next: it was renewed before, nobody saw when.
+#[test]
+fn a_renewal_that_was_seen_late_is_explained_by_a_loss_as_one_that_was_seen() {
+    for (lost, breaches) in [(Some(150), 0), (Some(20), 1), (None, 1)] {
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
+        holds.taken(1, "key".to_owned(), Hold::new(child(1), 2, 160, 260));
+        holds.ended(child(1), 1, 165);
+        holds.until(child(0), 1, 166, 200);
+        holds.ended(child(0), 1, 190);
+        let losses = lost.map_or(Vec::new(), |at| flushed(at, at + 1));
+        let verdict = holds.judge(&HashMap::new(), &losses, TTL);
+        let found = (verdict.overlaps.len() as u64, explained(&verdict));
+        assert_eq!(found, (breaches, 1 - breaches), "{lost:?}: {verdict:?}");
+    }
+}
+
 /// However many prolong it: what the one knew is over a ttl after it gave the last lease.
 #[test]
 fn no_overlap_is_explained_by_a_loss_that_is_longer_ago_than_a_ttl() {

@@ -17,7 +17,9 @@
 //! A server that forgets what it has acknowledged gives a lease away that is still held. An overlap is **explained** by
 //! nothing else: its two leases may have been proved by two [reigns](super::reigns) of which the one does not know what
 //! the other gave out. A lease was proved when it was taken, and each time that its deadline moved: at the earliest its
-//! deadline less the longest ttl, at the latest when it was seen. Of every two proofs by which the two leases stood at the
+//! deadline less the longest ttl, at the latest when it was seen. Work may look too late to see a deadline move, and find
+//! the next one after it. In between the lease stood by a proof that was not seen: it came before the end of that time, and
+//! at most the longest ttl before its beginning. Of every two proofs by which the two leases stood at the
 //! same moment each must be explained: two from before a loss never are, and no two from after it. So no explained
 //! overlap is longer than what was left of a ttl when a reign ended; and one of two primaries at a time lasts as long as
 //! somebody is served by the wrong one.
@@ -110,13 +112,23 @@ impl Hold {
         let proofs = self.proofs.iter();
         let standing =
             proofs.filter(move |(seen, deadline)| *seen <= during.to && *deadline > during.from);
-        standing.map(move |(seen, deadline)| {
+        let seen = standing.map(move |(seen, deadline)| {
             let from = deadline.saturating_sub(longest_ttl);
             Span {
                 from,
                 to: from.max(*seen),
             }
-        })
+        });
+        // Work that looks only after a deadline finds a later one. Until then the lease stood by what nobody has seen.
+        let gaps = self.proofs.windows(2).map(move |pair| Span {
+            from: pair[0].1.max(during.from),
+            to: pair[1].0.min(during.to),
+        });
+        let unseen = gaps.filter(|gap| gap.from < gap.to).map(move |gap| Span {
+            from: gap.from.saturating_sub(longest_ttl),
+            to: gap.to,
+        });
+        seen.chain(unseen)
     }
 }
 
