@@ -386,6 +386,23 @@ fn a_token_that_goes_back_is_found_whatever_was_lost_in_between() {
     assert_eq!(judge(&turns, &[], &[]).tokens.len(), 1);
 }
 
+/// Of several keys that are taken together the first may be won, and its token drawn, long before. One who is served by
+/// another primary may have a later token meanwhile, and lose the key before they are taken.
+#[test]
+fn the_key_of_a_group_may_have_been_won_long_before_it_was_taken() {
+    let losses = flushed(100, 101);
+    for (since, losses, breaches) in [(90, &losses[..], 0), (290, &losses[..], 1), (90, &[], 1)] {
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 7, 105, 205));
+        holds.ended(child(0), 1, 110);
+        let group = Hold::new(child(1), 6, 300, 390).of(Mode::Group);
+        holds.taken(1, "key".to_owned(), group.since(since));
+        holds.ended(child(1), 1, 310);
+        let verdict = holds.judge(&HashMap::new(), losses, TTL);
+        assert_eq!(verdict.tokens.len(), breaches, "{since}: {verdict:?}");
+    }
+}
+
 #[test]
 fn a_token_given_twice_is_found_whatever_was_lost() {
     let verdict = judge(
@@ -849,6 +866,7 @@ fn every_line_of_a_log_can_be_read_again() {
             lease: 1,
             key: "any-0".to_owned(),
             token: u64::MAX,
+            since: 2,
             at: 3,
             deadline: 4,
             mode: Mode::Permit {

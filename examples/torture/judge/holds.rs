@@ -41,6 +41,8 @@ pub(crate) struct Hold {
     pub(crate) token: u64,
     pub(crate) taken: u64,
     mode: Mode,
+    /// From when on it may have been renewed before it was taken.
+    since: u64,
     deadline: u64,
     /// When which deadline was seen: the first when it was taken.
     proofs: Vec<(u64, u64)>,
@@ -56,6 +58,7 @@ impl Hold {
             token,
             taken,
             mode: Mode::Exclusive,
+            since: taken,
             deadline,
             proofs: vec![(taken, deadline)],
             ended: None,
@@ -65,6 +68,11 @@ impl Hold {
 
     pub(crate) fn of(self, mode: Mode) -> Self {
         Self { mode, ..self }
+    }
+
+    /// Its key may have been won as early as that, and renewed until it was taken: one of several that are taken together.
+    pub(crate) fn since(self, since: u64) -> Self {
+        Self { since, ..self }
     }
 
     fn end(&self) -> u64 {
@@ -102,7 +110,7 @@ impl Hold {
     /// All of the time in which the store may have had it as held.
     fn in_store(&self, longest_ttl: u64) -> Span {
         Span {
-            from: self.taken.min(self.proofs[0].1.saturating_sub(longest_ttl)),
+            from: self.since.min(self.proofs[0].1.saturating_sub(longest_ttl)),
             to: self.end(),
         }
     }
