@@ -211,6 +211,8 @@ impl<R: Sendable> SendWindow<R> {
         let calls = std::mem::take(&mut self.in_flight).into_iter();
         let waiting = std::mem::take(&mut self.waiting).into_values();
         self.turns = Default::default();
+        // On a new connection leases are renewed before anything else (O4).
+        self.has_renewed = false;
         let behind = std::mem::take(&mut self.changing).into_values();
         let unsent = waiting.chain(behind).flatten().collect();
         (calls.flat_map(|call| call.requests).collect(), unsent)
@@ -450,5 +452,15 @@ mod tests {
         assert!(!window.is_in_flight());
         window.add([release("key 1", 5)]);
         assert_eq!(send(&mut window).unwrap(), [5]);
+    }
+
+    #[test]
+    fn o4_renewals_go_first_on_a_new_connection() {
+        let mut window = window();
+        window.add([renew("a")]);
+        assert_eq!(window.next_call().unwrap().0, Priority::Renew);
+        window.abort();
+        window.add([release("b", 1), renew("a")]);
+        assert_eq!(window.next_call().unwrap().0, Priority::Renew);
     }
 }
