@@ -265,7 +265,7 @@ impl Caller {
         let (this, waiting, what) = (&*self, &wait, &wanted);
         let ran = wanted.lock.with_lease(|lease| async move {
             waiting.ended("got");
-            let held = this.log.hold(&lease, &what.keys, what.mode);
+            let held = waiting.hold(&lease, &what.keys, what.mode);
             let written = this.work(what, &lease, &held, hold).await;
             drop(held);
             (lease.token().get(), written)
@@ -304,7 +304,7 @@ impl Caller {
     ) -> Outcome {
         wait.ended("got");
         let view = lease.view();
-        let held = self.log.hold(&view, &wanted.keys, wanted.mode);
+        let held = wait.hold(&view, &wanted.keys, wanted.mode);
         tokio::select! {
             biased;
             _ = lease.lost() => {}

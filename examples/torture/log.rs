@@ -15,6 +15,9 @@ use tokio::time::Instant;
 
 use crate::judge::Mode;
 
+/// For so long after it was won a key is passed on to other callers of its registry.
+const LOCAL_SPAN: Duration = Duration::from_millis(20);
+
 /// Now, on the clock of all processes.
 pub(crate) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -24,11 +27,13 @@ pub(crate) fn now() -> u64 {
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// A lease was taken; `lease` is its number within the child.
+    /// A lease was taken; `lease` is its number within the child. `since`: its key may have been won as early as that, and
+    /// renewed from then on, whatever the deadline says.
     Taken {
         lease: u64,
         key: String,
         token: u64,
+        since: u64,
         at: u64,
         deadline: u64,
         mode: Mode,
@@ -58,10 +63,14 @@ impl fmt::Display for Line {
                 lease,
                 key,
                 token,
+                since,
                 at,
                 deadline,
                 mode,
-            } => write!(f, "taken {lease} {key} {token} {at} {deadline} {mode}"),
+            } => write!(
+                f,
+                "taken {lease} {key} {token} {since} {at} {deadline} {mode}"
+            ),
             Self::Until {
                 lease,
                 at,
@@ -93,9 +102,10 @@ impl Line {
                 lease: number(0)?,
                 key: text(1)?,
                 token: number(2)?,
-                at: number(3)?,
-                deadline: number(4)?,
-                mode: Mode::parse(fields.get(5)?)?,
+                since: number(3)?,
+                at: number(4)?,
+                deadline: number(5)?,
+                mode: Mode::parse(fields.get(6)?)?,
             },
             "until" => Self::Until {
                 lease: number(0)?,
@@ -182,40 +192,17 @@ impl Log {
 
     /// To be called before the wait begins.
     pub(crate) fn wait(&self, limit: Duration) -> Wait {
-        let number = self.number();
+        let (number, began) = (self.number(), now());
         self.write(&Line::Waits {
             wait: number,
-            at: now(),
+            at: began,
             limit: limit.as_nanos() as u64,
         });
         Wait {
             log: self.clone(),
             number,
+            began,
             over: AtomicBool::new(false),
-        }
-    }
-
-    /// To be called when the lease of these keys was taken, and dropped before it is released.
-    pub(crate) fn hold(&self, lease: &LeaseView, keys: &[&str], mode: Mode) -> Hold {
-        let deadline = self.translate(lease.deadline());
-        let (at, mut numbers) = (now(), Vec::new());
-        for key in keys {
-            let token = lease.token_of(key).expect("it has all of its keys");
-            let number = self.number();
-            self.write(&Line::Taken {
-                lease: number,
-                key: (*key).to_owned(),
-                token: token.get(),
-                at,
-                deadline,
-                mode,
-            });
-            numbers.push(number);
-        }
-        Hold {
-            log: self.clone(),
-            numbers,
-            deadline: AtomicU64::new(deadline),
         }
     }
 }
@@ -225,6 +212,7 @@ impl Log {
 pub(crate) struct Wait {
     log: Log,
     number: u64,
+    began: u64,
     over: AtomicBool,
 }
 
@@ -237,6 +225,36 @@ impl Wait {
                 at: now(),
                 how: how.to_owned(),
             });
+        }
+    }
+
+    /// To be called when the lease of these keys was taken, and dropped before it is released.
+    pub(crate) fn hold(&self, lease: &LeaseView, keys: &[&str], mode: Mode) -> Hold {
+        let deadline = self.log.translate(lease.deadline());
+        let (at, mut numbers) = (now(), Vec::new());
+        for (index, key) in keys.iter().enumerate() {
+            let token = lease.token_of(key).expect("it has all of its keys");
+            let number = self.log.number();
+            // The keys of a group are won one after the other, and renewed until the last is.
+            let is_last = index + 1 == keys.len();
+            self.log.write(&Line::Taken {
+                lease: number,
+                key: (*key).to_owned(),
+                token: token.get(),
+                since: match is_last {
+                    true => at,
+                    false => self.began.saturating_sub(LOCAL_SPAN.as_nanos() as u64),
+                },
+                at,
+                deadline,
+                mode,
+            });
+            numbers.push(number);
+        }
+        Hold {
+            log: self.log.clone(),
+            numbers,
+            deadline: AtomicU64::new(deadline),
         }
     }
 }

@@ -274,11 +274,12 @@ impl Run {
                     lease,
                     key,
                     token,
+                    since,
                     at,
                     deadline,
                     mode,
                 } => {
-                    let hold = Hold::new(child, token, at, deadline).of(mode);
+                    let hold = Hold::new(child, token, at, deadline).of(mode).since(since);
                     self.holds.taken(lease, key, hold);
                 }
                 Line::Until {

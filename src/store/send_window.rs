@@ -80,6 +80,9 @@ pub(crate) struct SendWindow<R: Sendable> {
     changing: HashMap<R::Line, VecDeque<R>>,
     /// The oldest first: answers come in the order of the calls.
     in_flight: VecDeque<Call<R>>,
+    /// Whether the last call renewed: then one of something else goes first, or renewals that never end would leave room
+    /// for nothing else.
+    has_renewed: bool,
 }
 
 impl<R: Sendable> SendWindow<R> {
@@ -90,6 +93,7 @@ impl<R: Sendable> SendWindow<R> {
             turns: Default::default(),
             changing: HashMap::new(),
             in_flight: VecDeque::new(),
+            has_renewed: false,
         }
     }
 
@@ -150,11 +154,16 @@ impl<R: Sendable> SendWindow<R> {
                 || waiting.front().is_some_and(R::is_alone)
                 || !is_renewing(*group)
         };
-        let (priority, turn) = Priority::ALL.into_iter().find_map(|priority| {
+        let mut priorities = Priority::ALL;
+        if self.has_renewed {
+            priorities.rotate_left(1);
+        }
+        let (priority, turn) = priorities.into_iter().find_map(|priority| {
             let mut turns = self.turns[priority as usize].iter();
             let turn = turns.position(|group| may_send(priority, group))?;
             Some((priority, turn))
         })?;
+        self.has_renewed = priority == Priority::Renew;
         let turns = &mut self.turns[priority as usize];
         let group = turns.remove(turn).expect("it was just found");
         let place = (priority, group);
@@ -202,6 +211,8 @@ impl<R: Sendable> SendWindow<R> {
         let calls = std::mem::take(&mut self.in_flight).into_iter();
         let waiting = std::mem::take(&mut self.waiting).into_values();
         self.turns = Default::default();
+        // On a new connection leases are renewed before anything else (O4).
+        self.has_renewed = false;
         let behind = std::mem::take(&mut self.changing).into_values();
         let unsent = waiting.chain(behind).flatten().collect();
         (calls.flat_map(|call| call.requests).collect(), unsent)
@@ -351,6 +362,31 @@ mod tests {
         assert!(send(&mut window).is_some());
     }
 
+    /// With one call in flight, as on a connection to PostgreSQL.
+    #[test]
+    fn renewals_that_never_end_leave_room_for_changes() {
+        let mut window = SendWindow::<Request>::new(Limits {
+            requests: 2,
+            calls: 1,
+            bytes: 1 << 20,
+        });
+        window.add((1..=4).map(|number| release(&format!("key {number}"), number)));
+        let mut calls = Vec::new();
+        for _ in 0..4 {
+            window.add((0..4).map(|_| renew("r")));
+            calls.push(send(&mut window).unwrap());
+            finish_oldest(&mut window);
+        }
+        assert_eq!(calls, [[0, 0], [1, 2], [0, 0], [3, 4]]);
+        assert_eq!(
+            send(&mut window).unwrap(),
+            [0, 0],
+            "renewals wait for no more than that"
+        );
+        finish_oldest(&mut window);
+        assert_eq!(send(&mut window).unwrap(), [0, 0]);
+    }
+
     #[test]
     fn g4_the_window_is_bounded_by_calls_and_by_bytes() {
         let mut window = window();
@@ -416,5 +452,15 @@ mod tests {
         assert!(!window.is_in_flight());
         window.add([release("key 1", 5)]);
         assert_eq!(send(&mut window).unwrap(), [5]);
+    }
+
+    #[test]
+    fn o4_renewals_go_first_on_a_new_connection() {
+        let mut window = window();
+        window.add([renew("a")]);
+        assert_eq!(window.next_call().unwrap().0, Priority::Renew);
+        window.abort();
+        window.add([release("b", 1), renew("a")]);
+        assert_eq!(window.next_call().unwrap().0, Priority::Renew);
     }
 }

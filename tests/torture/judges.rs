@@ -198,6 +198,23 @@ fn every_proof_by_which_a_lease_stood_is_to_be_explained() {
     }
 }
 
+/// Its work looked when the first deadline had passed, and found the next: it was renewed before, nobody saw when.
+#[test]
+fn a_renewal_that_was_seen_late_is_explained_by_a_loss_as_one_that_was_seen() {
+    for (lost, breaches) in [(Some(150), 0), (Some(20), 1), (None, 1)] {
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 1, 0, 100));
+        holds.taken(1, "key".to_owned(), Hold::new(child(1), 2, 160, 260));
+        holds.ended(child(1), 1, 165);
+        holds.until(child(0), 1, 166, 200);
+        holds.ended(child(0), 1, 190);
+        let losses = lost.map_or(Vec::new(), |at| flushed(at, at + 1));
+        let verdict = holds.judge(&HashMap::new(), &losses, TTL);
+        let found = (verdict.overlaps.len() as u64, explained(&verdict));
+        assert_eq!(found, (breaches, 1 - breaches), "{lost:?}: {verdict:?}");
+    }
+}
+
 /// However many prolong it: what the one knew is over a ttl after it gave the last lease.
 #[test]
 fn no_overlap_is_explained_by_a_loss_that_is_longer_ago_than_a_ttl() {
@@ -367,6 +384,23 @@ fn a_token_that_goes_back_is_found_whatever_was_lost_in_between() {
         (2, 6, 200, 210, 300),
     ];
     assert_eq!(judge(&turns, &[], &[]).tokens.len(), 1);
+}
+
+/// Of several keys that are taken together the first may be won, and its token drawn, long before. One who is served by
+/// another primary may have a later token meanwhile, and lose the key before they are taken.
+#[test]
+fn the_key_of_a_group_may_have_been_won_long_before_it_was_taken() {
+    let losses = flushed(100, 101);
+    for (since, losses, breaches) in [(90, &losses[..], 0), (290, &losses[..], 1), (90, &[], 1)] {
+        let mut holds = Holds::default();
+        holds.taken(1, "key".to_owned(), Hold::new(child(0), 7, 105, 205));
+        holds.ended(child(0), 1, 110);
+        let group = Hold::new(child(1), 6, 300, 390).of(Mode::Group);
+        holds.taken(1, "key".to_owned(), group.since(since));
+        holds.ended(child(1), 1, 310);
+        let verdict = holds.judge(&HashMap::new(), losses, TTL);
+        assert_eq!(verdict.tokens.len(), breaches, "{since}: {verdict:?}");
+    }
 }
 
 #[test]
@@ -832,6 +866,7 @@ fn every_line_of_a_log_can_be_read_again() {
             lease: 1,
             key: "any-0".to_owned(),
             token: u64::MAX,
+            since: 2,
             at: 3,
             deadline: 4,
             mode: Mode::Permit {

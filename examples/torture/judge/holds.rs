@@ -17,7 +17,9 @@
 //! A server that forgets what it has acknowledged gives a lease away that is still held. An overlap is **explained** by
 //! nothing else: its two leases may have been proved by two [reigns](super::reigns) of which the one does not know what
 //! the other gave out. A lease was proved when it was taken, and each time that its deadline moved: at the earliest its
-//! deadline less the longest ttl, at the latest when it was seen. Of every two proofs by which the two leases stood at the
+//! deadline less the longest ttl, at the latest when it was seen. Work may look too late to see a deadline move, and find
+//! the next one after it. In between the lease stood by a proof that was not seen: it came before the end of that time, and
+//! at most the longest ttl before its beginning. Of every two proofs by which the two leases stood at the
 //! same moment each must be explained: two from before a loss never are, and no two from after it. So no explained
 //! overlap is longer than what was left of a ttl when a reign ended; and one of two primaries at a time lasts as long as
 //! somebody is served by the wrong one.
@@ -39,6 +41,8 @@ pub(crate) struct Hold {
     pub(crate) token: u64,
     pub(crate) taken: u64,
     mode: Mode,
+    /// From when on it may have been renewed before it was taken.
+    since: u64,
     deadline: u64,
     /// When which deadline was seen: the first when it was taken.
     proofs: Vec<(u64, u64)>,
@@ -54,6 +58,7 @@ impl Hold {
             token,
             taken,
             mode: Mode::Exclusive,
+            since: taken,
             deadline,
             proofs: vec![(taken, deadline)],
             ended: None,
@@ -63,6 +68,11 @@ impl Hold {
 
     pub(crate) fn of(self, mode: Mode) -> Self {
         Self { mode, ..self }
+    }
+
+    /// Its key may have been won as early as that, and renewed until it was taken: one of several that are taken together.
+    pub(crate) fn since(self, since: u64) -> Self {
+        Self { since, ..self }
     }
 
     fn end(&self) -> u64 {
@@ -100,7 +110,7 @@ impl Hold {
     /// All of the time in which the store may have had it as held.
     fn in_store(&self, longest_ttl: u64) -> Span {
         Span {
-            from: self.taken.min(self.proofs[0].1.saturating_sub(longest_ttl)),
+            from: self.since.min(self.proofs[0].1.saturating_sub(longest_ttl)),
             to: self.end(),
         }
     }
@@ -110,13 +120,23 @@ impl Hold {
         let proofs = self.proofs.iter();
         let standing =
             proofs.filter(move |(seen, deadline)| *seen <= during.to && *deadline > during.from);
-        standing.map(move |(seen, deadline)| {
+        let seen = standing.map(move |(seen, deadline)| {
             let from = deadline.saturating_sub(longest_ttl);
             Span {
                 from,
                 to: from.max(*seen),
             }
-        })
+        });
+        // Work that looks only after a deadline finds a later one. Until then the lease stood by what nobody has seen.
+        let gaps = self.proofs.windows(2).map(move |pair| Span {
+            from: pair[0].1.max(during.from),
+            to: pair[1].0.min(during.to),
+        });
+        let unseen = gaps.filter(|gap| gap.from < gap.to).map(move |gap| Span {
+            from: gap.from.saturating_sub(longest_ttl),
+            to: gap.to,
+        });
+        seen.chain(unseen)
     }
 }
 
