@@ -302,7 +302,8 @@ impl NodeTask {
     ) -> Result<(), Fault> {
         let now = Instant::now();
         let took = now.saturating_duration_since(sent_at);
-        connection.round_trip = (connection.round_trip * 7 + took) / 8;
+        // It falls at once: after a stall, renewals that can be in time would else not be sent.
+        connection.round_trip = took.min((connection.round_trip * 7 + took) / 8);
         let mut requests = self.window.answered().expect("each call has one reply");
         let replies = if let Value::ServerError(error) = &reply {
             let reply = self.on_refused_call(connection, number, &mut requests, error.into());

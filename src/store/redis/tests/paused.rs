@@ -100,7 +100,8 @@ async fn g4_a_renewal_that_cannot_be_in_time_is_not_sent() {
     in_real_time(async {
         one.submit("first", renew(1, TTL));
         wait_until("sent", BOUND, || calls() == 1).await;
-        let (late, timely) = (renew_within(2, seconds(8)), renew_within(3, seconds(10)));
+        let late = renew_within(2, Duration::from_millis(8_500));
+        let timely = renew_within(3, seconds(10));
         one.submit("late", late.clone());
         one.submit("timely", timely.clone());
         // An eighth of it is what a call is expected to take from then on.
@@ -112,16 +113,12 @@ async fn g4_a_renewal_that_cannot_be_in_time_is_not_sent() {
         go.send(()).unwrap();
         one.reply("timely", &timely).await.unwrap();
 
-        let begin = Instant::now();
-        let short = renew_within(4, seconds(1) / 2);
-        let result = one.ask("short", short).await;
-        assert!(matches!(result, Err(OpError::TooLate(_))), "{result:?}");
-        assert_eq!(begin.elapsed(), Duration::ZERO, "told at once");
+        // That was a stall, and it is over.
         go.send(()).unwrap();
-        let outcome = one.outcome("enough", renew_within(5, seconds(2))).await;
+        let outcome = one.outcome("short", renew_within(4, seconds(1) / 2)).await;
         assert_eq!(outcome, Outcome::Renewed);
     })
     .await;
-    let expected = ["lock:first", "lock:timely", "lock:enough"];
+    let expected = ["lock:first", "lock:timely", "lock:short"];
     assert_eq!(*sent.lock().unwrap(), expected);
 }
