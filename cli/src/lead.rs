@@ -68,8 +68,8 @@ pub(crate) async fn lead(args: LeadArgs) -> Result<u8, Failure> {
                 );
                 after < AT_ONCE
             }
-            // Waiting mends a store, and nothing else.
-            Err(failure) if failure.code == exit::STORE => {
+            // Waiting mends a store, and a lease that was over too soon, and nothing else.
+            Err(failure) if matches!(failure.code, exit::STORE | exit::LOST) => {
                 messages.say("failed", failure.text, json!({ "key": args.key }));
                 true
             }
