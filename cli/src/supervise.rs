@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
     pub(crate) ended: Ended,
     /// Whether the command was stopped because of its lease.
     pub(crate) was_stopped: bool,
-    /// The last signal that asked us to end meanwhile.
+    /// The last signal that asked us to end meanwhile: SIGHUP only if there was no other.
     pub(crate) asked: Option<Signal>,
 }
 
@@ -105,7 +105,7 @@ impl Supervisor<'_> {
                         }
                     }
                     Some(signal) => {
-                        if signals::ends(signal) {
+                        if signals::ends(signal) && (asked.is_none() || signal != Signal::SIGHUP) {
                             asked = Some(signal);
                         }
                         job.signal(signal);
