@@ -72,6 +72,10 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
     let acquiring = async {
         store.try_out(true).await?;
         let lease = tell_of_wait(messages, &lock, lock.lease_within(args.wait())).await;
+        if lease.as_ref().is_err_and(LockError::is_not_acquired) {
+            // Only then has the store been told that nobody waits any more.
+            registry.shutdown().await;
+        }
         lease.map_err(|error| Failure::lock(&error, args.busy_code))
     };
     let lease = tokio::select! {
