@@ -101,10 +101,11 @@ pub(crate) fn guard(kill_after: Duration) -> u8 {
     let mut deadline = None;
     let mut unread = Vec::new();
     loop {
-        if deadline.is_some_and(|deadline| now() >= deadline) {
-            return kill_group();
-        }
         match read_some(deadline, &mut unread) {
+            // Only if there is no newer one to read.
+            Input::Nothing if deadline.is_some_and(|deadline| now() >= deadline) => {
+                return kill_group();
+            }
             Input::Nothing => {}
             Input::Ended => break,
             Input::Some => {

@@ -262,3 +262,39 @@ fn a_guardian_that_is_stopped_holds_up_nothing() {
     assert_eq!(done.code, Some(0), "{}", done.err);
     assert!(!server.exists("lock:k"));
 }
+
+/// It had not read the newest deadline when the last one that it had read was over.
+#[test]
+fn a_guardian_that_was_stopped_spares_a_renewed_command() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let flag = folder.path().join("flag");
+    let script = format!(
+        "echo shell=$$; while [ ! -e {} ]; do sleep 0.01; done; exit 5",
+        flag.display()
+    );
+    let arguments = [
+        "run",
+        "--json",
+        "--ttl",
+        "1s",
+        "--kill-after",
+        "0",
+        "k",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let program = Program::start(&server.url(), arguments);
+    let guardian = group_of(program.number("shell"));
+    kill_process(guardian, Signal::STOP).unwrap();
+    wait_until_blocking("it is renewed more often than a read tells", SOON, || {
+        program.err().matches("\"renewed\"").count() >= 42
+    });
+    kill_process(guardian, Signal::CONT).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    std::fs::write(&flag, "").unwrap();
+    let done = program.end();
+    assert_eq!(done.code, Some(5), "{}", done.err);
+}
