@@ -173,6 +173,29 @@ fn a_signal_for_us_and_the_command_leaves_no_lock() {
     }
 }
 
+/// A program that blocks SIGCHLD leaves it blocked in those that it starts: the lock of a command that had ended was held
+/// for ever.
+#[test]
+fn the_end_of_the_command_is_heard_although_its_signal_was_blocked() {
+    let server = RedisServer::start();
+    let mut command = Command::new("env");
+    command
+        .args([
+            "--block-signal=CHLD",
+            LOCKSTREAM,
+            "run",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            "exit 5",
+        ])
+        .env("LOCKSTREAM_URL", server.url());
+    let done = Program::spawn(command).end();
+    assert_eq!(done.code, Some(5), "{}", done.err);
+    assert!(!server.exists("lock:k"));
+}
+
 /// The command has ended, and the store does not answer: after a while a signal ends the wait for it.
 #[test]
 fn a_release_is_cut_short() {
