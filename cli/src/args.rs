@@ -185,7 +185,7 @@ impl LeaseArgs {
     /// A lease is renewed at every third of its ttl. With less time than that between the last renewal that can succeed
     /// and the end, a command would be stopped because one renewal was late.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if self.ttl < self.kill_after * 3 {
+        if self.ttl < self.kill_after.saturating_mul(3) {
             return Err(Failure::usage(format!(
                 "--ttl {:?} must be at least three times --kill-after {:?}",
                 self.ttl, self.kill_after

@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use tokio::time::Instant;
 
 use crate::exit;
 use crate::guardian::Guardian;
@@ -56,16 +57,24 @@ impl Job {
         command: &[OsString],
         environment: [(&str, String); 2],
         kill_after: Duration,
-        left: Option<Duration>,
+        deadline: Option<Instant>,
     ) -> Result<Self, Failure> {
         let mut guardian = with_ttou(|| Guardian::start(kill_after)).map_err(|error| Failure {
             code: exit::CANNOT_RUN,
             text: format!("the guardian cannot be started: {error}"),
         })?;
-        if let Some(left) = left {
-            guardian.expect_end_within(left);
+        if let Some(deadline) = deadline {
+            guardian.expect_end_by(deadline);
         }
         let group = guardian.group();
+        // We may have been stopped since the lease was granted, or the guardian has started slowly.
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            guardian.finish();
+            return Err(Failure {
+                code: exit::LOST,
+                text: "command not started: its lease is over".to_owned(),
+            });
+        }
         let terminal = Terminal::open(group);
         // Before the command exists, or it would be stopped when it reads.
         terminal.as_ref().map(Terminal::give);
@@ -119,8 +128,8 @@ impl Job {
     }
 
     /// Tells the guardian how long the command may run.
-    pub(crate) fn may_run_for(&mut self, left: Duration) {
-        self.guardian.expect_end_within(left);
+    pub(crate) fn may_run_until(&mut self, deadline: Instant) {
+        self.guardian.expect_end_by(deadline);
     }
 
     /// Gives the terminal to the command, if we have it, and lets the command go on.

@@ -2,8 +2,8 @@
 //!
 //! It leads the process group of the command, so that the group exists before the command does and its id stays ours.
 //! It is this program, run again. It reads deadlines from its standard input and kills the group when the last one has
-//! passed. When its input ends without a word, this process is dead: the group gets SIGTERM, and SIGKILL after
-//! `--kill-after`, or at the deadline if that is earlier.
+//! passed. When its input ends, this process is dead: the group gets SIGTERM, and SIGKILL after `--kill-after`, or at the
+//! deadline if that is earlier. A guardian that is no longer needed is killed.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -16,10 +16,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, getpgrp, getpid};
+use tokio::time::Instant;
 
 use crate::exit;
 
-/// What a guardian says when it is ready, and what it hears when it is no longer needed.
+/// What a guardian says when it is ready.
 const WORD: u8 = b'.';
 
 /// A suspension of the machine stops the timer of `poll`, and the deadline does not wait.
@@ -61,20 +62,20 @@ impl Guardian {
         Pid::from_raw(self.process.id().cast_signed())
     }
 
-    /// The command must have ended within this time from now.
-    pub(crate) fn expect_end_within(&mut self, left: Duration) {
-        let deadline = (now() + left).as_nanos();
+    /// The command must have ended by then.
+    pub(crate) fn expect_end_by(&mut self, deadline: Instant) {
+        // In this order: a stop between the two makes the guardian's deadline earlier, and never later.
+        let now = now();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let deadline = (now + left).as_nanos();
         // If the guardian is gone or stopped, we are the ones to end the command.
         let _ = self.input.write_all(format!("{deadline}\n").as_bytes());
     }
 
     /// The command has ended.
     pub(crate) fn finish(mut self) {
-        let told = self.input.write_all(&[WORD]);
-        if told.is_err() {
-            let _ = self.process.kill();
-        }
-        drop(self.input);
+        // Not a word: it may have been stopped, and would be waited for.
+        let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
@@ -100,16 +101,14 @@ pub(crate) fn guard(kill_after: Duration) -> u8 {
     let mut deadline = None;
     let mut unread = Vec::new();
     loop {
-        if deadline.is_some_and(|deadline| now() >= deadline) {
-            return kill_group();
-        }
         match read_some(deadline, &mut unread) {
+            // Only if there is no newer one to read.
+            Input::Nothing if deadline.is_some_and(|deadline| now() >= deadline) => {
+                return kill_group();
+            }
             Input::Nothing => {}
             Input::Ended => break,
             Input::Some => {
-                if unread.contains(&WORD) {
-                    return 0;
-                }
                 deadline = last_line(&mut unread).or(deadline);
             }
         }

@@ -11,7 +11,7 @@ use crate::args::{LeadArgs, OnLost};
 use crate::child::Ended;
 use crate::exit;
 use crate::messages::chain;
-use crate::run::{catch_signals, give_back, tell_of_wait};
+use crate::run::{catch_signals, give_back, impatience, tell_of_wait};
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
 use crate::supervise::Supervisor;
@@ -68,8 +68,8 @@ pub(crate) async fn lead(args: LeadArgs) -> Result<u8, Failure> {
                 );
                 after < AT_ONCE
             }
-            // Waiting mends a store, and nothing else.
-            Err(failure) if failure.code == exit::STORE => {
+            // Waiting mends a store, and a lease that was over too soon, and nothing else.
+            Err(failure) if matches!(failure.code, exit::STORE | exit::LOST) => {
                 messages.say("failed", failure.text, json!({ "key": args.key }));
                 true
             }
@@ -121,7 +121,7 @@ async fn term(
     let outcome = supervisor.supervise(&lease.view()).await;
     let is_lost = tokio::select! {
         is_lost = give_back(registry, lease, false, messages) => is_lost,
-        signal = signals.end() => return Ok(Term::Over(exit::of_signal(signal as i32))),
+        signal = impatience(signals) => return Ok(Term::Over(exit::of_signal(signal as i32))),
     };
     let outcome = outcome?;
     // Many programs take a SIGHUP as a wish to read their settings again, and go on.

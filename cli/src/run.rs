@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockstream::{Lease, Lock, LockError, LockRegistry, OnFinish, Renewal};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
@@ -15,6 +16,9 @@ use crate::supervise::Supervisor;
 
 /// How long a wait may last before people are told of it.
 const QUIET_WAIT: Duration = Duration::from_millis(500);
+
+/// How long the release may take, whatever signals come.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the release may take after the command has ended. Then the key is left to expire.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -68,6 +72,10 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
     let acquiring = async {
         store.try_out(true).await?;
         let lease = tell_of_wait(messages, &lock, lock.lease_within(args.wait())).await;
+        if lease.as_ref().is_err_and(LockError::is_not_acquired) {
+            // Only then has the store been told that nobody waits any more.
+            registry.shutdown().await;
+        }
         lease.map_err(|error| Failure::lock(&error, args.busy_code))
     };
     let lease = tokio::select! {
@@ -100,7 +108,7 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
     // Whoever is impatient does not wait for the store: the key expires.
     let is_lost = tokio::select! {
         is_lost = give_back(&registry, lease, keeps, messages) => is_lost,
-        _ = signals.end() => false,
+        _ = impatience(&mut signals) => false,
     };
     let outcome = outcome?;
     let lost = args.on_lost == OnLost::Term && (outcome.was_stopped || is_lost);
@@ -116,6 +124,12 @@ pub(crate) fn catch_signals() -> Result<Signals, Failure> {
         code: exit::CANNOT_RUN,
         text: format!("signals cannot be caught: {error}"),
     })
+}
+
+/// A signal that ends the wait for the release. One that is meant for the command may reach us when the command has ended.
+pub(crate) async fn impatience(signals: &mut Signals) -> Signal {
+    sleep(PATIENCE).await;
+    signals.end().await
 }
 
 /// Says that it waits, unless that is over soon.

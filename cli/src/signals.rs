@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 use tokio::signal::unix::{self, SignalKind};
 
 /// Those that are passed on to the command.
@@ -48,6 +48,10 @@ impl Signals {
             }
         }
         let child = unix::signal(SignalKind::child())?;
+        // Whoever has started us may have blocked it: the end of the command would not be heard.
+        let mut blocked = SigSet::empty();
+        blocked.add(Signal::SIGCHLD);
+        blocked.thread_unblock()?;
         Ok(Self { forwarded, child })
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
     pub(crate) ended: Ended,
     /// Whether the command was stopped because of its lease.
     pub(crate) was_stopped: bool,
-    /// The last signal that asked us to end meanwhile.
+    /// The last signal that asked us to end meanwhile: SIGHUP only if there was no other.
     pub(crate) asked: Option<Signal>,
 }
 
@@ -49,8 +49,8 @@ impl Supervisor<'_> {
             ("LOCKSTREAM_TOKEN", lease.token().to_string()),
         ];
         let mut deadline = lease.deadline();
-        let left = stops.then(|| deadline.saturating_duration_since(Instant::now()));
-        let mut job = Job::start(self.command, environment, self.kill_after, left)?;
+        let end_by = stops.then_some(deadline);
+        let mut job = Job::start(self.command, environment, self.kill_after, end_by)?;
         let mut lost = lease.lost();
         let mut is_lost = false;
         // When the command is killed, once it has been asked to end.
@@ -62,7 +62,7 @@ impl Supervisor<'_> {
             if renewed != deadline {
                 deadline = renewed;
                 if stops && kill_at.is_none() {
-                    job.may_run_for(deadline.saturating_duration_since(Instant::now()));
+                    job.may_run_until(deadline);
                 }
             }
             let term_at = deadline.checked_sub(self.kill_after).unwrap_or(deadline);
@@ -105,7 +105,7 @@ impl Supervisor<'_> {
                         }
                     }
                     Some(signal) => {
-                        if signals::ends(signal) {
+                        if signals::ends(signal) && (asked.is_none() || signal != Signal::SIGHUP) {
                             asked = Some(signal);
                         }
                         job.signal(signal);

@@ -82,6 +82,14 @@ fn usage_errors_are_told_before_anything_is_asked() {
             "--",
             "true",
         ],
+        &[
+            "run",
+            "--kill-after",
+            "18446744073709551615",
+            "k",
+            "--",
+            "true",
+        ],
         &["run", "--keep-for", "10s", "k", "--", "true"],
         &["run", "-n", "--wait", "1s", "k", "--", "true"],
         &["run", "--shared", "--permits", "2", "k", "--", "true"],
@@ -163,6 +171,23 @@ fn a_busy_lock_is_75_or_what_was_asked_for() {
         assert!(done.err.contains("\"k\" not acquired"), "{}", done.err);
         let quiet = [&arguments[..1], &["-q"], &arguments[1..]].concat();
         assert_eq!(run(&server.url(), quiet).err, "", "{options:?}");
+    }
+}
+
+/// The program ended before the server was told: `ls` showed a waiter that was gone for as long as its ttl.
+#[test]
+fn who_has_waited_in_vain_leaves_the_queue() {
+    let server = RedisServer::start();
+    let holder = Program::start(
+        &server.url(),
+        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+    );
+    holder.expect("up");
+    for keys in [&["k"][..], &["free", "k"]] {
+        let arguments = [&["run", "--wait", "200ms"][..], keys, &COMMAND].concat();
+        assert_eq!(run(&server.url(), &arguments).code, Some(75));
+        assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 0);
+        assert!(!server.exists("lock:free"));
     }
 }
 

@@ -137,14 +137,164 @@ fn without_a_guardian_we_stop_the_command() {
     ];
     let program = Program::start(&server.url(), arguments);
     let shell = program.number("shell");
-    let stat = std::fs::read_to_string(format!("/proc/{shell}/stat")).unwrap();
-    let (_, fields) = stat.rsplit_once(')').unwrap();
-    let group: i32 = fields.split_whitespace().nth(2).unwrap().parse().unwrap();
-    assert_ne!(i64::from(group), shell, "the guardian leads the group");
-    kill_process(Pid::from_raw(group).unwrap(), Signal::KILL).unwrap();
+    let guardian = group_of(shell);
+    assert_ne!(
+        i64::from(guardian.as_raw_pid()),
+        shell,
+        "it leads the group"
+    );
+    kill_process(guardian, Signal::KILL).unwrap();
     server.stop();
     until_gone(shell);
     let done = program.end();
     server.cont();
     assert_eq!(done.code, Some(76), "{}", done.err);
+}
+
+/// The process group of a process, whose id is that of the guardian.
+fn group_of(pid: i64) -> Pid {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let group = fields.split_whitespace().nth(2).unwrap().parse().unwrap();
+    Pid::from_raw(group).unwrap()
+}
+
+/// A program that waits for its guardian, which was stopped before it could say that it is ready.
+fn with_a_slow_guardian(url: &str, arguments: &[&str]) -> (Program, Pid) {
+    let begin = Instant::now();
+    loop {
+        assert!(begin.elapsed() < SOON, "no guardian was caught in time");
+        let program = Program::start(url, arguments);
+        let pid = program.pid().as_raw_pid();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let first = || {
+            let children = std::fs::read_to_string(&children).ok()?;
+            let first = children.split_whitespace().next()?;
+            Pid::from_raw(first.parse().ok()?)
+        };
+        wait_until_blocking("it has a guardian", SOON, || first().is_some());
+        let guardian = first().unwrap();
+        kill_process(guardian, Signal::STOP).unwrap();
+        let started = || program.err().contains("cannot run") || program.out().contains('=');
+        std::thread::sleep(Duration::from_millis(200));
+        if !started() {
+            return (program, guardian);
+        }
+        kill_process(guardian, Signal::CONT).unwrap();
+    }
+}
+
+/// The deadline of a guardian was counted from before its start: the command ran on for as long as that took.
+#[test]
+fn a_guardian_that_starts_slowly_knows_the_deadline() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let beats = folder.path().join("beats");
+    let script = format!(
+        "trap '' TERM; echo shell=$$; while :; do date +%s%N >>{}; sleep 0.01; done",
+        beats.display()
+    );
+    let arguments = [
+        "run",
+        "--ttl",
+        "6s",
+        "--kill-after",
+        "1s",
+        "k",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
+    let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
+    std::thread::sleep(Duration::from_secs(1));
+    kill_process(guardian, Signal::CONT).unwrap();
+    let shell = program.number("shell");
+    // Before its first renewal.
+    program.signal(Signal::STOP);
+    until_gone(shell);
+    let now = next.number("now");
+    let beats = std::fs::read_to_string(&beats).unwrap();
+    let last: i64 = beats.lines().next_back().unwrap().parse().unwrap();
+    assert!(last < now, "{last} {now}");
+    program.signal(Signal::CONT);
+    let done = program.end();
+    assert_eq!(done.code, Some(76), "{}", done.err);
+}
+
+/// The command was started all the same, and then ended at once.
+#[test]
+fn no_command_starts_after_its_lease() {
+    let server = RedisServer::start();
+    let arguments = [
+        "run",
+        "--ttl",
+        "1s",
+        "--kill-after",
+        "100ms",
+        "k",
+        "--",
+        "no-such-command",
+    ];
+    let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
+    wait_until_blocking("its ttl is over", SOON, || !server.exists("lock:k"));
+    kill_process(guardian, Signal::CONT).unwrap();
+    let done = program.end();
+    assert_eq!(done.code, Some(76), "{}", done.err);
+}
+
+/// The end of a command was waited for, and then that of its guardian, for ever.
+#[test]
+fn a_guardian_that_is_stopped_holds_up_nothing() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let flag = folder.path().join("flag");
+    let script = format!(
+        "echo shell=$$; while [ ! -e {} ]; do sleep 0.01; done",
+        flag.display()
+    );
+    let program = Program::start(&server.url(), ["run", "k", "--", "sh", "-c", &script]);
+    let guardian = group_of(program.number("shell"));
+    kill_process(guardian, Signal::STOP).unwrap();
+    std::fs::write(&flag, "").unwrap();
+    let done = program.end();
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert!(!server.exists("lock:k"));
+}
+
+/// It had not read the newest deadline when the last one that it had read was over.
+#[test]
+fn a_guardian_that_was_stopped_spares_a_renewed_command() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let flag = folder.path().join("flag");
+    let script = format!(
+        "echo shell=$$; while [ ! -e {} ]; do sleep 0.01; done; exit 5",
+        flag.display()
+    );
+    let arguments = [
+        "run",
+        "--json",
+        "--ttl",
+        "1s",
+        "--kill-after",
+        "0",
+        "k",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let program = Program::start(&server.url(), arguments);
+    let guardian = group_of(program.number("shell"));
+    kill_process(guardian, Signal::STOP).unwrap();
+    wait_until_blocking("it is renewed more often than a read tells", SOON, || {
+        program.err().matches("\"renewed\"").count() >= 42
+    });
+    kill_process(guardian, Signal::CONT).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    std::fs::write(&flag, "").unwrap();
+    let done = program.end();
+    assert_eq!(done.code, Some(5), "{}", done.err);
 }

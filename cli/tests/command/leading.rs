@@ -134,3 +134,18 @@ fn a_command_that_outlives_a_hang_up_goes_on_leading() {
     assert!(server.del("lock:k"));
     program.expect("up\nagain\nup\n");
 }
+
+/// systemd sends SIGHUP after SIGTERM if it is told to, and a terminal that closes may, too.
+#[test]
+fn a_hang_up_does_not_undo_the_wish_to_end() {
+    let server = RedisServer::start();
+    let script =
+        "trap 'echo term' TERM; trap 'echo hup; exit 7' HUP; echo up; while :; do sleep 0.01; done";
+    let program = candidate(&server, "first", script);
+    program.expect("up");
+    program.signal(Signal::TERM);
+    program.expect("term");
+    program.signal(Signal::HUP);
+    let done = program.end();
+    assert_eq!((done.code, &*done.out), (Some(7), "up\nterm\nhup\n"));
+}

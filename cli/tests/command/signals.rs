@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{LOCKSTREAM, Program, SOON, until_gone};
 use crate::support::{RedisServer, wait_until_blocking};
@@ -151,7 +151,52 @@ fn what_was_ignored_stays_ignored() {
     assert_eq!(program.end().code, Some(128 + 15));
 }
 
-/// The command has ended, and the store does not answer: a signal ends the wait for it.
+/// Whoever ends all processes of a unit or a container sends one signal to us and to the command. If the command has ended
+/// before we hear of ours, the lock was left to expire.
+#[test]
+fn a_signal_for_us_and_the_command_leaves_no_lock() {
+    let server = RedisServer::start();
+    for _ in 0..8 {
+        let program = Program::start(
+            &server.url(),
+            ["run", "k", "--", "sh", "-c", "echo shell=$$; exec sleep 60"],
+        );
+        let command = i32::try_from(program.number("shell")).unwrap();
+        program.signal(Signal::STOP);
+        program.signal(Signal::TERM);
+        kill_process(Pid::from_raw(command).unwrap(), Signal::TERM).unwrap();
+        until_gone(command.into());
+        program.signal(Signal::CONT);
+        let done = program.end();
+        assert_eq!(done.code, Some(128 + 15), "{}", done.err);
+        assert!(!server.exists("lock:k"), "{}", done.err);
+    }
+}
+
+/// A program that blocks SIGCHLD leaves it blocked in those that it starts: the lock of a command that had ended was held
+/// for ever.
+#[test]
+fn the_end_of_the_command_is_heard_although_its_signal_was_blocked() {
+    let server = RedisServer::start();
+    let mut command = Command::new("env");
+    command
+        .args([
+            "--block-signal=CHLD",
+            LOCKSTREAM,
+            "run",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            "exit 5",
+        ])
+        .env("LOCKSTREAM_URL", server.url());
+    let done = Program::spawn(command).end();
+    assert_eq!(done.code, Some(5), "{}", done.err);
+    assert!(!server.exists("lock:k"));
+}
+
+/// The command has ended, and the store does not answer: after a while a signal ends the wait for it.
 #[test]
 fn a_release_is_cut_short() {
     let server = RedisServer::start();

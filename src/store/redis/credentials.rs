@@ -10,11 +10,18 @@ use futures::{FutureExt, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisConnectionInfo, Value, cmd};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::cluster::Address;
 use super::fault::{ErrorReply, Fault};
 use crate::user_code::log;
+
+/// How long a connection waits between two looks for new credentials: a provider may have some, or an error, at once each
+/// time.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How many credentials are skipped at once for newer ones.
+const AT_ONCE: usize = 100;
 
 /// User and password at a Redis server. Its `Debug` hides the password.
 ///
@@ -109,12 +116,18 @@ impl Source {
 }
 
 impl Newer {
-    /// The newest of those that are there; waits until there are any. `None`: none will follow.
+    /// The newest of those that are there, or an error if there is nothing else; waits until there are any. `None`: none will follow.
     async fn next(&mut self) -> Option<Result<Credentials, String>> {
         let newest = async {
             let mut newest = self.0.next().await?;
-            while let Some(Some(newer)) = self.0.next().now_or_never() {
-                newest = newer;
+            for _ in 0..AT_ONCE {
+                let Some(Some(newer)) = self.0.next().now_or_never() else {
+                    break;
+                };
+                // Credentials do not end because newer ones could not be had.
+                if newer.is_ok() || newest.is_err() {
+                    newest = newer;
+                }
             }
             Some(newest)
         };
@@ -143,6 +156,7 @@ impl Newer {
                 Ok(credentials) => credentials,
                 Err(error) => {
                     log!(warn, address, error, "no new credentials");
+                    sleep(PAUSE).await;
                     continue;
                 }
             };
@@ -165,12 +179,15 @@ impl Newer {
                 Ok(_) => log!(debug, address, "authenticated with new credentials"),
                 Err(_) => return,
             }
+            sleep(PAUSE).await;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     const WITHIN: Duration = Duration::from_secs(1);
@@ -228,6 +245,39 @@ mod tests {
             let told = fault.to_string();
             assert!(told.ends_with(reason) && !fault.is_lasting(), "{told}");
         }
+    }
+
+    /// Credentials were dropped if an error was there when they were taken.
+    #[tokio::test(start_paused = true)]
+    async fn an_error_does_not_hide_the_credentials_before_it() {
+        let address = Address::from("a:1");
+        let error = || Err("no route".to_owned());
+        let parts = [Ok(pair(0)), Ok(pair(1)), error(), error()];
+        let source = Source(Arc::new(move || stream::iter(parts.clone()).boxed()));
+        let (first, _) = source
+            .current(&address, WITHIN)
+            .await
+            .unwrap_or_else(|fault| panic!("{fault}"));
+        assert_eq!(first, pair(1));
+        let mut newer = Newer(stream::iter([error(), Ok(pair(2)), error()]).boxed());
+        assert_eq!(newer.next().await, Some(Ok(pair(2))));
+    }
+
+    /// The thread was busy with it for ever, and renewed nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_provider_that_never_waits_does_not_keep_the_thread_busy() {
+        const MANY: usize = 1_000_000;
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let endless = stream::repeat_with(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Err("no file".to_owned())
+        });
+        let (mut link, _server) = super::super::stream::tests::pair().await;
+        link.follow(Newer(endless.take(MANY).boxed()), &Address::from("a:1"));
+        tokio::time::sleep(PAUSE * 3).await;
+        let asked = asked.load(Ordering::Relaxed);
+        assert!((2..=5 * (AT_ONCE + 1)).contains(&asked), "{asked}");
     }
 
     #[test]
