@@ -116,7 +116,8 @@ impl Source {
 }
 
 impl Newer {
-    /// The newest of those that are there, or an error if there is nothing else; waits until there are any. `None`: none will follow.
+    /// The newest of those that are there, or an error if there is nothing else; waits until there are any. `None`: none will
+    /// follow.
     async fn next(&mut self) -> Option<Result<Credentials, String>> {
         let newest = async {
             let mut newest = self.0.next().await?;
