@@ -175,6 +175,8 @@ fn a_signal_for_us_and_the_command_leaves_no_lock() {
 
 /// A program that blocks SIGCHLD leaves it blocked in those that it starts: the lock of a command that had ended was held
 /// for ever.
+// Only that of GNU can block a signal.
+#[cfg(target_os = "linux")]
 #[test]
 fn the_end_of_the_command_is_heard_although_its_signal_was_blocked() {
     let server = RedisServer::start();
