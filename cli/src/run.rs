@@ -17,7 +17,7 @@ use crate::supervise::Supervisor;
 /// How long a wait may last before people are told of it.
 const QUIET_WAIT: Duration = Duration::from_millis(500);
 
-/// How long the release may take, whatever signals come.
+/// How long the release may take, whatever signals come, and how long it may take to leave the queue.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the release may take after the command has ended. Then the key is left to expire.
@@ -73,8 +73,8 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
         store.try_out(true).await?;
         let lease = tell_of_wait(messages, &lock, lock.lease_within(args.wait())).await;
         if lease.as_ref().is_err_and(LockError::is_not_acquired) {
-            // Only then has the store been told that nobody waits any more.
-            registry.shutdown().await;
+            // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
+            let _ = timeout(PATIENCE, registry.shutdown()).await;
         }
         lease.map_err(|error| Failure::lock(&error, args.busy_code))
     };

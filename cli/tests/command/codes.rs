@@ -1,6 +1,6 @@
 //! Exit codes, and whether the lock is held while the command runs and free after it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::program::{Program, SOON, run};
 use crate::support::{RedisServer, wait_until_blocking};
@@ -189,6 +189,26 @@ fn who_has_waited_in_vain_leaves_the_queue() {
         assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 0);
         assert!(!server.exists("lock:free"));
     }
+}
+
+/// It is not told for longer than a second that nobody waits any more.
+#[test]
+fn a_store_that_hangs_does_not_prolong_the_wait() {
+    let server = RedisServer::start();
+    let holder = Program::start(
+        &server.url(),
+        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+    );
+    holder.expect("up");
+    let waiter = Program::start(&server.url(), ["run", "--wait", "1s", "k", "--", "true"]);
+    wait_until_blocking("it waits", SOON, || waiter.err().contains("waiting"));
+    server.stop();
+    let begin = Instant::now();
+    let done = waiter.end();
+    let took = begin.elapsed();
+    server.cont();
+    assert_eq!(done.code, Some(75), "{}", done.err);
+    assert!(took < Duration::from_millis(2_800), "{took:?}");
 }
 
 #[test]
