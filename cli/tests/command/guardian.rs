@@ -1,5 +1,6 @@
 //! What becomes of the command when the program that holds its lock is killed, or stopped.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -8,6 +9,24 @@ use crate::program::{Program, SOON, run, until_gone};
 use crate::support::{RedisServer, wait_until_blocking};
 
 const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "1s", "k", "--", "sh"];
+
+/// A script that notes the time every 10 ms, and ignores SIGTERM.
+fn beating(beats: &Path) -> String {
+    let beats = beats.display();
+    format!("trap '' TERM; echo shell=$$; while :; do date +%s%N >>{beats}; sleep 0.01; done")
+}
+
+/// The last time that it noted.
+fn last_beat(beats: &Path) -> i64 {
+    let beats = std::fs::read_to_string(beats).unwrap();
+    beats.lines().next_back().unwrap().parse().unwrap()
+}
+
+/// A script that ends when the file is there.
+fn until_there(flag: &Path) -> String {
+    let flag = flag.display();
+    format!("echo shell=$$; while [ ! -e {flag} ]; do sleep 0.01; done")
+}
 
 /// It may clean up, and the key is free when its ttl is over, and not before.
 #[test]
@@ -55,10 +74,7 @@ fn a_stopped_program_does_not_work_without_its_lease() {
     let server = RedisServer::start();
     let folder = tempfile::tempdir().unwrap();
     let beats = folder.path().join("beats");
-    let script = format!(
-        "trap '' TERM; echo shell=$$; while :; do date +%s%N >>{}; sleep 0.01; done",
-        beats.display()
-    );
+    let script = beating(&beats);
     let arguments = [
         "run",
         "--ttl",
@@ -77,8 +93,7 @@ fn a_stopped_program_does_not_work_without_its_lease() {
     program.signal(Signal::STOP);
     until_gone(shell);
     let now = next.number("now");
-    let beats = std::fs::read_to_string(&beats).unwrap();
-    let last: i64 = beats.lines().next_back().unwrap().parse().unwrap();
+    let last = last_beat(&beats);
     assert!(last < now, "{last} {now}");
     program.signal(Signal::CONT);
     let done = program.end();
@@ -186,16 +201,13 @@ fn with_a_slow_guardian(url: &str, arguments: &[&str]) -> (Program, Pid) {
     }
 }
 
-/// The deadline of a guardian was counted from before its start: the command ran on for as long as that took.
+/// However long the guardian takes to start, its deadline is that of the lease.
 #[test]
 fn a_guardian_that_starts_slowly_knows_the_deadline() {
     let server = RedisServer::start();
     let folder = tempfile::tempdir().unwrap();
     let beats = folder.path().join("beats");
-    let script = format!(
-        "trap '' TERM; echo shell=$$; while :; do date +%s%N >>{}; sleep 0.01; done",
-        beats.display()
-    );
+    let script = beating(&beats);
     let arguments = [
         "run",
         "--ttl",
@@ -217,15 +229,14 @@ fn a_guardian_that_starts_slowly_knows_the_deadline() {
     program.signal(Signal::STOP);
     until_gone(shell);
     let now = next.number("now");
-    let beats = std::fs::read_to_string(&beats).unwrap();
-    let last: i64 = beats.lines().next_back().unwrap().parse().unwrap();
+    let last = last_beat(&beats);
     assert!(last < now, "{last} {now}");
     program.signal(Signal::CONT);
     let done = program.end();
     assert_eq!(done.code, Some(76), "{}", done.err);
 }
 
-/// The command was started all the same, and then ended at once.
+/// If the guardian is ready only when the lease is over, the command is not started.
 #[test]
 fn no_command_starts_after_its_lease() {
     let server = RedisServer::start();
@@ -246,16 +257,13 @@ fn no_command_starts_after_its_lease() {
     assert_eq!(done.code, Some(76), "{}", done.err);
 }
 
-/// The end of a command was waited for, and then that of its guardian, for ever.
+/// When the command has ended, a guardian that is stopped is not waited for.
 #[test]
 fn a_guardian_that_is_stopped_holds_up_nothing() {
     let server = RedisServer::start();
     let folder = tempfile::tempdir().unwrap();
     let flag = folder.path().join("flag");
-    let script = format!(
-        "echo shell=$$; while [ ! -e {} ]; do sleep 0.01; done",
-        flag.display()
-    );
+    let script = until_there(&flag);
     let program = Program::start(&server.url(), ["run", "k", "--", "sh", "-c", &script]);
     let guardian = group_of(program.number("shell"));
     kill_process(guardian, Signal::STOP).unwrap();
@@ -265,16 +273,13 @@ fn a_guardian_that_is_stopped_holds_up_nothing() {
     assert!(!server.exists("lock:k"));
 }
 
-/// It had not read the newest deadline when the last one that it had read was over.
+/// Deadlines pile up while the guardian is stopped. When it goes on, only the newest of them counts.
 #[test]
 fn a_guardian_that_was_stopped_spares_a_renewed_command() {
     let server = RedisServer::start();
     let folder = tempfile::tempdir().unwrap();
     let flag = folder.path().join("flag");
-    let script = format!(
-        "echo shell=$$; while [ ! -e {} ]; do sleep 0.01; done; exit 5",
-        flag.display()
-    );
+    let script = format!("{}; exit 5", until_there(&flag));
     let arguments = [
         "run",
         "--json",

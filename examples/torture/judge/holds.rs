@@ -17,9 +17,9 @@
 //! A server that forgets what it has acknowledged gives a lease away that is still held. An overlap is **explained** by
 //! nothing else: its two leases may have been proved by two [reigns](super::reigns) of which the one does not know what
 //! the other gave out. A lease was proved when it was taken, and each time that its deadline moved: at the earliest its
-//! deadline less the longest ttl, at the latest when it was seen. Work may look too late to see a deadline move, and find
-//! the next one after it. In between the lease stood by a proof that was not seen: it came before the end of that time, and
-//! at most the longest ttl before its beginning. Of every two proofs by which the two leases stood at the
+//! deadline less the longest ttl, at the latest when it was seen. If the work looks late, it sees a new deadline only after
+//! the old one has passed. From then to the look the lease stood by a renewal that nobody saw: it was made before the look,
+//! and at most the longest ttl before the old deadline. Of every two proofs by which the two leases stood at the
 //! same moment each must be explained: two from before a loss never are, and no two from after it. So no explained
 //! overlap is longer than what was left of a ttl when a reign ended; and one of two primaries at a time lasts as long as
 //! somebody is served by the wrong one.
@@ -127,7 +127,7 @@ impl Hold {
                 to: from.max(*seen),
             }
         });
-        // Work that looks only after a deadline finds a later one. Until then the lease stood by what nobody has seen.
+        // From a deadline to the look that found a later one the lease stood by a renewal that nobody saw.
         let gaps = self.proofs.windows(2).map(move |pair| Span {
             from: pair[0].1.max(during.from),
             to: pair[1].0.min(during.to),

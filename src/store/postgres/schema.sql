@@ -426,7 +426,8 @@ END $$;
 -- Besides the letters of `op_1` there are N renew, and V raise the epoch above `place`. `own_line`: 0 if no grants can be
 -- heard. `of_use`: until when A, E, L and D are of use (O5). `is_durable`: whether it is on disk before it is answered.
 -- Besides the verdicts of `op_1` there are 'renewed', 'raised' with the age in `remaining`, and 'lost'.
--- A small table would be read in full, with all old versions of its rows, once its size is known: hence `enable_seqscan`.
+-- Without `enable_seqscan = off` PostgreSQL reads a table in full once it knows that it is small, with all old versions of
+-- its rows; without `force_generic_plan` it plans some statements anew each time.
 -- `notices`: pairs of a line and a text, to be sent by `notify_1` when this call is done. A transaction that notifies holds
 -- a lock of the whole server until it is on disk.
 CREATE FUNCTION lockstream.ops_1(
@@ -448,7 +449,7 @@ DECLARE
     since bigint;
     quiet_until bigint := 0;
     -- A call serves so many tickets, and one more for each other lock (M4).
-    most CONSTANT integer := 64;
+    per_call CONSTANT integer := 64;
     granted integer := 0;
     is_waited boolean;
     first lockstream.ticket;
@@ -509,7 +510,7 @@ BEGIN
                 verdict := 'won';
             END IF;
         ELSIF letter = 'R' AND mode = '' AND quiet_until = 0 THEN
-            -- Short ways: nobody waits, or the first who does wants it exclusively.
+            -- `op_1` does this, too, in twice as many statements: nobody waits, or the first ticket is an exclusive one.
             PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = '' FOR UPDATE SKIP LOCKED;
             IF found THEN
                 SELECT k.waited INTO is_waited FROM lockstream.lock k
@@ -530,7 +531,7 @@ BEGIN
                         SET owner = first.owner, epoch = greatest(k.epoch + 1, at), expires_at = at + first.ttl
                         WHERE k.key = name RETURNING k.epoch INTO epoch;
                     granted := granted + 1;
-                    notices := ARRAY[first.line::text, concat_ws(' ', CASE WHEN granted < most THEN '1' ELSE '2' END,
+                    notices := ARRAY[first.line::text, concat_ws(' ', CASE WHEN granted < per_call THEN '1' ELSE '2' END,
                         first.owner, 'x', first.ttl, epoch, at, name)];
                     verdict := 'held';
                 END IF;
@@ -538,7 +539,8 @@ BEGIN
         END IF;
         IF verdict IS NULL THEN
             SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices FROM lockstream.op_1(
-                letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until, greatest(1, most - granted));
+                letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until,
+                greatest(1, per_call - granted));
             granted := granted + coalesce(array_length(notices, 1) / 2, 0);
         END IF;
         at := coalesce(at, lockstream.now_1());
