@@ -25,24 +25,42 @@ fn torture(arguments: &[&str]) -> Command {
     command
 }
 
-/// A number from the report.
-fn row(report: &str, name: &str) -> u64 {
-    let mut lines = report.lines().filter_map(|line| line.strip_prefix(name));
-    let value = lines
-        .next()
-        .unwrap_or_else(|| panic!("no row {name:?} in\n{report}"));
-    let digits: String = value
-        .trim()
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .collect();
-    digits.parse().unwrap_or_else(|_| panic!("{name}: {value}"))
+/// A number from the reports, added up. What did not happen in a run may have no row there.
+fn row(reports: &str, name: &str) -> u64 {
+    let lines = reports.lines().filter_map(|line| line.strip_prefix(name));
+    let values = lines.filter(|value| value.starts_with(' '));
+    values
+        .map(|value| {
+            let digits = value.trim().chars().take_while(char::is_ascii_digit);
+            let digits: String = digits.collect();
+            digits.parse().unwrap_or_else(|_| panic!("{name}: {value}"))
+        })
+        .sum::<u64>()
 }
 
 /// Two runs at a time, and no more: a third makes all of them late on a small machine.
 static PLACES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
 
+/// How many runs there are at most, if the machine is slow.
+const MOST_RUNS: usize = 8;
+
 fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
+    let mut reports = String::new();
+    for run in 1..=MOST_RUNS {
+        reports += &clean_run(deployment, seed, place);
+        // On a busy machine less happens in thirty seconds, and another run of the same plan makes up for it.
+        match what_is_missing(&reports, deployment) {
+            None => return,
+            Some(missing) => assert!(
+                run < MOST_RUNS,
+                "too little of {missing:?} in {run} runs:\n{reports}"
+            ),
+        }
+    }
+}
+
+/// The report of a run in which nothing was wrong.
+fn clean_run(deployment: &str, seed: u64, place: usize) -> String {
     let turn = PLACES[place].lock();
     let seed = seed.to_string();
     let run = torture(&[
@@ -56,50 +74,49 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
     .output();
     drop(turn);
     let run = run.expect("the example runs");
-    let report = String::from_utf8_lossy(&run.stdout);
+    let report = String::from_utf8_lossy(&run.stdout).into_owned();
     assert!(
         run.status.success(),
         "{report}\n{}",
         String::from_utf8_lossy(&run.stderr)
     );
-    // It went through what it was to go through. A quorum of five has five times the work, and is kept from it now and
-    // then.
+    report
+}
+
+/// What the runs were to go through and did not, if anything.
+fn what_is_missing(reports: &str, deployment: &str) -> Option<&'static str> {
+    // A quorum of five has five times the work, and is kept from it now and then.
     let least = match deployment {
         // Each lease of a key is a tenure of its own, and has a transaction.
         "postgres" | "postgres-async" => 400,
         "quorum" => 300,
         _ => 1_000,
     };
-    let has_table = deployment.starts_with("postgres");
-    assert_eq!(
-        row(&report, "fenced updates of the table") > 100,
-        has_table,
-        "{report}"
-    );
-    assert!(row(&report, "leases") > least, "{report}");
-    assert!(
-        row(&report, "hand-overs between processes") > 100,
-        "{report}"
-    );
-    assert!(
-        row(&report, "stale asks refused by it") > least / 100,
-        "{report}"
-    );
-    assert!(
-        row(&report, "steps checked by stateright") > 2 * least,
-        "{report}"
-    );
+    let fenced = "fenced updates of the table";
+    let fences = deployment.starts_with("postgres");
+    if !fences {
+        assert_eq!(row(reports, fenced), 0, "{reports}");
+    }
     let shared = if deployment == "quorum" {
         &[][..]
     } else {
         &["  reader", "  permit"]
     };
-    for mode in ["  exclusive", "  group", "  kept"].iter().chain(shared) {
-        assert!(row(&report, mode) > 0, "{report}");
-    }
-    for kind in Kind::of(deployment) {
-        assert!(row(&report, kind.name()) > 0, "{report}");
-    }
+    let modes = ["  exclusive", "  group", "  kept"].iter().chain(shared);
+    let floors = [
+        ("leases", least),
+        ("hand-overs between processes", 100),
+        ("stale asks refused by it", least / 100),
+        ("steps checked by stateright", 2 * least),
+    ];
+    let kinds = Kind::of(deployment).into_iter().map(|kind| kind.name());
+    floors
+        .into_iter()
+        .chain(fences.then_some((fenced, 100)))
+        .chain(modes.map(|mode| (*mode, 0)))
+        .chain(kinds.map(|kind| (kind, 0)))
+        .find(|(name, floor)| row(reports, name) <= *floor)
+        .map(|(name, _)| name)
 }
 
 #[test]
