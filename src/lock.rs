@@ -228,10 +228,12 @@ impl Lock {
         self.set(|options| options.sharing = Sharing::Readers)
     }
 
-    /// Makes this one of `limit` permits: at most so many are held at a time, and no exclusive lease of the key. A permit
-    /// whose holder crashes is free when its ttl is over, like any lease.
+    /// Makes this one of `limit` permits, from 1: at most so many are held at a time, and no exclusive lease of the key. A
+    /// permit whose holder crashes is free when its ttl is over, like any lease.
     ///
-    /// All callers should name the same limit. One who names another waits until no permit of the old limit is held.
+    /// If callers name different limits, as during a rolling update, each counts all permits that are held, and enters when
+    /// they leave room for it within its own limit. With limits of 4 and 2, a caller with the limit 2 waits until at most
+    /// one permit is held. The queue is one: whoever is in front holds up those behind it.
     ///
     /// ```
     /// use lockstream::{FutureLockExt, LockRegistry};

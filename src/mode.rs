@@ -9,10 +9,11 @@ pub enum Mode {
     Exclusive,
     /// All but other shared ones.
     Shared,
-    /// All but permits of the same limit, as long as their weights fit into it.
+    /// All but other permits, as long as all weights fit into its limit when it enters.
     #[non_exhaustive]
     Permits {
-        /// How much may be taken at a time.
+        /// How much may be taken at a time, with its own weight: what its caller asked for. Others may have asked for
+        /// another limit.
         limit: u32,
         /// How much of the limit this one takes.
         weight: u8,

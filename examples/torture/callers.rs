@@ -210,7 +210,7 @@ impl Caller {
         }
     }
 
-    /// A reader or a permit, rarely one of another limit.
+    /// A reader, or a permit. Its limit is another than that of others, as in the midst of a rolling change.
     pub(crate) fn shared(&mut self) -> Wanted {
         if !self.shares {
             return self.exclusive("read");
@@ -225,7 +225,7 @@ impl Caller {
                 ..reader
             };
         }
-        let limit = if self.dice.once_in(16) { 2 } else { 4 };
+        let limit = *self.dice.pick(&[2, 4, 4, 6_u64]);
         let weight = self.dice.between(1, 2);
         let permit = self.exclusive("permits");
         let lock = permit.lock.permits(limit as u32).weight(weight as u32);

@@ -235,15 +235,17 @@ impl Wait {
         for (index, key) in keys.iter().enumerate() {
             let token = lease.token_of(key).expect("it has all of its keys");
             let number = self.log.number();
-            // The keys of a group are won one after the other, and renewed until the last is.
             let is_last = index + 1 == keys.len();
             self.log.write(&Line::Taken {
                 lease: number,
                 key: (*key).to_owned(),
                 token: token.get(),
-                since: match is_last {
-                    true => at,
-                    false => self.began.saturating_sub(LOCAL_SPAN.as_nanos() as u64),
+                since: match mode {
+                    // If an answer was lost, the store let it in before it asked again.
+                    Mode::Permit { .. } => self.began,
+                    // The keys of a group are won one after the other, and renewed until the last is.
+                    _ if !is_last => self.began.saturating_sub(LOCAL_SPAN.as_nanos() as u64),
+                    _ => at,
                 },
                 at,
                 deadline,

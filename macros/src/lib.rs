@@ -55,7 +55,7 @@ use self::options::Options;
 /// | `on_finish` | `"release"`, `"let_expire"`, or an `OnFinish`: what becomes of the key after the body | `"release"` |
 /// | `keep_for` | instead of `on_finish`: how long the key is kept after it was acquired, as `ttl`; see `OnFinish::KeepFor` | not kept |
 /// | `shared` | no value: others that are `shared` may run at the same time, as by `Lock::shared` | exclusive |
-/// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits` | exclusive |
+/// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits`: each caller's own limit | exclusive |
 /// | `weight` | how many of the `permits` this one takes: a `u32` from 1 to 64, and at most `permits` | 1 |
 /// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too. For exclusive locks only | not reentrant |
 /// | `repeat` | a `Repeat`: how to try again on a store without a queue | the registry's |

@@ -137,6 +137,9 @@ suite! {
         #[core]
         permits_are_held_up_to_their_limit,
         #[core]
+        permits_of_two_limits_count_each_other,
+        a_permit_of_another_limit_comes_when_enough_have_run_out,
+        #[core]
         shared_tokens_grow,
         #[core]
         nobody_overtakes_a_writer,

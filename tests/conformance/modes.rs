@@ -61,8 +61,6 @@ pub(crate) async fn permits_are_held_up_to_their_limit<W: World>(w: &W) {
     assert!(once(&permit(&b, 3, 1)).await.is_none());
     one.release().await.unwrap();
     assert!(once(&permit(&a, 3, 2)).await.is_none(), "two do not fit");
-    // Another limit waits until no permit of the old one is held.
-    assert!(once(&permit(&a, 100, 1)).await.is_none());
     assert!(once(&reader(&a)).await.is_none());
     assert!(once(&a.obtain("k")).await.is_none());
     let one = once(&permit(&a, 3, 1)).await.unwrap();
@@ -71,6 +69,81 @@ pub(crate) async fn permits_are_held_up_to_their_limit<W: World>(w: &W) {
     one.release().await.unwrap();
     free(&a.obtain("k")).await;
     assert!(once(&permit(&a, 100, 64)).await.is_some());
+}
+
+/// A rolling change of the limit goes through, in either direction: whoever comes counts what is taken under any limit
+/// against its own.
+pub(crate) async fn permits_of_two_limits_count_each_other<W: World>(w: &W) {
+    let [old, new] = w.registries().await;
+    let one = once(&permit(&old, 2, 1)).await.unwrap();
+    let two = once(&permit(&old, 2, 1)).await.unwrap();
+    assert!(once(&permit(&old, 2, 1)).await.is_none());
+    let three = once(&permit(&new, 4, 1)).await.unwrap();
+    assert!(once(&permit(&new, 4, 2)).await.is_none(), "three are taken");
+    let four = once(&permit(&new, 4, 1)).await.unwrap();
+    let seen = old.obtain("k").inspect().await.unwrap();
+    let mut modes: Vec<_> = seen.holders.iter().map(|it| it.mode.to_string()).collect();
+    modes.sort();
+    assert_eq!(
+        modes,
+        ["permit 1/2", "permit 1/2", "permit 1/4", "permit 1/4"]
+    );
+    assert!(once(&reader(&new)).await.is_none());
+    assert!(once(&new.obtain("k")).await.is_none());
+
+    // The one in front does not fit before one is left, and those behind it wait, though they fit.
+    let (small, great) = (permit(&old, 2, 1), permit(&new, 4, 1));
+    let mut waits_small = Box::pin(small.lease());
+    assert!(poll_once(&mut waits_small).await.is_none());
+    waiting(&small, 1).await;
+    let mut waits_great = Box::pin(great.lease());
+    assert!(poll_once(&mut waits_great).await.is_none());
+    waiting(&small, 2).await;
+    for lease in [one, three] {
+        lease.release().await.unwrap();
+        assert!(poll_once(&mut waits_small).await.is_none());
+        assert!(poll_once(&mut waits_great).await.is_none());
+        waiting(&small, 2).await;
+    }
+    four.release().await.unwrap();
+    let served = timeout(SOON, async { tokio::join!(waits_small, waits_great) });
+    let (small, great) = served.await.unwrap();
+    let held = [two, small.unwrap(), great.unwrap()];
+    held_by(&old, 3).await;
+    join_all(held.into_iter().map(Lease::release)).await;
+    free(&old.obtain("k")).await;
+
+    // A limit of one is like an exclusive lock, and a weight may be more than another's limit.
+    let alone = once(&permit(&old, 1, 1)).await.unwrap();
+    assert!(once(&permit(&old, 1, 1)).await.is_none());
+    assert!(once(&permit(&new, 64, 64)).await.is_none());
+    let many = once(&permit(&new, u32::MAX, 64)).await.unwrap();
+    assert!(once(&permit(&new, 64, 1)).await.is_none());
+    alone.release().await.unwrap();
+    assert!(once(&permit(&old, 1, 1)).await.is_none());
+    many.release().await.unwrap();
+    let heavy = once(&permit(&new, 64, 64)).await.unwrap();
+    assert!(once(&permit(&new, 64, 1)).await.is_none());
+    let more = once(&permit(&old, u32::MAX, 64)).await.unwrap();
+    more.release().await.unwrap();
+    heavy.release().await.unwrap();
+}
+
+/// A busy answer tells when the one in front has room, whatever limits the others have. Nobody releases here.
+pub(crate) async fn a_permit_of_another_limit_comes_when_enough_have_run_out<W: World>(w: &W) {
+    let [a, b] = w.registries().await;
+    let stays = permit(&a, 4, 1).lease().await.unwrap();
+    let begin = Instant::now();
+    for ttl in [300, 800] {
+        let left = permit(&a, 4, 1).ttl(ms(ttl));
+        let left = left.on_finish(OnFinish::LetExpire);
+        async {}.with_lock(left).await.unwrap();
+    }
+    let lock = permit(&b, 2, 1);
+    let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
+    assert_took(begin, ms(800), W::LATE);
+    lease.release().await.unwrap();
+    stays.release().await.unwrap();
 }
 
 /// Tokens are unique, and greater for whoever comes later.

@@ -500,9 +500,50 @@ fn permits_beyond_their_limit_are_found() {
     // The others do.
     crowd.push((permit(3, 4), 4, 5, 25, 40));
     assert_eq!(shared(&crowd, &flushed(8, 9)).overlaps.len(), 1);
-    // Two limits are two kinds.
-    let two = [(permit(1, 4), 0, 1, 0, 20), (permit(1, 5), 1, 2, 10, 30)];
-    assert_eq!(shared(&two, &[]).overlaps.len(), 1);
+}
+
+/// Whoever comes counts what is taken, under whatever limit, against its own. Which came first is known only of those that
+/// were held before the other's wait began.
+#[test]
+fn permits_of_another_limit_count_too() {
+    let (small, great) = (permit(1, 2), permit(1, 4));
+    let crowded = |holds: &[(Mode, usize, u64, u64, u64)], since: u64| {
+        let mut all = Holds::default();
+        for (number, &(mode, slot, token, from, to)) in holds.iter().enumerate() {
+            let hold = Hold::new(child(slot), token, from, from + TTL).of(mode);
+            // The last has waited.
+            let hold = match number + 1 == holds.len() {
+                true => hold.since(since),
+                false => hold,
+            };
+            all.taken(number as u64, "key".to_owned(), hold);
+            all.ended(child(slot), number as u64, to);
+        }
+        all.judge(&HashMap::new(), &[], TTL).overlaps.len()
+    };
+    // From 2 to 4 there is room for two more, and for no third.
+    let mut rising = vec![
+        (small, 0, 1, 0, 90),
+        (small, 1, 2, 1, 90),
+        (great, 2, 3, 10, 90),
+        (great, 3, 4, 11, 90),
+    ];
+    assert_eq!(crowded(&rising, 11), 0);
+    rising.push((great, 4, 5, 12, 90));
+    assert_eq!(crowded(&rising, 12), 1);
+    assert_eq!(crowded(&rising, 0), 1, "whichever came last");
+    // From 4 to 2: not before one is left.
+    let falling = |ends| {
+        vec![
+            (great, 0, 1, 0, ends),
+            (great, 1, 2, 1, 90),
+            (small, 2, 3, 20, 90),
+        ]
+    };
+    assert_eq!(crowded(&falling(20), 15), 0);
+    assert_eq!(crowded(&falling(21), 15), 1);
+    // It may have come before the second.
+    assert_eq!(crowded(&falling(21), 0), 0);
 }
 
 /// Whenever its work ends, also if it dies: until its first deadline nobody else has the key.
@@ -622,11 +663,12 @@ fn a_lost_update_is_no_history_of_a_register() {
 #[test]
 fn readers_and_permits_have_a_model_of_their_own() {
     use Step::{Invoked, Returned};
-    let enter = |token, weight| Op::Enter {
+    let enter_of = |limit, token, weight| Op::Enter {
         token,
         weight,
-        limit: 3,
+        limit,
     };
+    let enter = |token, weight| enter_of(3, token, weight);
     let histories = [
         // A reader sees what was written before it came.
         (vec![(Op::Read { token: 2 }, Ret::Value(0))], true),
@@ -655,6 +697,26 @@ fn readers_and_permits_have_a_model_of_their_own() {
             vec![
                 (enter(1, 2), Ret::Entered),
                 (enter(2, 2), Ret::Entered),
+                (Op::Leave { token: 1 }, Ret::Left),
+            ],
+            false,
+        ),
+        // Each limit counts those that came before: a late one with a small token takes nobody's place.
+        (
+            vec![
+                (enter_of(3, 2, 1), Ret::Entered),
+                (enter_of(3, 3, 1), Ret::Entered),
+                (enter_of(1, 1, 1), Ret::Entered),
+                (Op::Leave { token: 2 }, Ret::Left),
+                (Op::Leave { token: 3 }, Ret::Left),
+                (Op::Leave { token: 1 }, Ret::Left),
+            ],
+            true,
+        ),
+        (
+            vec![
+                (enter_of(3, 1, 1), Ret::Entered),
+                (enter_of(1, 2, 1), Ret::Entered),
                 (Op::Leave { token: 1 }, Ret::Left),
             ],
             false,

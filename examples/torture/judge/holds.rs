@@ -5,8 +5,11 @@
 //! being shut down, or its process is dead), and never beyond the lease's own deadline. So it is a
 //! little shorter than the truth, and what is reported here is certain.
 //!
-//! - Two holds of one key that have a moment in common **overlap**, unless both are readers, or both are permits of one
-//!   limit. Permits that are more than their limit overlap, too. A kept key is held until its first deadline.
+//! - Two holds of one key that have a moment in common **overlap**, unless both are readers, or both are permits. Permits
+//!   that are too many overlap, too. Each counts all others against its own limit, at the moment at which the store lets
+//!   it in. That moment is not known here: it is not before its wait began, and not after it was taken. So there are too
+//!   many if those that were held for all of that time leave no room for it, or if those that are held at once are more
+//!   than the limit of each of them, since one came last. A kept key is held until its first deadline.
 //!   A shutdown releases what is held when its work has ended, but does not wait for long, and not for work that hears
 //!   of nothing; what came before such work was told is counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken
@@ -32,7 +35,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::reigns::{Cause, Loss};
-use super::{Child, Mode, Span};
+use super::{Child, Kind, Mode, Span};
 
 /// One lease, as far as it is known.
 #[derive(Clone, Debug)]
@@ -70,7 +73,8 @@ impl Hold {
         Self { mode, ..self }
     }
 
-    /// Its key may have been won as early as that, and renewed until it was taken: one of several that are taken together.
+    /// Its key may have been won as early as that, and renewed until it was taken: one of several that are taken together,
+    /// or a permit whose first answer was lost.
     pub(crate) fn since(self, since: u64) -> Self {
         Self { since, ..self }
     }
@@ -92,6 +96,13 @@ impl Hold {
         match self.mode {
             Mode::Permit { weight, .. } => weight,
             _ => 0,
+        }
+    }
+
+    fn limit(&self) -> u64 {
+        match self.mode {
+            Mode::Permit { limit, .. } => limit,
+            _ => u64::MAX,
         }
     }
 
@@ -293,6 +304,28 @@ fn loss(key: &str, one: &Hold, other: &Hold, losses: &[Loss], longest_ttl: u64) 
     found
 }
 
+/// How much permits take.
+struct Taken {
+    all: u64,
+    /// What those take that no loss explains.
+    known: u64,
+}
+
+impl Taken {
+    fn by(hold: &Hold) -> Self {
+        let weight = hold.weight();
+        Self {
+            all: weight,
+            known: weight,
+        }
+    }
+
+    fn add(&mut self, hold: &Hold, is_known: bool) {
+        self.all += hold.weight();
+        self.known += if is_known { hold.weight() } else { 0 };
+    }
+}
+
 fn overlaps(
     key: &str,
     holds: &[Hold],
@@ -304,16 +337,18 @@ fn overlaps(
     let mut standing: Vec<(&Hold, bool)> = Vec::new();
     for hold in holds.iter().filter(|hold| !hold.is_dead_on_arrival()) {
         standing.retain(|(earlier, _)| earlier.end().max(earlier.worked) > hold.taken);
-        // What all have, and what those have that no loss explains.
-        let (mut all, mut known) = (hold.weight(), hold.weight());
+        let mut at_once = Taken::by(hold);
+        let mut all_along = Taken::by(hold);
+        let mut greatest = hold.limit();
         for (earlier, is_counted) in &mut standing {
             if earlier.shares_with(hold) {
                 if earlier.end() > hold.taken {
-                    all += earlier.weight();
-                    known += match loss(earlier, hold) {
-                        Some(_) => 0,
-                        None => earlier.weight(),
-                    };
+                    let is_known = loss(earlier, hold).is_none();
+                    at_once.add(earlier, is_known);
+                    greatest = greatest.max(earlier.limit());
+                    if earlier.taken <= hold.since {
+                        all_along.add(earlier, is_known);
+                    }
                 }
                 continue;
             }
@@ -349,14 +384,16 @@ fn overlaps(
                 hold.end(),
             ));
         }
-        if let Mode::Permit { limit, .. } = hold.mode {
-            if known > limit {
+        for (taken, limit) in [(all_along, hold.limit()), (at_once, greatest)] {
+            if taken.known > limit {
                 verdict.overlaps.push(format!(
-                    "{key}: {known} of {limit} permits, when child {} took its own with token {} at {}",
-                    hold.child, hold.token, hold.taken
+                    "{key}: {} of {limit} permits, when child {} took its own with token {} at {}",
+                    taken.known, hold.child, hold.token, hold.taken
                 ));
-            } else if all > limit {
+                break;
+            } else if taken.all > limit {
                 verdict.crowds += 1;
+                break;
             }
         }
         standing.push((hold, false));
@@ -377,7 +414,7 @@ fn tokens(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: 
     let mut by_end: Vec<&Hold> = holds.iter().collect();
     by_end.sort_by_key(|hold| hold.end());
     let mut over = by_end.into_iter().peekable();
-    let mut greatest: HashMap<Option<u64>, &Hold> = HashMap::new();
+    let mut greatest: HashMap<Option<Kind>, &Hold> = HashMap::new();
     for hold in holds {
         while let Some(ended) = over.next_if(|ended| ended.end() < hold.taken) {
             let greatest = greatest.entry(ended.mode.kind()).or_insert(ended);

@@ -10,8 +10,8 @@ pub(crate) struct Register {
     pub(crate) mark: u64,
     pub(crate) shared_mark: u64,
     pub(crate) value: u64,
-    /// Who is inside with a permit: the token and the weight.
-    pub(crate) inside: Vec<(u64, u64)>,
+    /// Who is inside with a permit: the token, the weight and the limit.
+    pub(crate) inside: Vec<(u64, u64, u64)>,
 }
 
 impl Register {
@@ -20,7 +20,7 @@ impl Register {
         let is_new = token >= self.mark && token >= self.shared_mark;
         if is_new {
             self.mark = token;
-            self.inside.retain(|(inside, _)| *inside >= token);
+            self.inside.retain(|(inside, ..)| *inside >= token);
         }
         is_new
     }
@@ -34,23 +34,32 @@ impl Register {
     }
 
     /// One with a permit comes in. If there is no room, the oldest have to leave, and if that is this one, it is too late.
+    /// Those with smaller tokens count against the limit of one with a greater.
     pub(crate) fn enter(&mut self, token: u64, weight: u64, limit: u64) -> bool {
         if token < self.mark {
             return false;
         }
         self.shared_mark = self.shared_mark.max(token);
-        self.inside.push((token, weight));
+        self.inside.push((token, weight, limit));
         self.inside.sort_unstable();
-        while self.inside.iter().map(|(_, weight)| weight).sum::<u64>() > limit {
+        while !self.has_room() {
             self.inside.remove(0);
         }
-        self.inside.contains(&(token, weight))
+        self.inside.contains(&(token, weight, limit))
+    }
+
+    fn has_room(&self) -> bool {
+        let mut taken = 0;
+        self.inside.iter().all(|(_, weight, limit)| {
+            taken += weight;
+            taken <= *limit
+        })
     }
 
     /// Whether it was still inside.
     pub(crate) fn leave(&mut self, token: u64) -> bool {
         let before = self.inside.len();
-        self.inside.retain(|(inside, _)| *inside != token);
+        self.inside.retain(|(inside, ..)| *inside != token);
         self.inside.len() < before
     }
 }

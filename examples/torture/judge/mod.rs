@@ -46,11 +46,11 @@ pub(crate) enum Mode {
 
 impl Mode {
     /// Equal for those that may hold a key at once; `None` for one that shares it with nobody.
-    fn kind(self) -> Option<u64> {
+    fn kind(self) -> Option<Kind> {
         match self {
             Self::Exclusive | Self::Group | Self::Kept => None,
-            Self::Reader => Some(0),
-            Self::Permit { limit, .. } => Some(limit),
+            Self::Reader => Some(Kind::Readers),
+            Self::Permit { .. } => Some(Kind::Permits),
         }
     }
 
@@ -86,6 +86,13 @@ impl std::fmt::Display for Mode {
             other => f.write_str(other.name()),
         }
     }
+}
+
+/// Who shares a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Readers,
+    Permits,
 }
 
 /// From when till when (ns).

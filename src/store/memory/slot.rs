@@ -58,7 +58,7 @@ pub(super) struct StoredKey {
     pub(super) listeners: Tickets,
 }
 
-/// Who has the lock, and until when. All of them are of one kind (M1).
+/// Who has the lock, and until when. All of them are of one kind (M1): one exclusive owner, readers, or permits.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     until: BTreeMap<FullOwner, ServerTime>,
@@ -94,58 +94,54 @@ impl Holders {
         self.until.retain(|owner, until| keep(owner, *until));
     }
 
-    fn are_exclusive(&self) -> bool {
+    /// The mode of one of them, and so the kind of all.
+    fn mode(&self) -> Option<Mode> {
         let first = self.until.first_key_value();
-        first.is_some_and(|(first, _)| first.owner.mode == Mode::Exclusive)
+        first.map(|(first, _)| first.owner.mode)
     }
 
-    /// M1: whether one with this mode may join.
+    fn are_exclusive(&self) -> bool {
+        self.mode() == Some(Mode::Exclusive)
+    }
+
+    /// M1: whether one with this mode may join. A permit counts all that is taken against its own limit.
     pub(super) fn admit(&self, mode: Mode) -> bool {
-        let Some((first, _)) = self.until.first_key_value() else {
-            return true;
-        };
-        match (mode, first.owner.mode) {
-            (Mode::Shared, Mode::Shared) => true,
-            (Mode::Permits { limit, weight }, Mode::Permits { limit: other, .. }) => {
-                let taken: u32 = self.until.keys().map(weight_of).sum();
-                limit == other && taken.saturating_add(weight.into()) <= limit
+        match (mode, self.mode()) {
+            (_, None) | (Mode::Shared, Some(Mode::Shared)) => true,
+            (Mode::Permits { limit, weight }, Some(Mode::Permits { .. })) => {
+                self.taken() + u64::from(weight) <= u64::from(limit)
             }
             _ => false,
         }
     }
 
+    /// How much all permits take, whatever limits they were taken under.
+    fn taken(&self) -> u64 {
+        self.until.keys().map(weight_of).sum()
+    }
+
     /// When one with this mode may join, if nobody renews or releases. `NEVER`: not known.
     fn may_admit_at(&self, mode: Mode) -> ServerTime {
         let last = self.until.values().copied().max().unwrap_or(0);
-        let Mode::Permits { limit, weight } = mode else {
+        let (Mode::Permits { limit, weight }, Some(Mode::Permits { .. })) = (mode, self.mode())
+        else {
             return last;
         };
-        let limit_of = |owner: &FullOwner| match owner.owner.mode {
-            Mode::Permits { limit, .. } => Some(limit),
-            Mode::Exclusive | Mode::Shared => None,
-        };
-        if self
-            .until
-            .keys()
-            .any(|owner| limit_of(owner) != Some(limit))
-        {
-            return last;
-        }
         let mut by_end: Vec<_> = self.iter().collect();
         by_end.sort_unstable_by_key(|(_, until)| *until);
-        let mut taken: u32 = self.until.keys().map(weight_of).sum();
+        let mut taken = self.taken();
         let fits = by_end.into_iter().find_map(|(owner, until)| {
             taken -= weight_of(owner);
-            (taken + u32::from(weight) <= limit).then_some(until)
+            (taken + u64::from(weight) <= u64::from(limit)).then_some(until)
         });
         fits.unwrap_or(last)
     }
 }
 
-fn weight_of(owner: &FullOwner) -> u32 {
+fn weight_of(owner: &FullOwner) -> u64 {
     match owner.owner.mode {
         Mode::Permits { weight, .. } => weight.into(),
-        Mode::Exclusive | Mode::Shared => 1,
+        Mode::Exclusive | Mode::Shared => 0,
     }
 }
 

@@ -18,7 +18,7 @@ CREATE TABLE lockstream.lock (
     waited boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
--- A shared lease. `kind`: 'r', or the limit of permits.
+-- A shared lease. `kind`: 'r', or the limit under which a permit was taken.
 CREATE TABLE lockstream.holder (
     key text COLLATE "C",
     owner text COLLATE "C",
@@ -116,8 +116,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- A lock in the midst of an operation. `kind`: null if it is free, 'x' if nobody may join, else that of its holders, who
--- have taken `taken` of it. `most`: how many more tickets may be served (M4); `unserved`: whether more may fit.
+-- A lock in the midst of an operation. `kind`: null if it is free, 'x' if nobody may join, 'r' if readers have it, 'p' if
+-- permits have it, which take `taken` of it. `most`: how many more tickets may be served (M4); `unserved`: whether more may fit.
 -- `is_in_the_way`: whether a ticket that does not fit was found.
 CREATE TYPE lockstream.open_lock_1 AS (
     name text,
@@ -133,14 +133,18 @@ CREATE TYPE lockstream.open_lock_1 AS (
     notices text[]
 );
 
--- M1: whether one with this mode may have the lock now.
+-- The kind of a lock, of the `kind` of one of its holders.
+CREATE FUNCTION lockstream.kind_1(of_holder text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN of_holder = 'r' THEN 'r' WHEN of_holder IS NOT NULL THEN 'p' END $$;
+
+-- M1: whether one with this mode may have the lock now. A permit counts all that is taken against its own limit.
 CREATE FUNCTION lockstream.admits_1(o lockstream.open_lock_1, mode text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN o.kind IS NULL THEN true
         WHEN o.kind = 'x' OR mode = '' THEN false
         WHEN o.kind = 'r' OR mode = 'r' THEN o.kind = mode
-        ELSE o.kind = split_part(mode, '/', 2) AND o.taken + split_part(mode, '/', 1)::bigint <= o.kind::bigint
+        ELSE o.taken + split_part(mode, '/', 1)::bigint <= split_part(mode, '/', 2)::bigint
     END
 $$;
 
@@ -169,7 +173,7 @@ BEGIN
     END IF;
     o.owner := '';
     -- While it is quiet nobody may join.
-    o.kind := CASE WHEN o.is_quiet THEN 'x' WHEN mode = 'r' THEN 'r' ELSE split_part(mode, '/', 2) END;
+    o.kind := CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(mode) END;
 END $$;
 
 -- M3: serves tickets from the front as long as they fit, up to that of `own`, or to one that `place` is before.
@@ -214,12 +218,11 @@ BEGIN
     IF o.owner <> '' OR o.is_quiet THEN
         RETURN greatest(o.expires_at - now, 0);
     END IF;
-    IF wish LIKE '%/%' THEN
+    IF o.kind = 'p' AND wish LIKE '%/%' THEN
         SELECT min(h.expires_at) INTO fits FROM (
-            SELECT expires_at, kind, sum(weight) OVER (ORDER BY expires_at, owner) AS freed FROM lockstream.holder
+            SELECT expires_at, sum(weight) OVER (ORDER BY expires_at, owner) AS freed FROM lockstream.holder
             WHERE key = o.name
-        ) h WHERE h.kind = split_part(wish, '/', 2)
-            AND o.taken - h.freed + split_part(wish, '/', 1)::bigint <= h.kind::bigint;
+        ) h WHERE o.taken - h.freed + split_part(wish, '/', 1)::bigint <= split_part(wish, '/', 2)::bigint;
     END IF;
     IF fits IS NULL THEN
         SELECT max(expires_at) INTO fits FROM lockstream.holder WHERE key = o.name;
@@ -299,7 +302,8 @@ BEGIN
         FOR h IN SELECT owner FROM lockstream.holder WHERE key = name AND expires_at <= at LOOP
             PERFORM lockstream.end_shared_1(name, h.owner);
         END LOOP;
-        SELECT min(kind), coalesce(sum(weight), 0), coalesce(bool_or(owner = own AND expires_at > at), false),
+        SELECT lockstream.kind_1(min(kind)), coalesce(sum(weight), 0),
+            coalesce(bool_or(owner = own AND expires_at > at), false),
             coalesce(bool_or(owner = own AND expires_at <= at), false)
             INTO o.kind, o.taken, is_held, is_ending FROM lockstream.holder WHERE key = name;
         IF o.kind IS NULL THEN
@@ -352,7 +356,8 @@ BEGIN
                 END IF;
             ELSIF is_held THEN
                 IF lockstream.end_shared_1(name, own) THEN
-                    SELECT CASE WHEN o.is_quiet THEN 'x' ELSE min(kind) END, coalesce(sum(weight), 0)
+                    SELECT CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(min(kind)) END,
+                        coalesce(sum(weight), 0)
                         INTO o.kind, o.taken FROM lockstream.holder WHERE key = name;
                     IF o.taken = 0 THEN
                         o.owner := NULL;

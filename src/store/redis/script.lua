@@ -364,9 +364,10 @@ local function mixed()
   -- M4: how many grants this call has made, whatever its keys.
   local granted = 0
 
-  -- M1: what the lock must be if it is not free: 'r', the limit, or for an exclusive mode 'x', which cannot be joined.
+  -- M1: what the lock must be if it is not free: 'r' for a reader, 'p' for a permit of whatever limit, or for an
+  -- exclusive mode 'x', which cannot be joined.
   local function kind_of(mode)
-    return mode == '' and 'x' or string.match(mode, '/(%d+)$') or 'r'
+    return mode == '' and 'x' or string.find(mode, '/', 1, true) and 'p' or 'r'
   end
 
   local function members(owner, mode)
@@ -378,7 +379,8 @@ local function mixed()
     return names
   end
 
-  -- How many members must leave before one with this mode may have the lock; nil if all must.
+  -- How many members must leave before one with this mode may have the lock; nil if all must. A permit counts all that
+  -- is taken against its own limit.
   local function missing(op, mode)
     if not op.kind then
       return 0

@@ -220,8 +220,9 @@ impl Profile {
         match rng.below(10) {
             0 | 1 => vec![exclusive, shared],
             2 => vec![exclusive, shared, shared, shared, shared],
-            3 => vec![permits(3, 1)],
-            4 => vec![permits(4, 1), permits(4, 2), permits(4, 4)],
+            // A rolling change of the limit, in either direction.
+            3 => vec![permits(3, 1), permits(3, 1), permits(2, 1), permits(6, 1)],
+            4 => vec![permits(4, 1), permits(4, 2), permits(4, 4), permits(2, 2)],
             5 => {
                 let weighty = [permits(2, 1), permits(5, 3), permits(100, 1)];
                 [[exclusive, shared, shared].as_slice(), &weighty].concat()

@@ -9,6 +9,7 @@ use super::clock::{MILLI, True};
 use super::ends::Kept;
 use super::process::ProcessId;
 use super::profile::Theme;
+use super::rounds::Tickets;
 use super::world::{KeyId, World};
 use crate::store::contract::{Answer, Mode, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
@@ -92,6 +93,34 @@ pub(super) struct Seen {
     pub(super) process: ProcessId,
     pub(super) caller: CallerId,
     pub(super) deadline: Moment,
+}
+
+/// M1: whether one with this mode may enter beside these.
+pub(super) fn fits_beside(mode: Mode, others: &[Mode]) -> bool {
+    let weight_of = |mode: &Mode| match mode {
+        Mode::Permits { weight, .. } => Some(u64::from(*weight)),
+        Mode::Exclusive | Mode::Shared => None,
+    };
+    match mode {
+        Mode::Exclusive => others.is_empty(),
+        Mode::Shared => others.iter().all(|other| *other == Mode::Shared),
+        Mode::Permits { limit, weight } => {
+            let taken: Option<u64> = others.iter().map(weight_of).sum();
+            taken.is_some_and(|taken| taken + u64::from(weight) <= u64::from(limit))
+        }
+    }
+}
+
+/// M1: whether these may have come beside those that were there, in an order that is not known: each fitted beside
+/// those, and the last beside all others.
+fn may_have_come(came: &[Mode], there: &[Mode]) -> bool {
+    let may_be_last = |last| {
+        let mut others = [came, there].concat();
+        let mode = others.remove(last);
+        fits_beside(mode, &others)
+    };
+    let each = came.iter().all(|mode| fits_beside(*mode, there));
+    each && (came.is_empty() || (0..came.len()).any(may_be_last))
 }
 
 impl Referee {
@@ -334,33 +363,25 @@ impl World {
         }
     }
 
-    /// M1: the valid leases of a key, over all registries, are one exclusive one, or readers, or permits within their
-    /// limit.
+    /// M1: the valid leases of a key, over all registries, may be held together.
     fn check_alone(&mut self, key: KeyId, lease: &Seen) {
         let others = self.referee.leases[key].iter();
         let others: Vec<_> = others.filter(|other| self.is_valid(other)).collect();
-        let mode_of = |lease: &Seen| self.callers[lease.caller].mode;
-        let taken = |mode| match mode {
-            Mode::Permits { weight, .. } => u32::from(weight),
-            _ => 1,
-        };
-        let may_stay = match mode_of(lease) {
-            Mode::Exclusive => others.is_empty(),
-            Mode::Shared => others.iter().all(|it| mode_of(it) == Mode::Shared),
-            Mode::Permits { limit, weight } => {
-                let same =
-                    |mode| matches!(mode, Mode::Permits { limit: other, .. } if other == limit);
-                let sum: u32 = others.iter().map(|it| taken(mode_of(it))).sum();
-                others.iter().all(|it| same(mode_of(it))) && sum + u32::from(weight) <= limit
-            }
-        };
-        if !may_stay {
-            let mode = mode_of(lease);
-            let others: Vec<_> = others
-                .iter()
-                .map(|it| (mode_of(it), (*it).clone()))
-                .collect();
-            self.breach(format!("on k{key} {lease:?} ({mode}) meets {others:?}"));
+        let all = [lease].into_iter().chain(others.iter().copied());
+        let modes: Vec<_> = all.map(|it| self.callers[it.caller].mode).collect();
+        if !may_have_come(&modes, &[]) {
+            let others = format!("{others:?}");
+            self.breach(format!("on k{key} {lease:?} meets {others}: {modes:?}"));
+        }
+    }
+
+    /// M1: whom an op of the store let in may be there, beside those that had the lock before.
+    pub(super) fn check_entries(&mut self, key: KeyId, before: &Tickets) {
+        let after = self.holders(key).into_iter();
+        let (stayed, came): (Tickets, Tickets) = after.partition(|it| before.contains(it));
+        let modes = |all: &Tickets| all.iter().map(|(_, it)| it.mode).collect::<Vec<_>>();
+        if !may_have_come(&modes(&came), &modes(&stayed)) {
+            self.breach(format!("M1: k{key} is given to {came:?} beside {stayed:?}"));
         }
     }
 

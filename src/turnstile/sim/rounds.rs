@@ -6,6 +6,7 @@ use super::caller::{Caller, Stage};
 use super::clock::{MILLI, SECOND};
 use super::process::ProcessId;
 use super::profile::Theme;
+use super::referee::fits_beside;
 use super::world::{Event, KeyId, World};
 use crate::store::contract::{Mode, Op, Outcome, Owner};
 use crate::store::memory::Asking;
@@ -114,14 +115,9 @@ impl World {
         let Some((_, first)) = self.first_live(key) else {
             return false;
         };
-        let nobody: Arc<str> = "nobody".into();
-        let asking = Asking {
-            prefix: &self.server.prefix,
-            instance: &nobody,
-            key: &self.keys[key],
-            now: self.server.clock.micros(self.now),
-        };
-        self.server.keyspace.admits(asking, first.mode)
+        let holders = self.holders(key);
+        let modes: Vec<_> = holders.iter().map(|(_, owner)| owner.mode).collect();
+        fits_beside(first.mode, &modes)
     }
 
     /// I6 and W1, seen from the server: when nothing goes wrong, who waits in the queue has a ticket
@@ -271,6 +267,7 @@ impl World {
         unserved: bool,
     ) {
         let (tickets, holders) = before;
+        self.check_entries(key, &holders);
         let winner = op.owner();
         let asks = matches!(
             op,

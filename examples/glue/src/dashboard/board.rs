@@ -183,12 +183,16 @@ impl Seen {
         let Inspection { holders, queue, .. } = &self.inspection;
         let mode = match holders.first().map(|first| first.mode) {
             None => "free".to_owned(),
-            Some(Mode::Permits { limit, .. }) => {
-                let weights = holders.iter().map(|holder| match holder.mode {
-                    Mode::Permits { weight, .. } => u32::from(weight),
-                    _ => 0,
+            Some(Mode::Permits { .. }) => {
+                let permits = holders.iter().filter_map(|holder| match holder.mode {
+                    Mode::Permits { limit, weight, .. } => Some((limit, u32::from(weight))),
+                    _ => None,
                 });
-                format!("permits {}/{limit}", weights.sum::<u32>())
+                let taken: u32 = permits.clone().map(|(_, weight)| weight).sum();
+                // During a rolling update there may be several.
+                let limits: BTreeSet<u32> = permits.map(|(limit, _)| limit).collect();
+                let limits: Vec<_> = limits.iter().map(u32::to_string).collect();
+                format!("permits {taken}/{}", limits.join("|"))
             }
             Some(mode) => mode.to_string(),
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::slot::{FullOwner, NEVER, micros};
 use super::{Asking, Keyspace};
-use crate::store::contract::{Mode, Owner};
+use crate::store::contract::Owner;
 
 impl Keyspace {
     /// A stranger's `SET NX`, with or without `PX`; false if the key is taken.
@@ -63,16 +63,6 @@ impl Keyspace {
         slot.run_out(asking.now);
         let holders = slot.holders.iter().map(|(by, _)| by);
         holders.map(|by| (by.instance.clone(), by.owner)).collect()
-    }
-
-    /// Whether a ticket with this mode could have the key now, if it were in front.
-    pub(crate) fn admits(&mut self, asking: Asking<'_>, mode: Mode) -> bool {
-        let name = (asking.prefix.clone(), asking.key.clone());
-        let Some(slot) = self.slots.get_mut(&name) else {
-            return true;
-        };
-        slot.run_out(asking.now);
-        slot.holders.admit(mode)
     }
 
     /// The subscribers of a key in order: instance and owner.

@@ -118,6 +118,37 @@ async fn m1_a_crashed_holder_makes_room_by_itself() {
     assert_eq!(members.len(), 2);
 }
 
+/// A permit counts what is taken under any limit; and those in front are served each by its own.
+#[tokio::test]
+async fn m1_permits_of_two_limits_are_one_set() {
+    let server = RedisServer::start();
+    let mut one = Registry::on(&server, "a1").await;
+    let (brief, longer) = (TTL / 3, TTL / 2);
+    won(&one.outcome("k", attempts(permit(1, 2, 2), brief)).await);
+    won(&one.outcome("k", attempts(permit(2, 1, 4), longer)).await);
+    won(&one.outcome("k", attempts(permit(3, 1, 4), TTL)).await);
+    let members: Vec<String> = server.ask(&["ZRANGE", "lock:k", "0", "-1"]);
+    assert_eq!(members, ["a1:1 1/2", "a1:1 2/2", "a1:2 1/4", "a1:3 1/4"]);
+    // M5: when there is room for the one in front, whoever asks.
+    let fits_in = |outcome| match outcome {
+        Outcome::Busy { left, .. } => left.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let left = fits_in(one.outcome("k", attempts(permit(4, 1, 4), TTL)).await);
+    assert!(left <= brief, "{left:?}");
+    let left = fits_in(one.outcome("k", enters(permit(5, 1, 2))).await);
+    assert!(left > brief && left <= longer, "{left:?}");
+    // M2: it would fit sooner, but for the one in front.
+    let left = fits_in(one.outcome("k", enters(permit(6, 1, 4))).await);
+    assert!(left > brief && left <= longer, "{left:?}");
+    let release = |owner| Op::Release { owner };
+    assert_eq!(one.outcome("k", release(permit(1, 2, 2))).await, HELD);
+    assert_eq!(server.ask::<u64>(&["ZCARD", "lock:k"]), 2);
+    assert_eq!(one.outcome("k", release(permit(3, 1, 4))).await, HELD);
+    let members: Vec<String> = server.ask(&["ZRANGE", "lock:k", "0", "-1"]);
+    assert_eq!(members, ["a1:2 1/4", "a1:5 1/2", "a1:6 1/4"]);
+}
+
 /// Nobody else would wake the reader behind a writer that gives up.
 #[tokio::test]
 async fn m3_a_withdrawal_serves_those_behind_it() {
