@@ -244,7 +244,7 @@ impl<C: Clone> Turnstile<C> {
         let retry = first.and_then(|pending| pending.retry_at);
         let state = match &self.state {
             KeyState::Acquiring(acquisition) if may_send && first.is_none() => {
-                Some(acquisition.next_timeout())
+                Some(acquisition.ask_at)
             }
             KeyState::Idle | KeyState::Acquiring(_) => None,
             KeyState::Held(tenure) => Some(tenure.next_timeout(self.down)),

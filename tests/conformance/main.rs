@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 190;
+const CASES: usize = 191;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -73,7 +73,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 50;
+const CORE: usize = 51;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -88,6 +88,8 @@ suite! {
         a_release_that_crosses_an_arrival_is_not_missed,
         waits_end_each_in_its_own_time,
         a_waiter_that_gave_up_leaves_nothing_in_the_way,
+        #[core]
+        what_is_released_when_the_only_waiter_has_gone_is_free,
         #[core]
         what_was_granted_to_a_dropped_waiter_is_given_back,
         #[core]

@@ -23,9 +23,6 @@ const RECHECK: (u64, u64) = (8_000, 12_000);
 /// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
 const SOON: (u64, u64) = (1_000, 1_500);
 
-/// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
-const WITHDRAW_WITHIN: u64 = 500;
-
 /// What the store may hold under one of our owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Footprint {
@@ -55,8 +52,6 @@ pub(super) struct Acquisition {
     pub(super) repeats: Repeats,
     /// If a yield gives it the key: how many tenures in a row no other registry will have wanted the key.
     uncontended: u8,
-    /// G3: when its ticket is withdrawn. Set while nobody here waits for the key.
-    withdraw_at: Option<Point>,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
@@ -81,7 +76,6 @@ impl Acquisition {
             adopter: None,
             repeats: Repeats::default(),
             uncontended,
-            withdraw_at: None,
             first_sent: None,
             proof: None,
         }
@@ -123,11 +117,6 @@ impl Acquisition {
     /// Whether this connection has confirmed that it has a ticket. Unconfirmed, the owner may hold the lock.
     fn is_queued(&self) -> bool {
         self.footprint == Footprint::Ticket && self.proof.is_some()
-    }
-
-    /// When it has something to send.
-    pub(super) fn next_timeout(&self) -> Point {
-        self.withdraw_at.unwrap_or(self.ask_at)
     }
 
     /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
@@ -186,21 +175,11 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Nothing | Footprint::Lock => false,
             };
             let first = self.waiters.first().map(Waiter::ticket_ttl);
-            let is_unsuited = first.is_some_and(|first| !acquisition.ticket.serves(first));
-            let is_unwanted = first.is_none();
-            if is_unwanted && acquisition.is_queued() && self.store_has_queue && !self.closed {
-                // G3: the waits of a thousand registries may end at the same moment. A waiter that
-                // arrives before the withdrawal takes over the ticket and its place in the queue.
-                let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
-                if *acquisition.withdraw_at.get_or_insert_with(jitter) > now {
-                    return false;
-                }
-            }
-            if is_unwanted || misplaced || is_unsuited {
+            let is_unsuited = first.is_none_or(|first| !acquisition.ticket.serves(first));
+            if misplaced || is_unsuited {
                 self.abandon(now);
                 return true;
             }
-            acquisition.withdraw_at = None;
         }
         if acquisition.ask_at > now {
             return false;

@@ -311,21 +311,6 @@ impl Harness {
         self.sent.pop_front()
     }
 
-    /// Nobody waits any more: what is sent for that within half a second, and not at once (G3).
-    #[track_caller]
-    pub(super) fn sent_late(&mut self) -> Op {
-        self.silent();
-        let until = self.now + ms(500);
-        while self.sent.is_empty()
-            && let Some(next) = self.turnstile.next_timeout()
-            && next <= until
-        {
-            self.now = self.now.max(next);
-            self.feed(|turnstile, cx| turnstile.tick(cx));
-        }
-        self.sent()
-    }
-
     /// Nothing was sent that was not looked at.
     #[track_caller]
     pub(super) fn silent(&self) {
