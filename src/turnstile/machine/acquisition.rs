@@ -52,6 +52,8 @@ pub(super) struct Acquisition {
     pub(super) repeats: Repeats,
     /// If a yield gives it the key: how many tenures in a row no other registry will have wanted the key.
     uncontended: u8,
+    /// Whether the store may have had a ticket of it: then a grant may be on the way.
+    had_ticket: bool,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
@@ -76,6 +78,7 @@ impl Acquisition {
             adopter: None,
             repeats: Repeats::default(),
             uncontended,
+            had_ticket: false,
             first_sent: None,
             proof: None,
         }
@@ -92,6 +95,7 @@ impl Acquisition {
     /// An op may have been done, and left this.
     pub(super) fn raise_footprint(&mut self, footprint: Footprint) {
         self.footprint = self.footprint.max(footprint);
+        self.had_ticket |= footprint == Footprint::Ticket;
     }
 
     /// A proof is valid for one connection: the next may lead to another server.
@@ -235,7 +239,7 @@ impl<C: Clone> Turnstile<C> {
                     let (sent, at) = (in_flight.sent, answer.at);
                     acquisition.proof = Some(Proof { sent, at });
                     acquisition.score = score.or(acquisition.score);
-                    acquisition.footprint = Footprint::Ticket;
+                    acquisition.raise_footprint(Footprint::Ticket);
                     // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may
                     // be dead without an error.
                     let jitter = cx.ids.jitter(1, 50);
@@ -387,8 +391,10 @@ impl<C: Clone> Turnstile<C> {
             }
             return;
         }
-        let (owner, uncontended) = (acquisition.owner, acquisition.uncontended);
-        self.state = KeyState::Held(Tenure::new(owner, ticket, epoch, start, now, uncontended));
+        let (owner, had_ticket) = (acquisition.owner, acquisition.had_ticket);
+        let uncontended = acquisition.uncontended;
+        let tenure = Tenure::new(owner, had_ticket, ticket, epoch, start, now, uncontended);
+        self.state = KeyState::Held(tenure);
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
         if adopter.is_some()

@@ -307,6 +307,11 @@ impl Harness {
         self.sent.pop_front().expect("an op was to be sent")
     }
 
+    /// For how many owners a late grant is expected.
+    pub(super) fn remembered(&self) -> usize {
+        self.ids.remembered()
+    }
+
     pub(super) fn sent_if_any(&mut self) -> Option<Op> {
         self.sent.pop_front()
     }
