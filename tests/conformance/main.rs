@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 191;
+const CASES: usize = 193;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -232,6 +232,7 @@ suite! {
         a_lead_taken_away_comes_back,
         one_of_three_leads,
         a_campaign_that_ends_leaves_nothing,
+        a_store_that_is_too_slow_for_the_ttl_is_tried_again,
         who_resigns_does_not_wait_for_an_absent_store,
         a_campaign_ends_with_its_registry,
         what_waiting_cannot_mend_ends_a_campaign,
@@ -254,6 +255,7 @@ suite! {
         a_release_that_cannot_be_told_is_made_good_later,
         a_guards_release_tries_until_the_deadline,
         a_reply_that_comes_too_late_brings_no_dead_lease,
+        a_store_that_is_too_slow_for_the_ttl_is_told,
         a_slow_store_serves_a_short_wait,
         a_store_that_does_not_answer_errs_in_time,
         #[core]

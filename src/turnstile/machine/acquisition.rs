@@ -23,6 +23,10 @@ const RECHECK: (u64, u64) = (8_000, 12_000);
 /// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
 const SOON: (u64, u64) = (1_000, 1_500);
 
+/// D4: so many wins and grants in a row that are over on arrival show that the store is too slow for the ttl. One or two
+/// may be late because the process was stopped.
+const MOST_LATE: u8 = 3;
+
 /// What the store may hold under one of our owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Footprint {
@@ -54,6 +58,10 @@ pub(super) struct Acquisition {
     uncontended: u8,
     /// Whether the store may have had a ticket of it: then a grant may be on the way.
     had_ticket: bool,
+    /// How many wins and grants it had: all of them were over on arrival (D4).
+    late: u8,
+    /// The newest waiter that has seen all of these.
+    saw_late: WaiterId,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
@@ -79,6 +87,8 @@ impl Acquisition {
             repeats: Repeats::default(),
             uncontended,
             had_ticket: false,
+            late: 0,
+            saw_late: WaiterId(0),
             first_sent: None,
             proof: None,
         }
@@ -96,6 +106,16 @@ impl Acquisition {
     pub(super) fn raise_footprint(&mut self, footprint: Footprint) {
         self.footprint = self.footprint.max(footprint);
         self.had_ticket |= footprint == Footprint::Ticket;
+    }
+
+    /// D4: a win or grant was over on arrival, while `newest` was the newest waiter. Returns whether the store is too slow
+    /// for its ttl.
+    fn count_late(&mut self, newest: WaiterId) -> bool {
+        if self.late == 0 {
+            self.saw_late = newest;
+        }
+        self.late += 1;
+        self.late == MOST_LATE
     }
 
     /// A proof is valid for one connection: the next may lead to another server.
@@ -384,10 +404,14 @@ impl<C: Clone> Turnstile<C> {
         }
         if deadline(start, ticket.ttl) <= now && is_wanted {
             // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
+            let is_too_slow = acquisition.count_late(self.waiters.last_id());
             acquisition.forget_proof();
             acquisition.ask_at = now;
             if adopter.is_none() {
                 self.waiters.mark_answered();
+            }
+            if is_too_slow {
+                self.give_up_late(now, now.since(start));
             }
             return;
         }
@@ -402,6 +426,25 @@ impl<C: Clone> Turnstile<C> {
         {
             self.grant_lease(now, adopter.id, adopter.waiter);
         }
+    }
+
+    /// D4: each time that we ask, the key is ours for another ttl, and is over when we hear of it. It is given back. Those
+    /// who want no longer ttl, and have waited all the time, are refused.
+    fn give_up_late(&mut self, now: Point, round_trip: Duration) {
+        let KeyState::Acquiring(acquisition) = &self.state else {
+            return;
+        };
+        let refused: Vec<_> = if acquisition.adopts() {
+            let adopter = self.adopters.pop_front();
+            adopter.map(|adopter| adopter.waiter).into_iter().collect()
+        } else {
+            let (newest, ttl) = (acquisition.saw_late, acquisition.ticket.ttl);
+            self.waiters.take_within(newest, ttl)
+        };
+        for waiter in refused {
+            self.refuse(waiter.who, Refusal::TooSlow { round_trip });
+        }
+        self.abandon(now);
     }
 
     /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes of this.
