@@ -195,6 +195,11 @@ impl Acquiring {
                 limit: engine.settings.max_waiters,
             },
             (Refusal::Failed(source), _) => LockError::Store { key, source },
+            (Refusal::TooSlow { round_trip }, _) => LockError::TooSlow {
+                key,
+                ttl: self.options.ttl(engine),
+                round_trip,
+            },
             (Refusal::NothingToAdopt, Some(detached)) => LockError::Lost {
                 key,
                 token: detached.token(),

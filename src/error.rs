@@ -87,6 +87,25 @@ pub enum LockError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// Three times in a row the key was won, and the lease was over before the caller learned of it: the store's answers
+    /// take longer than a lease of this ttl is valid (99 % of it, less 2 ms). The work was not started, and the key was
+    /// given back.
+    ///
+    /// The ttl is too short for the way to the store, or the store or this process is overloaded.
+    #[error(
+        "store too slow for lock {key:?}: answer took {:?} of a ttl of {ttl:?}",
+        Duration::from_micros(u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX))
+    )]
+    #[non_exhaustive]
+    TooSlow {
+        /// The name of what is locked.
+        key: Arc<str>,
+        /// The ttl that was asked for.
+        ttl: Duration,
+        /// How long it took from the question to the answer, the last time. For a lock that was granted to a waiter: from
+        /// the grant to its arrival.
+        round_trip: Duration,
+    },
     /// The ttl is out of range: 10 ms to 24 h.
     #[error("invalid ttl {ttl:?} for lock {key:?}: must be from 10 ms to 24 h")]
     #[non_exhaustive]
@@ -128,6 +147,7 @@ impl LockError {
             | Self::QueueFull { key, .. }
             | Self::NoRegistry { key }
             | Self::Closed { key }
+            | Self::TooSlow { key, .. }
             | Self::InvalidKey { key, .. }
             | Self::InvalidTtl { key, .. }
             | Self::InvalidSetting { key, .. }
@@ -155,14 +175,14 @@ impl LockError {
         matches!(self, Self::Closed { .. })
     }
 
-    /// Whether the same call may succeed later: true if others had the lock or the queue was full;
+    /// Whether the same call may succeed later: true if others had the lock, the queue was full or the store was too slow;
     /// if the store failed, what [`StoreError::is_retryable`] says.
     ///
     /// False for all others. After [`Lost`](Self::Lost) the work has run, at least in part, and only you know whether
     /// it may run again.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::NotAcquired { .. } | Self::QueueFull { .. } => true,
+            Self::NotAcquired { .. } | Self::QueueFull { .. } | Self::TooSlow { .. } => true,
             Self::Store { source, .. } => source.is_retryable(),
             Self::Lost { .. }
             | Self::NoRegistry { .. }
@@ -337,6 +357,15 @@ mod tests {
                 LockError::Closed { key: key() },
                 "registry of lock \"k\" closed",
                 false,
+            ),
+            (
+                LockError::TooSlow {
+                    key: key(),
+                    ttl: Duration::from_millis(10),
+                    round_trip: Duration::from_nanos(12_345_678),
+                },
+                "store too slow for lock \"k\": answer took 12.345ms of a ttl of 10ms",
+                true,
             ),
             (
                 LockError::InvalidKey { key: key(), reason },

@@ -50,8 +50,8 @@ impl Lock {
     /// While the store cannot be reached, a leader leads until its lease ends; then it is a
     /// `Follower`, as a new candidate is. Temporary failures are retried for ever, after pauses
     /// that grow to 5 s, each with a warning in the log: a store that refuses (a wrong password, a
-    /// missing right), a queue that is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that
-    /// ends. Permanent ones yield [`Ended`](Leadership::Ended), and then the stream ends:
+    /// missing right) or is [too slow](LockError::TooSlow) for the ttl, a queue that is
+    /// [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. Permanent ones yield [`Ended`](Leadership::Ended), and then the stream ends:
     /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or
     /// setting.
     ///
@@ -198,6 +198,7 @@ impl Candidate {
             // follows at once would fail at once.
             LockError::NotAcquired { .. }
             | LockError::QueueFull { .. }
+            | LockError::TooSlow { .. }
             | LockError::Store { .. } => {
                 let pause = self
                     .pauses

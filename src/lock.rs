@@ -319,8 +319,9 @@ impl Lock {
     /// # Errors
     ///
     /// [`LockError::Store`] if the store cannot be reached, or does not answer within the registry's
-    /// response time-out; [`LockError::QueueFull`] if `max_waiters` callers of this registry wait for
-    /// their first answer; [`LockError::Closed`]; an invalid key, ttl or setting.
+    /// response time-out; [`LockError::TooSlow`] if answers take longer than a lease lasts;
+    /// [`LockError::QueueFull`] if `max_waiters` callers of this registry wait for their first answer;
+    /// [`LockError::Closed`]; an invalid key, ttl or setting.
     ///
     /// # Cancel safety
     ///
@@ -341,7 +342,8 @@ impl Lock {
     /// # Errors
     ///
     /// [`LockError::Store`] if the store could not be reached by the end of the wait;
-    /// [`LockError::QueueFull`], [`LockError::Closed`]; an invalid key, ttl or setting.
+    /// [`LockError::TooSlow`], [`LockError::QueueFull`], [`LockError::Closed`]; an invalid key, ttl or
+    /// setting.
     ///
     /// # Cancel safety
     ///

@@ -228,7 +228,7 @@ impl LockOptions {
         self.engine.take().expect("whoever waits has a registry")
     }
 
-    fn ttl(&self, engine: &Engine) -> Duration {
+    pub(crate) fn ttl(&self, engine: &Engine) -> Duration {
         let default = match self.on_finish {
             // Invalid times are refused elsewhere.
             OnFinish::KeepFor(time) if TTL.contains(&time) => {

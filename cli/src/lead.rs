@@ -97,7 +97,7 @@ async fn term(
     let messages = args.store.messages();
     let mut events = registry.events();
     let lease = tokio::select! {
-        lease = tell_of_wait(messages, &lock, lock.lease()) => lease,
+        lease = tell_of_wait(messages, &lock, args.lease.ttl, lock.lease()) => lease,
         signal = signals.end() => {
             registry.shutdown().await;
             return Ok(Term::Over(exit::of_signal(signal as i32)));

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use crate::args::{OnLost, RunArgs};
 use crate::exit;
 use crate::messages::{Messages, chain};
+use crate::show::brief;
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
 use crate::supervise::Supervisor;
@@ -71,7 +72,9 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
     let lock = args.lock(&registry);
     let acquiring = async {
         store.try_out(true).await?;
-        let lease = tell_of_wait(messages, &lock, lock.lease_within(args.wait())).await;
+        let longest = args.keep_for.unwrap_or(args.lease.ttl);
+        let waiting = lock.lease_within(args.wait());
+        let lease = tell_of_wait(messages, &lock, longest, waiting).await;
         if lease.as_ref().is_err_and(LockError::is_not_acquired) {
             // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
             let _ = timeout(PATIENCE, registry.shutdown()).await;
@@ -132,10 +135,12 @@ pub(crate) async fn impatience(signals: &mut Signals) -> Signal {
     signals.end().await
 }
 
-/// Says that it waits, unless that is over soon.
+/// Says that it waits, unless that is over soon; and for how long others have the lock, if that is more than `longest`, the
+/// longest time for which this caller would ask.
 pub(crate) async fn tell_of_wait<T>(
     messages: Messages,
     lock: &Lock,
+    longest: Duration,
     waiting: impl Future<Output = T>,
 ) -> T {
     let mut waiting = std::pin::pin!(waiting);
@@ -144,8 +149,20 @@ pub(crate) async fn tell_of_wait<T>(
         done = &mut waiting => return done,
         () = sleep(QUIET_WAIT) => {}
     }
-    let text = format!("waiting for lock {:?}", lock.key());
-    messages.say("waiting", text, json!({ "key": lock.key() }));
+    let seen = tokio::select! {
+        biased;
+        done = &mut waiting => return done,
+        seen = lock.inspect() => seen.ok(),
+    };
+    let mut text = format!("waiting for lock {:?}", lock.key());
+    let mut fields = json!({ "key": lock.key() });
+    let remaining = seen.and_then(|seen| seen.remaining);
+    if let Some(remaining) = remaining.filter(|remaining| *remaining > longest) {
+        let (remaining, longest) = (brief(remaining), brief(longest));
+        text += &format!(", held for {remaining}, longer than the {longest} asked for here");
+        fields["remaining"] = json!(remaining);
+    }
+    messages.say("waiting", text, fields);
     waiting.await
 }
 

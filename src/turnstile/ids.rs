@@ -1,12 +1,9 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::time::{Moment, Point};
 use super::wait_queue::WaiterId;
 use crate::store::contract::{Mode, Owner};
-
-/// How many owners are remembered whose keys were left in the store.
-const MOST_KEPT: usize = 10_000;
 
 /// What the turnstiles of a registry share: numbers that are never used twice, random numbers, and the owners whose
 /// keys were left in the store.
@@ -17,6 +14,8 @@ pub(crate) struct Ids {
     /// Owners whose key was left in the store, and when it has expired there. The turnstile that left it
     /// may be gone by then.
     kept: BTreeMap<Owner, Point>,
+    /// The same owners by that time.
+    kept_by_end: BTreeSet<(Point, Owner)>,
 }
 
 impl Ids {
@@ -25,23 +24,32 @@ impl Ids {
             sequence: 0,
             random: seed,
             kept: BTreeMap::new(),
+            kept_by_end: BTreeSet::new(),
         }
     }
 
-    /// Remembers an owner whose key was left in the store. The key expires at `until` at the latest.
+    /// Remembers an owner whose key was left in the store, until the key has expired there: at `until` at the latest.
     pub(super) fn remember(&mut self, owner: Owner, now: Point, until: Point) {
-        self.kept.insert(owner, until);
-        let is_over = |(_, until): (&Owner, &Point)| *until <= now;
-        // Late grants are late by seconds only. Nobody leaves 10,000 keys within seconds. So forgetting the oldest
-        // owners is safe.
-        while self.kept.len() > MOST_KEPT || self.kept.first_key_value().is_some_and(is_over) {
-            self.kept.pop_first();
+        while let Some((end, over)) = self.kept_by_end.first().copied()
+            && end <= now
+        {
+            self.kept_by_end.pop_first();
+            self.kept.remove(&over);
         }
+        if let Some(before) = self.kept.insert(owner, until) {
+            self.kept_by_end.remove(&(before, owner));
+        }
+        self.kept_by_end.insert((until, owner));
     }
 
     /// Whether what the store still has under a retired owner is meant to be there.
     pub(super) fn is_remembered(&self, owner: Owner, now: Point) -> bool {
         self.kept.get(&owner).is_some_and(|until| now < *until)
+    }
+
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> usize {
+        self.kept.len()
     }
 
     pub(super) fn owner(&mut self, mode: Mode) -> Owner {
@@ -98,25 +106,29 @@ impl<'a> EventCx<'a> {
 mod tests {
     use super::*;
 
+    /// Each is forgotten when its own time is over, in whatever order they came.
     #[test]
-    fn of_very_many_kept_owners_the_latest_are_remembered() {
+    fn kept_owners_are_remembered_for_their_time_and_no_longer() {
         let mut ids = Ids::new(1);
         let now = Point::from(Duration::ZERO);
-        let until = now + Duration::from_secs(86_400);
-        let owners: Vec<_> = (0..MOST_KEPT + 10)
-            .map(|_| ids.owner(Mode::Exclusive))
-            .collect();
-        for owner in &owners {
-            ids.remember(*owner, now, until);
+        let at = |millis| now + Duration::from_millis(millis);
+        let long = ids.owner(Mode::Exclusive);
+        ids.remember(long, now, at(100_000));
+        let owners: Vec<_> = (0..20_000).map(|_| ids.owner(Mode::Exclusive)).collect();
+        for (owner, n) in owners.iter().zip(1..) {
+            ids.remember(*owner, now, at(n));
         }
-        assert_eq!(ids.kept.len(), MOST_KEPT);
-        let is_remembered = |owner: &Owner| ids.is_remembered(*owner, now);
-        assert!(!owners[..10].iter().any(is_remembered));
-        assert!(owners[10..].iter().all(is_remembered));
-        // Those that are over are forgotten with the next.
+        assert_eq!(ids.remembered(), 20_001);
+        assert!(ids.is_remembered(owners[9_999], at(9_999)));
+        assert!(!ids.is_remembered(owners[9_999], at(10_000)));
+        // Those that are over are forgotten with the next. One whose key stays for longer after all is not.
+        ids.remember(owners[0], at(1), at(100_000));
         let last = ids.owner(Mode::Exclusive);
-        ids.remember(last, until, until + Duration::from_secs(1));
-        assert_eq!(ids.kept.len(), 1);
-        assert!(ids.is_remembered(last, until));
+        ids.remember(last, at(20_000), at(20_001));
+        assert_eq!(ids.remembered(), 3);
+        for owner in [long, owners[0]] {
+            assert!(ids.is_remembered(owner, at(99_999)));
+        }
+        assert_eq!(ids.kept.len(), ids.kept_by_end.len());
     }
 }

@@ -372,13 +372,30 @@ impl<C: Clone> Lines<C> {
         }
     }
 
-    /// Feeds a line, and drops it if it is idle.
+    /// Feeds a line. If another becomes the first that waits, that one asks soon.
     fn feed_line<R>(
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
         event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
     ) -> R {
+        let (result, tickets, mut next) = self.feed_one(cx, id, event);
+        while let Some(first) = next {
+            // Its wait may be over as well, and so on. It has no answer, so it says nothing of tickets.
+            ((), _, next) = self.feed_one(cx, first, Turnstile::ask_soon);
+        }
+        self.ask_again(cx, tickets, Some(id));
+        result
+    }
+
+    /// Feeds a line, and drops it if it is idle. Returns what it has found out about tickets, and the line that is the
+    /// first in its place.
+    fn feed_one<R>(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
+    ) -> (R, Tickets, Option<WaiterId>) {
         let shared = self.shared.as_mut().expect("it has the line");
         let line = shared.lines.get_mut(&id).expect("the caller looked");
         let first = shared.waiting.first().copied();
@@ -391,13 +408,8 @@ impl<C: Clone> Lines<C> {
         let tickets = line.turnstile.take_tickets();
         shared.settle(id);
         let next = shared.waiting.first().copied();
-        if first == Some(id)
-            && let Some(next) = next.filter(|next| *next != id)
-        {
-            self.feed_line(cx, next, Turnstile::ask_soon);
-        }
-        self.ask_again(cx, tickets, Some(id));
-        result
+        let next = next.filter(|next| first == Some(id) && *next != id);
+        (result, tickets, next)
     }
 
     /// If the store has lost the ticket of the line `but`, or of the exclusive callers, it may have lost the others, too:

@@ -244,7 +244,7 @@ impl<C: Clone> Turnstile<C> {
         let retry = first.and_then(|pending| pending.retry_at);
         let state = match &self.state {
             KeyState::Acquiring(acquisition) if may_send && first.is_none() => {
-                Some(acquisition.next_timeout())
+                Some(acquisition.ask_at)
             }
             KeyState::Idle | KeyState::Acquiring(_) => None,
             KeyState::Held(tenure) => Some(tenure.next_timeout(self.down)),
@@ -418,15 +418,17 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &self.state else {
             return;
         };
-        // I7: the store may have sent both a reply and a grant for this tenure (O3). The grant may arrive later.
-        // Remember the owner, so that the late grant is not released (O1).
-        let mut until = tenure.expires_by(cx.at());
-        if tenure.is_renewing() {
-            // It may be done at any time until its connection is given up. Remembering the owner for too long costs
-            // nothing: the key expires by itself.
-            until = until + LONGEST_FLIGHT;
+        if tenure.had_ticket() {
+            // I7: the store may have sent both a reply and a grant for this tenure (O3). The grant may arrive later.
+            // Remember the owner, so that the late grant is not released (O1).
+            let mut until = tenure.expires_by(cx.at());
+            if tenure.is_renewing() {
+                // It may be done at any time until its connection is given up. Remembering the owner for too long costs
+                // only memory: the key expires by itself.
+                until = until + LONGEST_FLIGHT;
+            }
+            cx.ids.remember(tenure.owner(), cx.at(), until);
         }
-        cx.ids.remember(tenure.owner(), cx.at(), until);
         self.state = KeyState::Idle;
     }
 

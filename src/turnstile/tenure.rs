@@ -28,6 +28,8 @@ type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
 #[derive(Debug)]
 pub(super) struct Tenure<C> {
     owner: Owner,
+    /// Whether the store may have had a ticket of its owner, so that a grant may still be on the way (O3).
+    had_ticket: bool,
     ttl: Duration,
     /// Whether the key is to stay for the whole ttl (M8).
     is_kept: bool,
@@ -46,8 +48,8 @@ pub(super) struct Tenure<C> {
     epoch: u64,
     /// When the registry learned of it.
     began: Point,
-    /// How many leases it has had.
-    turns: u32,
+    /// How many leases it has had: as many as it may have passes, and one.
+    turns: u8,
     /// Whether it must not be passed on to a waiter here.
     is_sealed: bool,
     /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
@@ -156,6 +158,7 @@ impl<C: Clone> Tenure<C> {
     /// The lock is proved from `start` on.
     pub(super) fn new(
         owner: Owner,
+        had_ticket: bool,
         ticket: TicketTtl,
         epoch: u64,
         start: Point,
@@ -164,6 +167,7 @@ impl<C: Clone> Tenure<C> {
     ) -> Self {
         Self {
             owner,
+            had_ticket,
             ttl: ticket.ttl,
             is_kept: ticket.is_kept,
             start,
@@ -189,6 +193,10 @@ impl<C: Clone> Tenure<C> {
 
     pub(super) fn owner(&self) -> Owner {
         self.owner
+    }
+
+    pub(super) fn had_ticket(&self) -> bool {
+        self.had_ticket
     }
 
     pub(super) fn lease(&self) -> Option<&LocalLease<C>> {
@@ -234,14 +242,14 @@ impl<C: Clone> Tenure<C> {
             0 | 1 => rules.local_passes,
             _ => rules.local_passes.saturating_mul(4),
         };
-        self.turns <= passes.min(MOST_PASSES)
+        u32::from(self.turns) <= passes.min(MOST_PASSES)
             && now.since(self.began) < rules.local_span
             && self.deadline.since(now) >= needed
     }
 
     /// Grants the key to a waiter. Returns its token (F2) and its deadline.
     pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (Token, Point) {
-        let token = Token::of(self.epoch, self.turns);
+        let token = Token::of(self.epoch, self.turns.into());
         self.turns += 1;
         let ttl = waiter.ttl;
         let intended_end = deadline(now, ttl);

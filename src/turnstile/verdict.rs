@@ -1,5 +1,7 @@
 //! The verdicts that callers get. Those for waiters and those for holders of leases differ, so each has a type.
 
+use std::time::Duration;
+
 use super::time::Moment;
 use crate::{StoreError, Token};
 
@@ -35,6 +37,9 @@ pub(crate) enum Refusal {
     NothingToAdopt,
     /// The store could not be asked.
     Failed(StoreError),
+    /// The key was won three times in a row, and each time the lease was over on arrival (D4). `round_trip`: how long
+    /// that took, the last time.
+    TooSlow { round_trip: Duration },
     /// The registry was shut down.
     Closed,
 }

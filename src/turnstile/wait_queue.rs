@@ -189,6 +189,17 @@ impl<C> WaitQueue<C> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
+    /// Removes those who arrived no later than `newest_waiter` and ask for no longer ttl.
+    pub(super) fn take_within(&mut self, newest_waiter: WaiterId, ttl: Duration) -> Vec<Waiter<C>> {
+        let Some(waiters) = &self.0 else {
+            return Vec::new();
+        };
+        let until_then = waiters.by_id.range(..=newest_waiter);
+        let within = until_then.filter(|(_, waiter)| waiter.ticket_ttl().ttl <= ttl);
+        let ids: Vec<_> = within.map(|(id, _)| *id).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
     /// Others hold the key, as the store has said or as a local holder shows.
     pub(super) fn mark_busy(&mut self) {
         self.mark_answered();

@@ -26,8 +26,8 @@ pub trait FutureLockExt: Future {
     ///   polled.
     /// - [`LockError::Lost`] if the lease was lost while the future ran. The future was dropped at
     ///   once, unless [`on_lost`](crate::Lock::on_lost) lets it run on.
-    /// - [`LockError::Closed`] after a shutdown, [`LockError::QueueFull`], [`LockError::Store`], and
-    ///   an invalid key, ttl or setting.
+    /// - [`LockError::Closed`] after a shutdown, [`LockError::QueueFull`], [`LockError::Store`],
+    ///   [`LockError::TooSlow`], and an invalid key, ttl or setting.
     ///
     /// If the store cannot be told of the release, the value is delivered all the same.
     ///

@@ -236,6 +236,22 @@ pub(crate) async fn a_campaign_that_ends_leaves_nothing<W: World>(w: &W) {
     }
 }
 
+/// The lead is over whenever its candidate hears of it. It took it again at once, at the speed of the network, and nobody led.
+/// Now others may lead, and it tries again after a pause.
+pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_tried_again<W: World>(w: &W) {
+    let [slow, other] = w.registries().await;
+    let mut campaign = seat(&slow).leadership();
+    w.set_latency(ms(800));
+    assert!(follows(&campaign.next().await.unwrap()));
+    w.set_latency(ms(0));
+    free(&seat(&other)).await;
+    let lease_of_other = seat(&other).lease_once().await.unwrap();
+    let lease_of_other = lease_of_other.expect("the campaign pauses");
+    lease_of_other.release().await.unwrap();
+    lease(campaign.next().await);
+    campaign.resign().await;
+}
+
 /// To resign while the store is away takes one response time-out, and goes on in the background.
 pub(crate) async fn who_resigns_does_not_wait_for_an_absent_store<W: World>(w: &W) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();

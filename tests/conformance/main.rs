@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 190;
+const CASES: usize = 193;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -73,7 +73,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(feature = "redis")]
-const CORE: usize = 50;
+const CORE: usize = 51;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -88,6 +88,8 @@ suite! {
         a_release_that_crosses_an_arrival_is_not_missed,
         waits_end_each_in_its_own_time,
         a_waiter_that_gave_up_leaves_nothing_in_the_way,
+        #[core]
+        what_is_released_when_the_only_waiter_has_gone_is_free,
         #[core]
         what_was_granted_to_a_dropped_waiter_is_given_back,
         #[core]
@@ -233,6 +235,7 @@ suite! {
         a_lead_taken_away_comes_back,
         one_of_three_leads,
         a_campaign_that_ends_leaves_nothing,
+        a_store_that_is_too_slow_for_the_ttl_is_tried_again,
         who_resigns_does_not_wait_for_an_absent_store,
         a_campaign_ends_with_its_registry,
         what_waiting_cannot_mend_ends_a_campaign,
@@ -255,6 +258,7 @@ suite! {
         a_release_that_cannot_be_told_is_made_good_later,
         a_guards_release_tries_until_the_deadline,
         a_reply_that_comes_too_late_brings_no_dead_lease,
+        a_store_that_is_too_slow_for_the_ttl_is_told,
         a_slow_store_serves_a_short_wait,
         a_store_that_does_not_answer_errs_in_time,
         #[core]

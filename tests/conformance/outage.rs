@@ -1,10 +1,11 @@
 //! A store that cannot be reached, or answers late.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream;
-use lockstream::{FutureLockExt, StreamLockExt};
+use lockstream::{FutureLockExt, LockError, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
@@ -211,6 +212,46 @@ pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease<W: World>(w
     assert_took(begin, ms(1600), W::LATE);
     w.set_latency(ms(0));
     idle(&registry).await;
+}
+
+/// Answers take longer than a lease lasts. Each win renewed the key and was over on arrival: nobody had the key, and nobody
+/// else could have it, until the wait was over. Whoever wants a longer ttl has it.
+pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told<W: World>(w: &W) {
+    const TTL: Duration = ms(500);
+    const SLOW: Duration = ms(700);
+    #[track_caller]
+    fn assert_told(error: &LockError) {
+        match error {
+            LockError::TooSlow {
+                ttl, round_trip, ..
+            } => assert!(*ttl == TTL && *round_trip >= SLOW - ms(1), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let [slow, other] = w.registries().await;
+    let lock = slow.obtain("k").ttl(TTL);
+    w.set_latency(SLOW);
+    let polled = Cell::new(false);
+    let work = async { polled.set(true) }.with_lock(&lock);
+    let long = slow.obtain("k").ttl(ms(20_000));
+    let (first, skipped, worked, long) = tokio::join!(
+        lock.lease(),
+        lock.lease().or_skip(),
+        work.or_skip(),
+        long.lease()
+    );
+    assert_told(&assert_err!(first, TooSlow, "k"));
+    assert_told(&assert_err!(skipped, TooSlow, "k"));
+    assert_told(&assert_err!(worked, TooSlow, "k"));
+    assert!(!polled.get());
+    long.unwrap().release().await.unwrap();
+    assert_told(&assert_err!(lock.acquire_once().await, TooSlow, "k"));
+    assert!(!lock.is_acquired());
+    w.set_latency(ms(0));
+    free(&lock).await;
+    let lease = other.obtain("k").lease_once().await.unwrap();
+    lease.expect("it was given back").release().await.unwrap();
+    lock.lease().await.unwrap().release().await.unwrap();
 }
 
 /// An answer that is not available in the registry's time is none.

@@ -187,6 +187,31 @@ pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way<W: World>(w:
     }
 }
 
+/// The ticket of a waiter that is gone is gone with the store's next answer. It stood for up to half a second: a release in
+/// that time went to it, and whoever asked once was told that the lock is busy, though nobody wanted it.
+pub(crate) async fn what_is_released_when_the_only_waiter_has_gone_is_free<W: World>(w: &W) {
+    let [holder, gone, other] = w.registries().await;
+    let lock = gone.obtain("{k}");
+    for is_dropped in [true, false] {
+        let held = holder.obtain("{k}").lease().await.unwrap();
+        if is_dropped {
+            let mut waiter = lock.lease();
+            assert!(poll_once(&mut waiter).await.is_none());
+            waiting(&lock, 1).await;
+            drop(waiter);
+        } else {
+            assert!(!lock.acquire_within(ms(100)).await.unwrap());
+        }
+        // On the same connection, and on a cluster in the same slot: its answer comes after that to the withdrawal.
+        let next = gone.obtain("{k} next").lease_once().await.unwrap();
+        held.release().await.unwrap();
+        let lease = other.obtain("{k}").lease_once().await.unwrap();
+        let lease = lease.expect("nobody has it, and nobody waits");
+        lease.release().await.unwrap();
+        drop(next);
+    }
+}
+
 /// The only waiter is dropped just when the lock is given to it: it must not be held for nobody.
 pub(crate) async fn what_was_granted_to_a_dropped_waiter_is_given_back<W: World>(w: &W) {
     let [holder, dropped, other] = w.registries().await;

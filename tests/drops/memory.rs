@@ -77,13 +77,10 @@ impl World {
     }
 }
 
-/// A ticket that nobody waits for is withdrawn within so much time (G3).
-const WITHDRAWN: Duration = Duration::from_millis(500);
-
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < WITHDRAWN + SOON, "{what}");
+        assert!(begin.elapsed() < SOON, "{what}");
         sleep(Duration::from_millis(1)).await;
     }
 }

@@ -337,3 +337,21 @@ async fn full() {
     assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
     scene.ends_well(&server).await;
 }
+
+/// The holder was killed, and the server's clock set back by an hour: the server keeps the lock for as much longer. Nobody
+/// has it until then, or until it is deleted; whoever looks sees that it outlasts its ttl.
+#[tokio::test]
+async fn the_clock_set_back_behind_a_killed_holder() {
+    const TTL_AND_AN_HOUR: &str = "3630000";
+    let server = RedisServer::start();
+    let locks = builder(&server.url()).await.build().unwrap();
+    server.cmd(&["SET", "lock:k", "killed:1", "PX", TTL_AND_AN_HOUR]);
+    let lock = locks.obtain("k");
+    assert!(!lock.acquire_within(ms(300)).await.unwrap());
+    let seen = lock.inspect().await.unwrap();
+    assert!(seen.remaining > Some(ms(3_000_000)), "{seen:?}");
+    assert!(server.del("lock:k"));
+    let lease = lock.lease().await.unwrap();
+    lease.release().await.unwrap();
+    nothing_left(&server, &[&locks]).await;
+}

@@ -144,7 +144,7 @@ async fn who_gave_up_and_who_was_killed_delay_nobody<S: LockServer>() {
         registry
     });
     let _impatient = join_all(impatient).await;
-    // Their tickets are withdrawn within half a second (G3).
+    // Their tickets are withdrawn (G3).
     wait_for_queue(&server, 1).await;
     let mut killed = spawn(&server, "holder", &[]);
     wait_for_queue(&server, 2).await;

@@ -98,6 +98,27 @@ fn values_of_others_are_shown() {
     assert!(server.exists("lock:theirs"));
 }
 
+/// The holder was killed, and the server's clock set back by an hour: its lock stays for as long. Nobody can be wrong about a
+/// lock that says so.
+#[test]
+fn a_lock_that_lasts_longer_than_its_ttl_is_told() {
+    let server = RedisServer::start();
+    let take_for = |millis| server.cmd(&["SET", "lock:k", "alpha~0:1", "PX", millis]);
+    take_for("3659000");
+    let shown = run(&server.url(), ["inspect", "k"]).out;
+    assert!(shown.contains("held by alpha~0:1 for 60m"), "{shown}");
+    for options in [&["run", "k"][..], &["lead", "k"]] {
+        take_for("3659000");
+        let waiter = Program::start(&server.url(), [options, &["--", "true"]].concat());
+        let told = "waiting for lock \"k\", held for 60m, longer than the 30s asked for here";
+        waiter.expect_said(told);
+    }
+    // What others have for no longer than is usual is no news.
+    take_for("29000");
+    let waiter = Program::start(&server.url(), ["run", "k", "--", "true"]);
+    waiter.expect_said("waiting for lock \"k\"\n");
+}
+
 #[test]
 fn looking_needs_the_right_to_scan() {
     let rights = "user looker on >pw ~* &* +@all -scan";

@@ -44,6 +44,7 @@ impl State {
                     Refusal::Busy
                     | Refusal::NothingToAdopt
                     | Refusal::Failed(_)
+                    | Refusal::TooSlow { .. }
                     | Refusal::Closed => self.gave_up(key, now),
                 });
                 Phase::Refused(refusal)

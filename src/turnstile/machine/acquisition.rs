@@ -23,8 +23,9 @@ const RECHECK: (u64, u64) = (8_000, 12_000);
 /// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
 const SOON: (u64, u64) = (1_000, 1_500);
 
-/// G3: a ticket that nobody needs is withdrawn within this many milliseconds.
-const WITHDRAW_WITHIN: u64 = 500;
+/// D4: so many wins and grants in a row that are over on arrival show that the store is too slow for the ttl. One or two
+/// may be late because the process was stopped.
+const MOST_LATE: u8 = 3;
 
 /// What the store may hold under one of our owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,8 +56,12 @@ pub(super) struct Acquisition {
     pub(super) repeats: Repeats,
     /// If a yield gives it the key: how many tenures in a row no other registry will have wanted the key.
     uncontended: u8,
-    /// G3: when its ticket is withdrawn. Set while nobody here waits for the key.
-    withdraw_at: Option<Point>,
+    /// Whether the store may have had a ticket of it: then a grant may be on the way.
+    had_ticket: bool,
+    /// How many wins and grants it had: all of them were over on arrival (D4).
+    late: u8,
+    /// The newest waiter that has seen all of these.
+    saw_late: WaiterId,
     first_sent: Option<Point>,
     proof: Option<Proof>,
 }
@@ -81,7 +86,9 @@ impl Acquisition {
             adopter: None,
             repeats: Repeats::default(),
             uncontended,
-            withdraw_at: None,
+            had_ticket: false,
+            late: 0,
+            saw_late: WaiterId(0),
             first_sent: None,
             proof: None,
         }
@@ -98,6 +105,17 @@ impl Acquisition {
     /// An op may have been done, and left this.
     pub(super) fn raise_footprint(&mut self, footprint: Footprint) {
         self.footprint = self.footprint.max(footprint);
+        self.had_ticket |= footprint == Footprint::Ticket;
+    }
+
+    /// D4: a win or grant was over on arrival, while `newest` was the newest waiter. Returns whether the store is too slow
+    /// for its ttl.
+    fn count_late(&mut self, newest: WaiterId) -> bool {
+        if self.late == 0 {
+            self.saw_late = newest;
+        }
+        self.late += 1;
+        self.late == MOST_LATE
     }
 
     /// A proof is valid for one connection: the next may lead to another server.
@@ -123,11 +141,6 @@ impl Acquisition {
     /// Whether this connection has confirmed that it has a ticket. Unconfirmed, the owner may hold the lock.
     fn is_queued(&self) -> bool {
         self.footprint == Footprint::Ticket && self.proof.is_some()
-    }
-
-    /// When it has something to send.
-    pub(super) fn next_timeout(&self) -> Point {
-        self.withdraw_at.unwrap_or(self.ask_at)
     }
 
     /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
@@ -186,21 +199,11 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Nothing | Footprint::Lock => false,
             };
             let first = self.waiters.first().map(Waiter::ticket_ttl);
-            let is_unsuited = first.is_some_and(|first| !acquisition.ticket.serves(first));
-            let is_unwanted = first.is_none();
-            if is_unwanted && acquisition.is_queued() && self.store_has_queue && !self.closed {
-                // G3: the waits of a thousand registries may end at the same moment. A waiter that
-                // arrives before the withdrawal takes over the ticket and its place in the queue.
-                let jitter = || now + cx.ids.jitter(0, WITHDRAW_WITHIN);
-                if *acquisition.withdraw_at.get_or_insert_with(jitter) > now {
-                    return false;
-                }
-            }
-            if is_unwanted || misplaced || is_unsuited {
+            let is_unsuited = first.is_none_or(|first| !acquisition.ticket.serves(first));
+            if misplaced || is_unsuited {
                 self.abandon(now);
                 return true;
             }
-            acquisition.withdraw_at = None;
         }
         if acquisition.ask_at > now {
             return false;
@@ -256,7 +259,7 @@ impl<C: Clone> Turnstile<C> {
                     let (sent, at) = (in_flight.sent, answer.at);
                     acquisition.proof = Some(Proof { sent, at });
                     acquisition.score = score.or(acquisition.score);
-                    acquisition.footprint = Footprint::Ticket;
+                    acquisition.raise_footprint(Footprint::Ticket);
                     // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may
                     // be dead without an error.
                     let jitter = cx.ids.jitter(1, 50);
@@ -401,15 +404,21 @@ impl<C: Clone> Turnstile<C> {
         }
         if deadline(start, ticket.ttl) <= now && is_wanted {
             // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
+            let is_too_slow = acquisition.count_late(self.waiters.last_id());
             acquisition.forget_proof();
             acquisition.ask_at = now;
             if adopter.is_none() {
                 self.waiters.mark_answered();
             }
+            if is_too_slow {
+                self.give_up_late(now, now.since(start));
+            }
             return;
         }
-        let (owner, uncontended) = (acquisition.owner, acquisition.uncontended);
-        self.state = KeyState::Held(Tenure::new(owner, ticket, epoch, start, now, uncontended));
+        let (owner, had_ticket) = (acquisition.owner, acquisition.had_ticket);
+        let uncontended = acquisition.uncontended;
+        let tenure = Tenure::new(owner, had_ticket, ticket, epoch, start, now, uncontended);
+        self.state = KeyState::Held(tenure);
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
         if adopter.is_some()
@@ -417,6 +426,25 @@ impl<C: Clone> Turnstile<C> {
         {
             self.grant_lease(now, adopter.id, adopter.waiter);
         }
+    }
+
+    /// D4: each time that we ask, the key is ours for another ttl, and is over when we hear of it. It is given back. Those
+    /// who want no longer ttl, and have waited all the time, are refused.
+    fn give_up_late(&mut self, now: Point, round_trip: Duration) {
+        let KeyState::Acquiring(acquisition) = &self.state else {
+            return;
+        };
+        let refused: Vec<_> = if acquisition.adopts() {
+            let adopter = self.adopters.pop_front();
+            adopter.map(|adopter| adopter.waiter).into_iter().collect()
+        } else {
+            let (newest, ttl) = (acquisition.saw_late, acquisition.ticket.ttl);
+            self.waiters.take_within(newest, ttl)
+        };
+        for waiter in refused {
+            self.refuse(waiter.who, Refusal::TooSlow { round_trip });
+        }
+        self.abandon(now);
     }
 
     /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes of this.

@@ -316,6 +316,13 @@ impl World {
                 self.depart(id);
             }
             (
+                Verdict::Waiter(WaiterVerdict::Refused(Refusal::TooSlow { round_trip })),
+                Stage::Waiting(_),
+            ) => {
+                self.check_too_slow(id, *round_trip);
+                self.depart(id);
+            }
+            (
                 Verdict::Waiter(WaiterVerdict::Refused(
                     Refusal::Busy | Refusal::QueueFull | Refusal::Failed(_) | Refusal::Closed,
                 )),

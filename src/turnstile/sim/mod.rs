@@ -66,7 +66,7 @@ fn simulation() {
     let first = number("LOCKSTREAM_FIRST").unwrap_or(0);
     let seeds = number("LOCKSTREAM_SEEDS").unwrap_or(SEEDS);
     let mut steps = 0;
-    let mut counts = [0; 15];
+    let mut counts = [0; 16];
     for seed in first..first + seeds {
         match run(seed, None) {
             Ok(world) => {
@@ -88,6 +88,7 @@ fn simulation() {
                     c.unconfirmed,
                     c.late,
                     c.shed,
+                    c.too_slow,
                 ];
                 for (sum, count) in counts.iter_mut().zip(seen) {
                     *sum += count;
@@ -112,13 +113,14 @@ fn simulation() {
         unconfirmed,
         late,
         shed,
+        too_slow,
     ] = counts;
     println!(
         "{seeds} seeds, {steps} steps; leases begun {begun}, taken {taken}, passed {passed}; renewals \
          {renewals}, {prolonged} told, {crossed} crossed by the end of their lease; kept {kept}, \
          extended {extended}, adopted {adopted}; calls of several ops {shared}, {lost} times several \
          ops lost, {again} ops sent again; {unconfirmed} wins and grants that did not count; {late} \
-         renewals late, {shed} not sent"
+         renewals late, {shed} not sent; {too_slow} callers for whom the store was too slow"
     );
     // A run without them would prove nothing about renewal, nor about the other ends of leases.
     let few = seeds / 2;
@@ -128,4 +130,5 @@ fn simulation() {
     assert!(seeds < SEEDS || (shared > few && lost > few / 4 && again > few / 64));
     assert!(seeds < SEEDS || unconfirmed > few);
     assert!(seeds < SEEDS || (late > few / 4 && shed > few / 64));
+    assert!(seeds < SEEDS || too_slow > few / 64);
 }

@@ -77,6 +77,8 @@ pub(super) struct Counts {
     /// Renewals that were late, and those that were not sent for that.
     pub(super) late: u64,
     pub(super) shed: u64,
+    /// Callers that were told that the store is too slow for their ttl.
+    pub(super) too_slow: u64,
 }
 
 /// The tokens of a key's leases.
@@ -297,6 +299,18 @@ impl World {
         if told || !valid || self.is_quick() && !was_last {
             self.breach(format!(
                 "c{caller} is told that its renewal is late, before: {told}, in time: {valid}"
+            ));
+        }
+    }
+
+    /// D4: the store is too slow for whoever is told so.
+    pub(super) fn check_too_slow(&mut self, caller: CallerId, round_trip: Duration) {
+        self.referee.counts.too_slow += 1;
+        let ttl = Duration::from_micros(self.callers[caller].ttl);
+        let is_valid_for = ttl - ttl / 100 - Duration::from_millis(2);
+        if self.is_quick() || round_trip < is_valid_for {
+            self.breach(format!(
+                "c{caller} is told that {round_trip:?} is too slow for {ttl:?}"
             ));
         }
     }

@@ -1,8 +1,10 @@
 //! D: how long a lease may be believed in, and F2 and S3 as seen from here.
 
-use super::harness::{Harness, asker, broken, busy, deadline, fixed};
-use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{LeaseEnd, LeaseVerdict};
+use std::time::Duration;
+
+use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
+use crate::store::contract::{Op, OpError, Outcome, Owner};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules};
 
 /// The reply took 300 ms, and nobody knows how much of that was the way there: the lease counts
 /// from the sending.
@@ -199,6 +201,145 @@ fn d4_a_grant_that_is_over_on_arrival() {
         }
     );
     harness.silent();
+}
+
+/// The next question is answered with a win that took 1,100 ms. Returns its owner.
+fn wins_late(harness: &mut Harness) -> Owner {
+    let ask = harness.sent();
+    harness.now += ms(1100);
+    harness.reply(&ask, Outcome::Won { epoch: 5 });
+    asker(&ask)
+}
+
+/// What a waiter is told that the store's last answer took.
+#[track_caller]
+fn too_slow(harness: &mut Harness, who: &str) -> Duration {
+    match harness.refused(who) {
+        Refusal::TooSlow { round_trip } => round_trip,
+        other => panic!("{who} was to be told that the store is too slow, not {other:?}"),
+    }
+}
+
+/// Answers take longer than a lease lasts. Each question renewed the key, and nobody had it, for as long as anybody waited.
+/// Whoever wants a longer ttl goes on.
+#[test]
+fn d4_the_third_win_in_a_row_that_is_over_is_given_back() {
+    // Enter, attempt and listen.
+    for (queue, once) in [(true, false), (true, true), (false, false)] {
+        let mut harness = Harness::with(rules(), queue);
+        for (who, ttl) in [("a", 1000), ("b", 800), ("long", 5000)] {
+            let wish = fixed(ttl);
+            harness.arrive(who, if once { wish.once() } else { wish });
+        }
+        let owner = wins_late(&mut harness);
+        harness.untold("a");
+        assert_eq!(wins_late(&mut harness), owner);
+        harness.untold("a");
+        assert_eq!(wins_late(&mut harness), owner);
+        assert_eq!(too_slow(&mut harness, "a"), ms(1100));
+        assert_eq!(too_slow(&mut harness, "b"), ms(1100));
+        let release = harness.sent();
+        assert_eq!(release, Op::Release { owner });
+        harness.reply(&release, Outcome::Gone { held: true });
+        harness.untold("long");
+        assert_ne!(wins_late(&mut harness), owner);
+        harness.granted("long");
+    }
+}
+
+/// The same for grants. What others had meanwhile does not show that answers have become faster.
+#[test]
+fn d4_the_third_grant_in_a_row_that_is_over_is_withdrawn() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let mut enter = harness.sent();
+    for epoch in 1..=3 {
+        harness.untold("a");
+        harness.reply(&enter, busy(9000, epoch));
+        let granted_at = harness.now.as_millis() as u64;
+        harness.now += ms(1200);
+        harness.grant_at(asker(&enter), 1000, epoch, granted_at);
+        let next = harness.sent();
+        assert_eq!(next.owner(), asker(&enter));
+        if epoch == 3 {
+            assert_eq!(next, withdrawal(&enter));
+        } else {
+            enter = next;
+        }
+    }
+    assert_eq!(too_slow(&mut harness, "a"), ms(1200));
+}
+
+/// The first win of a row may be that of a yield.
+#[test]
+fn d4_a_yield_may_be_too_slow() {
+    let rules = Rules {
+        local_passes: 0,
+        ..rules()
+    };
+    let mut harness = Harness::with(rules, true);
+    let (a, _) = harness.hold("a", fixed(5000), 5);
+    harness.arrive("b", fixed(1000));
+    harness.finish(a);
+    let owner = wins_late(&mut harness);
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    wins_late(&mut harness);
+    wins_late(&mut harness);
+    too_slow(&mut harness, "b");
+    assert_eq!(harness.sent(), Op::Release { owner });
+}
+
+/// An adopted lease is over on arrival, each time: nobody else could adopt it any more, so it is given back.
+#[test]
+fn d4_an_adoption_may_be_too_slow() {
+    let mut harness = Harness::new();
+    harness.adopt("a", "other:9", fixed(1000));
+    let owner = wins_late(&mut harness);
+    wins_late(&mut harness);
+    wins_late(&mut harness);
+    too_slow(&mut harness, "a");
+    assert_eq!(harness.sent(), Op::Release { owner });
+}
+
+/// A process that is stopped twice, for longer than the ttl, has its lease all the same; and the next one counts anew.
+#[test]
+fn d4_two_late_wins_are_no_slow_store() {
+    let mut harness = Harness::new();
+    for epoch in 1..=3 {
+        let a = harness.arrive("a", fixed(1000));
+        let owner = wins_late(&mut harness);
+        wins_late(&mut harness);
+        let again = harness.sent();
+        harness.reply(&again, Outcome::Won { epoch });
+        harness.granted("a");
+        assert!(harness.take(a));
+        harness.finish(a);
+        let release = harness.sent();
+        assert_eq!(release, Op::Release { owner });
+        harness.reply(&release, Outcome::Gone { held: true });
+        assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    }
+}
+
+/// Who has come since has not seen three.
+#[test]
+fn d4_one_that_came_later_is_not_refused_for_the_wins_before() {
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    wins_late(&mut harness);
+    harness.arrive("b", fixed(1000));
+    wins_late(&mut harness);
+    harness.leave(a);
+    let owner = wins_late(&mut harness);
+    harness.untold("b");
+    let release = harness.sent();
+    assert_eq!(release, Op::Release { owner });
+    harness.reply(&release, Outcome::Gone { held: true });
+    for _ in 0..3 {
+        harness.untold("b");
+        assert_ne!(wins_late(&mut harness), owner);
+    }
+    too_slow(&mut harness, "b");
 }
 
 /// At the deadline the holder learns of it, whatever the store thinks, and the store is told: it

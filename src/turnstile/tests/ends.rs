@@ -59,6 +59,57 @@ fn w2_a_kept_key_is_not_passed_on() {
     harness.granted("b");
 }
 
+/// Twenty thousand leases were left to expire since: the grant of the first one is late all the same, and its key stays.
+#[test]
+fn i7_a_late_grant_frees_no_kept_key_however_many_were_kept_since() {
+    let mut harness = Harness::new();
+    let mut first = None;
+    for epoch in 1..=20_000 {
+        let a = harness.arrive("a", fixed(30_000).kept());
+        let enter = harness.sent();
+        harness.reply(&enter, busy(10, 7));
+        harness.grant(asker(&enter), 30_000, epoch);
+        harness.granted("a");
+        assert!(harness.take(a));
+        harness.keep(a).expect("it was held");
+        assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+        first.get_or_insert(asker(&enter));
+    }
+    let first = first.expect("there were many");
+    harness.wait_until(30_000);
+    harness.grant(first, 30_000, 1);
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+}
+
+/// The store grants the key to tickets only. An owner that never had one needs no memory: that is how nearly all keys are
+/// had, a hundred thousand in a second.
+#[test]
+fn i7_an_owner_that_had_no_ticket_is_not_remembered() {
+    let mut harness = Harness::new();
+    for wish in [fixed(900).kept(), fixed(900).kept().once()] {
+        let (a, _) = harness.hold("a", wish, 5);
+        harness.keep(a).expect("it was held");
+        harness.ended("a");
+    }
+    assert_eq!(harness.remembered(), 0);
+
+    // The answer was lost, and the ticket may have been entered.
+    let a = harness.arrive("a", fixed(900).kept());
+    let enter = harness.sent();
+    harness.lose(&enter);
+    harness.up(true);
+    let again = harness.sent();
+    harness.reply(&again, Outcome::Won { epoch: 6 });
+    harness.granted("a");
+    assert!(harness.take(a));
+    let owner = harness.keep(a).expect("it was held");
+    assert_eq!(harness.remembered(), 1);
+    harness.ended("a");
+    harness.grant(owner, 900, 6);
+    harness.silent();
+}
+
 /// A pass brings what is left of the tenure. A key that is to stay for its ttl wants all of it.
 #[test]
 fn w6_one_whose_key_is_kept_is_given_no_pass() {

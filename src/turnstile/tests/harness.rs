@@ -307,23 +307,13 @@ impl Harness {
         self.sent.pop_front().expect("an op was to be sent")
     }
 
-    pub(super) fn sent_if_any(&mut self) -> Option<Op> {
-        self.sent.pop_front()
+    /// For how many owners a late grant is expected.
+    pub(super) fn remembered(&self) -> usize {
+        self.ids.remembered()
     }
 
-    /// Nobody waits any more: what is sent for that within half a second, and not at once (G3).
-    #[track_caller]
-    pub(super) fn sent_late(&mut self) -> Op {
-        self.silent();
-        let until = self.now + ms(500);
-        while self.sent.is_empty()
-            && let Some(next) = self.turnstile.next_timeout()
-            && next <= until
-        {
-            self.now = self.now.max(next);
-            self.feed(|turnstile, cx| turnstile.tick(cx));
-        }
-        self.sent()
+    pub(super) fn sent_if_any(&mut self) -> Option<Op> {
+        self.sent.pop_front()
     }
 
     /// Nothing was sent that was not looked at.

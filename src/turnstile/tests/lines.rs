@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::harness::{EPOCH, busy, ms, rules};
 use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal,
+    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal, Rules,
     Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
@@ -47,6 +47,15 @@ impl Key {
     fn arrive(&mut self, who: &'static str, mode: Mode) -> WaiterId {
         let waiter = self.waiter(who);
         self.feed(|lines, cx| lines.arrive(cx, mode, waiter))
+    }
+
+    fn arrive_until(&mut self, mode: Mode, until: Moment) -> Op {
+        let waiter = Waiter {
+            until,
+            ..self.waiter("any")
+        };
+        self.feed(|lines, cx| lines.arrive(cx, mode, waiter));
+        self.sent().remove(0)
     }
 
     fn waiter(&self, who: &'static str) -> Waiter<&'static str> {
@@ -398,4 +407,43 @@ fn o6_lines_are_forgotten() {
     }
     assert!(key.lines.is_idle());
     assert_eq!(key.lines.next_timeout(), None);
+}
+
+/// The waits of very many end while the process stands still. Each of them leaves the front to the next, whose wait is over
+/// as well: each called the next one, until the stack was full.
+#[test]
+fn m5_very_many_waits_that_end_at_once_need_no_more_stack_than_one() {
+    const WAITERS: u64 = 100_000;
+    fn waits_end(mode: Mode, is_down: bool) {
+        let rules = Rules {
+            max_waiters: usize::MAX,
+            ..rules()
+        };
+        let mut key = Key {
+            lines: Lines::new(rules, true),
+            ..Key::new()
+        };
+        for place in 0..WAITERS {
+            let enter = key.arrive_until(mode, ms(2000));
+            key.reply(&enter, entered(place));
+        }
+        if is_down {
+            let broke = crate::StoreError::new("it broke");
+            key.feed(|lines, cx| lines.down(cx, &broke));
+        }
+        key.now = ms(3000);
+        key.feed(Lines::tick);
+        assert_eq!(key.told.len() as u64, WAITERS);
+        let withdrawn = key.sent().len() as u64;
+        assert_eq!(withdrawn, if is_down { 0 } else { WAITERS });
+    }
+    let permit = Mode::Permits {
+        limit: 8,
+        weight: 1,
+    };
+    for (mode, is_down) in [(permit, true), (Mode::Shared, false)] {
+        let thread = std::thread::Builder::new().stack_size(256 * 1024);
+        let thread = thread.spawn(move || waits_end(mode, is_down)).unwrap();
+        thread.join().unwrap();
+    }
 }

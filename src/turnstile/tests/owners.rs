@@ -14,7 +14,7 @@ fn o1_a_grant_for_a_retired_owner_is_given_back_and_serves_nobody() {
     let enter = harness.sent();
     harness.reply(&enter, busy(5000, 1));
     harness.leave(a);
-    let withdraw = harness.sent_late();
+    let withdraw = harness.sent();
     assert_eq!(withdraw, withdrawal(&enter));
     harness.reply(&withdraw, Outcome::Gone { held: false });
     harness.arrive("b", fixed(1000));
@@ -38,7 +38,7 @@ fn o1_a_grant_that_crosses_its_withdrawal_needs_no_release() {
     let enter = harness.sent();
     harness.reply(&enter, busy(5000, 1));
     harness.leave(a);
-    let withdraw = harness.sent_late();
+    let withdraw = harness.sent();
     harness.grant(asker(&enter), 1000, 7);
     harness.reply(&withdraw, Outcome::Gone { held: true });
     harness.silent();
@@ -418,7 +418,7 @@ fn o6_a_withdrawal_is_pending_as_long_as_its_ticket_may_stand() {
     let enter = harness.sent();
     harness.reply(&enter, busy(5000, 1));
     harness.leave(a);
-    let withdraw = harness.sent_late();
+    let withdraw = harness.sent();
     harness.lose(&withdraw);
     harness.wait_until(3000);
     harness.up(true);

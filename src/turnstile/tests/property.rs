@@ -119,6 +119,10 @@ struct Bench {
     flying: Vec<(Moment, Op)>,
     owners: Vec<Owner>,
     callers: Vec<(WaiterId, Stage)>,
+    /// What each caller asks for.
+    ttls: Vec<Duration>,
+    /// How many wins in a row were over on arrival.
+    late_wins: BTreeMap<Owner, u32>,
     /// Which callers adopt: their turn is before the queue's.
     adopters: BTreeSet<usize>,
     /// Whose key was left in the store.
@@ -159,6 +163,8 @@ impl Bench {
             flying: Vec::new(),
             owners: Vec::new(),
             callers: Vec::new(),
+            ttls: Vec::new(),
+            late_wins: BTreeMap::new(),
             adopters: BTreeSet::new(),
             kept: BTreeSet::new(),
             proved: BTreeMap::new(),
@@ -243,8 +249,10 @@ impl Bench {
             );
         }
         let waits = |(_, stage): &(WaiterId, Stage)| *stage == Stage::Waiting;
-        if let Op::Enter { .. } | Op::Listen { .. } | Op::Attempt { .. } = op {
+        if let Op::Enter { owner, .. } | Op::Listen { owner, .. } | Op::Attempt { owner, .. } = op {
             assert!(self.callers.iter().any(waits), "{op:?} for nobody");
+            let late = self.late_wins.get(&owner).copied().unwrap_or(0);
+            assert!(late < 3, "D4: {op:?} after {late} wins that were over");
         }
         self.flying.push((self.now, op));
         let others = self
@@ -334,6 +342,14 @@ impl Bench {
             {
                 Stage::Done
             }
+            (
+                Verdict::Waiter(WaiterVerdict::Refused(Refusal::TooSlow { round_trip })),
+                Stage::Waiting,
+            ) => {
+                let end = end_of(Moment::ZERO, self.ttls[who]);
+                assert!(end <= *round_trip, "D4: {round_trip:?} is in time");
+                Stage::Done
+            }
             (Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)), Stage::Waiting)
                 if self.adopters.contains(&who) =>
             {
@@ -386,6 +402,9 @@ impl Bench {
                 0 => {
                     self.epochs += 1;
                     self.prove(owner, end_of(sent, ttl));
+                    if end_of(sent, ttl) <= self.now {
+                        *self.late_wins.entry(owner).or_default() += 1;
+                    }
                     Outcome::Won { epoch: self.epochs }
                 }
                 1 if matches!(op, Op::Yield { .. }) => Outcome::NotOld,
@@ -566,6 +585,7 @@ impl Bench {
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
                     answer_by: self.now + ms(100),
                 };
+                self.ttls.push(waiter.ttl);
                 let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter, 0));
                 self.callers.push((id, Stage::Waiting));
                 self.drain();
@@ -581,6 +601,7 @@ impl Bench {
                     until: self.now + ms(wait),
                     answer_by: self.now + ms(wait),
                 };
+                self.ttls.push(waiter.ttl);
                 let from = "other:1".into();
                 let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));
                 self.callers.push((id, Stage::Waiting));

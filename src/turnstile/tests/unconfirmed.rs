@@ -144,7 +144,7 @@ fn o1_a_grant_that_does_not_count_for_nobody_is_given_back() {
     let owner = asker(&enter);
     harness.reply(&enter, busy(9000, 3));
     harness.leave(a);
-    let withdraw = harness.sent_late();
+    let withdraw = harness.sent();
     harness.grant_in_vain(owner, 1000, 7);
     harness.reply(&withdraw, Outcome::Gone { held: true });
     harness.silent();

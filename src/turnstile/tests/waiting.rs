@@ -259,7 +259,7 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     harness.untold("a");
     harness.wait_until(1500);
     assert!(matches!(harness.refused("a"), Refusal::Busy));
-    assert_eq!(harness.sent_late(), withdrawal(&enter));
+    assert_eq!(harness.sent(), withdrawal(&enter));
 
     let mut harness = Harness::new();
     harness.arrive("a", fixed(1000).until(1500));
