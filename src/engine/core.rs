@@ -42,7 +42,6 @@ pub(crate) struct Engine {
     pub(super) state: Mutex<State>,
     /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
-    pub(super) timer: Timer,
     /// Operations that the session has dropped without an answer. The timer's task handles them.
     pub(super) lost: Arc<DroppedOps>,
     /// Notified when no key is in use.
@@ -55,6 +54,15 @@ pub(crate) struct ViewContext {
     pub(crate) engine: Weak<Engine>,
     /// The statement that fences a transaction by a lease, on a store that can.
     pub(crate) fence: Option<Arc<str>>,
+    pub(super) timer: Timer,
+}
+
+impl ViewContext {
+    /// Starts the timer's task if its runtime has ended and no other was known then: whoever looks at a lease may bring
+    /// another runtime (D7).
+    pub(crate) fn ensure_timer(&self) {
+        self.timer.ensure_running(&self.engine);
+    }
 }
 
 /// A caller's request for a lease.
@@ -89,6 +97,7 @@ impl Engine {
             });
             let clock = Arc::new(clock);
             let timer = Timer::default();
+            let lost = Arc::new(DroppedOps::new(timer.wake_up()));
             Self {
                 instance,
                 events: EventBus::new(&settings, clock.clone()),
@@ -99,6 +108,7 @@ impl Engine {
                     clock,
                     engine: me.clone(),
                     fence: session.fence(),
+                    timer,
                 }),
                 state: Mutex::new(State {
                     entries: HashMap::new(),
@@ -113,8 +123,7 @@ impl Engine {
                     session: Some(session),
                     keep_alive: None,
                 }),
-                lost: Arc::new(DroppedOps::new(timer.wake_up())),
-                timer,
+                lost,
                 idle: Notify::new(),
             }
         })
@@ -122,7 +131,12 @@ impl Engine {
 
     /// The session with the store, with its tasks started; `None` after a shutdown.
     pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
-        let session = self.lock().session.clone();
+        let state = self.lock();
+        let (session, is_used) = (state.session.clone(), !state.entries.is_empty());
+        drop(state);
+        if is_used {
+            self.note_runtime();
+        }
         if let Some(session) = &session {
             session.start();
         }
@@ -132,8 +146,9 @@ impl Engine {
     /// A caller waits on this runtime for the end of a lease. The timer's task may move here if its own runtime ends
     /// first.
     pub(crate) fn note_runtime(&self) {
-        self.timer.note_runtime(Handle::try_current().ok().as_ref());
-        self.timer.ensure_running(&self.view_context.engine);
+        let timer = &self.view_context.timer;
+        timer.note_runtime(Handle::try_current().ok().as_ref());
+        self.view_context.ensure_timer();
     }
 
     /// The events that follow.
@@ -198,9 +213,8 @@ impl Engine {
         arrival: Arrival,
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
     ) {
-        let runtime = Handle::try_current().ok();
-        self.timer.note_runtime(runtime.as_ref());
-        let runtime = runtime.map(|runtime| runtime.id());
+        let timer = &self.view_context.timer;
+        timer.note_runtime(Handle::try_current().ok().as_ref());
         let who = Caller::new(caller.clone());
         caller.set_repeats(arrival.repeats);
         self.at_once(|state, at| {
@@ -226,7 +240,7 @@ impl Engine {
             state.feed(at, key, Some(self.settings.rules()), |lines, cx| {
                 let id = event(lines, cx, waiter);
                 // Before the verdict, which follows when this returns.
-                caller.arrive(id, runtime, cx.now, events);
+                caller.arrive(id, cx.now, events);
             });
         });
     }
@@ -247,13 +261,12 @@ impl Engine {
     /// A caller takes the lease that it was granted. Returns its token, unless the turn is over.
     pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
         let id = caller.id()?;
-        let runtime = Handle::try_current().ok();
-        self.timer.note_runtime(runtime.as_ref());
-        let runtime = runtime.map(|runtime| runtime.id());
+        let timer = &self.view_context.timer;
+        timer.note_runtime(Handle::try_current().ok().as_ref());
         let taken = self.feed(caller.key(), |lines, cx| {
             // The turnstile first: the grant may have expired meanwhile.
             if lines.take(cx, id) {
-                caller.take_lease(runtime, cx.now, &self.events)
+                caller.take_lease(cx.now, &self.events)
             } else {
                 None
             }
@@ -373,14 +386,8 @@ impl Engine {
     /// tasks running until then.
     pub(super) fn run_due(&self) -> Option<Instant> {
         let mut deferred = Deferred::default();
-        let gone = self.timer.take_ended();
+        self.view_context.timer.forget_ended();
         let due = self.locked(&mut deferred, |state, at| {
-            if !gone.is_empty() {
-                // First, since the renewal of a lease whose runtime has ended may be due below.
-                for entry in state.entries.values_mut() {
-                    entry.lines.stop_renewing(|who| who.is_of(&gone));
-                }
-            }
             for (key, op) in self.lost.take() {
                 state.feed(at, &key, None, |lines, cx| {
                     lines.op_dropped(cx, &op);
@@ -407,6 +414,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        // Its task ends.
+        self.view_context.timer.wake();
         self.events.end();
         self.events.flush();
         let repeat = mem::take(&mut self.settings.repeat);

@@ -200,50 +200,6 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     );
 }
 
-/// A caller arrived on one runtime, and got its lease on another. When the first one went, the lease was renewed no
-/// more, under work that ran on: it is the runtime on which a lease was acquired that counts.
-#[cfg(feature = "test-util")]
-#[test]
-fn a_lease_is_renewed_while_the_runtime_that_acquired_it_lives() {
-    let locks = LockRegistry::builder(MemoryStore::new())
-        .ttl(Duration::from_secs(2))
-        .build()
-        .unwrap();
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .expect("a runtime")
-    };
-    let (first, second, third) = (runtime(), runtime(), runtime());
-    let held = first
-        .block_on(locks.obtain("k").lease())
-        .expect("it is free");
-    let mut waiter = locks.obtain("k").lease();
-    first.block_on(async { assert!(futures::poll!(&mut waiter).is_pending()) });
-    let lease = second.block_on(async {
-        drop(held);
-        waiter.await.expect("it is free now")
-    });
-    drop(first);
-    second.block_on(async { tokio::time::sleep(Duration::from_secs(3)).await });
-    assert!(lease.is_valid(), "its runtime is there");
-    // Nobody waits there any more, but it is known: it has gone, and its lease with it.
-    third.block_on(async {
-        let mut other = locks.obtain("k").lease();
-        assert!(futures::poll!(&mut other).is_pending());
-        second.shutdown_background();
-        let served = tokio::time::timeout(Duration::from_secs(10), other).await;
-        served
-            .expect("nobody renews it")
-            .expect("it has run out")
-            .release()
-            .await
-            .expect("it was ours");
-    });
-    assert!(!lease.is_valid());
-}
-
 /// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is
 /// still heard. It was to be released over a line that was no more: the key stayed in use, and kept the registry
 /// for good.

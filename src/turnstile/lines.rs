@@ -197,15 +197,6 @@ impl<C: Clone> Lines<C> {
         self.feed(cx, id, |turnstile, cx| turnstile.on_pause(cx, id, pause));
     }
 
-    pub(crate) fn stop_renewing(&mut self, has_gone: impl Fn(&C) -> bool) {
-        self.exclusive.stop_renewing(&has_gone);
-        if let Some(shared) = &mut self.shared {
-            for line in shared.lines.values_mut() {
-                line.turnstile.stop_renewing(&has_gone);
-            }
-        }
-    }
-
     /// Time went by.
     pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
         self.exclusive.tick(cx);

@@ -430,13 +430,6 @@ impl<C: Clone> Turnstile<C> {
         self.state = KeyState::Idle;
     }
 
-    /// Stops the renewal of a lease whose runtime has ended. The lease lasts until its deadline.
-    pub(crate) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
-        if let KeyState::Held(tenure) = &mut self.state {
-            tenure.stop_renewing(has_gone);
-        }
-    }
-
     /// Time went by.
     pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);

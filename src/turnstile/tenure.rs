@@ -550,14 +550,4 @@ impl<C: Clone> Tenure<C> {
         lease.late_at = Some(Point::FOREVER);
         Some((lease.who.clone(), LeaseVerdict::RenewalLate))
     }
-
-    /// The lease is renewed no more if its holder has gone.
-    pub(super) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
-        if let Some(lease) = self.lease.as_mut().filter(|lease| has_gone(&lease.who)) {
-            lease.renewals = 0;
-            lease.counted = false;
-            lease.renew_at = None;
-            lease.late_at = None;
-        }
-    }
 }

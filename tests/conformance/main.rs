@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 190;
+const CASES: usize = 193;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -353,6 +353,9 @@ suite! {
         a_registry_outlives_its_runtimes,
         waiters_outlive_another_runtime,
         a_loss_is_told_after_another_runtime_is_gone,
+        a_lease_is_renewed_by_the_runtime_that_is_left,
+        a_lease_is_renewed_where_it_is_looked_at,
+        work_that_moves_to_another_runtime_keeps_its_lease,
         a_drop_on_a_thread_without_a_runtime_releases,
         a_registry_made_outside_a_runtime_works_in_one,
     }
