@@ -105,10 +105,7 @@ fn read(clock: ClockId) -> Duration {
 /// Their rates differ, since only one of them is adjusted to the network's time. So the difference is compared with the
 /// one before: since the start it may have shrunk by more than a suspension adds.
 #[cfg(any(target_vendor = "apple", test))]
-fn jumps(
-    counting: impl Fn() -> Duration,
-    awake: impl Fn() -> Duration,
-) -> impl Fn() -> Duration {
+fn jumps(counting: impl Fn() -> Duration, awake: impl Fn() -> Duration) -> impl Fn() -> Duration {
     use std::sync::{Mutex, PoisonError};
 
     let ahead = move || {

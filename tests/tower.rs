@@ -463,8 +463,7 @@ async fn a_handler_shares_the_lease_around_it() {
 #[tokio::test(start_paused = true)]
 async fn an_invalid_key_is_an_error() {
     let (_, here, _) = two();
-    let service =
-        each(here).layer(service_fn(|_: Order| ready(Ok::<(), LockError>(()))));
+    let service = each(here).layer(service_fn(|_: Order| ready(Ok::<(), LockError>(()))));
     let told = service.oneshot(Order(Some(""))).await.unwrap_err();
     assert!(matches!(told, LockError::InvalidKey { .. }), "{told}");
 }

@@ -186,7 +186,9 @@ lasting! {
 #[cfg(feature = "tower")]
 mod tower {
     use lockstream::Lock;
-    use lockstream::tower::{IntoServiceError, LockLayer, LockService, RequestLock, ResponseFuture};
+    use lockstream::tower::{
+        IntoServiceError, LockLayer, LockService, RequestLock, ResponseFuture,
+    };
 
     use super::{Debug, Local, LockError, Ready, Work, assert_impl_all, assert_not_impl_any};
 

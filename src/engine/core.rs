@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::phase::EndMode;
-use super::state::{Deferred, State};
+use super::state::{Deferred, PIECE, State};
 use super::timer::Timer;
 use super::waiter_state::WaiterState;
 use crate::Token;
@@ -75,6 +75,15 @@ pub(crate) struct Arrival {
     /// arrival, for others from each attempt.
     pub(crate) wait: Duration,
     pub(crate) repeats: Pauses,
+}
+
+/// When the timer's task has something to do next.
+pub(super) enum Next {
+    /// As soon as others had the registry.
+    Now,
+    At(Instant),
+    /// When it is woken.
+    Event,
 }
 
 /// An event for all turnstiles.
@@ -361,30 +370,37 @@ impl Engine {
         self.feed_scope(&KeyScope::All, change, events);
     }
 
-    /// The same for the turnstiles of the keys in `scope`.
+    /// The same for the turnstiles of the keys in `scope`. The lock is given to others between pieces of them (G5).
     pub(super) fn feed_scope(
         &self,
         scope: &KeyScope,
         change: impl FnOnce(&mut State),
         events: &[TurnstileCall<'_>],
     ) {
-        self.at_once(|state, at| {
+        let rest = self.at_once(|state, at| {
             change(state);
             let keys = state.entries.keys();
             let keys: Vec<_> = keys.filter(|key| scope.contains(key)).cloned().collect();
-            for event in events {
-                for key in &keys {
-                    state.feed(at, key, None, event);
-                }
+            if keys.len() > PIECE {
+                return keys;
             }
+            for event in events {
+                state.feed_keys(at, &keys, event);
+            }
+            Vec::new()
         });
+        for event in events {
+            for keys in rest.iter().flat_map(|keys| keys.chunks(PIECE)) {
+                self.at_once(|state, at| state.feed_keys(at, keys, event));
+            }
+        }
     }
 }
 
 impl Engine {
-    /// Feeds every turnstile whose time has come. Returns when to come back, and keeps the session's
+    /// Feeds turnstiles whose time has come. Returns when to come back, and keeps the session's
     /// tasks running until then.
-    pub(super) fn run_due(&self) -> Option<Instant> {
+    pub(super) fn run_due(&self) -> Next {
         let mut deferred = Deferred::default();
         self.view_context.timer.forget_ended();
         let due = self.locked(&mut deferred, |state, at| {
@@ -393,22 +409,28 @@ impl Engine {
                     lines.op_dropped(cx, &op);
                 });
             }
-            state.feed_due(at, Lines::tick);
+            let is_more_due = state.feed_due(at, Lines::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: wake up once a second to detect a suspension. Sleep at least 1 ms: a turnstile with a bug may stay
             // due.
             let next =
                 first.map(|first| first.clamp(at.now + LEAST_SLEEP, at.now + SUSPENSION_TICK));
             state.armed = next;
-            (next, next.and(state.session.clone()))
+            (is_more_due, next, next.and(state.session.clone()))
         });
         deferred.earlier = false;
         self.deliver(deferred);
-        let (next, session) = due?;
+        let Some((is_more_due, next, session)) = due else {
+            return Next::Event;
+        };
         if let Some(session) = session {
             self.guarded(|| session.start());
         }
-        next.map(|moment| self.view_context.clock.instant(moment))
+        match next {
+            _ if is_more_due => Next::Now,
+            None => Next::Event,
+            Some(moment) => Next::At(self.view_context.clock.instant(moment)),
+        }
     }
 }
 

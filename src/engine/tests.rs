@@ -200,6 +200,42 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     );
 }
 
+/// G5: with 100,000 keys the registry was locked until each of them had been told of a new connection, or was over.
+#[tokio::test(start_paused = true)]
+async fn g5_many_keys_are_fed_in_pieces() {
+    const KEYS: usize = 2_500;
+    // The clock is read once for each time that the registry is locked.
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = reads.clone();
+    let clock = Clock::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Duration::ZERO
+    });
+    let locks = LockRegistry::builder(MemoryStore::new())
+        .renewal(Renewal::off())
+        .clock(clock)
+        .build()
+        .unwrap();
+    let leases = (0..KEYS).map(|key| locks.obtain(format!("k{key}")).lease());
+    let leases = futures::future::join_all(leases).await;
+    let fed = AtomicUsize::new(0);
+    reads.store(0, Ordering::Relaxed);
+    locks.engine.feed_all(
+        |_| (),
+        &[&|_, _| {
+            fed.fetch_add(1, Ordering::Relaxed);
+        }],
+    );
+    assert_eq!(fed.into_inner(), KEYS);
+    let locked = reads.load(Ordering::Relaxed);
+    assert!(locked > KEYS / 1000, "locked {locked} times");
+    // All of them are over at one moment.
+    assert_eq!(locks.engine.in_use(), KEYS);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(locks.engine.in_use(), 0);
+    assert!(leases.iter().flatten().all(|lease| !lease.is_valid()));
+}
+
 /// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is
 /// still heard. It was to be released over a line that was no more: the key stayed in use, and kept the registry
 /// for good.

@@ -8,10 +8,10 @@ use futures::FutureExt;
 use futures::future;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::timeout_at;
 
-use super::core::Engine;
+use super::core::{Engine, Next};
 
 /// Starts the task, and starts it again when its runtime has gone. `wake` wakes it for an earlier
 /// deadline.
@@ -187,8 +187,9 @@ async fn serve(engine: &Weak<Engine>, wake_up: &Notify) {
         let next = served.run_due();
         drop(served);
         match next {
-            None => wake_up.notified().await,
-            Some(at) => drop(timeout_at(at, wake_up.notified()).await),
+            Next::Now => yield_now().await,
+            Next::At(at) => drop(timeout_at(at, wake_up.notified()).await),
+            Next::Event => wake_up.notified().await,
         }
     }
 }

@@ -371,12 +371,14 @@ impl<C: Clone> Lines<C> {
         event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
     ) -> R {
         let shared = self.shared.as_mut().expect("it has the line");
+        let leases = cx.leases + shared.lines.len();
         let line = shared.lines.get_mut(&id).expect("the caller looked");
         let first = shared.waiting.first().copied();
         let mut cx_of_line = EventCx {
             now: cx.now,
             ids: cx.ids,
             asks_for_others: first.is_none_or(|first| id <= first),
+            leases,
         };
         let result = event(&mut line.turnstile, &mut cx_of_line);
         let tickets = line.turnstile.take_tickets();

@@ -239,7 +239,12 @@ pub(crate) fn work_that_moves_to_another_runtime_keeps_its_lease<W: World>(w: &W
         };
         let mut work = Box::pin(work.with_lock(renewed(&registry)));
         let begins = async {
-            while registry.snapshot().keys.iter().all(|key| key.held.is_empty()) {
+            while registry
+                .snapshot()
+                .keys
+                .iter()
+                .all(|key| key.held.is_empty())
+            {
                 assert!(poll_once(&mut work).await.is_none());
                 sleep(ms(5)).await;
             }

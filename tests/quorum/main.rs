@@ -328,7 +328,9 @@ async fn servers_of_unknown_age_have_no_vote_for_the_quarantine() {
     let servers = servers(3);
     let ttl = ms(2000);
     let registry = |url: &dyn Fn(&RedisServer) -> String| {
-        let nodes = servers.iter().map(|it| RedisStore::connect_lazy(url(it)).unwrap());
+        let nodes = servers
+            .iter()
+            .map(|it| RedisStore::connect_lazy(url(it)).unwrap());
         let store = QuorumStore::new(nodes).unwrap();
         LockRegistry::builder(store).ttl(ttl).build().unwrap()
     };

@@ -23,10 +23,7 @@ pub(super) enum Fault {
     #[error("node unavailable")]
     Away,
     #[error("node restarted {age:?} ago, no vote for {quarantine:?} (`QuorumStore::quarantine`)")]
-    TooYoung {
-        age: Duration,
-        quarantine: Duration,
-    },
+    TooYoung { age: Duration, quarantine: Duration },
     #[error(
         "age of the node unknown (no right to INFO), no vote for {quarantine:?} after connecting (`QuorumStore::quarantine`)"
     )]

@@ -117,6 +117,7 @@ struct Bench {
     /// The epochs of tenures that are not to be passed on.
     sealed: BTreeSet<u64>,
     flying: Vec<(Moment, Op)>,
+    leases: usize,
     owners: Vec<Owner>,
     callers: Vec<(WaiterId, Stage)>,
     /// Which callers adopt: their turn is before the queue's.
@@ -152,6 +153,8 @@ impl Bench {
         Self {
             turnstile: Turnstile::new(rules, Mode::Exclusive, true),
             ids: Ids::new(7),
+            // The renewals of many are spread (G5).
+            leases: if passes % 2 == 0 { 1 } else { 1000 },
             now: ms(5000),
             epochs: 0,
             last_token: 0,
@@ -179,6 +182,7 @@ impl Bench {
 
     fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
         let mut cx = EventCx::new(self.now, &mut self.ids);
+        cx.leases = self.leases;
         event(&mut self.turnstile, &mut cx)
     }
 

@@ -313,7 +313,9 @@ async fn a_quorum_of_quorums_asks_for_no_age_twice() {
         node.jump(Duration::from_secs(3600));
     }
     let inner = QuorumStore::new(nodes.clone()).unwrap();
-    Harness::new(&QuorumStore::new([inner]).unwrap(), "a").wins(1).await;
+    Harness::new(&QuorumStore::new([inner]).unwrap(), "a")
+        .wins(1)
+        .await;
 }
 
 /// Who else uses a lock that lasts longer than most has it for as long.
