@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+use rustix::time::ClockId;
 use tokio::time::Instant;
 
 use crate::turnstile::{FOREVER, Moment};
@@ -35,7 +37,7 @@ impl Clock {
     }
 
     pub(crate) fn system() -> Self {
-        Self::new(suspended)
+        Self::new(suspended())
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -68,25 +70,69 @@ impl Clock {
     }
 }
 
-/// For how long this machine has been suspended since it booted.
-#[cfg(target_os = "linux")]
-fn suspended() -> Duration {
-    use rustix::time::{ClockId, clock_gettime};
-    let read = |clock| {
-        let time = clock_gettime(clock);
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
-    };
+/// Tells for how long this machine has been suspended since it booted: Linux has a clock for each.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn suspended() -> impl Fn() -> Duration {
     // A thread that is put aside between the two readings makes the difference smaller than it is,
     // never greater: no suspension is ever made up.
-    let boot = read(ClockId::Boottime);
-    boot.saturating_sub(read(ClockId::Monotonic))
+    || read(ClockId::Boottime).saturating_sub(read(ClockId::Monotonic))
 }
 
-/// Elsewhere tokio's clock goes on while the machine is suspended, or nobody can tell.
-#[cfg(not(target_os = "linux"))]
-fn suspended() -> Duration {
-    Duration::ZERO
+/// Tells for how long this machine has been suspended since this call. `Instant` stands still meanwhile, and
+/// `CLOCK_MONOTONIC` goes on.
+#[cfg(target_vendor = "apple")]
+fn suspended() -> impl Fn() -> Duration {
+    let began = std::time::Instant::now();
+    jumps(|| read(ClockId::Monotonic), move || began.elapsed())
+}
+
+/// `Instant` itself counts suspended time on Windows and OpenBSD. On other systems there is no clock that does.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn suspended() -> impl Fn() -> Duration {
+    || Duration::ZERO
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn read(clock: ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Adds up by how much the clock `counting`, which counts suspended time, jumps ahead of the clock `awake`, which does
+/// not.
+///
+/// Their rates differ, since only one of them is adjusted to the network's time. So the difference is compared with the
+/// one before: since the start it may have shrunk by more than a suspension adds.
+#[cfg(any(target_vendor = "apple", test))]
+fn jumps(counting: impl Fn() -> Duration, awake: impl Fn() -> Duration) -> impl Fn() -> Duration {
+    use std::sync::{Mutex, PoisonError};
+
+    let ahead = move || {
+        // Readings that a thread was put aside between say nothing: the next look will tell.
+        let before = awake();
+        let counted = counting();
+        let after = awake();
+        let is_close = after.saturating_sub(before) < LEAST_JUMP / 2;
+        is_close.then(|| counted.as_nanos().cast_signed() - after.as_nanos().cast_signed())
+    };
+    let seen = Mutex::new((ahead(), Duration::ZERO));
+    move || {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, suspended) = &mut *seen;
+        if let Some(ahead) = ahead() {
+            let gained = ahead - *last.get_or_insert(ahead);
+            let jump = u64::try_from(gained).map_or(Duration::ZERO, Duration::from_nanos);
+            if jump >= LEAST_JUMP {
+                *suspended += jump;
+            }
+            // A small gain is left to add up to a jump.
+            if gained < 0 || jump >= LEAST_JUMP {
+                *last = Some(ahead);
+            }
+        }
+        *suspended
+    }
 }
 
 #[cfg(test)]
@@ -131,6 +177,73 @@ mod tests {
         }
         micros(2_100);
         assert_eq!(clock.now(), Duration::from_micros(2_100));
+    }
+
+    /// Two clocks, of which the test sets what they show, in microseconds, and the suspensions that they show.
+    fn two_clocks() -> (Arc<AtomicU64>, Arc<AtomicU64>, impl Fn() -> u128) {
+        let clocks = [9_000_000, 1_000_000].map(|micros| Arc::new(AtomicU64::new(micros)));
+        let shows = |clock: &Arc<AtomicU64>| {
+            let clock = clock.clone();
+            move || Duration::from_micros(clock.load(Ordering::Relaxed))
+        };
+        let suspended = jumps(shows(&clocks[0]), shows(&clocks[1]));
+        let [counting, awake] = clocks;
+        (counting, awake, move || suspended().as_micros())
+    }
+
+    /// D3, where the clocks have no common rate: one of them is behind by 26 s after a month, and a suspension of 20 s is
+    /// noticed all the same.
+    #[test]
+    fn d3_a_jump_between_two_clocks_is_a_suspension_though_one_runs_slow() {
+        let (counting, awake, suspended) = two_clocks();
+        let go_on = |clock: &AtomicU64, micros| clock.fetch_add(micros, Ordering::Relaxed);
+        for _ in 0..1000 {
+            go_on(&awake, 2_592_000_000);
+            go_on(&counting, 2_592_000_000 - 26_000);
+            assert_eq!(suspended(), 0);
+        }
+        go_on(&counting, 20_000_000);
+        assert_eq!(suspended(), 20_000_000);
+        assert_eq!(suspended(), 20_000_000, "each counts once");
+        go_on(&awake, 5_000_000);
+        go_on(&counting, 65_000_000);
+        assert_eq!(suspended(), 80_000_000);
+        // One that runs fast goes on by a millisecond at a time.
+        for micros in [700, 700, 700] {
+            go_on(&counting, micros);
+            suspended();
+        }
+        assert_eq!(suspended(), 80_001_400);
+    }
+
+    /// A thread that is put aside between the readings sees a difference that is none.
+    #[test]
+    fn d3_readings_that_are_far_apart_make_up_no_suspension() {
+        let now = Arc::new(AtomicU64::new(0));
+        let delay = Arc::new(AtomicU64::new(0));
+        let reads = |delay: &Arc<AtomicU64>| {
+            let (now, delay) = (now.clone(), delay.clone());
+            move || {
+                let delay = delay.load(Ordering::Relaxed);
+                Duration::from_micros(now.fetch_add(delay, Ordering::Relaxed) + delay)
+            }
+        };
+        let suspended = jumps(reads(&delay), reads(&Arc::default()));
+        for late in [0, 50_000, 0, 499, 0, 300, 1, 2_000, 0] {
+            delay.store(late, Ordering::Relaxed);
+            assert_eq!(suspended(), Duration::ZERO, "{late} us");
+        }
+    }
+
+    /// The clocks of this machine, as they are read where it has none that tells suspensions alone.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn real_clocks_make_up_no_suspension() {
+        let began = std::time::Instant::now();
+        let suspended = jumps(|| read(ClockId::Boottime), move || began.elapsed());
+        while began.elapsed() < Duration::from_millis(50) {
+            assert!(suspended() < Duration::from_secs(5));
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use smallvec::SmallVec;
+use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 
 use crate::detached::DetachedLease;
@@ -367,7 +368,7 @@ impl LeaseView {
         }
     }
 
-    /// A caller waits for the loss of this lease: the timer must run, also if the runtime of the lease has ended.
+    /// A caller waits for the loss of this lease: the timer must run, also if the runtime of the lease ends (D7).
     pub(crate) fn note_runtime(&self) {
         if let Some(engine) = self.view_context.engine.upgrade() {
             engine.note_runtime();
@@ -486,6 +487,7 @@ impl LeaseView {
     /// Whether the lease is held and its deadline has not passed. False once it is being released, and after a
     /// shutdown of its registry.
     pub fn is_valid(&self) -> bool {
+        self.view_context.ensure_timer();
         let now = self.view_context.clock.now();
         self.members()
             .iter()
@@ -503,6 +505,7 @@ impl LeaseView {
         Lost {
             view: self.clone(),
             watch: None,
+            runtime: None,
         }
     }
 
@@ -512,6 +515,7 @@ impl LeaseView {
 
     /// How the lease ended under its holder, if it did. Of several keys, the first that is lost.
     pub(crate) fn loss(&self) -> Option<LockError> {
+        self.view_context.ensure_timer();
         self.members().iter().find_map(Self::own_loss)
     }
 
@@ -553,6 +557,8 @@ impl fmt::Debug for LeaseView {
 pub struct Lost {
     view: LeaseView,
     watch: Option<Arc<AtomicWaker>>,
+    /// Where it was polled last.
+    runtime: Option<Id>,
 }
 
 impl Future for Lost {
@@ -564,8 +570,12 @@ impl Future for Lost {
             return Poll::Ready(loss);
         }
         let view = &this.view;
-        let watch = this.watch.get_or_insert_with(|| {
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        if this.runtime != runtime {
+            this.runtime = runtime;
             view.note_runtime();
+        }
+        let watch = this.watch.get_or_insert_with(|| {
             let waker = Arc::default();
             for member in view.members() {
                 member.caller.watch_with(&waker, false);

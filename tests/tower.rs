@@ -10,8 +10,8 @@ use std::time::Duration;
 use futures::stream::{BoxStream, StreamExt};
 use futures::{FutureExt, poll};
 use lockstream::store::MemoryStore;
-use lockstream::tower::LockLayer;
-use lockstream::{FutureLockExt, LockError, LockRegistry, Token};
+use lockstream::tower::{LockLayer, RequestLock};
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, Renewal, Token};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
@@ -34,8 +34,19 @@ struct Order(Option<&'static str>);
 
 const A: Order = Order(Some("a"));
 
-fn key(order: &Order) -> Option<&'static str> {
-    order.0
+/// The lock of each order, with the settings of `set`.
+fn set(
+    locks: LockRegistry,
+    set: impl Fn(Lock) -> Lock + Clone,
+) -> LockLayer<impl Fn(&Order) -> RequestLock + Clone> {
+    LockLayer::new(move |order: &Order| match order.0 {
+        Some(key) => set(locks.obtain(key)).into(),
+        None => RequestLock::Unlocked,
+    })
+}
+
+fn each(locks: LockRegistry) -> LockLayer<impl Fn(&Order) -> RequestLock + Clone> {
+    set(locks, |lock| lock)
 }
 
 async fn is_free(locks: &LockRegistry, key: &str) -> bool {
@@ -76,7 +87,7 @@ async fn one_request_a_key_at_a_time() {
             Ok::<_, LockError>(key)
         }
     });
-    let services = [here, there].map(|locks| LockLayer::new(locks, key).layer(inner));
+    let services = [here, there].map(|locks| each(locks).layer(inner));
     let calls = (0..60).map(|i| {
         let key = ["a", "b", "c"][i % 3];
         let service = services[i % 2].clone();
@@ -98,7 +109,7 @@ async fn a_busy_lock_is_an_error_of_the_service() {
     let (_, here, there) = two();
     let held = there.obtain("a").lease().await.unwrap();
     let inner = Inner::default();
-    let service = LockLayer::new(here, key).wait(ms(300)).layer(inner.clone());
+    let service = set(here, |lock| lock.wait(ms(300))).layer(inner.clone());
     let begin = Instant::now();
     let told = service.clone().oneshot(A).await.unwrap_err();
     let ShopError::Lock(LockError::NotAcquired { key, .. }) = &told else {
@@ -125,9 +136,9 @@ async fn a_busy_lock_is_what_a_closure_answers() {
         }
     });
     let answer = |error: LockError| Ok(if error.is_not_acquired() { 409 } else { 503 });
-    let service = |locks| {
-        let layer = LockLayer::new(locks, |order: &Order| order.0.map(str::to_owned));
-        layer.wait(Duration::ZERO).or_else(answer).layer(inner)
+    let service = |locks: LockRegistry| {
+        let at_once = move |order: &Order| locks.obtain(order.0.unwrap()).wait(Duration::ZERO);
+        LockLayer::new(at_once).or_else(answer).layer(inner)
     };
     let (here_too, ours, theirs) = (here.clone(), service(here), service(there));
     let begin = Instant::now();
@@ -206,7 +217,7 @@ async fn the_inner_service_is_made_ready_under_the_lease() {
         ..Inner::default()
     };
     inner.unready.store(true, Ordering::Relaxed);
-    let mut service = LockLayer::new(here, key).layer(inner.clone());
+    let mut service = each(here).layer(inner.clone());
     poll_fn(|cx| service.poll_ready(cx)).await.unwrap();
     assert_eq!(inner.counts(), (0, 0));
 
@@ -230,7 +241,7 @@ async fn the_inner_service_is_made_ready_under_the_lease() {
 async fn waiting_requests_use_up_no_limit() {
     let (_, here, there) = two();
     let service = ServiceBuilder::new()
-        .layer(LockLayer::new(here, key))
+        .layer(each(here))
         .concurrency_limit(1)
         .service(service_fn(|_: Order| ready(Ok::<_, LockError>(()))));
     let held = there.obtain("a").lease().await.unwrap();
@@ -267,7 +278,7 @@ async fn errors_of_the_inner_service_are_its_own() {
         }
     }
     let (_, here, there) = two();
-    let layer = LockLayer::new(here, key);
+    let layer = each(here);
     let failing = service_fn(|_: Order| ready(Err::<(), _>(ShopError::SoldOut)));
     for told in [
         layer.layer(Never).oneshot(A).await,
@@ -310,7 +321,7 @@ fn endless() -> (
 async fn a_dropped_response_leaves_nothing() {
     let (store, here, there) = two();
     let (inner, dropped) = endless();
-    let service = LockLayer::new(here.clone(), key).layer(inner);
+    let service = each(here.clone()).layer(inner);
     // Never polled, it does nothing at all.
     drop(service.clone().call(A));
     assert_eq!((here.in_use(), store.keys()), (0, 0));
@@ -346,7 +357,7 @@ async fn a_dropped_response_leaves_nothing() {
 async fn a_loss_stops_the_inner_call() {
     let (store, here, there) = two();
     let (inner, dropped) = endless();
-    let service = LockLayer::new(here, key).layer(inner);
+    let service = each(here).layer(inner);
     let call = tokio::spawn(service.oneshot(A));
     sleep(Duration::from_secs(300)).await;
     assert!(!call.is_finished(), "it is renewed");
@@ -356,12 +367,35 @@ async fn a_loss_stops_the_inner_call() {
     assert!(is_free(&there, "a").await);
 }
 
+/// Mode and renewal are the lock's own, too: readers are handled at once, and one whose ttl was set is renewed.
+#[tokio::test(start_paused = true)]
+async fn all_settings_are_those_of_the_lock() {
+    let (_, here, there) = two();
+    let readers = set(here, |lock| {
+        let lock = lock.shared().ttl(Duration::from_secs(2));
+        lock.renewal(Renewal::watchdog())
+    });
+    let service = readers.layer(service_fn(|_: Order| async {
+        sleep(Duration::from_secs(9)).await;
+        Ok::<_, LockError>(())
+    }));
+    let begin = Instant::now();
+    let calls = (0..5).map(|_| service.clone().oneshot(A));
+    let (told, writer) = tokio::join!(futures::future::join_all(calls), async {
+        sleep(ms(1)).await;
+        there.obtain("a").lease().await
+    });
+    assert!(told.iter().all(Result::is_ok), "{told:?}");
+    drop(writer.unwrap());
+    assert_eq!(begin.elapsed(), Duration::from_secs(9));
+}
+
 /// A ttl that was set bounds the call.
 #[tokio::test(start_paused = true)]
 async fn a_ttl_bounds_the_call() {
     let (_, here, there) = two();
     let (inner, dropped) = endless();
-    let layer = LockLayer::new(here, key).ttl(Duration::from_secs(2));
+    let layer = set(here, |lock| lock.ttl(Duration::from_secs(2)));
     let begin = Instant::now();
     let told = layer.layer(inner).oneshot(A).await.unwrap_err();
     assert!(told.is_lost() && dropped.load(Ordering::Relaxed), "{told}");
@@ -371,13 +405,13 @@ async fn a_ttl_bounds_the_call() {
     next.await.unwrap();
 }
 
-/// Without a key there is no lock: any number at once, also when the store is away.
+/// Whoever asks for no lock has none: any number at once, also when the store is away.
 #[tokio::test(start_paused = true)]
-async fn without_a_key_there_is_no_lock() {
+async fn no_lock_is_asked_for_by_name() {
     let (store, here, _) = two();
     store.set_offline(true);
     let inside = Arc::new(AtomicU32::new(0));
-    let service = LockLayer::new(here.clone(), key).layer(service_fn(|_: Order| {
+    let service = each(here.clone()).layer(service_fn(|_: Order| {
         let inside = inside.clone();
         async move {
             inside.fetch_add(1, Ordering::Relaxed);
@@ -396,7 +430,7 @@ async fn without_a_key_there_is_no_lock() {
 #[tokio::test(start_paused = true)]
 async fn the_lock_does_not_cover_the_body() {
     let (_, here, there) = two();
-    let service = LockLayer::new(here, key).layer(service_fn(|_: Order| {
+    let service = each(here).layer(service_fn(|_: Order| {
         let body: BoxStream<'static, u32> = futures::stream::iter([1, 2, 3]).boxed();
         ready(Ok::<_, LockError>(body))
     }));
@@ -413,7 +447,7 @@ async fn a_handler_shares_the_lease_around_it() {
     let older = before.token();
     before.release().await.unwrap();
     let locks = here.clone();
-    let service = LockLayer::new(here, key).layer(service_fn(move |order: Order| {
+    let service = each(here).layer(service_fn(move |order: Order| {
         let lock = locks.obtain(order.0.unwrap()).reentrant();
         async move {
             let begin = Instant::now();
@@ -429,19 +463,16 @@ async fn a_handler_shares_the_lease_around_it() {
 #[tokio::test(start_paused = true)]
 async fn an_invalid_key_is_an_error() {
     let (_, here, _) = two();
-    let service =
-        LockLayer::new(here, key).layer(service_fn(|_: Order| ready(Ok::<(), LockError>(()))));
+    let service = each(here).layer(service_fn(|_: Order| ready(Ok::<(), LockError>(()))));
     let told = service.oneshot(Order(Some(""))).await.unwrap_err();
     assert!(matches!(told, LockError::InvalidKey { .. }), "{told}");
 }
 
-/// What is printed names the registry and the wait, and no request.
+/// What is printed says whether a request has a lock, and shows none of it.
 #[tokio::test(start_paused = true)]
 async fn debug_says_how_it_locks() {
     let (_, here, _) = two();
-    let layer = LockLayer::new(here, key).wait(ms(250));
-    assert!(format!("{layer:?}").contains("250ms"), "{layer:?}");
-    let mut locked = layer.layer(Inner::default());
+    let mut locked = each(here).layer(Inner::default());
     let call = locked.call(A);
     assert!(format!("{call:?}").contains("Acquiring"), "{call:?}");
     let call = locked.call(Order(None));

@@ -185,21 +185,27 @@ lasting! {
 
 #[cfg(feature = "tower")]
 mod tower {
-    use lockstream::tower::{IntoServiceError, LockLayer, LockService, ResponseFuture};
+    use lockstream::Lock;
+    use lockstream::tower::{
+        IntoServiceError, LockLayer, LockService, RequestLock, ResponseFuture,
+    };
 
     use super::{Debug, Local, LockError, Ready, Work, assert_impl_all, assert_not_impl_any};
 
-    type Key = fn(&String) -> Option<String>;
+    type Key = fn(&String) -> Lock;
     type Inner = ::tower::util::ServiceFn<fn(String) -> Work>;
     type Stays = ::tower::util::ServiceFn<fn(String) -> Local>;
 
     lasting! {
         LockLayer<Key>: Send, Sync, Unpin, Clone;
+        RequestLock: Send, Sync, Unpin, From<Lock>;
         LockService<Inner, Key, IntoServiceError>: Send, Sync, Unpin;
         ResponseFuture<Inner, String, IntoServiceError>: Send, Unpin, Future<Output = Result<u8, LockError>>;
         ResponseFuture<Stays, String, IntoServiceError>: Unpin;
     }
     assert_impl_all!(LockService<fn() -> Ready<()>, Key, IntoServiceError>: Clone);
+    // A key that is missing must not mean no lock.
+    assert_not_impl_any!(RequestLock: From<Option<Lock>>);
     assert_not_impl_any!(ResponseFuture<Stays, String, IntoServiceError>: Send);
 }
 

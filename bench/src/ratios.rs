@@ -32,7 +32,7 @@ use Goal::{AtLeast, AtMost, Unset};
 type Row = (&'static str, Scenario, &'static str, Basis, Goal);
 
 #[rustfmt::skip]
-const RATIOS: [Row; 41] = [
+const RATIOS: [Row; 43] = [
     ("free-1", Scenario::Free1, "pairs", Of(Lib::Bare), AtLeast(0.8)),
     ("free-8", Scenario::Free8, "pairs", Of(Lib::Bare), AtLeast(0.75)),
     ("free-64", Scenario::Free64, "pairs", Of(Lib::Bare), AtLeast(0.8)),
@@ -50,6 +50,8 @@ const RATIOS: [Row; 41] = [
     ("handover-p99-us", Scenario::Handover, "p99", Itself, Unset),
     ("held-100k-bytes", Scenario::Held100k, "bytes", Itself, AtMost(1024.0)),
     ("held-100k-cpu", Scenario::Held100k, "cpu", Itself, AtMost(0.05)),
+    ("renewals-spread-taken", Scenario::RenewalsSpread, "taken", Itself, AtMost(2.0)),
+    ("renewals-spread-cut", Scenario::RenewalsSpread, "cut", Itself, AtMost(2.0)),
     ("many-keys-left", Scenario::ManyKeys, "left", Itself, AtMost(0.0)),
     ("far-1", Scenario::Far1, "acquire-p50", Of(Lib::Bare), AtMost(1.1)),
     ("far-64", Scenario::Far64, "acquire-p50", Of(Lib::Bare), AtMost(1.1)),

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::phase::EndMode;
-use super::state::{Deferred, State};
+use super::state::{Deferred, PIECE, State};
 use super::timer::Timer;
 use super::waiter_state::WaiterState;
 use crate::Token;
@@ -42,7 +42,6 @@ pub(crate) struct Engine {
     pub(super) state: Mutex<State>,
     /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
-    pub(super) timer: Timer,
     /// Operations that the session has dropped without an answer. The timer's task handles them.
     pub(super) lost: Arc<DroppedOps>,
     /// Notified when no key is in use.
@@ -55,6 +54,15 @@ pub(crate) struct ViewContext {
     pub(crate) engine: Weak<Engine>,
     /// The statement that fences a transaction by a lease, on a store that can.
     pub(crate) fence: Option<Arc<str>>,
+    pub(super) timer: Timer,
+}
+
+impl ViewContext {
+    /// Starts the timer's task if its runtime has ended and no other was known then: whoever looks at a lease may bring
+    /// another runtime (D7).
+    pub(crate) fn ensure_timer(&self) {
+        self.timer.ensure_running(&self.engine);
+    }
 }
 
 /// A caller's request for a lease.
@@ -67,6 +75,15 @@ pub(crate) struct Arrival {
     /// arrival, for others from each attempt.
     pub(crate) wait: Duration,
     pub(crate) repeats: Pauses,
+}
+
+/// When the timer's task has something to do next.
+pub(super) enum Next {
+    /// As soon as others had the registry.
+    Now,
+    At(Instant),
+    /// When it is woken.
+    Event,
 }
 
 /// An event for all turnstiles.
@@ -89,6 +106,7 @@ impl Engine {
             });
             let clock = Arc::new(clock);
             let timer = Timer::default();
+            let lost = Arc::new(DroppedOps::new(timer.wake_up()));
             Self {
                 instance,
                 events: EventBus::new(&settings, clock.clone()),
@@ -99,6 +117,7 @@ impl Engine {
                     clock,
                     engine: me.clone(),
                     fence: session.fence(),
+                    timer,
                 }),
                 state: Mutex::new(State {
                     entries: HashMap::new(),
@@ -113,8 +132,7 @@ impl Engine {
                     session: Some(session),
                     keep_alive: None,
                 }),
-                lost: Arc::new(DroppedOps::new(timer.wake_up())),
-                timer,
+                lost,
                 idle: Notify::new(),
             }
         })
@@ -122,7 +140,12 @@ impl Engine {
 
     /// The session with the store, with its tasks started; `None` after a shutdown.
     pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
-        let session = self.lock().session.clone();
+        let state = self.lock();
+        let (session, is_used) = (state.session.clone(), !state.entries.is_empty());
+        drop(state);
+        if is_used {
+            self.note_runtime();
+        }
         if let Some(session) = &session {
             session.start();
         }
@@ -132,8 +155,9 @@ impl Engine {
     /// A caller waits on this runtime for the end of a lease. The timer's task may move here if its own runtime ends
     /// first.
     pub(crate) fn note_runtime(&self) {
-        self.timer.note_runtime(Handle::try_current().ok().as_ref());
-        self.timer.ensure_running(&self.view_context.engine);
+        let timer = &self.view_context.timer;
+        timer.note_runtime(Handle::try_current().ok().as_ref());
+        self.view_context.ensure_timer();
     }
 
     /// The events that follow.
@@ -198,9 +222,8 @@ impl Engine {
         arrival: Arrival,
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
     ) {
-        let runtime = Handle::try_current().ok();
-        self.timer.note_runtime(runtime.as_ref());
-        let runtime = runtime.map(|runtime| runtime.id());
+        let timer = &self.view_context.timer;
+        timer.note_runtime(Handle::try_current().ok().as_ref());
         let who = Caller::new(caller.clone());
         caller.set_repeats(arrival.repeats);
         self.at_once(|state, at| {
@@ -226,7 +249,7 @@ impl Engine {
             state.feed(at, key, Some(self.settings.rules()), |lines, cx| {
                 let id = event(lines, cx, waiter);
                 // Before the verdict, which follows when this returns.
-                caller.arrive(id, runtime, cx.now, events);
+                caller.arrive(id, cx.now, events);
             });
         });
     }
@@ -247,13 +270,12 @@ impl Engine {
     /// A caller takes the lease that it was granted. Returns its token, unless the turn is over.
     pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
         let id = caller.id()?;
-        let runtime = Handle::try_current().ok();
-        self.timer.note_runtime(runtime.as_ref());
-        let runtime = runtime.map(|runtime| runtime.id());
+        let timer = &self.view_context.timer;
+        timer.note_runtime(Handle::try_current().ok().as_ref());
         let taken = self.feed(caller.key(), |lines, cx| {
             // The turnstile first: the grant may have expired meanwhile.
             if lines.take(cx, id) {
-                caller.take_lease(runtime, cx.now, &self.events)
+                caller.take_lease(cx.now, &self.events)
             } else {
                 None
             }
@@ -348,65 +370,74 @@ impl Engine {
         self.feed_scope(&KeyScope::All, change, events);
     }
 
-    /// The same for the turnstiles of the keys in `scope`.
+    /// The same for the turnstiles of the keys in `scope`. The lock is given to others between pieces of them (G5).
     pub(super) fn feed_scope(
         &self,
         scope: &KeyScope,
         change: impl FnOnce(&mut State),
         events: &[TurnstileCall<'_>],
     ) {
-        self.at_once(|state, at| {
+        let rest = self.at_once(|state, at| {
             change(state);
             let keys = state.entries.keys();
             let keys: Vec<_> = keys.filter(|key| scope.contains(key)).cloned().collect();
-            for event in events {
-                for key in &keys {
-                    state.feed(at, key, None, event);
-                }
+            if keys.len() > PIECE {
+                return keys;
             }
+            for event in events {
+                state.feed_keys(at, &keys, event);
+            }
+            Vec::new()
         });
+        for event in events {
+            for keys in rest.iter().flat_map(|keys| keys.chunks(PIECE)) {
+                self.at_once(|state, at| state.feed_keys(at, keys, event));
+            }
+        }
     }
 }
 
 impl Engine {
-    /// Feeds every turnstile whose time has come. Returns when to come back, and keeps the session's
+    /// Feeds turnstiles whose time has come. Returns when to come back, and keeps the session's
     /// tasks running until then.
-    pub(super) fn run_due(&self) -> Option<Instant> {
+    pub(super) fn run_due(&self) -> Next {
         let mut deferred = Deferred::default();
-        let gone = self.timer.take_ended();
+        self.view_context.timer.forget_ended();
         let due = self.locked(&mut deferred, |state, at| {
-            if !gone.is_empty() {
-                // First, since the renewal of a lease whose runtime has ended may be due below.
-                for entry in state.entries.values_mut() {
-                    entry.lines.stop_renewing(|who| who.is_of(&gone));
-                }
-            }
             for (key, op) in self.lost.take() {
                 state.feed(at, &key, None, |lines, cx| {
                     lines.op_dropped(cx, &op);
                 });
             }
-            state.feed_due(at, Lines::tick);
+            let is_more_due = state.feed_due(at, Lines::tick);
             let first = state.timeouts.first().map(|(moment, _)| *moment);
             // D3: wake up once a second to detect a suspension. Sleep at least 1 ms: a turnstile with a bug may stay
             // due.
             let next =
                 first.map(|first| first.clamp(at.now + LEAST_SLEEP, at.now + SUSPENSION_TICK));
             state.armed = next;
-            (next, next.and(state.session.clone()))
+            (is_more_due, next, next.and(state.session.clone()))
         });
         deferred.earlier = false;
         self.deliver(deferred);
-        let (next, session) = due?;
+        let Some((is_more_due, next, session)) = due else {
+            return Next::Event;
+        };
         if let Some(session) = session {
             self.guarded(|| session.start());
         }
-        next.map(|moment| self.view_context.clock.instant(moment))
+        match next {
+            _ if is_more_due => Next::Now,
+            None => Next::Event,
+            Some(moment) => Next::At(self.view_context.clock.instant(moment)),
+        }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        // Its task ends.
+        self.view_context.timer.wake();
         self.events.end();
         self.events.flush();
         let repeat = mem::take(&mut self.settings.repeat);

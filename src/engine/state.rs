@@ -12,6 +12,9 @@ use crate::StoreError;
 use crate::store::contract::{KeyScope, Op, Session};
 use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
 
+/// How many turnstiles are fed before the lock is given to others (G5).
+pub(super) const PIECE: usize = 1000;
+
 /// The state of a registry, under its one lock.
 pub(super) struct State {
     /// One entry for each key in use.
@@ -98,7 +101,7 @@ impl State {
         rules: Option<Rules>,
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
-        let (now, ids) = (at.now, &mut self.ids);
+        let (now, ids, leases) = (at.now, &mut self.ids, self.entries.len());
         // It nearly always exists. This look-up clones no key.
         let entry = match self.entries.get_mut(key) {
             Some(entry) => entry,
@@ -119,7 +122,9 @@ impl State {
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        let result = event(&mut entry.lines, &mut EventCx::new(now, ids));
+        let mut cx = EventCx::new(now, ids);
+        cx.leases = leases;
+        let result = event(&mut entry.lines, &mut cx);
         while let Some(effect) = entry.lines.next_effect() {
             match effect {
                 Effect::Send(op) => at.deferred.sends.push((key.clone(), op)),
@@ -148,26 +153,40 @@ impl State {
         Some(result)
     }
 
-    /// Feeds `event` to every turnstile whose time has come, each once: one that stays due must not keep the
-    /// registry locked for ever.
+    pub(super) fn feed_keys(
+        &mut self,
+        at: &mut ChangeCx<'_>,
+        keys: &[Arc<str>],
+        event: impl Fn(&mut Lines<Caller>, &mut EventCx<'_>),
+    ) {
+        for key in keys {
+            self.feed(at, key, None, &event);
+        }
+    }
+
+    /// Feeds `event` to the turnstiles whose time has come, each once: one that stays due must not keep the registry
+    /// locked for ever. Returns whether others may be due.
     pub(super) fn feed_due(
         &mut self,
         at: &mut ChangeCx<'_>,
         mut event: impl FnMut(&mut Lines<Caller>, &mut EventCx<'_>),
-    ) {
+    ) -> bool {
         let mut due = Vec::new();
-        while self
-            .timeouts
-            .first()
-            .is_some_and(|(moment, _)| *moment <= at.now)
+        while due.len() < PIECE
+            && self
+                .timeouts
+                .first()
+                .is_some_and(|(moment, _)| *moment <= at.now)
         {
             due.extend(self.timeouts.pop_first().map(|(_, key)| key));
         }
+        let is_full = due.len() == PIECE;
         for key in due {
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.timeout = None;
             }
             self.feed(at, &key, None, &mut event);
         }
+        is_full
     }
 }

@@ -111,10 +111,10 @@ impl Engine {
 
     pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
         if deferred.waits {
-            self.timer.ensure_running(&self.view_context.engine);
+            self.view_context.ensure_timer();
         }
         if deferred.earlier {
-            self.timer.wake();
+            self.view_context.timer.wake();
         }
         if let Some(session) = deferred.session.take() {
             if deferred.arrived {

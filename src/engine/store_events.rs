@@ -95,7 +95,7 @@ impl Engine {
                     log!(debug, %error, "store still unreachable");
                 }
                 // The session's tasks may have ended with their runtime. The timer's task starts them again.
-                self.timer.wake();
+                self.view_context.timer.wake();
             }
             StoreEvent::Replied { .. }
             | StoreEvent::Granted { .. }

@@ -200,48 +200,40 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     );
 }
 
-/// A caller arrived on one runtime, and got its lease on another. When the first one went, the lease was renewed no
-/// more, under work that ran on: it is the runtime on which a lease was acquired that counts.
-#[cfg(feature = "test-util")]
-#[test]
-fn a_lease_is_renewed_while_the_runtime_that_acquired_it_lives() {
+/// G5: with 100,000 keys the registry was locked until each of them had been told of a new connection, or was over.
+#[tokio::test(start_paused = true)]
+async fn g5_many_keys_are_fed_in_pieces() {
+    const KEYS: usize = 2_500;
+    // The clock is read once for each time that the registry is locked.
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = reads.clone();
+    let clock = Clock::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Duration::ZERO
+    });
     let locks = LockRegistry::builder(MemoryStore::new())
-        .ttl(Duration::from_secs(2))
+        .renewal(Renewal::off())
+        .clock(clock)
         .build()
         .unwrap();
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .expect("a runtime")
-    };
-    let (first, second, third) = (runtime(), runtime(), runtime());
-    let held = first
-        .block_on(locks.obtain("k").lease())
-        .expect("it is free");
-    let mut waiter = locks.obtain("k").lease();
-    first.block_on(async { assert!(futures::poll!(&mut waiter).is_pending()) });
-    let lease = second.block_on(async {
-        drop(held);
-        waiter.await.expect("it is free now")
-    });
-    drop(first);
-    second.block_on(async { tokio::time::sleep(Duration::from_secs(3)).await });
-    assert!(lease.is_valid(), "its runtime is there");
-    // Nobody waits there any more, but it is known: it has gone, and its lease with it.
-    third.block_on(async {
-        let mut other = locks.obtain("k").lease();
-        assert!(futures::poll!(&mut other).is_pending());
-        second.shutdown_background();
-        let served = tokio::time::timeout(Duration::from_secs(10), other).await;
-        served
-            .expect("nobody renews it")
-            .expect("it has run out")
-            .release()
-            .await
-            .expect("it was ours");
-    });
-    assert!(!lease.is_valid());
+    let leases = (0..KEYS).map(|key| locks.obtain(format!("k{key}")).lease());
+    let leases = futures::future::join_all(leases).await;
+    let fed = AtomicUsize::new(0);
+    reads.store(0, Ordering::Relaxed);
+    locks.engine.feed_all(
+        |_| (),
+        &[&|_, _| {
+            fed.fetch_add(1, Ordering::Relaxed);
+        }],
+    );
+    assert_eq!(fed.into_inner(), KEYS);
+    let locked = reads.load(Ordering::Relaxed);
+    assert!(locked > KEYS / 1000, "locked {locked} times");
+    // All of them are over at one moment.
+    assert_eq!(locks.engine.in_use(), KEYS);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(locks.engine.in_use(), 0);
+    assert!(leases.iter().flatten().all(|lease| !lease.is_valid()));
 }
 
 /// A server that stood still at a shutdown goes on when the registry has hung up, and a grant that was on its way is

@@ -8,10 +8,10 @@ use futures::FutureExt;
 use futures::future;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::timeout_at;
 
-use super::core::Engine;
+use super::core::{Engine, Next};
 
 /// Starts the task, and starts it again when its runtime has gone. `wake` wakes it for an earlier
 /// deadline.
@@ -29,7 +29,7 @@ struct Shared {
 
 impl Timer {
     /// Notes a runtime on which somebody waits. If the task's own runtime ends first, the task moves
-    /// there.
+    /// there (D7).
     pub(super) fn note_runtime(&self, current: Option<&Handle>) {
         if let Some(current) = current {
             self.shared.runtimes().note(current);
@@ -40,16 +40,17 @@ impl Timer {
     pub(super) fn ensure_running(&self, engine: &Weak<Engine>) {
         // Read first: a write would take the cache line from every other thread.
         let running = &self.shared.running;
-        if running.load(Ordering::Acquire) || running.swap(true, Ordering::AcqRel) {
+        let is_over = || engine.strong_count() == 0;
+        if running.load(Ordering::Acquire) || is_over() || running.swap(true, Ordering::AcqRel) {
             return;
         }
         self.note_runtime(Handle::try_current().ok().as_ref());
         Task::start(engine.clone(), self.shared.clone());
     }
 
-    /// The runtimes that have ended since the last call.
-    pub(super) fn take_ended(&self) -> Vec<Id> {
-        self.shared.runtimes().take_ended()
+    /// Forgets the runtimes that have ended.
+    pub(super) fn forget_ended(&self) {
+        self.shared.runtimes().forget_ended();
     }
 
     /// Notified, it wakes the task.
@@ -59,12 +60,6 @@ impl Timer {
 
     pub(super) fn wake(&self) {
         self.shared.wake_up.notify_one();
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        self.wake();
     }
 }
 
@@ -81,7 +76,6 @@ impl Shared {
 struct Runtimes {
     /// The latest is last.
     known: Vec<Runtime>,
-    gone: Vec<Id>,
 }
 
 #[derive(Debug)]
@@ -132,16 +126,13 @@ impl Runtimes {
 
     fn remove(&mut self, gone: Id) {
         self.known.retain(|known| known.handle.id() != gone);
-        self.gone.push(gone);
     }
 
-    /// A single runtime is not probed: the task that asks runs on it.
-    fn take_ended(&mut self) -> Vec<Id> {
+    /// A handle keeps parts of a runtime that has gone. A single runtime is not probed: the task that asks runs on it.
+    fn forget_ended(&mut self) {
         if self.known.len() > 1 {
-            let gone = self.known.extract_if(.., |known| !known.is_alive());
-            self.gone.extend(gone.map(|gone| gone.handle.id()));
+            self.known.retain_mut(Runtime::is_alive);
         }
-        std::mem::take(&mut self.gone)
     }
 }
 
@@ -196,8 +187,9 @@ async fn serve(engine: &Weak<Engine>, wake_up: &Notify) {
         let next = served.run_due();
         drop(served);
         match next {
-            None => wake_up.notified().await,
-            Some(at) => drop(timeout_at(at, wake_up.notified()).await),
+            Next::Now => yield_now().await,
+            Next::At(at) => drop(timeout_at(at, wake_up.notified()).await),
+            Next::Event => wake_up.notified().await,
         }
     }
 }

@@ -7,7 +7,6 @@ use std::task::Waker;
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
-use tokio::runtime::Id;
 
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
@@ -58,8 +57,6 @@ struct State {
     /// Whether it must be polled once more before it takes the key.
     is_first_of_several: bool,
     deadline: Moment,
-    /// The runtime on which it arrived, or took its lease.
-    runtime: Option<Id>,
 }
 
 impl WaiterState {
@@ -84,7 +81,6 @@ impl WaiterState {
                 closing: false,
                 is_first_of_several: false,
                 deadline: Moment::ZERO,
-                runtime: None,
             }),
         }
     }
@@ -214,12 +210,6 @@ impl WaiterState {
         now.saturating_sub(self.lock().since)
     }
 
-    /// Whether it arrived, or took its lease, on one of these runtimes.
-    pub(super) fn is_of(&self, runtimes: &[Id]) -> bool {
-        let runtime = self.lock().runtime;
-        runtime.is_some_and(|runtime| runtimes.contains(&runtime))
-    }
-
     /// Sets the pauses of the wait that is about to begin.
     pub(super) fn set_repeats(&self, repeats: Pauses) {
         let before = self.lock().repeats.replace(repeats);
@@ -250,11 +240,10 @@ impl WaiterState {
     }
 
     /// Enters the queue, perhaps again.
-    pub(super) fn arrive(&self, id: WaiterId, runtime: Option<Id>, now: Moment, events: &EventBus) {
+    pub(super) fn arrive(&self, id: WaiterId, now: Moment, events: &EventBus) {
         self.id.store(id.0, Ordering::Relaxed);
         let mut state = self.lock();
         state.phase = Phase::Waiting;
-        state.runtime = runtime;
         // One that lost its turn still waits.
         if state.waiter == 0 {
             state.waiter = id.0;
@@ -280,7 +269,6 @@ impl WaiterState {
     /// dropped when nothing is locked: it may be all that keeps the acquiring task alive.
     pub(super) fn take_lease(
         &self,
-        runtime: Option<Id>,
         now: Moment,
         events: &EventBus,
     ) -> Option<(Token, Option<Waker>)> {
@@ -290,7 +278,6 @@ impl WaiterState {
         };
         let waited = now.saturating_sub(state.since);
         state.phase = Phase::Held { token };
-        state.runtime = runtime;
         state.since = now;
         if token.is_passed() {
             events.send(|| LockEvent::Passed {

@@ -5,9 +5,10 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 use tower_service::Service;
 
+use super::layer::RequestLock;
 use super::on_error::OnLockError;
+use crate::FutureLockExt;
 use crate::future::WithLock;
-use crate::{FutureLockExt, Lock};
 
 /// Future of [`LockService`](super::LockService).
 ///
@@ -38,12 +39,12 @@ enum Call<S: Service<R>, R> {
 }
 
 impl<S: Service<R>, R, E> ResponseFuture<S, R, E> {
-    pub(super) fn new(lock: Option<Lock>, service: S, request: R, on_error: E) -> Self {
+    pub(super) fn new(lock: RequestLock, service: S, request: R, on_error: E) -> Self {
         let request = Some(request);
         let call = Call::Unready { service, request };
         let state = match lock {
-            Some(lock) => State::Locked(call.with_lock(lock)),
-            None => State::Unlocked(call),
+            RequestLock::Locked(lock) => State::Locked(call.with_lock(lock)),
+            RequestLock::Unlocked => State::Unlocked(call),
         };
         Self { state, on_error }
     }

@@ -1,17 +1,17 @@
 use std::fmt;
-use std::time::Duration;
 
 use tower_layer::Layer;
 
 use super::on_error::IntoServiceError;
 use super::service::LockService;
-use crate::{Lock, LockError, LockRegistry};
+use crate::{Lock, LockError};
 
 /// A layer that lets a service handle one request a key at a time, over all processes that share the store.
 ///
-/// For each request a closure names the key. `None` is handled at once, without a lock. The inner service is called under
-/// the lease, exactly as by [`with_lock`](crate::FutureLockExt::with_lock): the lock is held until the service's future
-/// has completed.
+/// For each request a closure makes the [`Lock`], with whatever wait, ttl, mode and renewal it is to have; or it asks for
+/// none by name, by [`RequestLock::Unlocked`]. The inner service is called under the lease, exactly as by
+/// [`with_lock`](crate::FutureLockExt::with_lock): the lock is held until the service's future has completed. A fixed
+/// [`ttl`](Lock::ttl) bounds the call: one that takes longer is dropped, and its error is [`LockError::Lost`].
 ///
 /// # What the lock covers
 ///
@@ -35,7 +35,8 @@ use crate::{Lock, LockError, LockRegistry};
 ///
 /// # Errors
 ///
-/// Those of [`with_lock`](crate::FutureLockExt::with_lock). By default they are errors of the service, whose error type
+/// Those of [`with_lock`](crate::FutureLockExt::with_lock): also [`LockError::InvalidKey`] for a request whose key cannot
+/// name a lock. By default they are errors of the service, whose error type
 /// needs `From<LockError>`. With [`or_else`](Self::or_else) a closure makes each of them a response or an error.
 ///
 /// # Cancel safety
@@ -58,12 +59,11 @@ use crate::{Lock, LockError, LockRegistry};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
 /// let locks = LockRegistry::in_memory();
-/// let layer = LockLayer::new(locks, |pay: &Pay| Some(format!("order:{}", pay.order)))
-///     .wait(Duration::ZERO)
-///     .or_else(|error: LockError| match error.is_not_acquired() {
-///         true => Ok("in progress"),
-///         false => Err(error),
-///     });
+/// let one_at_a_time = move |pay: &Pay| locks.obtain(format!("order:{}", pay.order)).wait(Duration::ZERO);
+/// let layer = LockLayer::new(one_at_a_time).or_else(|error: LockError| match error.is_not_acquired() {
+///     true => Ok("in progress"),
+///     false => Err(error),
+/// });
 /// let service = layer.layer(service_fn(async |_: Pay| {
 ///     tokio::time::sleep(Duration::from_millis(10)).await;
 ///     Ok("paid")
@@ -76,102 +76,107 @@ use crate::{Lock, LockError, LockRegistry};
 /// assert_eq!((one?, two?), ("paid", "in progress"));
 /// # Ok(()) }
 /// ```
+///
+/// Requests that only read need no lock:
+///
+/// ```
+/// use lockstream::LockRegistry;
+/// use lockstream::tower::{LockLayer, RequestLock};
+///
+/// enum Order {
+///     Look(u64),
+///     Pay(u64),
+/// }
+///
+/// # fn layer(locks: LockRegistry) -> LockLayer<impl Fn(&Order) -> RequestLock> {
+/// LockLayer::new(move |order: &Order| match order {
+///     Order::Look(_) => RequestLock::Unlocked,
+///     Order::Pay(id) => locks.obtain(format!("order:{id}")).into(),
+/// })
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use = "a layer does nothing until a service is built with it"]
-pub struct LockLayer<K, E = IntoServiceError> {
-    locks: LockRegistry,
-    key: K,
-    wait: Option<Duration>,
-    ttl: Option<Duration>,
+pub struct LockLayer<F, E = IntoServiceError> {
+    lock: F,
     pub(super) on_error: E,
 }
 
-impl<K> LockLayer<K> {
-    /// Locks what `key` names for each request, in this registry. `None`: no lock.
+/// What a request is handled under.
+///
+/// A closure that always returns a [`Lock`] needs it not: a lock is one of these. There is none for `Option<Lock>`. A
+/// request whose key is missing must not be handled without a lock because nobody thought of it.
+#[derive(Debug)]
+#[non_exhaustive]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "requests with a lock are the usual ones, and cost no allocation"
+)]
+pub enum RequestLock {
+    /// This lock is held while the request is handled.
+    Locked(Lock),
+    /// No lock: any number of such requests are handled at once.
+    Unlocked,
+}
+
+impl From<Lock> for RequestLock {
+    fn from(lock: Lock) -> Self {
+        Self::Locked(lock)
+    }
+}
+
+impl<F> LockLayer<F> {
+    /// Handles each request under the lock that `lock` returns for it: a [`Lock`], or a [`RequestLock`].
     ///
-    /// Name the type of the request in the closure: `|request: &Request<Body>| …`.
-    pub fn new<R, Q>(locks: LockRegistry, key: K) -> Self
+    /// Name the type of the request in the closure: `move |request: &Request<Body>| …`.
+    pub fn new<R, L>(lock: F) -> Self
     where
-        K: Fn(&R) -> Option<Q>,
-        Q: AsRef<str>,
+        F: Fn(&R) -> L,
+        L: Into<RequestLock>,
     {
         Self {
-            locks,
-            key,
-            wait: None,
-            ttl: None,
+            lock,
             on_error: IntoServiceError,
         }
     }
 }
 
-impl<K, E> LockLayer<K, E> {
-    /// How long a request waits for its lock: see [`Lock::wait`]. Default: the registry's, 30 s. [`Duration::ZERO`] refuses
-    /// at once what is being handled already.
-    pub fn wait(self, wait: Duration) -> Self {
-        let wait = Some(wait);
-        Self { wait, ..self }
-    }
-
-    /// How long a request may be handled: a lease of this length, from 10 ms to 24 h, which is not renewed (see
-    /// [`Lock::ttl`]). A call that takes longer is dropped, and its error is [`LockError::Lost`]. Default: the registry's
-    /// ttl, renewed as long as the call runs.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        let ttl = Some(ttl);
-        Self { ttl, ..self }
-    }
-
+impl<F, E> LockLayer<F, E> {
     /// What the caller of the service gets if the lock fails: a response, or an error.
     ///
     /// The closure is given every error of the lock: [`LockError::NotAcquired`] if others had it for the whole wait, but
     /// also a lost lease ([`LockError::Lost`], after the inner service was called), a store that does not answer, a
     /// registry that was shut down. If it makes all of them responses, the error type needs no `From<LockError>`: so it is
     /// in axum.
-    pub fn or_else<F, Response, Error>(self, on_error: F) -> LockLayer<K, F>
+    pub fn or_else<O, Response, Error>(self, on_error: O) -> LockLayer<F, O>
     where
-        F: Fn(LockError) -> Result<Response, Error>,
+        O: Fn(LockError) -> Result<Response, Error>,
     {
         LockLayer {
-            locks: self.locks,
-            key: self.key,
-            wait: self.wait,
-            ttl: self.ttl,
+            lock: self.lock,
             on_error,
         }
     }
 
-    /// The lock for a request, if it needs one.
-    pub(super) fn lock<R, Q>(&self, request: &R) -> Option<Lock>
+    pub(super) fn lock<R, L>(&self, request: &R) -> RequestLock
     where
-        K: Fn(&R) -> Option<Q>,
-        Q: AsRef<str>,
+        F: Fn(&R) -> L,
+        L: Into<RequestLock>,
     {
-        let key = (self.key)(request)?;
-        let mut lock = self.locks.obtain(key);
-        if let Some(wait) = self.wait {
-            lock = lock.wait(wait);
-        }
-        if let Some(ttl) = self.ttl {
-            lock = lock.ttl(ttl);
-        }
-        Some(lock)
+        (self.lock)(request).into()
     }
 }
 
-impl<S, K: Clone, E: Clone> Layer<S> for LockLayer<K, E> {
-    type Service = LockService<S, K, E>;
+impl<S, F: Clone, E: Clone> Layer<S> for LockLayer<F, E> {
+    type Service = LockService<S, F, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
         LockService::new(inner, self.clone())
     }
 }
 
-impl<K, E> fmt::Debug for LockLayer<K, E> {
+impl<F, E> fmt::Debug for LockLayer<F, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockLayer")
-            .field("locks", &self.locks)
-            .field("wait", &self.wait)
-            .field("ttl", &self.ttl)
-            .finish_non_exhaustive()
+        f.debug_struct("LockLayer").finish_non_exhaustive()
     }
 }

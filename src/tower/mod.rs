@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `layer.rs` | the layer, and how it is set |
+//! | `layer.rs` | the layer, and what a request is handled under |
 //! | `service.rs` | the service that locks |
 //! | `future.rs` | its future |
 //! | `on_error.rs` | what an error of the lock becomes |
@@ -13,6 +13,6 @@ mod on_error;
 mod service;
 
 pub use self::future::ResponseFuture;
-pub use self::layer::LockLayer;
+pub use self::layer::{LockLayer, RequestLock};
 pub use self::on_error::{IntoServiceError, OnLockError};
 pub use self::service::LockService;

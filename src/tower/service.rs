@@ -4,18 +4,18 @@ use std::task::{Context, Poll};
 use tower_service::Service;
 
 use super::future::ResponseFuture;
-use super::layer::LockLayer;
+use super::layer::{LockLayer, RequestLock};
 use super::on_error::OnLockError;
 
 /// Handles one request a key at a time; made by [`LockLayer`], which says how.
 #[derive(Clone)]
-pub struct LockService<S, K, E> {
+pub struct LockService<S, F, E> {
     inner: S,
-    layer: LockLayer<K, E>,
+    layer: LockLayer<F, E>,
 }
 
-impl<S, K, E> LockService<S, K, E> {
-    pub(super) fn new(inner: S, layer: LockLayer<K, E>) -> Self {
+impl<S, F, E> LockService<S, F, E> {
+    pub(super) fn new(inner: S, layer: LockLayer<F, E>) -> Self {
         Self { inner, layer }
     }
 
@@ -25,11 +25,11 @@ impl<S, K, E> LockService<S, K, E> {
     }
 }
 
-impl<S, K, E, R, Q> Service<R> for LockService<S, K, E>
+impl<S, F, E, R, L> Service<R> for LockService<S, F, E>
 where
     S: Service<R> + Clone,
-    K: Fn(&R) -> Option<Q>,
-    Q: AsRef<str>,
+    F: Fn(&R) -> L,
+    L: Into<RequestLock>,
     E: OnLockError<S::Response, S::Error> + Clone,
 {
     type Response = S::Response;
@@ -48,7 +48,7 @@ where
     }
 }
 
-impl<S: fmt::Debug, K, E> fmt::Debug for LockService<S, K, E> {
+impl<S: fmt::Debug, F, E> fmt::Debug for LockService<S, F, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockService")
             .field("inner", &self.inner)

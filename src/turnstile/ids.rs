@@ -65,15 +65,20 @@ impl Ids {
         WaiterId(self.sequence)
     }
 
-    /// A duration of `low` to `high` milliseconds (splitmix64, Steele, Lea and Flood 2014).
+    /// A duration of `low` to `high` milliseconds.
     pub(super) fn jitter(&mut self, low: u64, high: u64) -> Duration {
+        Duration::from_millis(low) + self.within(Duration::from_millis(high - low))
+    }
+
+    /// A duration of `most` at most (splitmix64, Steele, Lea and Flood 2014).
+    pub(super) fn within(&mut self, most: Duration) -> Duration {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
-        let micros = low * 1000 + z % ((high - low) * 1000 + 1);
-        Duration::from_micros(micros)
+        let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX - 1);
+        Duration::from_micros(z % (most + 1))
     }
 }
 
@@ -85,6 +90,8 @@ pub(crate) struct EventCx<'a> {
     /// Whether its ticket is asked about while it stands in the queue. Of the tickets of a registry only the first is
     /// (M5).
     pub(super) asks_for_others: bool,
+    /// How many leases the registry may have: the renewals of many are spread (G5).
+    pub(crate) leases: usize,
 }
 
 impl<'a> EventCx<'a> {
@@ -93,6 +100,7 @@ impl<'a> EventCx<'a> {
             now,
             ids,
             asks_for_others: true,
+            leases: 1,
         }
     }
 

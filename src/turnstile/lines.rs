@@ -197,15 +197,6 @@ impl<C: Clone> Lines<C> {
         self.feed(cx, id, |turnstile, cx| turnstile.on_pause(cx, id, pause));
     }
 
-    pub(crate) fn stop_renewing(&mut self, has_gone: impl Fn(&C) -> bool) {
-        self.exclusive.stop_renewing(&has_gone);
-        if let Some(shared) = &mut self.shared {
-            for line in shared.lines.values_mut() {
-                line.turnstile.stop_renewing(&has_gone);
-            }
-        }
-    }
-
     /// Time went by.
     pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
         self.exclusive.tick(cx);
@@ -397,12 +388,14 @@ impl<C: Clone> Lines<C> {
         event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
     ) -> (R, Tickets, Option<WaiterId>) {
         let shared = self.shared.as_mut().expect("it has the line");
+        let leases = cx.leases + shared.lines.len();
         let line = shared.lines.get_mut(&id).expect("the caller looked");
         let first = shared.waiting.first().copied();
         let mut cx_of_line = EventCx {
             now: cx.now,
             ids: cx.ids,
             asks_for_others: first.is_none_or(|first| id <= first),
+            leases,
         };
         let result = event(&mut line.turnstile, &mut cx_of_line);
         let tickets = line.turnstile.take_tickets();

@@ -324,7 +324,13 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
         self.advance_time(cx);
         let taken = match &mut self.state {
-            KeyState::Held(tenure) => tenure.take(id, cx.at()),
+            KeyState::Held(tenure) => {
+                let taken = tenure.take(id, cx.at());
+                if taken.is_some() {
+                    tenure.renew_earlier(cx);
+                }
+                taken
+            }
             KeyState::Idle | KeyState::Acquiring(_) => None,
         };
         if taken == Some(true) {
@@ -339,9 +345,12 @@ impl<C: Clone> Turnstile<C> {
         self.advance_time(cx);
         if let KeyState::Held(tenure) = &mut self.state
             && tenure.is_extendable_by(id)
-            && tenure.restart(cx.at(), renewals)
         {
-            self.renew(cx.at());
+            let wants_more = tenure.restart(cx.at(), renewals);
+            tenure.renew_earlier(cx);
+            if wants_more {
+                self.renew(cx.at());
+            }
         }
         self.schedule(cx);
     }
@@ -430,13 +439,6 @@ impl<C: Clone> Turnstile<C> {
             cx.ids.remember(tenure.owner(), cx.at(), until);
         }
         self.state = KeyState::Idle;
-    }
-
-    /// Stops the renewal of a lease whose runtime has ended. The lease lasts until its deadline.
-    pub(crate) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
-        if let KeyState::Held(tenure) = &mut self.state {
-            tenure.stop_renewing(has_gone);
-        }
     }
 
     /// Time went by.

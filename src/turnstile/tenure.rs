@@ -3,6 +3,7 @@
 use std::mem;
 use std::time::Duration;
 
+use super::ids::EventCx;
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
@@ -21,6 +22,13 @@ fn most_of(ttl: Duration) -> Duration {
 fn late_after(deadline: Point, due: Point) -> Point {
     due + deadline.since(due) / 3 * 2
 }
+
+/// So many renewals share a call. Those of fewer leases are not spread (G5).
+const FEW: usize = 64;
+
+/// A renewal that comes later than this after its moment has missed it, and others have with it: the process, or its
+/// runtime, stood still.
+const MISSED: Duration = Duration::from_millis(10);
 
 /// A verdict for the holder, if there is one.
 type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
@@ -74,6 +82,8 @@ pub(super) struct LocalLease<C> {
     renewals: u32,
     /// Whether the renewal in flight is one of those.
     counted: bool,
+    /// Whether the watchdog's next moment was chosen at random (G5).
+    is_planned: bool,
     /// The end that was intended when it was taken, or at the watchdog's last renewal.
     intended_end: Point,
     /// When the watchdog renews next: at every third of the ttl once it is taken (W4).
@@ -150,6 +160,7 @@ impl<C> LocalLease<C> {
     /// The watchdog renews a third of the ttl from now, if any renewals are left.
     fn count_from(&mut self, now: Point) {
         self.intended_end = deadline(now, self.ttl);
+        self.is_planned = false;
         self.renew_at = (self.renewals > 0).then(|| now + self.ttl / 3);
     }
 }
@@ -278,6 +289,7 @@ impl<C: Clone> Tenure<C> {
             fixed_end,
             renewals: waiter.renewals,
             counted: false,
+            is_planned: false,
             intended_end,
             renew_at: None,
             late_at: None,
@@ -396,6 +408,59 @@ impl<C: Clone> Tenure<C> {
         let late_at = lease.late_at(self.deadline);
         let others = [end_by, due, late_at].into_iter().flatten();
         others.fold(lease.deadline(self.deadline), Point::min)
+    }
+
+    /// G5: the watchdog of a lease that was just taken comes earlier by a random part of the ttl, up to a quarter. Leases
+    /// that were taken together are not renewed together then. A bounded number of renewals are not moved: they would
+    /// end earlier.
+    pub(super) fn renew_earlier(&mut self, cx: &mut EventCx<'_>) {
+        if let Some(lease) = self
+            .lease
+            .as_mut()
+            .filter(|lease| lease.renewals == u32::MAX)
+            && cx.leases >= FEW
+        {
+            let earlier = cx.ids.within(lease.ttl / 4);
+            lease.renew_at = lease.renew_at.map(|at| at - earlier);
+        }
+    }
+
+    /// G5: within which time the lease is renewed, if many others are to be renewed, too.
+    pub(super) fn spread(&self, cx: &EventCx<'_>) -> Duration {
+        let Some(lease) = self.lease.as_ref().filter(|_| cx.leases >= FEW) else {
+            return Duration::ZERO;
+        };
+        let for_all = Duration::from_millis(cx.leases as u64).min(lease.ttl / 3);
+        for_all.min(self.deadline.since(cx.at()) / 2)
+    }
+
+    /// G5: whether the watchdog's moment has passed without a renewal.
+    pub(super) fn has_missed_renewal(&self, now: Point) -> bool {
+        let lease = self.lease.as_ref().filter(|lease| !lease.is_planned);
+        let due = lease.and_then(|lease| lease.renew_at);
+        due.is_some_and(|at| now.since(at) >= MISSED)
+    }
+
+    /// G5: if the registry has many leases, the watchdog comes at a random moment soon. Returns false if it has few, or
+    /// the number of renewals is bounded: the lease may be renewed now.
+    pub(super) fn plan_renewal(&mut self, cx: &mut EventCx<'_>) -> bool {
+        let spread = self.spread(cx);
+        let now = cx.at();
+        let lease = self.lease.as_mut();
+        let Some(lease) = lease.filter(|it| it.renewals == u32::MAX && !spread.is_zero()) else {
+            return false;
+        };
+        let Some(renew_at) = lease.renew_at else {
+            return false;
+        };
+        let moment = now + cx.ids.within(spread);
+        // Connections that break often must not put it off each time.
+        lease.renew_at = Some(match lease.is_planned && renew_at > now {
+            true => renew_at.min(moment),
+            false => moment,
+        });
+        lease.is_planned = true;
+        true
     }
 
     /// The ttl of the next renewal: how long the lease is intended to last from now on.
@@ -557,15 +622,5 @@ impl<C: Clone> Tenure<C> {
         lease.late_at(tenure_ends).filter(|at| *at <= now)?;
         lease.late_at = Some(Point::FOREVER);
         Some((lease.who.clone(), LeaseVerdict::RenewalLate))
-    }
-
-    /// The lease is renewed no more if its holder has gone.
-    pub(super) fn stop_renewing(&mut self, has_gone: impl FnOnce(&C) -> bool) {
-        if let Some(lease) = self.lease.as_mut().filter(|lease| has_gone(&lease.who)) {
-            lease.renewals = 0;
-            lease.counted = false;
-            lease.renew_at = None;
-            lease.late_at = None;
-        }
     }
 }

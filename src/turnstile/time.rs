@@ -1,5 +1,5 @@
 use std::num::NonZeroU64;
-use std::ops::Add;
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
 /// A point on the registry's clock: the time since the registry was created. It includes the time while the machine
@@ -40,6 +40,15 @@ impl Add<Duration> for Point {
     fn add(self, span: Duration) -> Self {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
+    }
+}
+
+/// Whatever is before the first point is the first point.
+impl Sub<Duration> for Point {
+    type Output = Self;
+
+    fn sub(self, span: Duration) -> Self {
+        Self::from(self.moment().saturating_sub(span))
     }
 }
 

@@ -360,6 +360,9 @@ suite! {
         a_registry_outlives_its_runtimes,
         waiters_outlive_another_runtime,
         a_loss_is_told_after_another_runtime_is_gone,
+        a_lease_is_renewed_by_the_runtime_that_is_left,
+        a_lease_is_renewed_where_it_is_looked_at,
+        work_that_moves_to_another_runtime_keeps_its_lease,
         a_drop_on_a_thread_without_a_runtime_releases,
         a_registry_made_outside_a_runtime_works_in_one,
     }

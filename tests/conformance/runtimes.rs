@@ -1,16 +1,27 @@
 //! Runtimes that come and go under a registry. Time is real here, on whatever store.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockstream::FutureLockExt;
+use lockstream::{FutureLockExt, Lock, LockRegistry, Renewal};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::Instant;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
-use crate::world::{SOON, World, assert_took, eventually, free, ms, waiting};
+use crate::world::{SOON, World, assert_took, eventually, free, ms, poll_once, waiting};
 
 /// How late real time may make things on a busy machine.
 const LATE: Duration = ms(500);
+
+/// Of the leases here that are renewed.
+const TTL: Duration = ms(900);
+
+fn renewed(registry: &LockRegistry) -> Lock {
+    let lock = registry.obtain("k").ttl(TTL);
+    lock.renewal(Renewal::watchdog())
+}
 
 fn runtime() -> Runtime {
     let mut builder = Builder::new_multi_thread();
@@ -140,12 +151,12 @@ pub(crate) fn waiters_outlive_another_runtime<W: World>(w: &W) {
     drop(first);
     second.block_on(async {
         assert!(early.await.unwrap_err().is_cancelled());
-        let timely = tokio::time::timeout(ms(3000), timely).await;
+        let timely = timeout(ms(3000), timely).await;
         let (acquired, took) = timely.expect("waits past its time").unwrap();
         assert!(!acquired.unwrap());
         assert!(took >= ms(599) && took <= ms(600) + LATE, "{took:?}");
         held.release().await.unwrap();
-        let patient = tokio::time::timeout(ms(3000), patient).await;
+        let patient = timeout(ms(3000), patient).await;
         patient
             .expect("misses its turn")
             .unwrap()
@@ -172,12 +183,90 @@ pub(crate) fn a_loss_is_told_after_another_runtime_is_gone<W: World>(w: &W) {
     second.block_on(eventually("the work runs", async || registry.in_use() == 2));
     drop(first);
     second.block_on(async {
-        let lost = tokio::time::timeout(ms(3000), lost).await;
+        let lost = timeout(ms(3000), lost).await;
         let (lost, took) = lost.expect("the loss is not told").unwrap();
         assert_err!(lost, Lost, "k");
         assert!(took <= ms(700) + LATE, "{took:?}");
         kept.release().await.unwrap();
     });
+}
+
+/// D7: a guard outlives the runtime that acquired it, and nobody looks at it meanwhile. It was renewed no more, though
+/// another runtime was there.
+pub(crate) fn a_lease_is_renewed_by_the_runtime_that_is_left<W: World>(w: &W) {
+    let registry = w.lazy_builder().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let lease = first.block_on(renewed(&registry).lease()).unwrap();
+    let other = second.block_on(registry.obtain("other").lease()).unwrap();
+    drop(first);
+    second.block_on(async {
+        sleep(3 * TTL).await;
+        assert!(lease.is_valid() && other.is_valid());
+        let rival = w.registry().await;
+        assert!(!rival.obtain("k").acquire_once().await.unwrap());
+        lease.release().await.unwrap();
+        other.release().await.unwrap();
+    });
+}
+
+/// D7: the registry knows no other runtime when the first one ends, until somebody looks at the guard.
+pub(crate) fn a_lease_is_renewed_where_it_is_looked_at<W: World>(w: &W) {
+    let registry = w.lazy_builder().build().unwrap();
+    let first = runtime();
+    let lease = first.block_on(renewed(&registry).lease()).unwrap();
+    drop(first);
+    runtime().block_on(async {
+        assert!(lease.is_valid());
+        sleep(3 * TTL).await;
+        assert!(lease.is_valid());
+        lease.release().await.unwrap();
+    });
+}
+
+/// D7: work under a lock begins on one runtime and goes on on another, before or after the first one has ended. It was
+/// dropped as if its lease were lost, or lost it and was not told.
+pub(crate) fn work_that_moves_to_another_runtime_keeps_its_lease<W: World>(w: &W) {
+    for moves_first in [false, true] {
+        let registry = w.lazy_builder().build().unwrap();
+        let (first, second) = (runtime(), runtime());
+        let (go_on, gate) = oneshot::channel();
+        let has_moved = Arc::new(AtomicBool::new(false));
+        let moved = has_moved.clone();
+        let work = async move {
+            gate.await.unwrap();
+            moved.store(true, Ordering::Relaxed);
+            sleep(3 * TTL).await;
+        };
+        let mut work = Box::pin(work.with_lock(renewed(&registry)));
+        let begins = async {
+            while registry
+                .snapshot()
+                .keys
+                .iter()
+                .all(|key| key.held.is_empty())
+            {
+                assert!(poll_once(&mut work).await.is_none());
+                sleep(ms(5)).await;
+            }
+        };
+        first
+            .block_on(async { timeout(SOON, begins).await })
+            .unwrap();
+        go_on.send(()).unwrap();
+        let work = if moves_first {
+            let work = second.spawn(work);
+            second.block_on(eventually("it has moved", async || {
+                has_moved.load(Ordering::Relaxed)
+            }));
+            drop(first);
+            work
+        } else {
+            drop(first);
+            second.spawn(work)
+        };
+        second.block_on(work).unwrap().unwrap();
+        second.block_on(free(&registry.obtain("k")));
+    }
 }
 
 pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases<W: World>(w: &W) {
@@ -213,7 +302,7 @@ pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases<W: World>(w: &W) {
     // A future may be dropped there as well.
     let _held = runtime.block_on(registry.obtain("k").lease()).unwrap();
     let mut acquire = registry.obtain("k").lease();
-    runtime.block_on(async { assert!(crate::world::poll_once(&mut acquire).await.is_none()) });
+    runtime.block_on(async { assert!(poll_once(&mut acquire).await.is_none()) });
     std::thread::spawn(move || drop(acquire)).join().unwrap();
     drop(_held);
     runtime.block_on(free(&registry.obtain("k")));

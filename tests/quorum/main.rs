@@ -321,6 +321,39 @@ async fn kept_out_for_the_registrys_ttl_unless_told_otherwise() {
     nothing_left(&servers, &[&here, &at_once]).await;
 }
 
+/// Without the right to INFO a registry cannot know that a server has just been started again: one that connected for the
+/// first time believed each.
+#[tokio::test]
+async fn servers_of_unknown_age_have_no_vote_for_the_quarantine() {
+    let servers = servers(3);
+    let ttl = ms(2000);
+    let registry = |url: &dyn Fn(&RedisServer) -> String| {
+        let nodes = servers
+            .iter()
+            .map(|it| RedisStore::connect_lazy(url(it)).unwrap());
+        let store = QuorumStore::new(nodes).unwrap();
+        LockRegistry::builder(store).ttl(ttl).build().unwrap()
+    };
+    let rights = support::least_rights();
+    let rights: Vec<_> = rights.into_iter().filter(|it| *it != "+info").collect();
+    for server in &servers {
+        server.cmd(&[&["ACL", "SETUSER"], &rights[..]].concat());
+    }
+    // Who may know their age waits until they are old enough.
+    let knows = registry(&RedisServer::url);
+    let lease = timeout(BOUND, knows.obtain("k").lease()).await.unwrap();
+    lease.unwrap().release().await.unwrap();
+    let begin = Instant::now();
+    let ignorant = registry(&|server| server.url_with("lockstream", "password", 0));
+    let lock = ignorant.obtain("k");
+    let told = chain(&lock.acquire_once().await.unwrap_err());
+    assert!(told.contains("age of the node unknown"), "{told}");
+    let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
+    assert!(begin.elapsed() >= ttl, "{:?}", begin.elapsed());
+    lease.release().await.unwrap();
+    nothing_left(&servers, &[&knows, &ignorant]).await;
+}
+
 /// A minority that forgets is given the lock again; a majority that does ends the lease.
 #[tokio::test]
 async fn emptied_while_held() {

@@ -67,10 +67,10 @@ fn a_runtime_that_is_shut_down_renews_nothing_and_its_keys_are_free_within_a_ttl
     }
 }
 
-/// The registry lives on, on another runtime: what was acquired on the one that has gone is not renewed all the same,
-/// and what is acquired on the other is.
+/// The registry lives on, on another runtime: what was acquired on the one that has gone is renewed there (D7), also if it
+/// was leaked.
 #[test]
-fn a_lease_whose_runtime_has_gone_is_not_renewed_by_another() {
+fn a_lease_whose_runtime_has_gone_is_renewed_by_another() {
     let server = RedisServer::start();
     let ttl = ms(900);
     for first_works in [true, false] {
@@ -81,33 +81,24 @@ fn a_lease_whose_runtime_has_gone_is_not_renewed_by_another() {
         let lease = first.block_on(locks.obtain("k").lease()).unwrap();
         std::mem::forget(first.block_on(locks.obtain("leaked").lease()).unwrap());
         let here = second.block_on(locks.obtain("here").lease()).unwrap();
-        second.block_on(async { sleep(2 * ttl).await });
-        assert!(lease.is_valid() && here.is_valid(), "renewed so far");
         drop(first);
         second.block_on(async {
-            let begin = Instant::now();
-            for key in ["k", "leaked"] {
-                let lock = locks.obtain(key);
-                assert!(
-                    lock.acquire_within(3 * ttl).await.unwrap(),
-                    "{key} is renewed"
-                );
-                assert!(begin.elapsed() <= ttl + LATE, "{:?}", begin.elapsed());
-                assert!(lock.release().await.unwrap());
-            }
-            assert!(!lease.is_valid());
-            sleep(2 * ttl).await;
-            assert!(here.is_valid());
+            sleep(3 * ttl).await;
+            assert!(lease.is_valid() && here.is_valid());
+            assert!(!locks.obtain("leaked").acquire_once().await.unwrap());
+            lease.release().await.unwrap();
             here.release().await.unwrap();
             if let Some(early) = early {
                 early.unwrap().release().await.unwrap();
             }
+            locks.shutdown().await;
             nothing_left(&server, &[&locks]).await;
         });
     }
 }
 
-/// One that was leaked is renewed for as long as its runtime lives, like a forgotten `MutexGuard`, and not after that.
+/// One that was leaked is renewed for as long as a runtime of its registry lives, like a forgotten `MutexGuard`, and not
+/// after that.
 #[test]
 fn a_forgotten_lease_is_renewed_until_its_runtime_has_gone() {
     let server = RedisServer::start();

@@ -14,15 +14,15 @@ use crate::libs::{Outcome, told};
 use crate::monitor::Monitor;
 use crate::worker::{Boss, Job, go, say};
 
-const LEASES: usize = 100_000;
+pub(super) const LEASES: usize = 100_000;
 
 /// So many are asked for at once.
 const AT_ONCE: usize = 1_000;
 
 /// A third of the default ttl: in so much time each lease is renewed once.
-const PERIOD: Duration = Duration::from_secs(10);
+pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize)]
 struct Held {
@@ -79,11 +79,7 @@ pub(super) async fn work(job: &Job, mut boss: Boss) -> Outcome<()> {
 
     let before = clock::resident_bytes()?;
     let begin = Instant::now();
-    let leases: Vec<Lease> = stream::iter(0..LEASES)
-        .map(|number| take(&registry, number))
-        .buffer_unordered(AT_ONCE)
-        .try_collect()
-        .await?;
+    let leases = take_all(&registry).await?;
     let start_secs = begin.elapsed().as_secs_f64();
     // What was needed only for taking them may be released first.
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -109,6 +105,14 @@ pub(super) async fn work(job: &Job, mut boss: Boss) -> Outcome<()> {
     };
     say("done", &over);
     Ok(())
+}
+
+pub(super) async fn take_all(registry: &LockRegistry) -> Outcome<Vec<Lease>> {
+    stream::iter(0..LEASES)
+        .map(|number| take(registry, number))
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await
 }
 
 async fn take(registry: &LockRegistry, number: usize) -> Outcome<Lease> {

@@ -8,6 +8,7 @@ mod handover;
 mod held;
 mod leases;
 mod many_keys;
+mod spread;
 mod turns;
 mod waiters;
 mod waiting;
@@ -35,6 +36,7 @@ pub(crate) enum Scenario {
     Waiting1000,
     Handover,
     Held100k,
+    RenewalsSpread,
     ManyKeys,
     Fair1To100,
     Fair1To100Nopass,
@@ -56,7 +58,7 @@ pub(crate) enum Scenario {
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 29] = [
         Self::Free1,
         Self::Free8,
         Self::Free64,
@@ -67,6 +69,7 @@ impl Scenario {
         Self::Waiting1000,
         Self::Handover,
         Self::Held100k,
+        Self::RenewalsSpread,
         Self::ManyKeys,
         Self::Fair1To100,
         Self::Fair1To100Nopass,
@@ -99,6 +102,7 @@ impl Scenario {
             Self::Waiting1000 => "waiting-1000",
             Self::Handover => "handover",
             Self::Held100k => "held-100k",
+            Self::RenewalsSpread => "renewals-spread",
             Self::ManyKeys => "many-keys",
             Self::Fair1To100 => "fair-1-100",
             Self::Fair1To100Nopass => "fair-1-100-nopass",
@@ -123,6 +127,7 @@ impl Scenario {
     fn group(self) -> Group {
         match self {
             Self::Held100k
+            | Self::RenewalsSpread
             | Self::ManyKeys
             | Self::Fair1To100
             | Self::Fair1To100Nopass
@@ -217,6 +222,7 @@ impl Round<'_> {
             Scenario::Waiting1000 => waiting::round(&mut self),
             Scenario::Handover => handover::round(&mut self),
             Scenario::Held100k => held::round(&mut self),
+            Scenario::RenewalsSpread => spread::round(&mut self),
             Scenario::ManyKeys => many_keys::round(&mut self),
             Scenario::Waiters10k => waiters::round(&mut self),
             _ => turns::round(&mut self),
@@ -258,6 +264,7 @@ pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
     }
     match (job.scenario, job.lib) {
         (Scenario::Held100k, _) => held::work(&job, boss).await,
+        (Scenario::RenewalsSpread, _) => spread::work(&job, boss).await,
         (Scenario::ManyKeys, _) => many_keys::work(&job, boss).await,
         (Scenario::Waiters10k, _) => waiters::work(&job, boss).await,
         (_, Lib::Lockstream) => work_with::<Lockstream>(job, boss).await,

@@ -24,7 +24,7 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use lockstream::store::RedisStore;
-use lockstream::tower::LockLayer;
+use lockstream::tower::{LockLayer, RequestLock};
 use lockstream::{LockError, LockRegistry};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, RedisResult};
@@ -100,10 +100,15 @@ async fn pay(State(shop): State<Shop>, uri: Uri) -> Response {
 }
 
 fn app(locks: LockRegistry, shop: Shop) -> Router {
-    let one_at_a_time = LockLayer::new(locks, |request: &Request| {
-        order_of(request.uri()).map(|order| format!("order:{order}"))
+    let one_at_a_time = LockLayer::new(move |request: &Request| match order_of(request.uri()) {
+        Some(order) => {
+            let lock = locks.obtain(format!("order:{order}"));
+            lock.wait(Duration::ZERO).into()
+        }
+        // It is answered with 404.
+        None => RequestLock::Unlocked,
     });
-    let one_at_a_time = one_at_a_time.wait(Duration::ZERO).or_else(refused);
+    let one_at_a_time = one_at_a_time.or_else(refused);
     Router::new()
         .route("/orders/{order}/payment", post(pay).layer(one_at_a_time))
         .with_state(shop)

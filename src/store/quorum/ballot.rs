@@ -193,8 +193,10 @@ impl Ballot {
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
             (Question::Renew, Vote::Yes) => Some(match self.submitted.op {
-                // A nested quorum has checked the age of its nodes itself. So it reports no age.
-                Op::Raise { .. } => Outcome::Raised { age: None },
+                // A nested quorum has checked the ages of its nodes itself.
+                Op::Raise { age, .. } => Outcome::Raised {
+                    age: age.then_some(Duration::MAX),
+                },
                 _ => Outcome::Renewed,
             }),
             (Question::Renew, Vote::No) => Some(Outcome::Lost),

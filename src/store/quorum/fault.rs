@@ -22,8 +22,12 @@ pub(super) enum Fault {
     },
     #[error("node unavailable")]
     Away,
-    #[error("node restarted {age}, no vote for {quarantine:?} (`QuorumStore::quarantine`)")]
-    TooYoung { age: String, quarantine: Duration },
+    #[error("node restarted {age:?} ago, no vote for {quarantine:?} (`QuorumStore::quarantine`)")]
+    TooYoung { age: Duration, quarantine: Duration },
+    #[error(
+        "age of the node unknown (no right to INFO), no vote for {quarantine:?} after connecting (`QuorumStore::quarantine`)"
+    )]
+    UnknownAge { quarantine: Duration },
     #[error("two nodes of the quorum are the same server: {second} is {first}")]
     SameServer { first: String, second: String },
     #[error("node lost the lock before the majority was complete")]

@@ -15,8 +15,8 @@ pub(super) struct Node {
     /// Its name, for errors.
     pub(super) name: String,
     pub(super) connection: Connection,
-    /// When its connection was last made again: the node may have restarted shortly before.
-    pub(super) back_at: Option<Instant>,
+    /// When its connection was last made: the node may have restarted shortly before.
+    pub(super) connected_at: Option<Instant>,
     /// The server of its present or last connection.
     pub(super) identity: Option<Arc<str>>,
 }
@@ -75,8 +75,8 @@ impl Node {
     /// The reply as it counts.
     ///
     /// A node that has restarted may have forgotten its votes. Its vote for a new owner does not count until every
-    /// lease that it may have voted for is over. A node that does not report its age may have restarted when its
-    /// connection was made again.
+    /// lease that it may have voted for is over. A node that does not report its age may have restarted just before its
+    /// connection was made.
     pub(super) fn check(
         &self,
         now: Instant,
@@ -90,13 +90,16 @@ impl Node {
         else {
             return reply;
         };
-        let age = match age {
-            Some(age) if *age < quarantine => format!("{age:?} ago"),
-            None if self.back_at.is_some_and(|at| now < at + quarantine) => {
-                "recently, perhaps".into()
+        let fault = match age {
+            Some(age) if *age < quarantine => Fault::TooYoung {
+                age: *age,
+                quarantine,
+            },
+            None if self.connected_at.is_none_or(|at| now < at + quarantine) => {
+                Fault::UnknownAge { quarantine }
             }
             _ => return reply,
         };
-        NodeReply::Never(Fault::TooYoung { age, quarantine }.into())
+        NodeReply::Never(fault.into())
     }
 }

@@ -179,12 +179,8 @@ impl State {
         let connection = connection.map_or(Connection::Up, Connection::Duplicate);
         let it = &mut self.nodes[node];
         it.identity = identity;
-        if !matches!(
-            std::mem::replace(&mut it.connection, connection),
-            Connection::Unknown
-        ) {
-            it.back_at = Some(now);
-        }
+        it.connection = connection;
+        it.connected_at = Some(now);
         let active: Vec<_> = self.active.iter().cloned().collect();
         for key in active {
             self.change(now, &key, |entry, _| entry.node_is_back(now, node));

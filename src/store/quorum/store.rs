@@ -134,9 +134,9 @@ impl QuorumStore {
     /// ([`extend`](crate::Lease::extend), other processes with other ttls), set it to the longest of them, and to the
     /// same in all processes. Leases that the node has not forgotten are renewed meanwhile.
     ///
-    /// Servers report how long they have been up (`INFO server`, in whole seconds). If the right to that is missing, a
-    /// registry takes the server for restarted after each reconnect. A [`MemoryStore`](crate::store::MemoryStore)
-    /// counts as old from the start. So **new servers give no lock before that time is over**: `acquire_once` gets an
+    /// Servers report how long they have been up (`INFO server`, in whole seconds). If the right to that is missing, the
+    /// time is counted from each connection that a registry makes: a process that has just started gets no lock before
+    /// that. A [`MemoryStore`](crate::store::MemoryStore) counts as old from the start. So **new servers give no lock before that time is over**: `acquire_once` gets an
     /// error, and waiters wait. Turn it off for tests, and for servers that keep each vote (`appendfsync always`).
     /// Data that is lost without a restart (`FLUSHALL`, a fail-over behind the address) is not noticed.
     #[must_use]

@@ -18,6 +18,9 @@ impl<C: Clone> Turnstile<C> {
             return;
         };
         let late = tenure.renewal_late(now);
+        if !self.down && tenure.has_missed_renewal(now) {
+            tenure.plan_renewal(cx);
+        }
         let renews = !self.down && tenure.is_renewal_due(now);
         self.wake_holder(late);
         if renews {

@@ -136,7 +136,8 @@ impl<C: Clone> Turnstile<C> {
             ) => unreachable!("{outcome:?} to a renewal"),
             Err(error) => error,
         };
-        let pause = Duration::from_millis(50).min(ttl / 9) + cx.ids.jitter(0, 5);
+        let spread = tenure.spread(cx).max(Duration::from_millis(5));
+        let pause = Duration::from_millis(50).min(ttl / 9) + cx.ids.within(spread);
         let verdict = tenure.renewal_failed(&error, now, pause);
         self.wake_holder(verdict);
     }
@@ -181,10 +182,15 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    /// The connection is up again. Step 1 of 2 (O4): renew each held lease at once. A lost lease is then noticed.
+    /// The connection is up again. Step 1 of 2 (O4): renew each held lease, of many at moments of their own (G5). A lost
+    /// lease is then noticed.
     pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
-        self.renew(cx.at());
+        if let KeyState::Held(tenure) = &mut self.state
+            && !tenure.plan_renewal(cx)
+        {
+            self.renew(cx.at());
+        }
         self.schedule(cx);
     }
 

@@ -118,6 +118,8 @@ impl World {
             armed: None,
         });
         let mut cx = EventCx::new(now, &mut process.ids);
+        // Every other process is one with many leases (G5).
+        cx.leases = if id % 2 == 0 { 1 } else { 1000 };
         event(&mut entry.lines, &mut cx)
     }
 

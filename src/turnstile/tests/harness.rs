@@ -49,6 +49,8 @@ pub(super) struct Harness {
     pub(super) asked: Vec<&'static str>,
     /// What it answers.
     pub(super) pause: Option<Duration>,
+    /// How many leases its registry has.
+    pub(super) leases: usize,
 }
 
 /// How a caller waits.
@@ -135,6 +137,7 @@ impl Harness {
             told: Vec::new(),
             asked: Vec::new(),
             pause: Some(ms(30)),
+            leases: 1,
         }
     }
 
@@ -143,6 +146,7 @@ impl Harness {
         event: impl FnOnce(&mut Turnstile<&'static str>, &mut EventCx<'_>) -> R,
     ) -> R {
         let mut cx = EventCx::new(self.now, &mut self.ids);
+        cx.leases = self.leases;
         let result = event(&mut self.turnstile, &mut cx);
         while let Some(effect) = self.turnstile.next_effect() {
             match effect {
@@ -157,6 +161,11 @@ impl Harness {
             }
         }
         result
+    }
+
+    /// Draws other random numbers.
+    pub(super) fn seed(&mut self, seed: u64) {
+        self.ids = Ids::new(seed);
     }
 
     /// An idle turnstile is forgotten; the next event makes another.

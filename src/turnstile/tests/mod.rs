@@ -12,6 +12,7 @@ mod passes;
 mod property;
 mod purity;
 mod shutdown;
+mod spread;
 mod unconfirmed;
 mod wait_queue;
 mod waiting;

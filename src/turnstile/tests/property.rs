@@ -117,6 +117,7 @@ struct Bench {
     /// The epochs of tenures that are not to be passed on.
     sealed: BTreeSet<u64>,
     flying: Vec<(Moment, Op)>,
+    leases: usize,
     owners: Vec<Owner>,
     callers: Vec<(WaiterId, Stage)>,
     /// What each caller asks for.
@@ -156,6 +157,8 @@ impl Bench {
         Self {
             turnstile: Turnstile::new(rules, Mode::Exclusive, true),
             ids: Ids::new(7),
+            // The renewals of many are spread (G5).
+            leases: if passes % 2 == 0 { 1 } else { 1000 },
             now: ms(5000),
             epochs: 0,
             last_token: 0,
@@ -185,6 +188,7 @@ impl Bench {
 
     fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
         let mut cx = EventCx::new(self.now, &mut self.ids);
+        cx.leases = self.leases;
         event(&mut self.turnstile, &mut cx)
     }
 

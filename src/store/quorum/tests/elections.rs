@@ -268,6 +268,56 @@ async fn a_node_that_forgets_elects_a_second_holder_unless_it_is_kept_out() {
     }
 }
 
+/// Nobody knows whether it has just restarted: a registry that comes then took its vote, also that of one which had.
+#[tokio::test(start_paused = true)]
+async fn a_node_of_unknown_age_has_no_vote_before_its_connection_has_stood_for_the_quarantine() {
+    let nodes = Node::many(3);
+    nodes.iter().for_each(Node::hide_age);
+    let store = QuorumStore::new(nodes.clone()).unwrap();
+    let refused = async |harness: &Harness| {
+        let told = harness.ask(attempt(1)).await.unwrap_err();
+        let told = told.store_error().to_string();
+        assert!(told.contains("age of the node unknown"), "{told}");
+    };
+    let connect = |instance: &str| {
+        let harness = Harness::new(&store, instance);
+        for node in &nodes {
+            node.part_from(instance);
+            node.rejoin(instance);
+        }
+        harness
+    };
+    let one = connect("a");
+    refused(&one).await;
+    advance(TTL - ms(100)).await;
+    refused(&one).await;
+    advance(ms(100)).await;
+    nodes[2].go_away();
+    one.wins(2).await;
+    nodes[2].come_back();
+    nodes[0].go_away();
+    nodes[1].forget();
+    let two = connect("b");
+    refused(&two).await;
+    // Also who has watched it before the restart.
+    refused(&one).await;
+    advance(TTL).await;
+    two.wins(2).await;
+}
+
+/// Its nodes are old enough for itself.
+#[tokio::test(start_paused = true)]
+async fn a_quorum_of_quorums_asks_for_no_age_twice() {
+    let nodes = Node::many(3);
+    for node in &nodes {
+        node.jump(Duration::from_secs(3600));
+    }
+    let inner = QuorumStore::new(nodes.clone()).unwrap();
+    Harness::new(&QuorumStore::new([inner]).unwrap(), "a")
+        .wins(1)
+        .await;
+}
+
 /// Who else uses a lock that lasts longer than most has it for as long.
 #[tokio::test(start_paused = true)]
 async fn a_node_is_kept_out_for_as_long_as_the_lock_lasts() {

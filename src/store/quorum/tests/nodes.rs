@@ -58,6 +58,8 @@ struct State {
     lonely: bool,
     /// How many ops its sessions drop.
     drops: u64,
+    /// Whether it does not tell its age.
+    ageless: bool,
     /// Whether notices are lost.
     mute: bool,
     /// How many were sent.
@@ -117,6 +119,7 @@ impl Node {
                 lasting: false,
                 lonely: false,
                 drops: 0,
+                ageless: false,
                 mute: false,
                 told: 0,
                 parted: HashSet::new(),
@@ -183,6 +186,11 @@ impl Node {
     /// Whether too few know from now on of what is won there.
     pub(super) fn set_lonely(&self, lonely: bool) {
         self.0.lock().lonely = lonely;
+    }
+
+    /// It does not tell its age: the right is missing.
+    pub(super) fn hide_age(&self) {
+        self.0.lock().ageless = true;
     }
 
     /// Whether its notices are lost from now on.
@@ -378,6 +386,10 @@ impl Inner {
             Outcome::Won { .. } if state.lonely => {
                 Err(OpError::Unconfirmed(StoreError::new("too few know it")))
             }
+            Outcome::Raised { .. } if state.ageless => Ok(Answer {
+                outcome: Outcome::Raised { age: None },
+                ..answer
+            }),
             _ => Ok(answer),
         });
         for told in deliveries {

@@ -1,0 +1,211 @@
+//! Many leases of one registry: their renewals have moments of their own, whatever they have met together (G5).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::harness::{Harness, broken, fixed, ms, rules};
+use crate::store::contract::{Answer, Mode, Op, OpError, Outcome};
+use crate::turnstile::machine::Turnstile;
+use crate::turnstile::{
+    Effect, EventCx, FOREVER, Ids, LeaseVerdict, Moment, Patience, Verdict, Waiter, WaiterVerdict,
+};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// In so much time each lease is renewed once.
+const PERIOD: Duration = Duration::from_secs(10);
+
+const LEASES: usize = 40_000;
+
+/// So many renewals fall into a tenth of a second, if they are spread evenly.
+const SHARE: usize = LEASES / 100;
+
+/// A registry whose store answers at once.
+struct Registry {
+    turnstiles: Vec<Turnstile<usize>>,
+    ids: Ids,
+    now: Moment,
+    timeouts: BTreeSet<(Moment, usize)>,
+    /// When each renewal was sent.
+    renewals: Vec<Moment>,
+    lost: usize,
+}
+
+impl Registry {
+    /// Takes all leases at one moment.
+    fn with_leases() -> Self {
+        let turnstile = || Turnstile::new(rules(), Mode::Exclusive, true);
+        let mut registry = Self {
+            turnstiles: std::iter::repeat_with(turnstile).take(LEASES).collect(),
+            ids: Ids::new(1),
+            now: ms(1000),
+            timeouts: BTreeSet::new(),
+            renewals: Vec::new(),
+            lost: 0,
+        };
+        for who in 0..LEASES {
+            let waiter = Waiter {
+                who,
+                ttl: TTL,
+                renewals: u32::MAX,
+                keep_for: Duration::ZERO,
+                patience: Patience::Queue,
+                until: FOREVER,
+                answer_by: FOREVER,
+            };
+            let id = registry.feed(who, |turnstile, cx| turnstile.arrive(cx, waiter, 0));
+            assert!(registry.feed(who, |turnstile, cx| turnstile.take(cx, id)));
+        }
+        registry
+    }
+
+    fn feed<R>(
+        &mut self,
+        who: usize,
+        event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R,
+    ) -> R {
+        let turnstile = &mut self.turnstiles[who];
+        let before = turnstile.next_timeout();
+        let mut cx = EventCx::new(self.now, &mut self.ids);
+        cx.leases = LEASES;
+        let result = event(turnstile, &mut cx);
+        while let Some(effect) = turnstile.next_effect() {
+            let op = match effect {
+                Effect::Send(op) => op,
+                Effect::Wake(_, Verdict::Lease(LeaseVerdict::Ended(_)))
+                | Effect::Wake(_, Verdict::Waiter(WaiterVerdict::TurnLost)) => {
+                    self.lost += 1;
+                    continue;
+                }
+                _ => continue,
+            };
+            let outcome = match op {
+                Op::Renew { .. } => {
+                    self.renewals.push(self.now);
+                    Outcome::Renewed
+                }
+                _ => Outcome::Won { epoch: 7 },
+            };
+            turnstile.replied(&mut cx, &op, Ok(Answer { at: 0, outcome }));
+        }
+        let after = turnstile.next_timeout();
+        self.timeouts.extend(after.map(|at| (at, who)));
+        if before != after {
+            before.map(|at| self.timeouts.remove(&(at, who)));
+        }
+        result
+    }
+
+    fn feed_all(&mut self, event: impl Fn(&mut Turnstile<usize>, &mut EventCx<'_>)) {
+        for who in 0..LEASES {
+            self.feed(who, &event);
+        }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some((at, who)) = self.timeouts.first().copied().filter(|(at, _)| *at <= end) {
+            self.now = self.now.max(at);
+            self.feed(who, |turnstile, cx| turnstile.tick(cx));
+        }
+        self.now = end;
+    }
+
+    /// Fails if, from now on for three periods, a tenth of a second has more than twice its share, or a lease is not
+    /// renewed in each period.
+    #[track_caller]
+    fn assert_spread(&mut self, what: &str) {
+        let begin = self.now;
+        self.renewals.clear();
+        self.run(3 * PERIOD);
+        let mut tenths = vec![0; 300];
+        for at in &self.renewals {
+            let tenth = (*at - begin).as_millis() / 100;
+            tenths[tenth.min(299) as usize] += 1;
+        }
+        let fullest = *tenths.iter().max().unwrap();
+        assert!(fullest <= 2 * SHARE, "{what}: {fullest} instead of {SHARE}");
+        let renewed = self.renewals.len();
+        assert!(renewed >= 2 * LEASES, "{what}: {renewed} renewals");
+        assert_eq!(self.lost, 0, "{what}");
+    }
+}
+
+/// All were renewed at one moment, and at every third of their ttl again: after they had been taken together, after a new
+/// connection, and when a process that was stopped went on.
+#[test]
+fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
+    let mut registry = Registry::with_leases();
+    registry.assert_spread("taken together");
+
+    registry.feed_all(|turnstile, cx| turnstile.down(cx, &broken()));
+    registry.run(ms(800));
+    registry.feed_all(Turnstile::up_renew);
+    registry.feed_all(|turnstile, cx| turnstile.up(cx, true));
+    registry.assert_spread("a new connection");
+
+    registry.now += PERIOD;
+    registry.assert_spread("a process that was stopped");
+}
+
+/// The same for those that a server refuses to renew: they are not sent again at one moment.
+#[test]
+fn g5_refused_renewals_are_spread() {
+    let mut moments = BTreeSet::new();
+    for seed in 0..100 {
+        let mut harness = Harness::new();
+        harness.seed(seed);
+        harness.leases = LEASES;
+        harness.hold("a", fixed(30_000).renewed(), 5);
+        harness.wait_until(11_000);
+        let renew = harness.sent();
+        harness.fail(&renew, OpError::Refused(broken()));
+        moments.insert(harness.turnstile.next_timeout().unwrap());
+    }
+    assert!(moments.len() > 90, "{}", moments.len());
+}
+
+/// However often the connection breaks: each new one planned the renewal anew, and the last plan counted.
+#[test]
+fn g5_a_planned_renewal_is_not_put_off_by_the_next_connection() {
+    let mut harness = Harness::new();
+    harness.leases = LEASES;
+    harness.hold("a", fixed(30_000).renewed(), 5);
+    harness.down();
+    harness.up(true);
+    let planned = harness.turnstile.next_timeout().unwrap();
+    assert!(planned > harness.now && planned <= harness.now + PERIOD);
+    while harness.now < planned - ms(20) {
+        let next = harness.now.as_millis() as u64 + 10;
+        harness.wait_until(next);
+        harness.down();
+        harness.up(true);
+        if harness.sent_if_any().is_some() {
+            return;
+        }
+        assert!(harness.turnstile.next_timeout().unwrap() <= planned);
+    }
+    harness.wait_until(planned.as_millis() as u64 + 1);
+    assert!(matches!(harness.sent(), Op::Renew { .. }));
+}
+
+/// A lease with little time left is renewed within half of it, and few leases at once.
+#[test]
+fn g5_a_lease_near_its_deadline_is_not_kept_waiting() {
+    let mut harness = Harness::new();
+    harness.leases = LEASES;
+    harness.hold("a", fixed(9_000).renewed(), 5);
+    harness.down();
+    harness.wait_until(9_500);
+    harness.up(true);
+    // It ends at 9908.
+    harness.wait_until(9_705);
+    assert!(matches!(harness.sent(), Op::Renew { .. }));
+
+    let mut harness = Harness::new();
+    harness.leases = 63;
+    harness.hold("a", fixed(9_000).renewed(), 5);
+    harness.down();
+    harness.up(true);
+    assert!(matches!(harness.sent(), Op::Renew { .. }));
+}
