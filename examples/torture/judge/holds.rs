@@ -6,7 +6,8 @@
 //! little shorter than the truth, and what is reported here is certain.
 //!
 //! - Two holds of one key that have a moment in common **overlap**, unless both are readers, or both are permits of one
-//!   limit. Permits that are more than their limit overlap, too. A kept key is held until its first deadline.
+//!   limit. Permits that are more than their limit overlap, too. A kept key is held until its time is over, if the end of
+//!   its lease was confirmed.
 //!   A shutdown releases what is held when its work has ended, but does not wait for long, and not for work that hears
 //!   of nothing; what came before such work was told is counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken
@@ -76,11 +77,7 @@ impl Hold {
     }
 
     fn end(&self) -> u64 {
-        let kept = match self.mode {
-            Mode::Kept => self.proofs[0].1,
-            _ => 0,
-        };
-        self.ended.unwrap_or(u64::MAX).min(self.deadline).max(kept)
+        self.ended.unwrap_or(u64::MAX).min(self.deadline)
     }
 
     /// Whether both may hold the key at once, if there is room.

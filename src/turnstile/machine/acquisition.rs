@@ -11,7 +11,7 @@ use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::{Point, deadline, drift};
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::{TicketTtl, Waiter, WaiterId};
+use crate::turnstile::wait_queue::WaiterId;
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ pub(super) enum Footprint {
 pub(super) struct Acquisition {
     owner: Owner,
     /// Fixed when it is first sent (K1, W3).
-    ticket: TicketTtl,
+    ttl: Duration,
     /// When the store is asked (again).
     pub(super) ask_at: Point,
     score: Option<u64>,
@@ -70,10 +70,10 @@ struct Proof {
 
 impl Acquisition {
     /// Asks at `ask_at`. `uncontended`: see [`Tenure::uncontended`], where a yield asks.
-    pub(super) fn new(owner: Owner, ticket: TicketTtl, ask_at: Point, uncontended: u8) -> Self {
+    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, uncontended: u8) -> Self {
         Self {
             owner,
-            ticket,
+            ttl,
             ask_at,
             score: None,
             footprint: Footprint::Nothing,
@@ -133,7 +133,7 @@ impl Acquisition {
     /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
     /// that if the op never arrives.
     fn settlement(&self) -> Option<(Op, Duration)> {
-        let (owner, ttl) = (self.owner, self.ticket.ttl);
+        let (owner, ttl) = (self.owner, self.ttl);
         let lock = ttl + drift(ttl);
         match self.footprint {
             Footprint::Nothing => None,
@@ -164,10 +164,10 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Held(_) => return false,
             KeyState::Idle => {
                 let waiter = adopter.map(|first| &first.waiter);
-                let Some(ticket) = waiter.or(self.waiters.first()).map(Waiter::ticket_ttl) else {
+                let Some(ttl) = waiter.or(self.waiters.first()).map(|it| it.ttl) else {
                     return false;
                 };
-                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, now, 0);
+                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, now, 0);
                 acquisition.adopter = adopter.map(|first| first.id);
                 self.state = KeyState::Acquiring(acquisition);
                 return true;
@@ -185,9 +185,7 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Subscription => wants_ticket,
                 Footprint::Nothing | Footprint::Lock => false,
             };
-            let first = self.waiters.first().map(Waiter::ticket_ttl);
-            let is_unsuited = first.is_some_and(|first| !acquisition.ticket.serves(first));
-            let is_unwanted = first.is_none();
+            let is_unwanted = self.waiters.is_empty();
             if is_unwanted && acquisition.is_queued() && self.store_has_queue && !self.closed {
                 // G3: the waits of a thousand registries may end at the same moment. A waiter that
                 // arrives before the withdrawal takes over the ticket and its place in the queue.
@@ -196,7 +194,7 @@ impl<C: Clone> Turnstile<C> {
                     return false;
                 }
             }
-            if is_unwanted || misplaced || is_unsuited {
+            if is_unwanted || misplaced {
                 self.abandon(now);
                 return true;
             }
@@ -209,7 +207,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = now + cx.ids.jitter(RECHECK.0, RECHECK.1);
             return false;
         }
-        let (owner, ttl, score) = (acquisition.owner, acquisition.ticket.ttl, acquisition.score);
+        let (owner, ttl, score) = (acquisition.owner, acquisition.ttl, acquisition.score);
         let (op, footprint) = if let Some(first) = adopter {
             let from = first.from.clone();
             (Op::Adopt { owner, from, ttl }, Footprint::Lock)
@@ -246,8 +244,8 @@ impl<C: Clone> Turnstile<C> {
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;
-                let ticket = acquisition.ticket;
-                self.begin_tenure(cx, epoch, in_flight.sent, ticket);
+                let ttl = acquisition.ttl;
+                self.begin_tenure(cx, epoch, in_flight.sent, ttl);
             }
             Outcome::Busy { left, score, .. } => {
                 acquisition.is_busy = true;
@@ -263,7 +261,8 @@ impl<C: Clone> Turnstile<C> {
                     let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
                     let next =
                         left.map_or(recheck, |left| recheck.min(left.saturating_add(jitter)));
-                    acquisition.ask_at = cx.at() + next;
+                    let is_old = self.store_has_queue && acquisition.repeats.take_notice();
+                    acquisition.ask_at = if is_old { cx.at() } else { cx.at() + next };
                 } else if score.is_some() {
                     acquisition.footprint = Footprint::Subscription;
                 } else if acquisition.footprint <= footprint {
@@ -324,8 +323,8 @@ impl<C: Clone> Turnstile<C> {
         }
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ticket) = self.waiters.first().map(Waiter::ticket_ttl) {
-            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, ask_at, 0);
+        if let Some(ttl) = self.waiters.first().map(|first| first.ttl) {
+            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
         }
     }
@@ -380,14 +379,13 @@ impl<C: Clone> Turnstile<C> {
             // W6: the lock was granted while our ticket waited, so another registry had wanted the key, too.
             acquisition.uncontended = 0;
             // K1: the ttl on its ticket, which the store rounds up.
-            let mut ticket = acquisition.ticket;
-            ticket.ttl = ticket.ttl.min(grant.ttl);
-            self.begin_tenure(cx, grant.epoch, start, ticket);
+            let ttl = acquisition.ttl.min(grant.ttl);
+            self.begin_tenure(cx, grant.epoch, start, ttl);
         }
     }
 
     /// The key is ours for what the ticket asked for, as is proved from `start` on.
-    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ticket: TicketTtl) {
+    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ttl: Duration) {
         let now = cx.at();
         let is_wanted = self.is_acquisition_wanted();
         let KeyState::Acquiring(acquisition) = &mut self.state else {
@@ -399,7 +397,7 @@ impl<C: Clone> Turnstile<C> {
             // acquisition is abandoned next.
             return;
         }
-        if deadline(start, ticket.ttl) <= now && is_wanted {
+        if deadline(start, ttl) <= now && is_wanted {
             // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
             acquisition.forget_proof();
             acquisition.ask_at = now;
@@ -409,7 +407,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         }
         let (owner, uncontended) = (acquisition.owner, acquisition.uncontended);
-        self.state = KeyState::Held(Tenure::new(owner, ticket, epoch, start, now, uncontended));
+        self.state = KeyState::Held(Tenure::new(owner, ttl, epoch, start, now, uncontended));
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
         if adopter.is_some()
