@@ -103,8 +103,8 @@ impl Machine<'_> {
         let once_a_period = self
             .locks
             .obtain("report")
-            // The time counts from the acquisition. A job that ends before leaves the key, and so does a crash. A job
-            // that takes longer keeps its lock all the same: the lease is renewed while it runs.
+            // The time counts from the acquisition. A job that ends before keeps the key; after a crash it is free when
+            // its ttl is over. A job that takes longer keeps its lock all the same: the lease is renewed while it runs.
             .on_finish(OnFinish::KeepFor(self.period.mul_f64(KEPT)))
             // A machine that finds the key skips this period, and does not wait.
             .wait(Duration::ZERO);

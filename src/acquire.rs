@@ -13,6 +13,7 @@ use crate::group::GroupAcquiring;
 use crate::lease::Lease;
 use crate::options::LockOptions;
 use crate::reentrancy;
+use crate::settings::OnFinish;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
 
@@ -62,6 +63,12 @@ impl Acquiring {
         let mut acquiring = Self::new(options);
         acquiring.adopts = Some(Box::new(detached));
         acquiring
+    }
+
+    /// Its lock's `on_finish` is only for work that succeeds. Returns what it says.
+    pub(crate) fn make_conditional(&mut self) -> OnFinish {
+        self.options.is_conditional = true;
+        self.options.on_finish
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -135,8 +135,8 @@ pub enum LockEvent {
         /// From when it was taken until it was given back.
         held: Duration,
     },
-    /// A lease ended, and its key stays in the store until its ttl is over:
-    /// [`OnFinish::LetExpire`](crate::OnFinish::LetExpire) asks.
+    /// A lease ended, and its key stays in the store: until its ttl is over, or for a time, as
+    /// [`OnFinish`](crate::OnFinish) asks.
     #[non_exhaustive]
     LeftToExpire {
         /// The name of what is locked.

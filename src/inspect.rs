@@ -57,6 +57,7 @@ pub struct Inspection {
 pub struct InspectedHolder {
     /// Its owner: `<instance>:<sequence>`, where the instance of a registry with a
     /// [name](crate::LockRegistryBuilder::name) is `<name>~<random bits>`; or whatever a foreign lock put there.
+    /// A key that [`OnFinish::KeepFor`](crate::OnFinish::KeepFor) keeps after its lease has `<instance>+kept:<sequence>`.
     pub owner: String,
     /// What it excludes.
     pub mode: Mode,

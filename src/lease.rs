@@ -95,10 +95,10 @@ impl Lease {
     pub(crate) fn of_group(options: &LockOptions, members: Vec<LeaseView>) -> Self {
         let engine = options.registry().clone();
         let renewals = options.renewals();
-        // While the last key was waited for, the watchdog has renewed the others.
-        if renewals != u32::MAX {
+        // While the last key was waited for, the watchdog has renewed the others. From now on keys are kept.
+        if renewals != u32::MAX || matches!(options.on_finish, OnFinish::KeepFor(_)) {
             for member in &members {
-                engine.restart(&member.caller, renewals);
+                engine.restart(&member.caller, renewals, options.on_finish);
             }
         }
         let first = members.first().expect("a group has several keys").clone();
@@ -253,11 +253,43 @@ impl Lease {
     #[must_use = "the lock is released in the background; await this to know that it was"]
     pub fn release(mut self) -> LeaseRelease {
         self.on_finish = OnFinish::Release;
-        self.end()
+        self.finish()
     }
 
-    /// Ends the lease as its lock's `on_finish` says, also if the future is dropped before its first poll.
-    pub(crate) fn end(mut self) -> LeaseRelease {
+    /// Ends the lease as its lock's [`on_finish`](crate::Lock::on_finish) says, and waits until the store has confirmed
+    /// it: as a drop, but it tells whether the lease was valid to the end. It releases the lock, or
+    /// [keeps](OnFinish::KeepFor) the key; a key that is [left to expire](OnFinish::LetExpire) needs no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`release`](Self::release).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, polled or not, the end goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{LockRegistry, OnFinish};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # async fn report() -> Result<(), std::io::Error> { Ok(()) }
+    /// let locks = LockRegistry::in_memory();
+    /// let hourly = OnFinish::KeepFor(Duration::from_secs(59 * 60));
+    /// let Some(lease) = locks.obtain("report").on_finish(hourly).lease_once().await? else {
+    ///     return Ok(());
+    /// };
+    /// match report().await {
+    ///     // Done for this hour.
+    ///     Ok(()) => lease.finish().await?,
+    ///     // Another may try.
+    ///     Err(_) => lease.release().await?,
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "the lease is ended in the background; await this to know that it was"]
+    pub fn finish(mut self) -> LeaseRelease {
         Operation::new(async move {
             // Before it leaves: after that the other holders may end the lease at any moment.
             let loss = self.is_shared().then(|| self.view.loss()).flatten();
@@ -289,6 +321,11 @@ impl Lease {
 
     pub(crate) fn on_finish(&self) -> OnFinish {
         self.on_finish
+    }
+
+    /// What happens to its key when it ends.
+    pub(crate) fn set_on_finish(&mut self, on_finish: OnFinish) {
+        self.on_finish = on_finish;
     }
 
     /// Whether the lock stays held when this guard goes, because others share its lease.

@@ -26,6 +26,8 @@ pub(crate) struct LockOptions {
     pub(crate) renewal: Option<Renewal>,
     pub(crate) on_lost: OnLost,
     pub(crate) on_finish: OnFinish,
+    /// Whether `on_finish` is only for work that succeeds.
+    pub(crate) is_conditional: bool,
     pub(crate) reentrant: bool,
     /// Whether it campaigns for the lead.
     pub(crate) leads: bool,
@@ -67,6 +69,7 @@ impl LockOptions {
             renewal: None,
             on_lost: OnLost::default(),
             on_finish: OnFinish::default(),
+            is_conditional: false,
             reentrant: false,
             leads: false,
             sharing: Sharing::No,
@@ -229,15 +232,7 @@ impl LockOptions {
     }
 
     pub(crate) fn ttl(&self, engine: &Engine) -> Duration {
-        let default = match self.on_finish {
-            // Invalid times are refused elsewhere.
-            OnFinish::KeepFor(time) if TTL.contains(&time) => {
-                let part = (time / 4).max(*TTL.start());
-                engine.settings.ttl.min(part)
-            }
-            _ => engine.settings.ttl,
-        };
-        self.ttl.unwrap_or(default)
+        self.ttl.unwrap_or(engine.settings.ttl)
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
@@ -254,6 +249,7 @@ impl LockOptions {
             ttl: self.ttl(self.registry()),
             renewals: self.renewals(),
             on_finish: self.on_finish,
+            is_conditional: self.is_conditional,
             patience,
             wait,
             repeats: self.repeat.as_ref().unwrap_or(&settings.repeat).start(),

@@ -6,7 +6,7 @@ use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::token::MOST_PASSES;
-use crate::turnstile::Rules;
+use crate::turnstile::{AtEnd, Rules};
 
 /// The shortest and the longest ttl.
 pub(crate) const TTL: std::ops::RangeInclusive<Duration> =
@@ -35,7 +35,8 @@ pub enum OnLost {
 /// guard or last handle is dropped, or when the registry is shut down.
 ///
 /// An explicit [`Lease::release`](crate::Lease::release) or [`Lock::release`](crate::Lock::release)
-/// frees the key in any case: a job that failed can let another one try.
+/// frees the key in any case: a job that failed can let another one try. So does a combinator with
+/// [`keep_if`](crate::future::Guarded::keep_if) whose work does not succeed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnFinish {
@@ -53,17 +54,33 @@ pub enum OnFinish {
     /// a waiter that queued behind a longer lease expects that one's end.
     LetExpire,
     /// It stays in the store until this much time has passed since the acquisition, from 10 ms to 24 h: for a job that
-    /// any of many machines may do once a period. A lease that ends before that sends nothing, and neither does a crash.
-    /// One that lasts longer is renewed, if it is one that is renewed, and released at its end.
+    /// any of many machines may do once a period. A lease that ends before that, also one that is lost at its deadline,
+    /// sets the key's end by one call. A combinator delivers its value when that is confirmed, as after a release.
+    /// A lease that lasts longer is released at its end.
     ///
-    /// If no [`ttl`](crate::Lock::ttl) is set, the lease has the registry's, or a quarter of this time if that is shorter.
-    /// Work that ends less than a ttl before this time is over has been renewed already: then the key stays for up to a ttl
-    /// longer. With a ttl that is longer than this time, or after an [`extend`](crate::Lease::extend) beyond it, it
-    /// stays until that is over.
+    /// The lease itself has the ttl and the renewal of its lock, whatever this time is. So it is what other libraries
+    /// call the least and the most time of a lock: this time is the least, and the ttl the most.
+    ///
+    /// **A crash** keeps the key until the ttl is over, no longer, and so does a store that cannot be told of the end in
+    /// that time. Then the job is done again. Where that is worse than a job that is left out, set the
+    /// [`ttl`](crate::Lock::ttl) to the period as well, with [`Renewal::watchdog`](crate::Renewal::watchdog).
+    ///
+    /// In the store the key has another owner meanwhile, `<instance>+kept:<sequence>`. Waiters, here or elsewhere, get it
+    /// when it has expired, or up to 12 s later, as with [`LetExpire`](Self::LetExpire).
     ///
     /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
     /// more than the machines' clocks may differ, or a late machine does it again.
     KeepFor(Duration),
+}
+
+impl OnFinish {
+    pub(crate) fn at_end(self) -> AtEnd {
+        match self {
+            Self::Release => AtEnd::Release,
+            Self::LetExpire => AtEnd::LetExpire,
+            Self::KeepFor(time) => AtEnd::Keep(time),
+        }
+    }
 }
 
 /// The settings of a registry.

@@ -152,6 +152,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
 
+    /// Keep others out only if the command has ended with 0. Otherwise the next may run at once.
+    #[arg(long, requires = "keep_for")]
+    pub(crate) keep_on_success: bool,
+
     /// The exit code if others hold the lock.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::BUSY)]
     pub(crate) busy_code: u8,

@@ -13,7 +13,7 @@ use crate::messages::{Messages, chain};
 use crate::show::brief;
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
-use crate::supervise::Supervisor;
+use crate::supervise::{Outcome, Supervisor};
 
 /// How long a wait may last before people are told of it.
 const QUIET_WAIT: Duration = Duration::from_millis(500);
@@ -25,17 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 impl RunArgs {
-    fn check(&self) -> Result<(), Failure> {
-        self.lease.check()?;
-        match self.keep_for {
-            Some(time) if time < self.lease.ttl => Err(Failure::usage(format!(
-                "--keep-for {time:?} must be at least --ttl {:?}",
-                self.lease.ttl
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     fn lock(&self, registry: &LockRegistry) -> Lock {
         let mut lock = registry.obtain_all(&self.keys);
         lock = lock.ttl(self.lease.ttl).renewal(Renewal::watchdog());
@@ -61,7 +50,7 @@ impl RunArgs {
 
 /// Runs the command, and yields the exit code.
 pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
-    args.check()?;
+    args.lease.check()?;
     let messages = args.store.messages();
     let store = Store::find(&args.store)?;
     store::check(&args.store, |registry| args.lock(registry)).await?;
@@ -107,7 +96,12 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
         events: &mut events,
     };
     let outcome = supervisor.supervise(&lease.view()).await;
-    let keeps = args.keep_for.is_some() && outcome.is_ok();
+    let succeeded = |outcome: &Outcome| !outcome.was_stopped && outcome.ended.code() == 0;
+    let keeps = args.keep_for.is_some()
+        && match &outcome {
+            Ok(outcome) => !args.keep_on_success || succeeded(outcome),
+            Err(_) => false,
+        };
     // Whoever is impatient does not wait for the store: the key expires.
     let is_lost = tokio::select! {
         is_lost = give_back(&registry, lease, keeps, messages) => is_lost,
@@ -166,7 +160,7 @@ pub(crate) async fn tell_of_wait<T>(
     waiting.await
 }
 
-/// Ends the lease, and says whether it was lost before.
+/// Ends the lease, and says whether it was lost before. `keeps`: as its lock says, and else the key is free.
 pub(crate) async fn give_back(
     registry: &LockRegistry,
     lease: Lease,
@@ -174,18 +168,15 @@ pub(crate) async fn give_back(
     messages: Messages,
 ) -> bool {
     let key = lease.key().to_owned();
-    let released = if keeps {
-        let loss = futures::future::FutureExt::now_or_never(lease.lost());
-        drop(lease);
-        loss.map_or(Ok(()), Err)
-    } else {
+    let release = match keeps {
+        true => lease.finish(),
+        false => lease.release(),
+    };
+    let Ok(released) = timeout(RELEASE_WITHIN, release).await else {
         let lasting =
             format!("lock {key:?} not released within {RELEASE_WITHIN:?}, it expires by itself");
-        let Ok(released) = timeout(RELEASE_WITHIN, lease.release()).await else {
-            messages.say("unreleased", lasting, json!({ "key": key }));
-            return false;
-        };
-        released
+        messages.say("unreleased", lasting, json!({ "key": key }));
+        return false;
     };
     match released {
         Ok(()) => {

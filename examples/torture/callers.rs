@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use lockstream::{Lease, LeaseView, Lock, LockError, LockRegistry, OnFinish, OnLost, Renewal};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::dice::Dice;
 use crate::judge::Mode;
@@ -190,7 +190,7 @@ impl Caller {
                 wanted.mode = Mode::Kept;
                 let wanted = wanted.with(|lock| lock.on_finish(OnFinish::KeepFor(time)));
                 let (limit, hold) = (self.dice.millis(100, 2_000), self.dice.micros(0, 20_000));
-                self.run(wanted, limit, hold).await?;
+                self.keep(wanted, limit, hold, time).await?;
                 sleep(self.dice.millis(0, 100)).await;
             }
         }
@@ -292,6 +292,45 @@ impl Caller {
         match wanted.lock.lease_within(limit).await {
             Ok(lease) => self.with_guard(&wait, &wanted, lease, hold).await,
             Err(error) => self.failed(&wait, &error),
+        }
+    }
+
+    /// One turn whose key is kept for a time after its beginning.
+    async fn keep(
+        &mut self,
+        wanted: Wanted,
+        limit: Duration,
+        hold: Duration,
+        time: Duration,
+    ) -> Outcome {
+        let wait = self.log.wait(limit);
+        let lease = match wanted.lock.lease_within(limit).await {
+            Ok(lease) => lease,
+            Err(error) => return self.failed(&wait, &error),
+        };
+        // It began a ttl less the drift before its first deadline.
+        let until = lease.deadline() - (TTL - TTL / 100 - Duration::from_millis(2)) + time;
+        wait.ended("got");
+        let view = lease.view();
+        let held = wait.hold(&view, &wanted.keys, wanted.mode);
+        tokio::select! {
+            biased;
+            _ = lease.lost() => {}
+            _ = self.work(&wanted, &view, &held, hold) => {}
+        }
+        // It is released then.
+        let held = (Instant::now() < until).then_some(held);
+        match (lease.finish().await, held) {
+            (Ok(()), Some(held)) => {
+                held.is_kept(until);
+                sleep_until(until).await;
+                Ok(())
+            }
+            (Ok(()), None) => Ok(()),
+            (Err(error), held) => {
+                drop(held);
+                self.failed(&wait, &error)
+            }
         }
     }
 

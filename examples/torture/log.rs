@@ -293,6 +293,20 @@ impl Hold {
     }
 }
 
+impl Hold {
+    /// The lease has ended, and its key is kept until then.
+    pub(crate) fn is_kept(&self, until: Instant) {
+        let (at, deadline) = (now(), self.log.translate(until));
+        for &lease in &self.numbers {
+            self.log.write(&Line::Until {
+                lease,
+                at,
+                deadline,
+            });
+        }
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         let at = now();

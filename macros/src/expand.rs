@@ -47,6 +47,7 @@ fn body(function: &Function, locks: &[Options]) -> syn::Result<TokenStream> {
     };
     let lazy = returned.and_then(Lazy::of);
     let skip = locks.iter().find_map(|lock| lock.skip);
+    let keeps = locks.iter().find_map(|lock| lock.keep_on_success);
     match (signature.asyncness, returned, lazy) {
         (Some(_), Some(returned), None) => Ok(in_async(function, returned, locks)),
         (None, Some(returned), Some(lazy)) => {
@@ -54,6 +55,11 @@ fn body(function: &Function, locks: &[Options]) -> syn::Result<TokenStream> {
                 let say = "`skip` is for an `async fn`, or for a function that returns a future: a \
                            stream has no `Ok(None)`, and yields the error of a busy lock";
                 return Err(syn::Error::new(skip, say));
+            }
+            if let (Work::Stream, Some(keeps)) = (lazy.work, keeps) {
+                let say = "`keep_on_success` is for an `async fn`, or for a function that returns a \
+                           future: a stream has no result of its own";
+                return Err(syn::Error::new(keeps, say));
             }
             Ok(in_lazy(function, returned, &lazy, locks))
         }
@@ -111,7 +117,8 @@ fn in_async(function: &Function, returned: &Type, locks: &[Options]) -> TokenStr
     };
     for ((name, lock), refused) in names.iter().zip(locks).zip(refusals).rev() {
         let home = &lock.home;
-        run = quote!(#home::FutureLockExt::with_lock(#run, #name));
+        let keep_if = keep_if(lock);
+        run = quote!(#home::FutureLockExt::with_lock(#run, #name)#keep_if);
         run = quote!(#home::__macros::locked_future(#run, #refused));
     }
     quote!(#made #refusal #run.await)
@@ -151,7 +158,8 @@ fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options])
         } else {
             quote!(#home::#ext::with_lock(#run, #name))
         };
-        run = quote!(#home::__macros::#locked(#run, #refused));
+        let keep_if = keep_if(lock);
+        run = quote!(#home::__macros::#locked(#run #keep_if, #refused));
     }
     let run = match lazy.wrap {
         Wrap::Bare => run,
@@ -159,6 +167,14 @@ fn in_lazy(function: &Function, returned: &Type, lazy: &Lazy, locks: &[Options])
         Wrap::PinBox => quote!(::std::boxed::Box::pin(#run)),
     };
     quote!(#made #refusal #run)
+}
+
+/// The key is kept only for an `Ok`, if that was asked for.
+fn keep_if(lock: &Options) -> TokenStream {
+    match lock.keep_on_success {
+        Some(_) => quote!(.keep_if(::std::result::Result::is_ok)),
+        None => TokenStream::new(),
+    }
 }
 
 /// What makes the function's outcome of each lock's error, with the statement that makes that, or a

@@ -13,7 +13,7 @@ use crate::key::{Key, Keys};
 /// The greatest weight.
 const MOST_WEIGHT: u32 = 64;
 
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     "key",
     "keys",
     "registry",
@@ -25,6 +25,7 @@ const NAMES: [&str; 17] = [
     "on_lost",
     "on_finish",
     "keep_for",
+    "keep_on_success",
     "shared",
     "permits",
     "weight",
@@ -41,6 +42,8 @@ pub(crate) struct Options {
     pub(crate) setters: TokenStream,
     /// Where it is said that a busy lock is no error.
     pub(crate) skip: Option<Span>,
+    /// Where it is said that the key is kept only if the body succeeds.
+    pub(crate) keep_on_success: Option<Span>,
     /// Where the crate `lockstream` is to be found.
     pub(crate) home: Path,
 }
@@ -138,6 +141,12 @@ impl Given {
                 "`keep_for` says already what happens to the key at the end: leave out this one or \
                  `on_finish`",
             ),
+            (
+                self.said("keep_on_success")
+                    .filter(|_| self.said("keep_for").is_none()),
+                "`keep_on_success` is about a key that is kept: say for how long, as in \
+                 `keep_for = \"59m\"`",
+            ),
         ];
         for (at, say) in faults {
             if let Some(at) = at {
@@ -198,12 +207,15 @@ impl Given {
         let registry = self.value("registry")?;
         let skip = self.said("skip");
         self.flag("skip")?;
+        let keep_on_success = self.said("keep_on_success");
+        self.flag("keep_on_success")?;
         let setters = self.setters(&home)?;
         Ok(Options {
             keys,
             registry,
             setters,
             skip,
+            keep_on_success,
             home,
         })
     }

@@ -70,6 +70,8 @@ pub(crate) struct Arrival {
     pub(crate) ttl: Duration,
     pub(crate) renewals: u32,
     pub(crate) on_finish: OnFinish,
+    /// Whether that is only for work that succeeds.
+    pub(crate) is_conditional: bool,
     pub(crate) patience: Patience,
     /// How long the turnstile tries. For a caller that enters the queue this counts from its first
     /// arrival, for others from each attempt.
@@ -236,11 +238,8 @@ impl Engine {
                 who,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
-                keep_for: match arrival.on_finish {
-                    OnFinish::Release => Duration::ZERO,
-                    OnFinish::LetExpire => Duration::MAX,
-                    OnFinish::KeepFor(time) => time,
-                },
+                at_end: arrival.on_finish.at_end(),
+                is_conditional: arrival.is_conditional,
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
@@ -319,14 +318,20 @@ impl Engine {
         self.feed(caller.key(), |lines, cx| {
             let end_mode = end_mode(lines, cx, id);
             let finishes = caller.begin_release(cx.now, end_mode);
-            finishes.then(|| lines.finish(cx, id, end_mode != EndMode::Release))
+            finishes.then(|| match end_mode {
+                EndMode::Detach => lines.detach(cx, id),
+                EndMode::Keep | EndMode::Release => lines.finish(cx, id, end_mode == EndMode::Keep),
+            })
         })?
     }
 
-    /// A lease begins anew, with this many renewals at most: its group is complete.
-    pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32) {
+    /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
+    pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32, on_finish: OnFinish) {
         if let Some(id) = caller.id() {
-            self.feed(caller.key(), |lines, cx| lines.restart(cx, id, renewals));
+            let at_end = on_finish.at_end();
+            self.feed(caller.key(), |lines, cx| {
+                lines.restart(cx, id, renewals, at_end);
+            });
         }
     }
 

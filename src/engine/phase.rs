@@ -30,7 +30,7 @@ pub(crate) enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndMode {
     Release,
-    /// The key stays until its ttl is over.
+    /// The key stays until its ttl is over, or for a time.
     Keep,
     /// The key stays, for another registry to adopt.
     Detach,

@@ -18,7 +18,7 @@ use crate::store::contract::{
     Answer, Grant, KeyScope, KeyStatus, Op, OpError, Outcome, Owner, Session, SessionConfig,
     StoreEvent, StoreEvents, SubmittedOp,
 };
-use crate::turnstile::{Patience, Waiter};
+use crate::turnstile::{AtEnd, Patience, Waiter};
 use crate::{FutureLockExt, LockError, LockRegistry, Mode, Renewal, Repeat, StoreError};
 #[cfg(feature = "test-util")]
 use {crate::LockEvent, futures::StreamExt};
@@ -315,7 +315,8 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 who: Caller::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
-                keep_for: Duration::ZERO,
+                at_end: AtEnd::Release,
+                is_conditional: false,
                 patience: Patience::Queue,
                 until: cx.now,
                 answer_by: cx.now,

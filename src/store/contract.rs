@@ -12,6 +12,7 @@
 //! - give the lock for its ttl with a new, greater epoch at each win (S3, F1), and for at least that long at a renewal;
 //! - if it has a queue, keep the place of a ticket (K2), skip tickets of dead registries (S2), and grant the lock to the
 //!   first;
+//! - at the end of a lease whose key is kept, make the key nobody's for the time that is named (M8);
 //! - drop attempts that come too late to be of use (O5), and undo nothing that others own;
 //! - report its clock in each answer (D2), if it sends grants;
 //! - send `Down` after the answers to the ops that were lost with a connection, and `Up` once for each later connection,
@@ -49,6 +50,9 @@ impl Owner {
     }
 }
 
+/// What follows the instance in the owner of a key that is kept after its lease (M8): no registry has such an instance.
+pub(crate) const KEPT: &str = "+kept";
+
 /// An operation of the store. Each is idempotent for its owner, so it may be sent again if its answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -70,6 +74,10 @@ pub enum Op {
     Unlisten { owner: Owner },
     /// Give the lock to the first live ticket, or else free it.
     Release { owner: Owner },
+    /// The lease is over, and the lock stays locked for `left` from now, whatever its ttl was (M8). Its owner is then
+    /// another one, with [`KEPT`]: so nobody renews or releases it, and the same op a second time changes nothing. The registry of the first ticket is
+    /// told to ask when that is over ([`StoreEvent::Freed`]).
+    Keep { owner: Owner, left: Duration },
     /// Release, and enter the end of the queue under a new owner.
     Yield {
         old: Owner,
@@ -108,6 +116,7 @@ impl Op {
             | Self::Withdraw { owner, .. }
             | Self::Unlisten { owner }
             | Self::Release { owner }
+            | Self::Keep { owner, .. }
             | Self::Yield { old: owner, .. }
             | Self::Renew { owner, .. }
             | Self::Adopt { owner, .. }
@@ -134,7 +143,7 @@ pub enum Outcome {
     /// To yield and adopt: the old owner did not have the lock, so nothing was written. For an adoption the new owner
     /// does not have it either.
     NotOld,
-    /// To release, withdraw, unsubscribe and serve: done. `held`: this owner had the lock until now.
+    /// To release, keep, withdraw, unsubscribe and serve: done. `held`: this owner had the lock until now.
     Gone { held: bool },
     /// To renew: the owner has the lock for the ttl, counted from this command, or longer.
     Renewed,
@@ -208,7 +217,8 @@ pub enum StoreEvent {
         grant: Grant,
         error: StoreError,
     },
-    /// A lock was freed that one of our owners had subscribed to. Another may have it by now.
+    /// A lock was freed that one of our owners had subscribed to. Another may have it by now. Or it is kept, and our ticket
+    /// is the first: its registry asks for how long (M8).
     Freed { key: Arc<str> },
     /// A call has served as many tickets as one may, and more may fit. Each registry that hears of it sends
     /// [`Op::Serve`] (M4).

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::ids::EventCx;
 use super::machine::{Effect, Rules, Tickets, Turnstile};
 use super::time::Moment;
-use super::wait_queue::{Waiter, WaiterId};
+use super::wait_queue::{AtEnd, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Mode, Op, OpResult, Owner};
 
@@ -173,13 +173,25 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
-        let_expire: bool,
+        keeps: bool,
     ) -> Option<Owner> {
-        self.feed(cx, id, |turnstile, cx| turnstile.finish(cx, id, let_expire))
+        self.feed(cx, id, |turnstile, cx| turnstile.finish(cx, id, keeps))
     }
 
-    pub(crate) fn restart(&mut self, cx: &mut EventCx<'_>, id: WaiterId, renewals: u32) {
-        self.feed(cx, id, |turnstile, cx| turnstile.restart(cx, id, renewals));
+    pub(crate) fn detach(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> Option<Owner> {
+        self.feed(cx, id, |turnstile, cx| turnstile.detach(cx, id))
+    }
+
+    pub(crate) fn restart(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        renewals: u32,
+        at_end: AtEnd,
+    ) {
+        self.feed(cx, id, |turnstile, cx| {
+            turnstile.restart(cx, id, renewals, at_end);
+        });
     }
 
     pub(crate) fn seal(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {

@@ -17,7 +17,7 @@ use super::ids::EventCx;
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Moment, Point, deadline};
 use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
+use super::wait_queue::{Adopter, AtEnd, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
 use crate::store::contract::{Grant, Mode, Op, Owner};
 
@@ -341,12 +341,18 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// A lease begins anew: its ttl counts from now, and the watchdog renews it this often at most.
-    pub(crate) fn restart(&mut self, cx: &mut EventCx<'_>, id: WaiterId, renewals: u32) {
+    pub(crate) fn restart(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        renewals: u32,
+        at_end: AtEnd,
+    ) {
         self.advance_time(cx);
         if let KeyState::Held(tenure) = &mut self.state
             && tenure.is_extendable_by(id)
         {
-            let wants_more = tenure.restart(cx.at(), renewals);
+            let wants_more = tenure.restart(cx.at(), renewals, at_end);
             tenure.renew_earlier(cx);
             if wants_more {
                 self.renew(cx.at());
@@ -387,27 +393,50 @@ impl<C: Clone> Turnstile<C> {
         extended
     }
 
-    /// The holder ends its lease. Without `let_expire` the lease is released, and a verdict follows. With it, the key
-    /// stays in the store until its ttl is over: nothing is sent, and the next caller asks the store. Returns the
-    /// owner of the tenure if the key was left in the store.
+    /// The holder ends its lease. `keeps`: the key stays as its waiter asked, if the time for that is not over. If the key
+    /// is released, or kept for a time, a verdict follows. If it is left to expire, nothing is sent, and the owner of the
+    /// tenure is returned.
     pub(crate) fn finish(
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
-        let_expire: bool,
+        keeps: bool,
     ) -> Option<Owner> {
         self.expire_due(cx);
         let mut left = None;
         if let KeyState::Held(tenure) = &mut self.state
-            && let Some((who, deadline)) = tenure.finish(id)
+            && let Some((lease, deadline)) = tenure.finish(id)
         {
-            if let_expire {
-                left = Some(tenure.owner());
-                self.end_lease(who, LeaseEnd::Released);
-                self.let_expire(cx);
-            } else {
-                self.next_turn(cx, Some(Ending { who, deadline }));
+            match lease.kept_until(cx.at()).filter(|_| keeps) {
+                Some(Point::FOREVER) => {
+                    left = Some(tenure.owner());
+                    self.end_lease(lease.who, LeaseEnd::Released);
+                    self.let_expire(cx);
+                }
+                kept_until => {
+                    let who = lease.who;
+                    let ending = Some(Ending { who, deadline });
+                    match kept_until {
+                        Some(until) => self.keep(cx.at(), until, ending),
+                        None => self.next_turn(cx, ending),
+                    }
+                }
             }
+        }
+        self.schedule(cx);
+        left
+    }
+
+    /// The holder leaves its lease in the store. Returns the owner under which it is there.
+    pub(crate) fn detach(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> Option<Owner> {
+        self.expire_due(cx);
+        let mut left = None;
+        if let KeyState::Held(tenure) = &mut self.state
+            && let Some((lease, _)) = tenure.finish(id)
+        {
+            left = Some(tenure.owner());
+            self.end_lease(lease.who, LeaseEnd::Released);
+            self.let_expire(cx);
         }
         self.schedule(cx);
         left
@@ -419,7 +448,18 @@ impl<C: Clone> Turnstile<C> {
             return false;
         };
         let lease = tenure.lease().filter(|lease| lease.is_of(id));
-        lease.is_some_and(|lease| lease.is_kept(cx.at()))
+        lease.is_some_and(|lease| lease.kept_until(cx.at()).is_some())
+    }
+
+    /// Ends our tenure. The store keeps the key until then, for nobody (M8).
+    fn keep(&mut self, now: Point, kept_until: Point, ending: Option<Ending<C>>) {
+        let KeyState::Held(tenure) = &self.state else {
+            return;
+        };
+        let (owner, until) = (tenure.owner(), tenure.expires_by(now));
+        self.state = KeyState::Idle;
+        let keep = PendingOp::keep(owner, kept_until, ending, until);
+        self.pending.push_back(keep);
     }
 
     /// Ends our tenure, and leaves the key in the store.

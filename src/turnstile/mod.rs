@@ -50,4 +50,4 @@ pub(crate) use self::lines::Lines;
 pub(crate) use self::machine::{Effect, Rules};
 pub(crate) use self::time::{FOREVER, Moment};
 pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};
+pub(crate) use self::wait_queue::{AtEnd, Patience, Waiter, WaiterId};

@@ -7,7 +7,7 @@ use super::ids::EventCx;
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
-use super::wait_queue::{TicketTtl, Waiter, WaiterId};
+use super::wait_queue::{AtEnd, Waiter, WaiterId};
 use crate::Token;
 use crate::store::contract::{Op, OpError, Owner};
 use crate::token::MOST_PASSES;
@@ -39,8 +39,6 @@ pub(super) struct Tenure<C> {
     /// Whether the store may have had a ticket of its owner, so that a grant may still be on the way (O3).
     had_ticket: bool,
     ttl: Duration,
-    /// Whether the key is to stay for the whole ttl (M8).
-    is_kept: bool,
     /// From when its ttl is proved.
     start: Point,
     deadline: Point,
@@ -73,8 +71,10 @@ pub(super) struct LocalLease<C> {
     phase: LeasePhase,
     /// `Offered`: when the waiter loses its turn (W4). `Closing`: when the holder's grace period ends (O6).
     end_by: Point,
-    /// Until when the key stays in the store if it ends before (M8).
-    pub(super) kept_until: Point,
+    /// Until when the key stays in the store if it ends before (M8). `FOREVER`: until its ttl is over.
+    kept_until: Point,
+    /// Whether that holds also if it is lost, or ended by a shutdown.
+    keeps_by_itself: bool,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     fixed_end: Option<Point>,
@@ -123,22 +123,20 @@ impl<C> LocalLease<C> {
         self.id == id
     }
 
-    /// Whether the key stays in the store if it ends now.
-    pub(super) fn is_kept(&self, now: Point) -> bool {
-        self.is_taken() && now < self.kept_until
+    /// Until when its key stays in the store if its holder ends it now, if it does. A turn that nobody took keeps nothing.
+    pub(super) fn kept_until(&self, now: Point) -> Option<Point> {
+        let is_kept = self.is_taken() && now < self.kept_until;
+        is_kept.then_some(self.kept_until)
     }
 
-    /// Whether its key stays in the store although it is lost.
-    pub(super) fn is_outlived(&self, now: Point) -> bool {
-        self.is_taken() && !self.kept_for(now).is_zero()
+    /// The same if a shutdown ends it.
+    pub(super) fn kept_if_closed(&self, now: Point) -> Option<Point> {
+        self.kept_until(now).filter(|_| self.keeps_by_itself)
     }
 
-    /// For how long the key must still stay, whatever the ttl is.
-    fn kept_for(&self, now: Point) -> Duration {
-        match self.kept_until {
-            Point::FOREVER => Duration::ZERO,
-            until => until.since(now),
-        }
+    /// The same if it is lost. A key that is left to expire is released then: it is over anyway.
+    pub(super) fn kept_if_lost(&self, now: Point) -> Option<Point> {
+        self.kept_if_closed(now).filter(|it| *it != Point::FOREVER)
     }
 
     fn deadline(&self, tenure_ends: Point) -> Point {
@@ -170,7 +168,7 @@ impl<C: Clone> Tenure<C> {
     pub(super) fn new(
         owner: Owner,
         had_ticket: bool,
-        ticket: TicketTtl,
+        ttl: Duration,
         epoch: u64,
         start: Point,
         now: Point,
@@ -179,14 +177,13 @@ impl<C: Clone> Tenure<C> {
         Self {
             owner,
             had_ticket,
-            ttl: ticket.ttl,
-            is_kept: ticket.is_kept,
+            ttl,
             start,
-            deadline: deadline(start, ticket.ttl),
+            deadline: deadline(start, ttl),
             lease: None,
             renewing: None,
             renew_again: false,
-            longest_ttl: ticket.ttl,
+            longest_ttl: ttl,
             longest_extension: Duration::ZERO,
             epoch,
             began: now,
@@ -226,14 +223,13 @@ impl<C: Clone> Tenure<C> {
     /// Whether the next waiter may have the key without the store being asked.
     pub(super) fn may_grant(&self, rules: &Rules, next: &Waiter<C>, now: Point) -> bool {
         if self.turns == 0 {
-            let (ttl, is_kept) = (self.ttl, self.is_kept);
-            return TicketTtl { ttl, is_kept }.serves(next.ticket_ttl());
+            return true;
         }
         if self.is_sealed {
             return false;
         }
-        if self.is_kept || !next.keep_for.is_zero() {
-            // A pass brings less than the time for which the key is to stay, or more.
+        if next.at_end == AtEnd::LetExpire {
+            // A pass brings less than the ttl for which the key is to stay.
             return false;
         }
         let ttl = next.ttl;
@@ -274,17 +270,16 @@ impl<C: Clone> Tenure<C> {
                 intended_end
             }
         });
-        let kept_until = match waiter.keep_for {
-            Duration::ZERO => Point::from(Duration::ZERO),
-            Duration::MAX => Point::FOREVER,
-            keep_for => self.start + keep_for,
-        };
         let lease = self.lease.insert(LocalLease {
             id,
             who: waiter.who,
             phase: LeasePhase::Offered,
             end_by: now + self.ttl.min(ttl) / 3,
-            kept_until,
+            // A pass is an acquisition, too.
+            kept_until: waiter
+                .at_end
+                .kept_until(if token.is_passed() { now } else { self.start }),
+            keeps_by_itself: !waiter.is_conditional,
             ttl,
             fixed_end,
             renewals: waiter.renewals,
@@ -305,12 +300,6 @@ impl<C: Clone> Tenure<C> {
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
         lease.count_from(now);
-        let kept_for = lease.kept_for(now);
-        if !kept_for.is_zero() {
-            // The store has it for long. The watchdog begins when two thirds of a ttl are left, as always.
-            let first = now + self.deadline.since(now).saturating_sub(lease.ttl / 3 * 2);
-            lease.renew_at = lease.renew_at.map(|at| at.max(first));
-        }
         let wants_more = match lease.fixed_end {
             Some(end) => end > self.deadline,
             None => {
@@ -329,11 +318,12 @@ impl<C: Clone> Tenure<C> {
         Some(wants_more)
     }
 
-    /// The lease begins anew, as if it were taken now. Returns whether it must be renewed at once.
-    pub(super) fn restart(&mut self, now: Point, renewals: u32) -> bool {
+    /// The lease begins anew, as if it were acquired now. Returns whether it must be renewed at once.
+    pub(super) fn restart(&mut self, now: Point, renewals: u32, at_end: AtEnd) -> bool {
         let Some(lease) = &mut self.lease else {
             return false;
         };
+        lease.kept_until = at_end.kept_until(now);
         lease.renewals = renewals;
         lease.counted = false;
         lease.fixed_end = (renewals == 0).then(|| deadline(now, lease.ttl));
@@ -348,11 +338,11 @@ impl<C: Clone> Tenure<C> {
         wants_more
     }
 
-    /// Removes the lease of a holder that has finished. Returns the holder and the deadline.
-    pub(super) fn finish(&mut self, id: WaiterId) -> Option<(C, Point)> {
+    /// Removes the lease of a holder that has finished. Returns it, and its deadline.
+    pub(super) fn finish(&mut self, id: WaiterId) -> Option<(LocalLease<C>, Point)> {
         let lease = self.lease.take_if(|lease| lease.id == id)?;
         let deadline = lease.deadline(self.deadline);
-        Some((lease.who, deadline))
+        Some((lease, deadline))
     }
 
     /// D5: whether its deadline has passed by our clock.

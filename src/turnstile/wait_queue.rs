@@ -23,6 +23,29 @@ pub(crate) enum Patience {
     Queue,
 }
 
+/// What becomes of the key when a lease ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum AtEnd {
+    /// It is released, or passed on.
+    #[default]
+    Release,
+    /// It stays until its ttl is over.
+    LetExpire,
+    /// It stays until this long after its acquisition, if that is not over (M8).
+    Keep(Duration),
+}
+
+impl AtEnd {
+    /// Until when the key stays if it was acquired at `since`. `FOREVER`: until its ttl is over.
+    pub(super) fn kept_until(self, since: Point) -> Point {
+        match self {
+            Self::Release => Point::from(Duration::ZERO),
+            Self::LetExpire => Point::FOREVER,
+            Self::Keep(time) => since + time,
+        }
+    }
+}
+
 /// One local caller that waits for the key. `C` is the engine's reference to the caller. Each verdict returns it.
 #[derive(Debug)]
 pub(crate) struct Waiter<C> {
@@ -30,9 +53,10 @@ pub(crate) struct Waiter<C> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
-    /// How long the key stays in the store from its acquisition on, also if the lease ends before that (M8). Zero: it is
-    /// released at the end. `MAX`: it stays until its ttl is over, whenever the lease ends.
-    pub(crate) keep_for: Duration,
+    /// What becomes of the key if its lease ends, unless its holder releases it.
+    pub(crate) at_end: AtEnd,
+    /// Whether that is for its holder to say: the key of a lease that is lost, or ended by a shutdown, is released.
+    pub(crate) is_conditional: bool,
     pub(crate) patience: Patience,
     /// Until when it waits for others.
     pub(crate) until: Moment,
@@ -40,38 +64,9 @@ pub(crate) struct Waiter<C> {
     pub(crate) answer_by: Moment,
 }
 
-/// For how long a ticket asks the store.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TicketTtl {
-    pub(super) ttl: Duration,
-    /// Whether the key is to stay for a time that the waiter has set (M8).
-    pub(super) is_kept: bool,
-}
-
-impl TicketTtl {
-    /// Whether the ticket of one waiter may serve another. A key that is kept must stay neither shorter nor longer.
-    pub(super) fn serves(self, other: Self) -> bool {
-        self.ttl == other.ttl || !self.is_kept && !other.is_kept
-    }
-}
-
 impl<C> Waiter<C> {
     pub(super) fn is_patient(&self) -> bool {
         self.patience == Patience::Queue
-    }
-
-    /// What its ticket asks the store for.
-    pub(super) fn ticket_ttl(&self) -> TicketTtl {
-        match self.keep_for {
-            Duration::ZERO | Duration::MAX => TicketTtl {
-                ttl: self.ttl,
-                is_kept: false,
-            },
-            keep_for => TicketTtl {
-                ttl: self.ttl.max(keep_for),
-                is_kept: true,
-            },
-        }
     }
 
     /// Whether the watchdog prolongs its lease.

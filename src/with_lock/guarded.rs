@@ -45,6 +45,35 @@ impl<F, W, V> Guarded<F, W, V> {
         }
     }
 
+    /// The lock's [`on_finish`](crate::Lock::on_finish) is only for work that succeeds: with
+    /// [`OnFinish::KeepFor`](crate::OnFinish::KeepFor), a job that is done once a period, and again if it failed.
+    ///
+    /// `succeeds` looks at the output of the work: a function, or a closure that captures nothing. If it returns false, the
+    /// key is released. So it is if the work is dropped or panics, and if the lease is lost or ended by a shutdown. A
+    /// stream succeeds when it is polled to its end: `keep_if(|()| true)`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry, OnFinish};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// async fn report(disk: Result<(), &str>) -> Result<(), &str> { disk }
+    /// let locks = LockRegistry::in_memory();
+    /// let hourly = locks.obtain("report").wait(Duration::ZERO);
+    /// let hourly = hourly.on_finish(OnFinish::KeepFor(Duration::from_secs(59 * 60)));
+    ///
+    /// let failed = report(Err("full")).with_lock(&hourly).keep_if(Result::is_ok).await?;
+    /// assert!(failed.is_err());
+    /// let done = report(Ok(())).with_lock(&hourly).keep_if(Result::is_ok).await?;
+    /// assert!(done.is_ok());
+    /// let again = report(Ok(())).with_lock(&hourly).keep_if(Result::is_ok).or_skip().await?;
+    /// assert!(again.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn keep_if(mut self, succeeds: fn(&V) -> bool) -> Self {
+        self.scoped.keep_if(succeeds);
+        self
+    }
+
     /// A lock that was busy for the whole wait is no error: a future yields `Ok(None)` then, and a
     /// stream ends empty. Everything else stays an error. The full wait is waited: set
     /// [`wait(Duration::ZERO)`](crate::Lock::wait) to skip at once.

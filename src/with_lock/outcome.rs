@@ -6,6 +6,7 @@ use futures::future::FusedFuture;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
+use super::guarded::Guarded;
 use crate::LockError;
 
 /// Future or stream of the `try_` forms: the errors of the work and those of the lock as one.
@@ -25,6 +26,14 @@ impl<W> Try<W> {
     pub fn or_skip(self) -> Try<OrSkip<W>> {
         let inner = OrSkip { inner: self.inner };
         Try { inner }
+    }
+}
+
+impl<F, W, V> Try<Guarded<F, W, V>> {
+    /// The lock's `on_finish` is only for work that succeeds; see [`Guarded::keep_if`].
+    pub fn keep_if(self, succeeds: fn(&V) -> bool) -> Self {
+        let inner = self.inner.keep_if(succeeds);
+        Self { inner }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::acquire::Acquiring;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
 use crate::options::LockOptions;
 use crate::reentrancy::{self, FrameGuard};
-use crate::settings::OnLost;
+use crate::settings::{OnFinish, OnLost};
 use crate::{LockError, Mode};
 
 /// A lock around some work, from the wait for it to its release. In whatever state it is dropped,
@@ -19,6 +19,8 @@ use crate::{LockError, Mode};
 #[derive(Debug)]
 pub(crate) struct Scope {
     on_lost: OnLost,
+    /// What the lock's `on_finish` says, if that is only for work that succeeds: until then the key is to be released.
+    on_success: Option<OnFinish>,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
     state: State,
@@ -51,8 +53,31 @@ impl Scope {
     pub(crate) fn new(options: LockOptions) -> Self {
         Self {
             on_lost: options.on_lost,
+            on_success: None,
             place: options.place(),
             state: State::Acquiring(Acquiring::new(options)),
+        }
+    }
+
+    /// The lock's `on_finish` is only for work that succeeds.
+    pub(crate) fn make_conditional(&mut self) {
+        match &mut self.state {
+            State::Acquiring(acquiring) => {
+                self.on_success = Some(acquiring.make_conditional());
+            }
+            State::Holding { lease, .. } => {
+                self.on_success = Some(lease.on_finish());
+                lease.set_on_finish(OnFinish::Release);
+            }
+            State::Releasing { .. } | State::Done => {}
+        }
+    }
+
+    /// The work has succeeded.
+    pub(crate) fn succeeded(&mut self) {
+        if let (State::Holding { lease, .. }, Some(on_finish)) = (&mut self.state, self.on_success)
+        {
+            lease.set_on_finish(on_finish);
         }
     }
 
@@ -76,7 +101,10 @@ impl Scope {
         let State::Acquiring(acquiring) = &mut self.state else {
             unreachable!("the caller has checked that it is acquiring");
         };
-        let lease = ready!(acquiring.poll(cx))?;
+        let mut lease = ready!(acquiring.poll(cx))?;
+        if self.on_success.is_some() {
+            lease.set_on_finish(OnFinish::Release);
+        }
         let view = lease.view();
         let lost = Some(lease.lost());
         let mode = lease.caller().mode();
@@ -127,7 +155,7 @@ impl Scope {
         if let State::Holding { lease, .. } = std::mem::replace(&mut self.state, State::Done) {
             self.state = State::Releasing {
                 timeout: lease.engine().settings.response_timeout,
-                release: lease.end(),
+                release: lease.finish(),
                 timer: None,
             };
         }

@@ -18,6 +18,8 @@ use crate::lease::LeaseView;
 pub(crate) struct Scoped<W, V> {
     #[pin]
     work: Option<W>,
+    /// Whether a value shows that the work has succeeded, if the lock's `on_finish` is only for that.
+    succeeds: Option<fn(&V) -> bool>,
     /// The value of completed work, kept while the lock is released.
     value: Option<V>,
     /// The last field: the destructors of work and value run under the lock.
@@ -32,9 +34,16 @@ impl<W, V> Scoped<W, V> {
     pub(crate) fn new(scope: Scope, work: Option<W>) -> Self {
         Self {
             work,
+            succeeds: None,
             value: None,
             scope,
         }
+    }
+
+    /// The lock's `on_finish` is only for work that succeeds.
+    pub(crate) fn keep_if(&mut self, succeeds: fn(&V) -> bool) {
+        self.scope.make_conditional();
+        self.succeeds = Some(succeeds);
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -92,14 +101,21 @@ impl<W, V> Scoped<W, V> {
             let guard = this.scope.enter();
             let work = this.work.as_mut().as_pin_mut();
             let work = work.expect("work exists from the acquisition to the release");
+            let has_succeeded;
             match ready!(poll_work(work, cx)) {
                 Step::Continue(item) => return Poll::Ready(Ok(Step::Continue(item))),
-                Step::Break(value) => *this.value = Some(value),
+                Step::Break(value) => {
+                    let value = this.value.insert(value);
+                    has_succeeded = this.succeeds.is_some_and(|succeeds| succeeds(value));
+                }
             }
             this.work.set(None);
             drop(guard);
             // The lease may have run out during the last poll, which was not protected then.
             this.scope.check(cx)?;
+            if has_succeeded {
+                this.scope.succeeded();
+            }
             this.scope.release();
         }
         ready!(this.scope.poll_release(cx))?;

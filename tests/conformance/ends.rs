@@ -1,5 +1,6 @@
 //! How a lease ends, but by a release: keys that stay, leases that last longer, and those that change hands.
 
+use std::error::Error;
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 
@@ -101,6 +102,130 @@ pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: W
     for time in [ms(0), ms(9), ms(86_400_001)] {
         let lock = here.obtain("k").on_finish(OnFinish::KeepFor(time));
         assert_err!(lock.acquire_once().await, InvalidSetting, "k");
+    }
+}
+
+/// The lease has its own ttl, and its end sets that of the key: for longer than the ttl, or for less.
+pub(crate) async fn how_long_a_key_is_kept_is_not_how_long_a_lease_lasts<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let other = there.obtain("k");
+    for (ttl, time) in [(ms(700), ms(1500)), (ms(20_000), ms(600))] {
+        let lock = here.obtain("k").ttl(ttl).renewal(Renewal::watchdog());
+        let lock = lock.on_finish(OnFinish::KeepFor(time));
+        let begin = Instant::now();
+        let lease = lock.lease().await.unwrap();
+        assert!(lease.deadline() <= begin + ttl + W::LATE);
+        let left = other.inspect().await.unwrap().remaining.unwrap();
+        assert!(left <= ttl + ms(2), "{left:?}");
+        lease.finish().await.unwrap();
+        let seen = other.inspect().await.unwrap();
+        let left = seen.remaining.unwrap();
+        assert!(
+            left <= time + ms(2) && left + W::LATE >= time - ms(50),
+            "{left:?}"
+        );
+        let owner = seen.owner.unwrap();
+        assert!(owner.contains("+kept:"), "{owner}");
+        assert!(other.acquire().await.unwrap());
+        assert_took(begin, time - ms(2), W::LATE + ms(52));
+        assert!(other.release().await.unwrap());
+        free(&other).await;
+    }
+}
+
+/// Others have heard of the end of the lease. When that is moved, they are told.
+pub(crate) async fn who_waits_gets_a_kept_key_when_its_time_is_over<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(600)));
+    let begin = Instant::now();
+    let lease = lock.lease().await.unwrap();
+    let (waiter, local) = (there.obtain("k"), here.obtain("k"));
+    let mut in_line = waiter.acquire_within(ms(9000));
+    assert!(poll_once(&mut in_line).await.is_none());
+    waiting(&waiter, 1).await;
+    let mut here_in_line = local.acquire_within(ms(9000));
+    assert!(poll_once(&mut here_in_line).await.is_none());
+    lease.finish().await.unwrap();
+    assert!(in_line.await.unwrap());
+    assert_took(begin, ms(598), W::LATE + ms(102));
+    assert!(waiter.release().await.unwrap());
+    assert!(here_in_line.await.unwrap());
+    assert!(local.release().await.unwrap());
+}
+
+/// Whatever becomes of work that does not succeed: the key is free.
+pub(crate) async fn only_work_that_succeeds_keeps_its_key<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let other = there.obtain("k");
+    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
+    for way in 0..6 {
+        match way {
+            0 => {
+                let erred = async { Err::<(), _>("no") }.with_lock(&lock);
+                assert_eq!(erred.keep_if(Result::is_ok).await.unwrap(), Err("no"));
+            }
+            1 => {
+                let work = async { Err::<(), Box<dyn Error>>("no".into()) };
+                let erred = work.try_with_lock(&lock).keep_if(Result::is_ok).await;
+                assert_eq!(erred.unwrap_err().to_string(), "no");
+            }
+            2 => {
+                let begun = pending::<()>().with_lock(&lock).keep_if(|()| true);
+                assert!(tokio::time::timeout(ms(100), begun).await.is_err());
+            }
+            3 => {
+                let task = async { panic!("on purpose") };
+                let task = task.with_lock(lock.clone()).keep_if(|()| true);
+                assert!(tokio::spawn(task).await.unwrap_err().is_panic());
+            }
+            4 => {
+                let brief = lock.clone().ttl(ms(100));
+                let lost = sleep(ms(5000)).with_lock(&brief).keep_if(|()| true);
+                assert_err!(lost.await, Lost, "k");
+            }
+            _ => {
+                let mut rows =
+                    std::pin::pin!(stream::iter([1, 2]).with_lock(&lock).keep_if(|()| true));
+                assert_eq!(rows.next().await.unwrap().unwrap(), 1);
+                // Dropped before its end.
+            }
+        }
+        free(&other).await;
+    }
+    let begin = Instant::now();
+    let done = async { Ok::<_, LockError>(7) }.try_with_lock(&lock);
+    assert_eq!(
+        done.keep_if(Result::is_ok).or_skip().await.unwrap(),
+        Some(7)
+    );
+    assert!(is_held(&other).await);
+    assert!(other.acquire().await.unwrap());
+    assert_took(begin, ms(498), W::LATE + ms(52));
+    assert!(other.release().await.unwrap());
+    free(&other).await;
+}
+
+/// Each of its keys is kept from the moment on at which all are had.
+pub(crate) async fn each_key_of_a_group_is_kept<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let blocker = there.obtain("b").lease().await.unwrap();
+    let group = here
+        .obtain_all(["a", "b"])
+        .on_finish(OnFinish::KeepFor(ms(800)));
+    let mut acquiring = group.lease_within(ms(9000));
+    assert!(poll_once(&mut acquiring).await.is_none());
+    waiting(&there.obtain("b"), 1).await;
+    sleep(ms(500)).await;
+    blocker.release().await.unwrap();
+    let lease = acquiring.await.unwrap();
+    let begin = Instant::now();
+    drop(lease);
+    for key in ["a", "b"] {
+        let other = there.obtain(key);
+        assert!(is_held(&other).await, "{key}");
+        assert!(other.acquire_within(ms(5000)).await.unwrap(), "{key}");
+        assert_took(begin, ms(780), W::LATE + ms(152));
+        assert!(other.release().await.unwrap());
     }
 }
 

@@ -41,6 +41,7 @@ async fn worker() {
 on_each_server! {
     #[tokio::test] {
         the_lock_of_a_killed_holder_comes_when_its_ttl_is_over,
+        a_killed_job_is_done_again_when_its_ttl_is_over,
         a_killed_waiter_is_passed_by,
         who_gave_up_and_who_was_killed_delay_nobody,
         a_stopped_holder_learns_of_its_loss_before_its_work_goes_on,
@@ -91,6 +92,23 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>()
     assert!(held_at_the_latest.elapsed() <= ttl + ms(500));
     assert!(lease.token().get() > token);
     lease.release().await.unwrap();
+    assert_eq!(server.leftovers(), [""; 0]);
+}
+
+/// Only the end of a lease keeps its key. A crash does not: the job was not done.
+async fn a_killed_job_is_done_again_when_its_ttl_is_over<S: LockServer>() {
+    let server = S::start();
+    let here = registry(&server.url()).await.unwrap();
+    let job = [("TTL", "1500"), ("KEEP_FOR", "60000")];
+    let mut holder = spawn(&server, "holder", &job);
+    holder.expect_line("holds ", BOUND).await;
+    let held_at_the_latest = Instant::now();
+    let waiting = tokio::spawn(here.obtain("k").lease());
+    wait_for_queue(&server, 1).await;
+    holder.sigkill();
+    let lease = timeout(ms(2_000), waiting).await.expect("in time");
+    assert!(held_at_the_latest.elapsed() <= ms(2_000));
+    lease.unwrap().unwrap().release().await.unwrap();
     assert_eq!(server.leftovers(), [""; 0]);
 }
 

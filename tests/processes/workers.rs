@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry};
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
@@ -36,8 +36,12 @@ fn lock(locks: &LockRegistry) -> Lock {
         Ok("permit") => locks.obtain("k").permits(2),
         _ => locks.obtain("k"),
     };
-    match std::env::var("TTL") {
+    let lock = match std::env::var("TTL") {
         Ok(millis) => lock.ttl(ms(millis.parse().unwrap())),
+        Err(_) => lock,
+    };
+    match std::env::var("KEEP_FOR") {
+        Ok(millis) => lock.on_finish(OnFinish::KeepFor(ms(millis.parse().unwrap()))),
         Err(_) => lock,
     }
 }

@@ -12,6 +12,24 @@ use tokio::time::{Instant, sleep};
 use crate::support::{RedisServer, wait_until};
 use crate::{BOUND, assert_took, ms, nothing_left, registry, renewals, usable};
 
+/// For how long its key is kept says nothing of how long a lease lasts: it has its own ttl, and outlasts a pause of the
+/// server that is shorter.
+#[tokio::test]
+async fn a_job_whose_key_is_kept_outlasts_a_pause_of_the_server() {
+    let server = RedisServer::start();
+    let locks = registry(&server.url(), ms(6000)).await;
+    let job = locks.obtain("k").on_finish(OnFinish::KeepFor(ms(2000)));
+    let lease = job.lease().await.unwrap();
+    sleep(ms(2500)).await;
+    server.stop();
+    sleep(ms(1500)).await;
+    assert!(lease.is_valid());
+    server.cont();
+    // It has lasted for longer than its key was to be kept.
+    lease.finish().await.unwrap();
+    nothing_left(&server, &[&locks]).await;
+}
+
 #[tokio::test]
 async fn held_for_three_ttls_and_still_ours() {
     let server = RedisServer::start();

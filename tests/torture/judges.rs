@@ -546,12 +546,12 @@ fn permits_of_another_limit_count_too() {
     assert_eq!(crowded(&falling(21), 0), 0);
 }
 
-/// Whenever its work ends, also if it dies: until its first deadline nobody else has the key.
+/// Its child tells of its end when its time is over: until then nobody else has the key.
 #[test]
 fn a_kept_key_that_another_takes_too_early_is_found() {
     for (taken, breaches) in [(99, 1), (100, 0)] {
         let turns = [
-            (Mode::Kept, 0, 1, 0, 10),
+            (Mode::Kept, 0, 1, 0, 100),
             (Mode::Exclusive, 1, 2, taken, 120),
         ];
         assert_eq!(shared(&turns, &[]).overlaps.len(), breaches, "{taken}");

@@ -90,7 +90,8 @@ fn usage_errors_are_told_before_anything_is_asked() {
             "--",
             "true",
         ],
-        &["run", "--keep-for", "10s", "k", "--", "true"],
+        &["run", "--keep-for", "9ms", "k", "--", "true"],
+        &["run", "--keep-on-success", "k", "--", "true"],
         &["run", "-n", "--wait", "1s", "k", "--", "true"],
         &["run", "--shared", "--permits", "2", "k", "--", "true"],
         &["run", "--shared", "a", "b", "--", "true"],
@@ -255,6 +256,39 @@ fn a_key_is_kept_for_as_long_as_was_asked() {
         server.pttl("lock:k")
     );
     assert_eq!(run(&server.url(), keep).code, Some(75));
+
+    // Shorter than the ttl: it is the end of the command that says how long.
+    let brief = ["run", "-n", "--keep-for", "20s", "brief", "--", "false"];
+    assert_eq!(run(&server.url(), brief).code, Some(1));
+    let left = server.pttl("lock:brief");
+    assert!(left > 0 && left <= 20_000, "{left}");
+    assert_eq!(run(&server.url(), brief).code, Some(75));
+}
+
+#[test]
+fn a_key_is_kept_only_if_the_command_has_succeeded() {
+    let server = RedisServer::start();
+    let job = |command: &'static [&'static str]| {
+        let options = [
+            "run",
+            "-n",
+            "--keep-for",
+            "1h",
+            "--keep-on-success",
+            "k",
+            "--",
+        ];
+        run(&server.url(), [&options[..], command].concat()).code
+    };
+    assert_eq!(job(&["false"]), Some(1));
+    assert!(!server.exists("lock:k"));
+    assert_eq!(job(&["sh", "-c", "kill -TERM $$"]), Some(128 + 15));
+    assert!(!server.exists("lock:k"));
+    assert_eq!(job(&["no-such-command"]), Some(127));
+    assert!(!server.exists("lock:k"));
+    assert_eq!(job(&["true"]), Some(0));
+    assert!(server.pttl("lock:k") > 3_500_000);
+    assert_eq!(job(&["true"]), Some(75));
 }
 
 /// Each of the racers holds the lock alone, whether it waits or not.

@@ -9,7 +9,8 @@
 //!   that are too many overlap, too. Each counts all others against its own limit, at the moment at which the store lets
 //!   it in. That moment is not known here: it is not before its wait began, and not after it was taken. So there are too
 //!   many if those that were held for all of that time leave no room for it, or if those that are held at once are more
-//!   than the limit of each of them, since one came last. A kept key is held until its first deadline.
+//!   than the limit of each of them, since one came last. A kept key is held until its time is over, if the end of its
+//!   lease was confirmed.
 //!   A shutdown releases what is held when its work has ended, but does not wait for long, and not for work that hears
 //!   of nothing; what came before such work was told is counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken
@@ -80,11 +81,7 @@ impl Hold {
     }
 
     fn end(&self) -> u64 {
-        let kept = match self.mode {
-            Mode::Kept => self.proofs[0].1,
-            _ => 0,
-        };
-        self.ended.unwrap_or(u64::MAX).min(self.deadline).max(kept)
+        self.ended.unwrap_or(u64::MAX).min(self.deadline)
     }
 
     /// Whether both may hold the key at once, if there is room.

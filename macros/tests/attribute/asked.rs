@@ -90,6 +90,43 @@ async fn keep_for() {
     assert!(matches!(error, LockError::InvalidSetting { .. }), "{error}");
 }
 
+#[with_lock(key = "job", wait = "0s", skip, keep_for = "1h", keep_on_success, registry = locks)]
+async fn job(
+    locks: &LockRegistry,
+    outcome: Result<u32, ShopError>,
+) -> Result<Option<u32>, ShopError> {
+    assert!(held(locks, "job").await);
+    outcome.map(Some)
+}
+
+#[with_lock(key = "job", wait = "0s", keep_for = "1h", keep_on_success, registry = locks)]
+fn later(locks: &LockRegistry, fails: bool) -> impl Future<Output = Result<(), ShopError>> {
+    async move {
+        if fails {
+            Err(ShopError::SoldOut)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keep_on_success() {
+    let hour = Duration::from_secs(60 * 60);
+    let locks = LockRegistry::in_memory();
+    assert!(job(&locks, Err(ShopError::SoldOut)).await.is_err());
+    assert!(!held(&locks, "job").await);
+    assert_eq!(job(&locks, Ok(7)).await.unwrap(), Some(7));
+    assert_eq!(remaining(&locks, "job").await, hour);
+    assert_eq!(job(&locks, Ok(7)).await.unwrap(), None);
+
+    tokio::time::sleep(hour).await;
+    assert!(later(&locks, true).await.is_err());
+    assert!(!held(&locks, "job").await);
+    later(&locks, false).await.unwrap();
+    assert!(held(&locks, "job").await);
+}
+
 #[with_lock(key = "tree", registry = locks, reentrant, wait = "0s")]
 async fn descend(locks: &LockRegistry, level: u32) -> Result<u32, LockError> {
     assert!(held(locks, "tree").await);

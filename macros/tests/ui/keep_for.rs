@@ -30,4 +30,14 @@ async fn no_duration() -> Result<(), LockError> {
     Ok(())
 }
 
+#[with_lock(key = "ticket", keep_on_success)]
+async fn for_how_long() -> Result<(), LockError> {
+    Ok(())
+}
+
+#[with_lock(key = "ticket", keep_for = "1h", keep_on_success)]
+fn a_stream() -> impl futures::Stream<Item = Result<(), LockError>> {
+    futures::stream::empty()
+}
+
 fn main() {}

@@ -153,6 +153,15 @@ impl Keyspace {
                 slot.let_go(cx);
                 Outcome::Gone { held }
             }
+            Op::Keep { owner, left } => {
+                let owner = ours(owner);
+                let held = slot.holders.remove(&owner);
+                if held {
+                    slot.holders.add(owner.kept(), now + micros(left));
+                    slot.tell_first(cx);
+                }
+                Outcome::Gone { held }
+            }
             Op::Serve { .. } => {
                 slot.let_go(cx);
                 Outcome::Gone { held: false }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::keyspace::Delivery;
-use crate::store::contract::{Grant, Mode, Outcome, Owner, ServerTime};
+use crate::store::contract::{Grant, KEPT, Mode, Outcome, Owner, ServerTime};
 
 /// How much longer than its lock a queue lasts, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;
@@ -20,6 +20,14 @@ const RESERVED: Duration = Duration::from_millis(100);
 pub(super) struct FullOwner {
     pub(super) instance: Arc<str>,
     pub(super) owner: Owner,
+}
+
+impl FullOwner {
+    /// What has the lock once the lease of this owner has ended, if the key is kept (M8).
+    pub(super) fn kept(&self) -> Self {
+        let (instance, owner) = (format!("{}{KEPT}", self.instance).into(), self.owner);
+        Self { instance, owner }
+    }
 }
 
 impl fmt::Display for FullOwner {
@@ -341,6 +349,19 @@ impl StoredKey {
             });
             self.holders.add(listener.owner, cx.now + micros(RESERVED));
         }
+    }
+}
+
+impl StoredKey {
+    /// The end of the lock has moved: the first in the queue is told to ask (M8).
+    pub(super) fn tell_first(&mut self, cx: &mut OpCx<'_>) {
+        self.queue.drop_dead(cx);
+        let first = self.queue.by_score.first_key_value();
+        cx.deliveries.extend(first.map(|(_, ticket)| Delivery {
+            instance: ticket.owner.instance.clone(),
+            grant: None,
+            unserved: false,
+        }));
     }
 }
 

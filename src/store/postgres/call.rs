@@ -11,7 +11,7 @@ use tokio_postgres::{Client, Error, Row, Statement};
 use super::fault::Fault;
 use crate::StoreError;
 use crate::store::contract::{
-    Holder, KeyStatus, Mode, Op, Outcome, Owner, ServerTime, SubmittedOp,
+    Holder, KEPT, KeyStatus, Mode, Op, Outcome, Owner, ServerTime, SubmittedOp,
 };
 use crate::store::send_window::{Priority, Sendable};
 use crate::token::is_epoch;
@@ -201,6 +201,10 @@ impl Call {
             Op::Withdraw { ttl, .. } => ('W', Some(ttl)),
             Op::Unlisten { .. } => ('U', None),
             Op::Release { .. } => ('R', None),
+            Op::Keep { left, .. } => {
+                more = format!("{}{KEPT}:{}", names.instance, owner.sequence);
+                ('K', Some(left))
+            }
             Op::Yield { new, ttl, .. } if request.has_ended => {
                 owner = *new;
                 ('E', Some(ttl))

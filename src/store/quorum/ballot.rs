@@ -45,7 +45,9 @@ impl Question {
             Op::Attempt { .. } | Op::Enter { .. } | Op::Listen { .. } => Some(Self::Acquire),
             Op::Adopt { .. } => Some(Self::Adopt),
             Op::Renew { .. } | Op::Raise { .. } => Some(Self::Renew),
-            Op::Release { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => Some(Self::Release),
+            Op::Release { .. } | Op::Keep { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => {
+                Some(Self::Release)
+            }
             Op::Yield { .. } | Op::Serve { .. } => None,
         }
     }

@@ -176,10 +176,10 @@ impl Entry {
             (_, Some(Outcome::Won { .. })) => {}
             // The registry assumes that this op did nothing, so it will not unsubscribe. Remove all subscriptions
             // here, including those of late answers.
-            (Op::Listen { .. }, None) => self.release(owner, None, true),
+            (Op::Listen { .. }, None) => self.release(owner, None, true, None),
             // Every vote that was not refused is released after its answer, however late that comes.
             (Op::Attempt { .. } | Op::Listen { .. } | Op::Enter { .. }, _)
-            | (_, Some(Outcome::NotOld | Outcome::Lost)) => self.release(owner, None, false),
+            | (_, Some(Outcome::NotOld | Outcome::Lost)) => self.release(owner, None, false, None),
             // A node that was down, or has lost the lock, gets it again if it is free there. That does not count for
             // this majority, but the next one can do without another node. If the lease was released meanwhile, each
             // node that still has it has a release pending, and no node gets the lock again.
@@ -195,10 +195,16 @@ impl Entry {
         }
     }
 
-    /// Releases a lock on all nodes; with `unlisten` it also ends the subscriptions.
-    pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
+    /// Releases a lock on all nodes, or keeps it until then (M8); with `unlisten` it also ends the subscriptions.
+    pub(super) fn release(
+        &mut self,
+        owner: Owner,
+        ballot: Option<u64>,
+        unlisten: bool,
+        kept_until: Option<Instant>,
+    ) {
         for queue in &mut self.queues {
-            queue.release(owner, ballot, unlisten);
+            queue.release(owner, ballot, unlisten, kept_until);
         }
     }
 }

@@ -56,6 +56,8 @@ struct OwnerRecord {
     unconfirmed: Option<StoreError>,
     /// When its subscription has expired.
     subscribed_until: Option<Instant>,
+    /// Until when the lock is kept, if its lease has ended (M8).
+    kept_until: Option<Instant>,
     release: Option<PendingRelease>,
 }
 
@@ -129,7 +131,10 @@ impl OwnerRecord {
 }
 
 fn is_release(op: &Op) -> bool {
-    matches!(op, Op::Release { .. } | Op::Unlisten { .. })
+    matches!(
+        op,
+        Op::Release { .. } | Op::Keep { .. } | Op::Unlisten { .. }
+    )
 }
 
 const GONE: NodeReply = NodeReply::Said(Outcome::Gone { held: false });
@@ -144,15 +149,26 @@ impl NodeQueue {
         self.requests.push(NodeOp { op, ballot });
     }
 
-    /// Makes sure that the node has no lock for the owner, and with `unlisten` no subscription. Ops of the owner that
-    /// were not sent yet are dropped.
-    pub(super) fn release(&mut self, owner: Owner, ballot: Option<u64>, unlisten: bool) {
+    /// Makes sure that the node has no lock for the owner, and with `unlisten` no subscription. With `kept_until` the lock
+    /// is kept, also if it is released again later. Ops of the owner that were not sent yet are dropped.
+    pub(super) fn release(
+        &mut self,
+        owner: Owner,
+        ballot: Option<u64>,
+        unlisten: bool,
+        kept_until: Option<Instant>,
+    ) {
         for unsent in self.requests.extract_if(.., |it| it.op.owner() == owner) {
             let reply = NodeReply::Never(Fault::Away.into());
             self.replies.extend(unsent.ballot.map(|id| (id, reply)));
         }
+        let record = self.record(owner);
+        record.kept_until = record.kept_until.or(kept_until);
         let op = self.release_op(owner, unlisten);
-        if let Some(same) = self.in_flight.as_mut().filter(|it| it.op == op) {
+        let is_same = |it: &&mut NodeOp| {
+            it.op == op || matches!(it.op, Op::Keep { owner: of, .. } if of == owner)
+        };
+        if let Some(same) = self.in_flight.as_mut().filter(is_same) {
             same.ballot = ballot.or(same.ballot);
             return;
         }
@@ -168,6 +184,13 @@ impl NodeQueue {
         } else {
             Op::Release { owner }
         }
+    }
+
+    /// The op that keeps the lock instead, if its time is not over.
+    fn keep_op(&self, now: Instant, owner: Owner) -> Option<Op> {
+        let kept_until = self.records.get(&owner)?.kept_until?;
+        let left = kept_until.saturating_duration_since(now);
+        (!left.is_zero() && self.may_hold(owner)).then_some(Op::Keep { owner, left })
     }
 
     /// The next op to send, if one may be sent now. Ops that need not be sent get their replies here.
@@ -205,7 +228,9 @@ impl NodeQueue {
         let mut records = self.records.iter_mut();
         let due = records.find_map(|(owner, it)| Some((*owner, it.release.take_if(is_due)?)));
         if let Some((owner, release)) = due {
-            let (op, ballot) = (self.release_op(owner, release.unlisten), release.ballot);
+            let op = self.keep_op(now, owner);
+            let op = op.unwrap_or_else(|| self.release_op(owner, release.unlisten));
+            let ballot = release.ballot;
             return Some(NodeOp { op, ballot });
         }
         (!self.requests.is_empty()).then(|| self.requests.remove(0))
@@ -216,9 +241,9 @@ impl NodeQueue {
         let may_hold = self.may_hold(request.op.owner());
         let unavailable = node.unavailable(is_release(&request.op));
         Some(match (&request.op, unavailable) {
-            (Op::Release { .. }, _) if !may_hold => GONE,
+            (Op::Release { .. } | Op::Keep { .. }, _) if !may_hold => GONE,
             (Op::Renew { .. } | Op::Raise { .. }, _) if !may_hold => NodeReply::Said(Outcome::Lost),
-            (Op::Release { .. } | Op::Unlisten { .. }, Some(_)) => self.postpone(request, None),
+            (op, Some(_)) if is_release(op) => self.postpone(request, None),
             (_, Some(error)) => NodeReply::Never(error.clone()),
             (&Op::Renew { owner, ttl, .. }, None) => {
                 let error = self.record(owner).unconfirmed.clone()?;

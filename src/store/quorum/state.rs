@@ -112,7 +112,11 @@ impl State {
         let entry = self.keys.entry(key.clone()).or_insert_with(new);
         entry.ballots.push(ballot);
         if question == Question::Release {
-            entry.release(op.owner(), Some(id), true);
+            let kept_until = match op {
+                Op::Keep { left, .. } => Some(now + left),
+                _ => None,
+            };
+            entry.release(op.owner(), Some(id), true, kept_until);
         } else {
             for queue in &mut entry.queues {
                 queue.request(op.clone(), Some(id));
@@ -143,7 +147,7 @@ impl State {
     pub(super) fn op_dropped(&mut self, now: Instant, node: usize, key: &Arc<str>, op: &Op) {
         let error = match op {
             // It is sent again after a pause, not when the node is back.
-            Op::Release { .. } | Op::Unlisten { .. } => OpError::Refused,
+            Op::Release { .. } | Op::Keep { .. } | Op::Unlisten { .. } => OpError::Refused,
             _ => OpError::Unknown,
         };
         let result = Err(error(dropped_error()));

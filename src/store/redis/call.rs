@@ -8,9 +8,9 @@ use redis::{Cmd, RedisWrite};
 use super::keys::Names;
 use super::request::{Request, RequestKind};
 use super::script::Script;
-use crate::store::contract::{Mode, Op, Owner, ServerTime, SubmittedOp};
+use crate::store::contract::{KEPT, Mode, Op, Owner, ServerTime, SubmittedOp};
 
-/// The call for these requests. They are all renewals, all bare releases, all inspections, or all others. `of_use`:
+/// The call for these requests. They are all renewals, all bare, all inspections, or all others. `of_use`:
 /// the last server time at which the caller still waits for an answer (O5).
 pub(super) fn command(
     script: &Script,
@@ -23,6 +23,7 @@ pub(super) fn command(
     // The numbers of locks, queues, subscriptions and fences that follow, in this order.
     let sets = match ops.first() {
         Some((b'N' | b'F', _)) => 1,
+        Some((b'K', _)) if requests.iter().all(|it| it.is_bare) => 1,
         Some((b'I', _)) => 2,
         _ => 4,
     };
@@ -56,6 +57,7 @@ pub(super) fn command(
                 Word::Number(number) => write!(word, "{number}"),
                 Word::Text(text) => write!(word, "{text}"),
                 Word::Owner(owner) => write!(word, "{}:{}", names.instance(), owner.sequence),
+                Word::Kept(owner) => write!(word, "{}{KEPT}:{}", names.instance(), owner.sequence),
                 Word::Mode(Mode::Shared) => write!(word, "{READER}"),
                 Word::Mode(Mode::Permits { limit, weight }) => write!(word, "{weight}/{limit}"),
             };
@@ -95,6 +97,8 @@ pub(super) enum Word<'a> {
     Number(u64),
     Text(&'a str),
     Owner(Owner),
+    /// The name under which its key is kept (M8).
+    Kept(Owner),
     Mode(Mode),
 }
 
@@ -123,6 +127,7 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 4]) {
         Op::Unlisten { owner } => (b'U', [owned(owner), None, None]),
         Op::Release { owner } if request.is_bare => (b'F', [owned(owner), None, None]),
         Op::Release { owner } => (b'R', [owned(owner), None, None]),
+        Op::Keep { owner, left } => (b'K', [owned(owner), ms(left), Word::Kept(*owner)]),
         Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
         Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
         Op::Adopt { owner, from, ttl } => (b'D', [owned(owner), ms(ttl), Text(from)]),
@@ -243,13 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn renewals_and_bare_releases_name_the_locks_alone() {
+    fn ops_without_a_queue_name_the_locks_alone() {
         let (owner, ttl, within) = (Owner::exclusive(8), TTL, TTL);
         let jobs = [request(Op::Renew { owner, ttl, within })];
         assert_eq!(batch(&jobs), "1|lock:k|5|N||ab:8|30000");
         let mut release = request(Op::Release { owner });
         release.is_bare = true;
         assert_eq!(batch(&[release]), "1|lock:k|5|F||ab:8");
+        let mut keep = request(Op::Keep { owner, left: TTL });
+        keep.is_bare = true;
+        assert_eq!(batch(&[keep]), "1|lock:k|5|K||ab:8|30000|ab+kept:8");
         let look = Request::new(RequestKind::Look("k".into(), oneshot::channel().0));
         assert_eq!(batch(&[look]), "2|lock:k|{lock:k}:~queue2|5|I|");
     }

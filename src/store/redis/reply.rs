@@ -108,7 +108,7 @@ fn read_word(
         (b'Y' | b'D', "not-old") => Outcome::NotOld,
         (b'N' | b'V', "lost") => Outcome::Lost,
         (b'N', "1") => Outcome::Renewed,
-        (b'R' | b'F' | b'W' | b'U' | b'S', "0" | "1") => Outcome::Gone { held: word == "1" },
+        (b'R' | b'F' | b'K' | b'W' | b'U' | b'S', "0" | "1") => Outcome::Gone { held: word == "1" },
         (b'V', "-1") => Outcome::Raised { age: None },
         // Servers tell whole seconds, and take the whole seconds of two times from each other: one that
         // says 1 may be up for a moment.

@@ -24,7 +24,7 @@ pub(super) struct Request {
     pub(super) alone: bool,
     /// Whether the server has refused it once because it came too late (O5).
     pub(super) was_stale: bool,
-    /// A release with the lock key alone, since its slot is being moved.
+    /// The end of a lease with the lock key alone, since its slot is being moved.
     pub(super) is_bare: bool,
     /// How often it was redirected since it came or was delayed.
     pub(super) hops: u32,
@@ -105,6 +105,7 @@ impl Request {
             Op::Withdraw { .. }
             | Op::Unlisten { .. }
             | Op::Release { .. }
+            | Op::Keep { .. }
             | Op::Renew { .. }
             | Op::Raise { .. }
             | Op::Serve { .. } => None,
@@ -137,8 +138,9 @@ impl Request {
         matches!(self.op(), Some(Op::Enter { .. }))
     }
 
-    pub(super) fn is_release(&self) -> bool {
-        matches!(self.op(), Some(Op::Release { .. }))
+    /// Whether it ends a lease, and may name the lock alone.
+    pub(super) fn may_be_bare(&self) -> bool {
+        matches!(self.op(), Some(Op::Release { .. } | Op::Keep { .. }))
     }
 
     /// Whether it enters the queue, so that grants of its key must arrive.

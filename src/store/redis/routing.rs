@@ -115,7 +115,7 @@ impl Change<'_> {
             "TRYAGAIN" => {
                 // In time for the caller, who waits for one response time-out at most.
                 let patience = self.shared.config.response_timeout / 2;
-                request.is_bare |= request.is_release() && request.since.elapsed() > patience;
+                request.is_bare |= request.may_be_bare() && request.since.elapsed() > patience;
                 self.delay(request, refusal);
             }
             _ => self.refuse(Some(id), request, refusal),

@@ -1,8 +1,8 @@
 -- All operations on locks. One call runs any number of operations (ops), each on another lock. A failed op does
 -- not affect the others: it has done nothing, or it has left a lock whose owner knows of it (S1).
 --
--- KEYS  the lock of each op; for R..V and I then the queue of each; for R..V then the subscribers
---       of each, and the fence
+-- KEYS  the lock of each op; for R..V, K and I then the queue of each; for R..V and K then the
+--       subscribers of each, and the fence; a K may also come with the lock alone
 -- ARGV  the call's number; a letter for each op; the last server time at which A, E, L and D are of use
 --       (O5); the owner of each op; then the second and the third argument of each op, and its mode: '' for
 --       exclusive, 'r' for a reader, '<weight>/<limit>' for a permit. Empty arguments at the end may be left
@@ -10,13 +10,13 @@
 --         A attempt: ttl      R release              Y yield: ttl, new owner        N renew: ttl
 --         E enter: ttl, score W withdraw: ttl        D adopt: ttl, present value    F free, without hand-over
 --         L subscribe: ttl    U unsubscribe          V raise the fence: epoch, age  I inspect
---         S serve the queue
+--         S serve the queue   K keep: ms, nobody's name
 --       P probe, alone: KEYS are a lock that never exists and its queue; the owner is a channel or
 --       '', the second argument is what to publish there.
 -- ->    the call's number, the server's time or '', and for each op one of these; as one text with
 --       spaces between, or as an array if a table is among them:
 --         won: its epoch     busy:<ms left, or -1>:<score or ''>, and then : if the ticket is new
---         R, W, U, F, S: 1 was held, 0 was not   N: 1 renewed     V: seconds that the server is up, or -1
+--         R, W, U, F, K, S: 1 was held, 0 was not   N: 1 renewed     V: seconds that the server is up, or -1
 --         stale  lost  not-old  more: the same op must be sent again
 --         and after any of these: &, if more tickets may fit, and an S must be sent
 --         I: {'key_status', value or nil, ms left or negative, tickets, the first 100 of these, and the first
@@ -358,8 +358,8 @@ local function perform(op, letter, known)
   return string.format('busy:%d:', left) .. (place or '') .. (place and added and ':' or '')
 end
 
--- The same for locks and queues in which there are shared leases or tickets. Its functions are created only where
--- they are needed.
+-- The same for locks and queues in which there are shared leases or tickets, and for K. Its functions are created only
+-- where they are needed.
 local function mixed()
   -- M4: how many grants this call has made, whatever its keys.
   local granted = 0
@@ -519,6 +519,18 @@ local function mixed()
       return held and '1' or 'lost'
     elseif letter == 'F' then
       return held and drop(op, owner, mode) > 0 and '1' or '0'
+    elseif letter == 'K' then
+      if held then
+        -- First, since it frees memory.
+        drop(op, owner, mode)
+        take(op, op.more, op.ttl, mode)
+        -- M8: the end of the lock has moved, and the first in the queue is told. If it cannot be told, it asks by W2.
+        local _, _, _, _, channel = pcall(first_live, op, op.queue, TICKET)
+        if channel then
+          try(publish, channel, 'freed ' .. string.sub(op.lock, #prefix + 2))
+        end
+      end
+      return held and '1' or '0'
     elseif letter == 'I' then
       local tickets = redis.call('ZRANGE', op.queue, '0', '99')
       local holders = op.kind and redis.call('ZRANGE', op.lock, '0', '199', 'WITHSCORES') or {}
@@ -585,7 +597,7 @@ for i = 1, count do
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
     op.mode = ARGV[3 + 3 * count + i] or ''
     local ok, result = false, { 'mixed' }
-    if op.mode == '' then
+    if op.mode == '' and sub(ops, i, i) ~= 'K' then
       ok, result = pcall(perform, op, sub(ops, i, i), values[i])
     end
     if not ok and result[1] == 'mixed' then

@@ -11,7 +11,7 @@ use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::{Point, deadline, drift};
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::{TicketTtl, Waiter, WaiterId};
+use crate::turnstile::wait_queue::WaiterId;
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ pub(super) enum Footprint {
 pub(super) struct Acquisition {
     owner: Owner,
     /// Fixed when it is first sent (K1, W3).
-    ticket: TicketTtl,
+    ttl: Duration,
     /// When the store is asked (again).
     pub(super) ask_at: Point,
     score: Option<u64>,
@@ -75,10 +75,10 @@ struct Proof {
 
 impl Acquisition {
     /// Asks at `ask_at`. `uncontended`: see [`Tenure::uncontended`], where a yield asks.
-    pub(super) fn new(owner: Owner, ticket: TicketTtl, ask_at: Point, uncontended: u8) -> Self {
+    pub(super) fn new(owner: Owner, ttl: Duration, ask_at: Point, uncontended: u8) -> Self {
         Self {
             owner,
-            ticket,
+            ttl,
             ask_at,
             score: None,
             footprint: Footprint::Nothing,
@@ -146,7 +146,7 @@ impl Acquisition {
     /// The op that removes everything of this acquisition from the store (O6), and for how long the store may keep
     /// that if the op never arrives.
     fn settlement(&self) -> Option<(Op, Duration)> {
-        let (owner, ttl) = (self.owner, self.ticket.ttl);
+        let (owner, ttl) = (self.owner, self.ttl);
         let lock = ttl + drift(ttl);
         match self.footprint {
             Footprint::Nothing => None,
@@ -177,10 +177,10 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Held(_) => return false,
             KeyState::Idle => {
                 let waiter = adopter.map(|first| &first.waiter);
-                let Some(ticket) = waiter.or(self.waiters.first()).map(Waiter::ticket_ttl) else {
+                let Some(ttl) = waiter.or(self.waiters.first()).map(|it| it.ttl) else {
                     return false;
                 };
-                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, now, 0);
+                let mut acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, now, 0);
                 acquisition.adopter = adopter.map(|first| first.id);
                 self.state = KeyState::Acquiring(acquisition);
                 return true;
@@ -198,9 +198,8 @@ impl<C: Clone> Turnstile<C> {
                 Footprint::Subscription => wants_ticket,
                 Footprint::Nothing | Footprint::Lock => false,
             };
-            let first = self.waiters.first().map(Waiter::ticket_ttl);
-            let is_unsuited = first.is_none_or(|first| !acquisition.ticket.serves(first));
-            if misplaced || is_unsuited {
+            let is_unwanted = self.waiters.is_empty();
+            if misplaced || is_unwanted {
                 self.abandon(now);
                 return true;
             }
@@ -212,7 +211,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.ask_at = now + cx.ids.jitter(RECHECK.0, RECHECK.1);
             return false;
         }
-        let (owner, ttl, score) = (acquisition.owner, acquisition.ticket.ttl, acquisition.score);
+        let (owner, ttl, score) = (acquisition.owner, acquisition.ttl, acquisition.score);
         let (op, footprint) = if let Some(first) = adopter {
             let from = first.from.clone();
             (Op::Adopt { owner, from, ttl }, Footprint::Lock)
@@ -249,8 +248,8 @@ impl<C: Clone> Turnstile<C> {
         match answer.outcome {
             Outcome::Won { epoch } => {
                 acquisition.footprint = Footprint::Lock;
-                let ticket = acquisition.ticket;
-                self.begin_tenure(cx, epoch, in_flight.sent, ticket);
+                let ttl = acquisition.ttl;
+                self.begin_tenure(cx, epoch, in_flight.sent, ttl);
             }
             Outcome::Busy { left, score, .. } => {
                 acquisition.is_busy = true;
@@ -266,7 +265,8 @@ impl<C: Clone> Turnstile<C> {
                     let recheck = cx.ids.jitter(RECHECK.0, RECHECK.1);
                     let next =
                         left.map_or(recheck, |left| recheck.min(left.saturating_add(jitter)));
-                    acquisition.ask_at = cx.at() + next;
+                    let is_old = self.store_has_queue && acquisition.repeats.take_notice();
+                    acquisition.ask_at = if is_old { cx.at() } else { cx.at() + next };
                 } else if score.is_some() {
                     acquisition.footprint = Footprint::Subscription;
                 } else if acquisition.footprint <= footprint {
@@ -327,8 +327,8 @@ impl<C: Clone> Turnstile<C> {
         }
         self.on_refused(error);
         self.abandon(cx.at());
-        if let Some(ticket) = self.waiters.first().map(Waiter::ticket_ttl) {
-            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ticket, ask_at, 0);
+        if let Some(ttl) = self.waiters.first().map(|first| first.ttl) {
+            let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
         }
     }
@@ -383,14 +383,13 @@ impl<C: Clone> Turnstile<C> {
             // W6: the lock was granted while our ticket waited, so another registry had wanted the key, too.
             acquisition.uncontended = 0;
             // K1: the ttl on its ticket, which the store rounds up.
-            let mut ticket = acquisition.ticket;
-            ticket.ttl = ticket.ttl.min(grant.ttl);
-            self.begin_tenure(cx, grant.epoch, start, ticket);
+            let ttl = acquisition.ttl.min(grant.ttl);
+            self.begin_tenure(cx, grant.epoch, start, ttl);
         }
     }
 
     /// The key is ours for what the ticket asked for, as is proved from `start` on.
-    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ticket: TicketTtl) {
+    fn begin_tenure(&mut self, cx: &mut EventCx<'_>, epoch: u64, start: Point, ttl: Duration) {
         let now = cx.at();
         let is_wanted = self.is_acquisition_wanted();
         let KeyState::Acquiring(acquisition) = &mut self.state else {
@@ -402,7 +401,7 @@ impl<C: Clone> Turnstile<C> {
             // acquisition is abandoned next.
             return;
         }
-        if deadline(start, ticket.ttl) <= now && is_wanted {
+        if deadline(start, ttl) <= now && is_wanted {
             // D4: proved, but over. The same owner asks again, and the answer is a new proof (S3). Its ticket is gone.
             let is_too_slow = acquisition.count_late(self.waiters.last_id());
             acquisition.forget_proof();
@@ -417,7 +416,7 @@ impl<C: Clone> Turnstile<C> {
         }
         let (owner, had_ticket) = (acquisition.owner, acquisition.had_ticket);
         let uncontended = acquisition.uncontended;
-        let tenure = Tenure::new(owner, had_ticket, ticket, epoch, start, now, uncontended);
+        let tenure = Tenure::new(owner, had_ticket, ttl, epoch, start, now, uncontended);
         self.state = KeyState::Held(tenure);
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);

@@ -58,8 +58,8 @@ impl<C: Clone> Turnstile<C> {
             let owner = tenure.owner();
             let until = tenure.expires_by(now);
             let lease = tenure.take_lease();
-            if lease.as_ref().is_some_and(|lease| lease.is_outlived(now)) {
-                self.let_expire(cx);
+            if let Some(kept_until) = lease.as_ref().and_then(|lease| lease.kept_if_lost(now)) {
+                self.keep(now, kept_until, None);
             } else {
                 self.state = KeyState::Idle;
                 let release = PendingOp::new(Op::Release { owner }, None, until);
@@ -67,8 +67,8 @@ impl<C: Clone> Turnstile<C> {
             }
             self.lose(lease);
         } else if let Some(lease) = tenure.take_expired_lease(now) {
-            if lease.is_outlived(now) {
-                self.let_expire(cx);
+            if let Some(kept_until) = lease.kept_if_lost(now) {
+                self.keep(now, kept_until, None);
             }
             self.lose(Some(lease));
         } else if tenure.is_grace_over(now) {

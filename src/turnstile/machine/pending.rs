@@ -18,7 +18,7 @@ pub(super) struct Ending<C> {
     pub(super) deadline: Point,
 }
 
-/// A release, withdrawal, unsubscription or yield. It is sent again until an answer arrives, or until the stored entry has
+/// A release, withdrawal, unsubscription or yield, or the end of a lease whose key is kept. It is sent again until an answer arrives, or until the stored entry has
 /// expired.
 #[derive(Debug)]
 pub(super) struct PendingOp<C> {
@@ -31,6 +31,8 @@ pub(super) struct PendingOp<C> {
     pub(super) retry_at: Option<Point>,
     /// When what it would undo has expired by itself.
     until: Point,
+    /// Until when it keeps the key, if it does.
+    kept_until: Option<Point>,
 }
 
 impl<C> PendingOp<C> {
@@ -41,6 +43,20 @@ impl<C> PendingOp<C> {
             may_be_done: false,
             retry_at: None,
             until,
+            kept_until: None,
+        }
+    }
+
+    /// Keeps a key until `kept_until` (M8).
+    pub(super) fn keep(
+        owner: Owner,
+        kept_until: Point,
+        ending: Option<Ending<C>>,
+        until: Point,
+    ) -> Self {
+        Self {
+            kept_until: Some(kept_until),
+            ..Self::new(Op::Release { owner }, ending, until)
         }
     }
 
@@ -48,6 +64,7 @@ impl<C> PendingOp<C> {
     pub(super) fn settles(&self, owner: Owner) -> bool {
         match self.op {
             Op::Release { owner: settled }
+            | Op::Keep { owner: settled, .. }
             | Op::Withdraw { owner: settled, .. }
             | Op::Unlisten { owner: settled }
             | Op::Yield { old: settled, .. } => settled == owner,
@@ -68,6 +85,15 @@ impl<C: Clone> Turnstile<C> {
         let first = self.pending.front_mut().expect("the caller looked");
         if first.retry_at.is_some_and(|at| at > now) {
             return false;
+        }
+        if let Some(until) = first.kept_until {
+            // Counted anew each time that it is sent. A key whose time is over is released.
+            let (owner, left) = (first.op.owner(), until.since(now));
+            first.op = if left.is_zero() {
+                Op::Release { owner }
+            } else {
+                Op::Keep { owner, left }
+            };
         }
         if let Op::Yield { old, .. } = first.op {
             if self.waiters.is_empty() || !self.store_has_queue {

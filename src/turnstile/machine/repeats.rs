@@ -23,6 +23,11 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
+    /// Whether a notice came while the store was being asked: the answer may be older.
+    pub(super) fn take_notice(&mut self) -> bool {
+        mem::take(&mut self.notified)
+    }
+
     /// The policy is asked again, if its answer is needed.
     pub(super) fn forget_question(&mut self) {
         self.asked = None;
@@ -31,15 +36,16 @@ impl Repeats {
 
 impl<C: Clone> Turnstile<C> {
     /// A store reports that a subscribed key is free. If no grants arrive, ask the store now and not after the pause
-    /// (W7).
+    /// (W7). If they do, the key is kept, and our ticket may be the first: ask for how long (M8).
     pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
         if let KeyState::Acquiring(acquisition) = &mut self.state
             && !acquisition.adopts()
-            && !self.store_has_queue
         {
             if self.in_flight.as_ref().is_some_and(|it| it.asks.is_some()) {
                 acquisition.repeats.notified = true;
+            } else if self.store_has_queue {
+                acquisition.ask_at = cx.at();
             } else {
                 self.ask_early(cx);
             }

@@ -47,7 +47,7 @@ impl<C: Clone> Turnstile<C> {
             return;
         };
         let next = self.waiters.first();
-        let next_ticket = next.map(Waiter::ticket_ttl);
+        let next_ttl = next.map(|next| next.ttl);
         if next.is_some_and(|next| tenure.may_grant(&self.rules, next, now))
             && let Some((id, waiter)) = self.waiters.pop_first()
         {
@@ -57,13 +57,11 @@ impl<C: Clone> Turnstile<C> {
             return self.grant_lease(now, id, waiter);
         }
         let (old, until) = (tenure.owner(), tenure.expires_by(now));
-        let (op, state) = match next_ticket {
-            Some(ticket) if self.store_has_queue && self.waiters.has_patient() => {
+        let (op, state) = match next_ttl {
+            Some(ttl) if self.store_has_queue && self.waiters.has_patient() => {
                 let new = cx.ids.owner(self.mode);
-                let acquisition =
-                    Acquisition::new(new, ticket, now, tenure.uncontended_after_yield());
+                let acquisition = Acquisition::new(new, ttl, now, tenure.uncontended_after_yield());
                 let state = KeyState::Acquiring(acquisition);
-                let ttl = ticket.ttl;
                 (Op::Yield { old, new, ttl }, state)
             }
             _ => (Op::Release { owner: old }, KeyState::Idle),

@@ -2,7 +2,7 @@
 
 use super::{KeyState, Turnstile};
 use crate::turnstile::ids::EventCx;
-use crate::turnstile::time::Moment;
+use crate::turnstile::time::{Moment, Point};
 use crate::turnstile::verdict::{LeaseEnd, Refusal};
 
 impl<C: Clone> Turnstile<C> {
@@ -59,10 +59,12 @@ impl<C: Clone> Turnstile<C> {
         if !lease.is_taken() {
             return self.refuse(lease.who, Refusal::Closed);
         }
-        self.end_lease(lease.who, LeaseEnd::Closed);
-        if cx.at() < lease.kept_until {
-            self.let_expire(cx);
+        match lease.kept_if_closed(cx.at()) {
+            Some(Point::FOREVER) => self.let_expire(cx),
+            Some(until) => self.keep(cx.at(), until, None),
+            None => {}
         }
+        self.end_lease(lease.who, LeaseEnd::Closed);
     }
 
     /// The registry closes its session. Pending operations get no answer, so callers that wait for one get a verdict.

@@ -9,7 +9,8 @@ use super::profile::Theme;
 use super::world::{Event, KeyId, World};
 use crate::store::contract::Mode;
 use crate::turnstile::{
-    LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Verdict, Waiter, WaiterId, WaiterVerdict,
+    AtEnd, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Verdict, Waiter, WaiterId,
+    WaiterVerdict,
 };
 
 pub(super) type CallerId = usize;
@@ -37,8 +38,10 @@ pub(super) struct Caller {
     pub(super) patience: Patience,
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
-    /// How long its key stays in the store, if it is done before: see [`Waiter::keep_for`].
-    pub(super) keep_for: Duration,
+    /// What becomes of its key.
+    pub(super) at_end: AtEnd,
+    /// Until when its key is to be kept, if it has ended its lease so.
+    pub(super) keeps_until: Option<True>,
     /// Whose lease it adopts, if it does not wait in the queue.
     pub(super) adopts: Option<Arc<str>>,
     /// It asked for its lease to last so long: when, and until when by its own clock.
@@ -71,7 +74,8 @@ impl Caller {
             mode: Mode::Exclusive,
             patience: Patience::Queue,
             renewals: 0,
-            keep_for: Duration::ZERO,
+            at_end: AtEnd::Release,
+            keeps_until: None,
             adopts: None,
             extended: None,
             token: 0,
@@ -132,10 +136,11 @@ impl World {
             } else {
                 0
             },
-            keep_for: match rng.chance(profile.keepers) {
-                true => rng.pick(&profile.keep_fors),
-                false => Duration::ZERO,
+            at_end: match rng.chance(profile.keepers) {
+                true => rng.pick(&profile.at_ends),
+                false => AtEnd::Release,
             },
+            keeps_until: None,
             adopts: None,
             extended: None,
             token: 0,
@@ -180,7 +185,8 @@ impl World {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
-            keep_for: caller.keep_for,
+            at_end: caller.at_end,
+            is_conditional: false,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
             answer_by: self.processes[process]
@@ -334,8 +340,12 @@ impl World {
                 )),
                 Stage::Finishing,
             ) => {
-                if matches!(verdict, Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost))) {
-                    self.check_loss(key, id);
+                match verdict {
+                    Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)) => self.check_loss(key, id),
+                    Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released)) => {
+                        self.check_kept_for(id)
+                    }
+                    _ => {}
                 }
                 self.depart(id);
             }
@@ -460,19 +470,23 @@ impl World {
         let detaches = is_exclusive && !self.calm && self.rng.chance(self.profile.detached);
         self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
         self.check_extended(id);
-        let is_kept = self.feed(process, key, |lines, cx| lines.is_kept(cx, waiter));
-        let keep = is_kept || detaches;
         let is_valid = self.has_valid_lease(key, id);
-        if is_valid && !keep {
-            self.check_kept_for(id, None);
-        }
+        self.callers[id].keeps_until = match self.callers[id].at_end {
+            AtEnd::Keep(time) if is_valid && !detaches => {
+                Some(self.callers[id].seated_at + time.as_micros() as u64)
+            }
+            _ => None,
+        };
         self.lease_finishes(key, id);
-        let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, keep));
+        let kept = self.feed(process, key, |lines, cx| match detaches {
+            true => lines.detach(cx, waiter),
+            false => lines.finish(cx, waiter, true),
+        });
         let Some(owner) = kept else {
             return;
         };
         if is_valid {
-            self.lease_kept(id, owner, detaches);
+            self.lease_kept(id, owner);
         }
         if detaches {
             self.plan_adopters(process, key, owner);
@@ -486,12 +500,9 @@ impl World {
     fn caller_finishes_too_late(&mut self, id: CallerId, waiter: WaiterId) {
         let caller = &self.callers[id];
         let (process, key) = (caller.process, caller.key);
-        let lets_expire = caller.keep_for > Duration::ZERO;
         self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
         // As one that holds it is told of the end.
-        let kept = self.feed(process, key, |lines, cx| {
-            lines.finish(cx, waiter, lets_expire)
-        });
+        let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, true));
         let stage = self.callers[id].stage;
         if stage != Stage::Out || kept.is_some() {
             self.breach(format!(

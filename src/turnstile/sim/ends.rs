@@ -12,7 +12,8 @@ use super::link::STRAGGLE;
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::{Op, Owner, ServerTime};
+use crate::store::contract::{KEPT, Op, Outcome, Owner, ServerTime};
+use crate::turnstile::AtEnd;
 
 /// This many callers adopt at most: those that are done do it again.
 const ADOPTERS: usize = 8;
@@ -50,52 +51,64 @@ impl World {
         lease.is_some_and(|lease| self.is_valid(lease))
     }
 
-    /// A lease is over for its holder, and its key is to stay.
-    pub(super) fn lease_kept(&mut self, id: CallerId, owner: Owner, detached: bool) {
+    /// A lease is over for its holder, and its key is to stay until its ttl is over.
+    pub(super) fn lease_kept(&mut self, id: CallerId, owner: Owner) {
         let (process, key) = (self.callers[id].process, self.callers[id].key);
         let name = self.name_of(process, owner);
         // Outside the promise it may be another's, or nobody's.
         if let Some(until) = self.lock(key).get(&name).copied() {
             self.referee.counts.kept += 1;
-            if !detached {
-                let left = until.saturating_sub(self.server.clock.micros(self.now));
-                self.check_kept_for(id, Some(left));
-            }
             let maybe = false;
             let kept = Kept { until, maybe };
             self.referee.kept[key].insert(name, kept);
         }
     }
 
-    /// M8: a key stays for what was asked for, and not much longer. `left`: how long it stays, if it does.
-    pub(super) fn check_kept_for(&mut self, id: CallerId, left: Option<u64>) {
-        let caller = &self.callers[id];
-        let keep_for = caller.keep_for.as_micros() as u64;
-        let lets_expire = caller.keep_for == Duration::MAX;
-        if lets_expire || caller.extended.is_some() || !self.is_quick() {
-            return;
-        }
-        let wanted = keep_for.saturating_sub(self.now - caller.seated_at);
-        // D2: a grant may be proved by an answer that is as old as the wait, which is no older than this world.
-        let old = caller.seated_at / 1000;
-        let latency = 3 * self.profile.latency.1 + self.profile.reply_lag;
-        let slack = 4 * MILLI + latency + old + keep_for / 500;
-        let fits = match left {
-            None => wanted <= slack,
-            Some(_) if wanted == 0 => false,
-            Some(left) => left + slack >= wanted && left <= wanted.max(caller.ttl) + slack,
-        };
-        if !fits {
-            self.breach(format!(
-                "c{id} leaves its key for {left:?} us, and {wanted} were wanted"
-            ));
+    /// M8: the server keeps a key for nobody. From now on it is there until that time, and no longer.
+    pub(super) fn key_is_kept(
+        &mut self,
+        process: ProcessId,
+        key: KeyId,
+        op: &Op,
+        outcome: &Outcome,
+    ) {
+        if let (&Op::Keep { owner, left }, Outcome::Gone { held: true }) = (op, outcome) {
+            self.referee.counts.kept += 1;
+            let name = format!(
+                "{}{KEPT}:{}",
+                self.processes[process].instance, owner.sequence
+            );
+            let until = self.server.clock.micros(self.now) + left.as_micros() as u64;
+            let maybe = false;
+            self.referee.kept[key].insert(name, Kept { until, maybe });
         }
     }
 
-    /// A lease ends by itself. Its key is to stay if its time is not over.
+    /// M8: a lease was ended, and that is confirmed. Its key is kept for what was asked for from its beginning on.
+    pub(super) fn check_kept_for(&mut self, id: CallerId) {
+        let caller = &self.callers[id];
+        let (process, key) = (caller.process, caller.key);
+        let Some(until) = caller.keeps_until.filter(|_| self.is_quick()) else {
+            return;
+        };
+        // D2: a grant may be proved by an answer that is as old as the wait, which is no older than this world.
+        let old = caller.seated_at / 1000;
+        let latency = 3 * self.profile.latency.1 + self.profile.reply_lag;
+        let slack = 4 * MILLI + latency + old + (until - caller.seated_at) / 500;
+        let kept = format!("{}{KEPT}:", self.processes[process].instance);
+        let now = self.server.clock.micros(self.now);
+        let ends: Vec<_> = self.lock(key).into_iter().collect();
+        let mut ends = ends.iter().filter(|(name, _)| name.starts_with(&kept));
+        let is_kept = ends.any(|(_, end)| (self.now + (end - now)).abs_diff(until) <= slack);
+        if !is_kept && self.now + slack < until {
+            self.breach(format!("c{id} leaves its key, to be kept until {until} us"));
+        }
+    }
+
+    /// A lease ends by itself. Its key may be to stay.
     pub(super) fn lease_may_be_kept(&mut self, key: KeyId, caller: CallerId) {
         let caller = &self.callers[caller];
-        if caller.keep_for.is_zero() {
+        if caller.at_end != AtEnd::LetExpire {
             return;
         }
         let instance = self.processes[caller.process].instance.clone();
@@ -154,6 +167,7 @@ impl World {
                 }
                 return false;
             };
+            let may_grow = may_grow && !name.contains(KEPT);
             if is_promised && (until < before || until > before && !may_grow) {
                 self.breach(format!(
                     "r{process} k{key}: {op:?} moves the end of what is to stay from {before} to {until}"

@@ -4,6 +4,7 @@ use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
 use crate::store::contract::Mode;
 use crate::store::send_window::Limits;
+use crate::turnstile::AtEnd;
 
 /// What a run is about. Most seeds mix; some keep to one kind of trouble, so that the bounds that
 /// hold without the others can be checked there.
@@ -88,8 +89,8 @@ pub(super) struct Profile {
     /// How often, per mille: a caller's key stays in the store at the end, a held lease is
     /// extended, or detached.
     pub(super) keepers: u64,
-    /// For how long.
-    pub(super) keep_fors: Vec<Duration>,
+    /// How.
+    pub(super) at_ends: Vec<AtEnd>,
     pub(super) extensions: u64,
     /// How often, per mille, a holder sees its token.
     pub(super) seals: u64,
@@ -183,11 +184,11 @@ impl Profile {
             losses: 0,
             stragglers: rng.pick(&[0, 300]),
             keepers: rng.pick(&[0, 0, 50, 300]),
-            keep_fors: vec![
-                Duration::MAX,
-                Duration::from_micros(ttl_base / 2),
-                Duration::from_micros(ttl_base * 2),
-                Duration::from_micros(ttl_base * 5),
+            at_ends: vec![
+                AtEnd::LetExpire,
+                AtEnd::Keep(Duration::from_micros(ttl_base / 2)),
+                AtEnd::Keep(Duration::from_micros(ttl_base * 2)),
+                AtEnd::Keep(Duration::from_micros(ttl_base * 5)),
             ],
             extensions: rng.pick(&[0, 100]),
             seals: rng.pick(&[0, 0, 60]),
@@ -277,8 +278,10 @@ impl Profile {
     }
 
     pub(super) fn longest_ttl(&self) -> u64 {
-        let kept = self.keep_fors.iter().filter(|it| **it != Duration::MAX);
-        let kept = kept.map(|it| it.as_micros() as u64);
+        let kept = self.at_ends.iter().filter_map(|it| match it {
+            AtEnd::Keep(time) => Some(time.as_micros() as u64),
+            AtEnd::Release | AtEnd::LetExpire => None,
+        });
         let kept = kept.filter(|_| self.keepers > 0);
         self.ttls.iter().copied().chain(kept).max().unwrap_or(0)
     }

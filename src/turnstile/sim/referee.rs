@@ -450,7 +450,10 @@ impl World {
     /// Nothing is prolonged after its release, however the two crossed on their way.
     pub(super) fn check_renewal(&mut self, process: ProcessId, op: &Op, outcome: &Outcome) {
         match *op {
-            Op::Release { owner } | Op::Withdraw { owner, .. } | Op::Unlisten { owner } => {
+            Op::Release { owner }
+            | Op::Keep { owner, .. }
+            | Op::Withdraw { owner, .. }
+            | Op::Unlisten { owner } => {
                 self.referee.ended.insert((process, owner));
             }
             Op::Yield { old, .. } if !matches!(outcome, Outcome::NotOld) => {

@@ -280,7 +280,10 @@ impl World {
                 self.breach(format!("k{key}: {op:?} has won past {overtaken:?}"));
             }
         }
-        let serves = !matches!(op, Op::Renew { .. } | Op::Adopt { .. } | Op::Raise { .. });
+        let serves = !matches!(
+            op,
+            Op::Renew { .. } | Op::Keep { .. } | Op::Adopt { .. } | Op::Raise { .. }
+        );
         if serves && !unserved && !matches!(outcome, Outcome::NotOld) && self.front_fits(key) {
             self.breach(format!("k{key}: {op:?} leaves a ticket that fits in front"));
         }

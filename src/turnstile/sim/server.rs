@@ -187,6 +187,7 @@ impl World {
             )
         });
         self.check_kept(item.key, &item.op, process);
+        self.key_is_kept(process, item.key, &item.op, &answer.outcome);
         self.check_epoch(&answer, &deliveries);
         self.check_renewal(process, &item.op, &answer.outcome);
         self.check_queue(item.key, &item.op, &answer.outcome, before, unserved);
@@ -195,16 +196,20 @@ impl World {
         {
             self.tell_of_nothing(process, item.key);
         }
-        // Those that listen have no pushes, and are told nothing but what is made up.
         for delivery in deliveries {
-            let Some(grant) = delivery.grant else {
-                continue;
-            };
             let to = self
                 .processes
                 .iter()
                 .position(|p| p.instance == delivery.instance);
             let to = to.expect("only registries stand in the queue");
+            let Some(grant) = delivery.grant else {
+                // Those that listen have no pushes, and are told nothing but what is made up.
+                if let Op::Keep { .. } = item.op {
+                    let delay = self.latency();
+                    self.plan(delay, Event::Freed(to, item.key));
+                }
+                continue;
+            };
             self.note(|_| format!("server: k{} granted to r{to} {:?}", item.key, grant));
             for conn in 0..self.server.conns.len() {
                 let channel = &self.server.conns[conn];

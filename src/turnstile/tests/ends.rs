@@ -718,7 +718,7 @@ fn o6_a_shutdown_settles_an_adoption() {
 fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
     let mut harness = Harness::new();
     let (a, owner) = harness.hold("a", fixed(900), 5);
-    let left = harness.keep(a).expect("it was held");
+    let left = harness.detach(a).expect("it was held");
     assert_eq!(left, owner);
     let Owner { sequence, .. } = left;
     let b = harness.adopt("b", &format!("us:{sequence}"), fixed(900));
@@ -731,66 +731,103 @@ fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
 
 // ---- M8: keys that stay for a time of their own
 
-/// The ticket asks for all of that time. What ends before it is over sends nothing.
+/// The lease has its own ttl. One call at its end says how long the key stays, be that more than is left of the ttl or less.
 #[test]
-fn m8_a_key_that_is_kept_for_a_time_runs_out_by_itself() {
+fn m8_the_end_of_a_lease_keeps_its_key_by_one_call() {
     let mut harness = Harness::new();
     let id = harness.arrive("a", fixed(900).renewed().kept_for(5000));
     let enter = harness.sent();
-    assert!(matches!(enter, Op::Enter { ttl, .. } if ttl == ms(5000)));
+    let owner = asker(&enter);
+    assert!(matches!(enter, Op::Enter { ttl, .. } if ttl == ms(900)));
     harness.reply(&enter, Outcome::Won { epoch: 5 });
-    assert_eq!(harness.granted("a").1, deadline(1000, 5000));
+    assert_eq!(harness.granted("a").1, deadline(1000, 900));
     assert!(harness.take(id));
-    harness.stop_until(3000);
-    assert!(harness.is_kept(id));
-    harness.keep(id).expect("it was held");
-    harness.silent();
-    assert!(harness.turnstile.is_idle());
-}
-
-/// A lease that lasts longer is renewed in time, for its ttl, and released at its end.
-#[test]
-fn m8_a_lease_that_lasts_longer_is_renewed_and_released() {
-    let mut harness = Harness::new();
-    let (a, owner) = harness.hold("a", fixed(900).renewed().kept_for(5000), 5);
-    // Two thirds of its ttl before its deadline at 5948.
-    harness.wait_until(5347);
-    harness.silent();
-    harness.wait_until(5348);
+    harness.wait_until(1300);
     let renew = harness.sent();
     assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
     harness.reply(&renew, Outcome::Renewed);
-    assert_eq!(prolonged(&mut harness, "a"), deadline(5348, 900));
+    prolonged(&mut harness, "a");
+    harness.wait_until(1500);
+    assert!(harness.is_kept(id));
+    harness.keep(id);
+    let (keep, left) = (harness.sent(), ms(4500));
+    assert_eq!(keep, Op::Keep { owner, left });
+    harness.untold("a");
+    harness.reply(&keep, Outcome::Gone { held: true });
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    assert!(harness.turnstile.is_idle());
+
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(30_000).kept_for(2000), 5);
+    harness.keep(a);
+    let left = ms(2000);
+    assert_eq!(harness.sent(), Op::Keep { owner, left });
+}
+
+/// A lease that lasts longer is renewed, and released at its end.
+#[test]
+fn m8_a_lease_that_lasts_longer_is_released() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(6000).kept_for(5000), 5);
     harness.stop_until(5999);
     assert!(harness.is_kept(a));
     harness.stop_until(6000);
     assert!(!harness.is_kept(a));
-    harness.finish(a);
+    harness.keep(a);
     assert_eq!(harness.sent(), Op::Release { owner });
 }
 
-/// Its work is over in its own time, and the key stays.
+/// The store was away. What is left is counted anew each time that it is told; when nothing is left, it is told to
+/// release the key.
 #[test]
-fn m8_a_fixed_lease_is_lost_before_its_key() {
+fn m8_what_is_left_is_counted_when_it_is_sent() {
     let mut harness = Harness::new();
-    harness.hold("a", fixed(900).kept_for(5000), 5);
-    harness.arrive("b", fixed(900));
-    harness.wait_until(1900);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
-    let enter = harness.sent();
-    assert!(matches!(enter, Op::Enter { .. }), "nothing is passed on");
+    let (a, owner) = harness.hold("a", fixed(6000).kept_for(5000), 5);
+    harness.keep(a);
+    let keep = harness.sent();
+    harness.lose(&keep);
+    harness.stop_until(4000);
+    harness.up(true);
+    let (keep, left) = (harness.sent(), ms(2000));
+    assert_eq!(keep, Op::Keep { owner, left });
+    harness.lose(&keep);
+    harness.stop_until(6500);
+    harness.up(true);
+    let release = harness.sent();
+    assert_eq!(release, Op::Release { owner });
+    // One of the first two was done.
+    harness.reply(&release, Outcome::Gone { held: false });
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
     harness.silent();
 }
 
-/// Also where it is lost at its deadline, a little before the key runs out.
+/// The key had gone: its holder is told.
 #[test]
-fn m8_a_lease_that_is_lost_at_its_deadline_keeps_its_key() {
+fn m8_a_lease_that_is_gone_keeps_nothing() {
     let mut harness = Harness::new();
-    harness.hold("a", fixed(5000).kept_for(5000), 5);
-    harness.wait_until(5949);
+    let (a, _) = harness.hold("a", fixed(900).kept_for(5000), 5);
+    harness.keep(a);
+    let keep = harness.sent();
+    harness.reply(&keep, Outcome::Gone { held: false });
     assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
     harness.silent();
-    assert!(harness.turnstile.is_idle());
+}
+
+/// Its work was stopped in the midst of the period: others are kept out for the rest of it.
+#[test]
+fn m8_a_lease_that_is_lost_at_its_deadline_keeps_its_key() {
+    for ttl in [900, 5000] {
+        let mut harness = Harness::new();
+        let (_, owner) = harness.hold("a", fixed(ttl).kept_for(6000), 5);
+        harness.arrive("b", fixed(900));
+        let end = ttl - ttl / 100 - 2 + 1000;
+        harness.wait_until(end);
+        assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+        let (keep, left) = (harness.sent(), ms(7000 - end));
+        assert_eq!(keep, Op::Keep { owner, left }, "nothing is passed on");
+        harness.reply(&keep, Outcome::Gone { held: true });
+        assert!(matches!(harness.sent(), Op::Enter { .. }));
+    }
 }
 
 /// Whoever was granted it and did not look has not done the work.
@@ -809,82 +846,116 @@ fn m8_a_turn_that_nobody_takes_keeps_nothing() {
     assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
-/// A ticket that another waiter left asks for less, or for more. It is withdrawn, and one of its own is entered.
+/// Whoever waits here gets the key no sooner than others: it asks when that is over.
 #[test]
-fn m8_a_ticket_of_another_waiter_is_not_taken_over() {
-    for (first, next, asks_for) in [
-        (fixed(900), fixed(900).renewed().kept_for(5000), 5000),
-        (fixed(900).kept_for(3_600_000), fixed(900), 900),
-        (
-            fixed(900).kept_for(3_600_000),
-            fixed(900).kept_for(5000),
-            5000,
-        ),
-    ] {
-        let mut harness = Harness::new();
-        let first = harness.arrive("first", first);
-        let enter = harness.sent();
-        harness.reply(&enter, busy(500, 7));
-        harness.arrive("next", next);
-        harness.leave(first);
-        let withdraw = harness.sent();
-        assert!(matches!(withdraw, Op::Withdraw { owner, .. } if owner == asker(&enter)));
-        harness.reply(&withdraw, Outcome::Gone { held: false });
-        let enter = harness.sent();
-        assert!(
-            matches!(enter, Op::Enter { ttl, .. } if ttl == ms(asks_for)),
-            "{enter:?}"
-        );
-    }
-}
-
-/// The first waiter left while its answer was on the way: what it won goes back.
-#[test]
-fn m8_a_key_that_another_waiter_won_is_given_back() {
-    for (first, next, asks_for) in [
-        (fixed(900), fixed(900).renewed().kept_for(5000), 5000),
-        (fixed(900).kept_for(3_600_000), fixed(900), 900),
-    ] {
-        let mut harness = Harness::new();
-        let first = harness.arrive("first", first);
-        let enter = harness.sent();
-        harness.arrive("next", next);
-        harness.leave(first);
-        harness.reply(&enter, Outcome::Won { epoch: 5 });
-        let give_back = harness.sent();
-        assert!(
-            matches!(give_back, Op::Yield { old, ttl, .. } if old == asker(&enter) && ttl == ms(asks_for)),
-            "{give_back:?}"
-        );
-    }
-}
-
-/// Waiters that want the same may have the ticket of each other.
-#[test]
-fn m8_a_ticket_for_the_same_time_is_taken_over() {
+fn m8_a_kept_key_is_not_passed_on() {
     let mut harness = Harness::new();
-    let first = harness.arrive("first", fixed(900).kept_for(5000));
+    let (a, owner) = harness.hold("a", fixed(900).kept_for(3000), 5);
+    harness.arrive("b", fixed(900));
+    harness.keep(a);
+    let keep = harness.sent();
+    assert!(matches!(keep, Op::Keep { owner: of, .. } if of == owner));
+    harness.reply(&keep, Outcome::Gone { held: true });
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
     let enter = harness.sent();
-    harness.reply(&enter, busy(500, 7));
-    let next = harness.arrive("next", fixed(800).kept_for(5000));
-    harness.leave(first);
+    assert_ne!(asker(&enter), owner, "O1: its owner is retired");
+    harness.reply(&enter, busy(3000, 7));
+    harness.wait_until(3999);
     harness.silent();
-    harness.stop_until(1100);
-    harness.grant(asker(&enter), 5000, 5);
-    harness.granted("next");
-    assert!(harness.take(next));
-    harness.silent();
-    harness.stop_until(6099);
-    assert!(harness.is_kept(next));
+    harness.wait_until(4050);
+    let again = harness.sent();
+    harness.reply(&again, Outcome::Won { epoch: 6 });
+    harness.granted("b");
 }
 
-/// One that wants the key for all of that time is given no pass.
+/// A pass is an acquisition, too.
 #[test]
-fn m8_a_pass_is_too_short() {
+fn m8_a_key_that_was_passed_is_kept_from_the_pass_on() {
     let mut harness = Harness::new();
-    let (a, _) = harness.hold("a", fixed(900), 5);
-    harness.arrive("b", fixed(100).kept_for(200));
+    let (a, owner) = harness.hold("a", fixed(900), 5);
+    let b = harness.arrive("b", fixed(100).kept_for(5000));
+    harness.wait_until(1010);
     harness.finish(a);
-    let op = harness.sent();
-    assert!(matches!(op, Op::Yield { ttl, .. } if ttl == ms(200)));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+    harness.granted("b");
+    assert!(harness.take(b));
+    harness.wait_until(1030);
+    harness.keep(b);
+    let left = ms(4980);
+    assert_eq!(harness.sent(), Op::Keep { owner, left });
+}
+
+/// The registry shuts down while it is held: the key stays for the rest of its time.
+#[test]
+fn m8_a_shutdown_keeps_the_key() {
+    let mut harness = Harness::new();
+    let (_, owner) = harness.hold("a", fixed(900).kept_for(5000), 5);
+    harness.stop_until(1400);
+    harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Closed));
+    let (keep, left) = (harness.sent(), ms(4600));
+    assert_eq!(keep, Op::Keep { owner, left });
+    harness.reply(&keep, Outcome::Gone { held: true });
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
+}
+
+/// Only work that succeeds keeps the key: neither a loss nor a shutdown is that.
+#[test]
+fn m8_on_condition_a_lease_that_ends_by_itself_keeps_nothing() {
+    let wish = fixed(900).kept_for(5000).on_condition();
+    for closes in [false, true] {
+        let mut harness = Harness::new();
+        let (_, owner) = harness.hold("a", wish, 5);
+        match closes {
+            true => harness.feed(|turnstile, cx| turnstile.close(cx, |_| None)),
+            false => harness.wait_until(1889),
+        }
+        assert_eq!(harness.sent(), Op::Release { owner });
+    }
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", wish, 5);
+    harness.keep(a);
+    let left = ms(5000);
+    assert_eq!(harness.sent(), Op::Keep { owner, left });
+}
+
+/// The grant of a tenure that has ended may come late. Its release finds nobody of that name (O1).
+#[test]
+fn m8_a_late_grant_is_released_under_its_own_name() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).kept_for(5000), 5);
+    harness.keep(a);
+    let keep = harness.sent();
+    harness.grant(owner, 900, 5);
+    harness.silent();
+    harness.reply(&keep, Outcome::Gone { held: true });
+    harness.silent();
+    harness.grant(owner, 900, 5);
+    assert_eq!(harness.sent(), Op::Release { owner });
+}
+
+/// Its ticket has heard when a lease ends that was kept for longer, or for less. It is told, and asks anew: after the
+/// answer on its way, which may be older.
+#[test]
+fn m8_a_ticket_that_is_told_asks_when_the_key_is_free() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(900));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(30_000, 7));
+    harness.wait_until(2000);
+    harness.freed();
+    let again = harness.sent();
+    assert_eq!(asker(&again), asker(&enter));
+    harness.freed();
+    harness.silent();
+    harness.reply(&again, busy(29_000, 7));
+    let again = harness.sent();
+    harness.reply(&again, busy(500, 7));
+    harness.wait_until(2500);
+    harness.silent();
+    harness.wait_until(2550);
+    let again = harness.sent();
+    harness.reply(&again, Outcome::Won { epoch: 6 });
+    harness.granted("a");
 }

@@ -7,7 +7,7 @@ use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
+    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
     Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
@@ -58,7 +58,8 @@ pub(super) struct Harness {
 pub(super) struct Wish {
     ttl: u64,
     renewals: u32,
-    keep_for: Duration,
+    at_end: AtEnd,
+    is_conditional: bool,
     patience: Patience,
     until: Moment,
 }
@@ -68,7 +69,8 @@ pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
         renewals: 0,
-        keep_for: Duration::ZERO,
+        at_end: AtEnd::Release,
+        is_conditional: false,
         patience: Patience::Queue,
         until: FOREVER,
     }
@@ -86,7 +88,15 @@ impl Wish {
     /// Its key stays in the store when it ends.
     pub(super) fn kept(self) -> Self {
         Self {
-            keep_for: Duration::MAX,
+            at_end: AtEnd::LetExpire,
+            ..self
+        }
+    }
+
+    /// Its key stays only if its holder says so.
+    pub(super) fn on_condition(self) -> Self {
+        Self {
+            is_conditional: true,
             ..self
         }
     }
@@ -94,7 +104,7 @@ impl Wish {
     /// Its key stays for so long.
     pub(super) fn kept_for(self, keep_for: u64) -> Self {
         Self {
-            keep_for: ms(keep_for),
+            at_end: AtEnd::Keep(ms(keep_for)),
             ..self
         }
     }
@@ -209,7 +219,8 @@ impl Harness {
             who,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
-            keep_for: wish.keep_for,
+            at_end: wish.at_end,
+            is_conditional: wish.is_conditional,
             patience: wish.patience,
             until: wish.until,
             answer_by: self.now + RESPONSE_TIMEOUT,
@@ -231,6 +242,11 @@ impl Harness {
     /// It is over for its holder, and its key stays in the store.
     pub(super) fn keep(&mut self, id: WaiterId) -> Option<Owner> {
         self.feed(|turnstile, cx| turnstile.finish(cx, id, true))
+    }
+
+    /// It is over for its holder, and another is to adopt it.
+    pub(super) fn detach(&mut self, id: WaiterId) -> Option<Owner> {
+        self.feed(|turnstile, cx| turnstile.detach(cx, id))
     }
 
     /// Whether its key would stay if it ended now.

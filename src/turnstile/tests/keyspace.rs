@@ -507,3 +507,72 @@ fn k3_subscriptions_expire() {
     assert_eq!(shop.listeners().len(), 0);
     assert_eq!(shop.tickets().len(), 1);
 }
+
+/// The lease is over, and the key is nobody's: neither a renewal that comes late nor the same op again moves its end.
+#[test]
+fn m8_a_kept_key_is_nobodys_until_its_time_is_over() {
+    let mut shop = Shop::new();
+    shop.attempt("a", 1, 30_000);
+    let keep = |left| Op::Keep {
+        owner: Owner::exclusive(1),
+        left: ms(left),
+    };
+    assert_eq!(
+        shop.apply("a", &keep(5000)).0,
+        Outcome::Gone { held: true },
+        "shorter than its ttl"
+    );
+    shop.pass(1000);
+    for again in [keep(5000), keep(60_000)] {
+        assert_eq!(shop.apply("a", &again).0, Outcome::Gone { held: false });
+    }
+    assert_eq!(shop.renew("a", 1, 60_000), Outcome::Lost);
+    let (released, told) = shop.release("a", 1);
+    assert_eq!(released, Outcome::Gone { held: false });
+    assert!(told.is_none());
+    assert_eq!(shop.adopt("b", 2, "a:1", 30_000), Outcome::NotOld);
+    let Outcome::Busy { left, .. } = shop.enter("b", 2, 900) else {
+        panic!("it is kept");
+    };
+    assert_eq!(left, Some(ms(4000)));
+    shop.pass(3999);
+    assert!(matches!(shop.enter("b", 2, 900), Outcome::Busy { .. }));
+    shop.pass(1);
+    assert!(matches!(shop.enter("b", 2, 900), Outcome::Won { .. }));
+    assert_eq!(
+        shop.apply("a", &keep(5000)).0,
+        Outcome::Gone { held: false }
+    );
+}
+
+/// Longer than its ttl. And whoever knows under which name it is kept may take it, as `lockstream free` does.
+#[test]
+fn m8_a_key_may_be_kept_for_longer_than_its_ttl() {
+    let mut shop = Shop::new();
+    shop.attempt("a", 1, 900);
+    let (owner, left) = (Owner::exclusive(1), ms(5000));
+    shop.apply("a", &Op::Keep { owner, left });
+    shop.pass(4999);
+    assert!(matches!(shop.attempt("b", 2, 900), Outcome::Busy { .. }));
+    assert!(matches!(
+        shop.adopt("b", 3, "a+kept:1", 900),
+        Outcome::Won { .. }
+    ));
+}
+
+/// It is told, and stays where it is.
+#[test]
+fn m8_the_first_ticket_that_is_alive_is_told() {
+    let mut shop = Shop::new();
+    shop.attempt("a", 1, 900);
+    for who in ["b", "c", "d"] {
+        shop.enter(who, 1, 900);
+    }
+    shop.dead.insert("b");
+    let (owner, left) = (Owner::exclusive(1), ms(5000));
+    let (_, told) = shop.apply("a", &Op::Keep { owner, left });
+    let told = told.expect("somebody waits");
+    assert_eq!((&*told.instance, told.grant), ("c", None));
+    assert_eq!(shop.tickets(), ["c", "d"]);
+    assert!(shop.apply("a", &Op::Keep { owner, left }).1.is_none());
+}

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::harness::{EPOCH, busy, ms, rules};
 use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal, Rules,
+    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal, Rules,
     Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
@@ -63,7 +63,8 @@ impl Key {
             who,
             ttl: ms(30_000),
             renewals: 0,
-            keep_for: ms(0),
+            at_end: AtEnd::Release,
+            is_conditional: false,
             patience: Patience::Queue,
             until: FOREVER,
             answer_by: self.now + ms(1000),

@@ -151,17 +151,9 @@ fn w7_a_caller_that_asks_once_does_not_subscribe() {
     harness.silent();
 }
 
-/// Where grants come a notice says nothing, and while the store is away nothing is sent.
+/// While the store is away nothing is sent.
 #[test]
 fn w7_a_notice_of_no_use_changes_nothing() {
-    let mut harness = Harness::new();
-    harness.arrive("a", fixed(1000));
-    let enter = harness.sent();
-    harness.freed();
-    harness.reply(&enter, BUSY);
-    harness.freed();
-    harness.silent();
-
     let mut harness = Harness::with(rules(), false);
     waiting(&mut harness);
     harness.down();

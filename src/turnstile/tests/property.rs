@@ -10,7 +10,7 @@ use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
+    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
     Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
@@ -20,7 +20,7 @@ enum Step {
         ttl: u64,
         renewed: bool,
         once: bool,
-        lets_expire: bool,
+        at_end: AtEnd,
         wait: Option<u64>,
     },
     /// Adopts a lease, of this registry or another.
@@ -32,8 +32,9 @@ enum Step {
     Take(usize),
     Finish {
         whose: usize,
-        keep: bool,
+        keeps: bool,
     },
+    Detach(usize),
     Extend(usize, u64),
     Seal(usize),
     Reply {
@@ -69,16 +70,22 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let time = prop_oneof![0_u64..3, 0_u64..60, 0_u64..500, 0_u64..40_000];
     let wait = proptest::option::of(0_u64..2000);
     let which = 0_usize..8;
+    let at_end = prop_oneof![
+        3 => Just(AtEnd::Release),
+        1 => Just(AtEnd::LetExpire),
+        1 => (0_u64..2000).prop_map(|time| AtEnd::Keep(ms(time))),
+    ];
     let step = prop_oneof![
-        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), any::<bool>(), wait)
-            .prop_map(|(ttl, renewed, once, lets_expire, wait)| {
-                Step::Arrive { ttl, renewed, once, lets_expire, wait }
+        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), at_end, wait)
+            .prop_map(|(ttl, renewed, once, at_end, wait)| {
+                Step::Arrive { ttl, renewed, once, at_end, wait }
             }),
         2 => (ttl.clone(), 0_u64..2000).prop_map(|(ttl, wait)| Step::Adopt { ttl, wait }),
         2 => which.clone().prop_map(Step::Leave),
         5 => which.clone().prop_map(Step::Take),
-        5 => (which.clone(), proptest::bool::weighted(0.3))
-            .prop_map(|(whose, keep)| Step::Finish { whose, keep }),
+        5 => (which.clone(), any::<bool>())
+            .prop_map(|(whose, keeps)| Step::Finish { whose, keeps }),
+        1 => which.clone().prop_map(Step::Detach),
         2 => (which.clone(), ttl.clone()).prop_map(|(whose, ttl)| Step::Extend(whose, ttl)),
         1 => which.clone().prop_map(Step::Seal),
         12 => (0_usize..2, any::<u8>(), time.clone(), 0_u64..200)
@@ -419,11 +426,13 @@ impl Bench {
                     entered: false,
                 },
             },
-            Op::Withdraw { .. } | Op::Unlisten { .. } | Op::Release { .. } | Op::Serve { .. } => {
-                Outcome::Gone {
-                    held: !how.is_multiple_of(3),
-                }
-            }
+            Op::Withdraw { .. }
+            | Op::Unlisten { .. }
+            | Op::Release { .. }
+            | Op::Keep { .. }
+            | Op::Serve { .. } => Outcome::Gone {
+                held: !how.is_multiple_of(3),
+            },
             Op::Raise { .. } => unreachable!("a quorum raises, a turnstile does not"),
             Op::Renew { .. } if how % 16 == 3 => return Err(OpError::TooLate(broken())),
             Op::Renew { owner, ttl, .. } => {
@@ -519,12 +528,15 @@ impl Bench {
         self.leaving = None;
     }
 
-    fn finish(&mut self, who: usize, id: WaiterId, keep: bool) {
+    fn finish(&mut self, who: usize, id: WaiterId, keeps: Option<bool>) {
         let is_over = self.grace.is_some_and(|until| until <= self.now);
         let is_closing = self.callers[who].1 == Stage::Closing;
         self.overdue = (is_over && is_closing).then_some(who);
         self.callers[who].1 = Stage::Finishing;
-        let kept = self.put_in(|turnstile, cx| turnstile.finish(cx, id, keep));
+        let kept = self.put_in(|turnstile, cx| match keeps {
+            Some(keeps) => turnstile.finish(cx, id, keeps),
+            None => turnstile.detach(cx, id),
+        });
         self.kept.extend(kept);
         self.drain();
         self.overdue = None;
@@ -568,7 +580,7 @@ impl Bench {
                 ttl,
                 renewed,
                 once,
-                lets_expire,
+                at_end,
                 wait,
             } => {
                 let who = self.callers.len();
@@ -576,11 +588,8 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
-                    keep_for: if lets_expire {
-                        Duration::MAX
-                    } else {
-                        Duration::ZERO
-                    },
+                    at_end,
+                    is_conditional: ttl == 100,
                     patience: if once {
                         Patience::Once
                     } else {
@@ -600,7 +609,8 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: 0,
-                    keep_for: Duration::ZERO,
+                    at_end: AtEnd::Release,
+                    is_conditional: false,
                     patience: Patience::Once,
                     until: self.now + ms(wait),
                     answer_by: self.now + ms(wait),
@@ -622,9 +632,14 @@ impl Bench {
                     self.take(who, id);
                 }
             }
-            Step::Finish { whose, keep } => {
+            Step::Finish { whose, keeps } => {
                 if let Some((who, id)) = self.nth(whose, &[Stage::Holding, Stage::Closing]) {
-                    self.finish(who, id, keep);
+                    self.finish(who, id, Some(keeps));
+                }
+            }
+            Step::Detach(n) => {
+                if let Some((who, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
+                    self.finish(who, id, None);
                 }
             }
             Step::Extend(n, ttl) => {
@@ -696,7 +711,7 @@ impl Bench {
                 self.leave(who, id);
             }
             if let Some((who, id)) = self.nth(0, &[Stage::Holding, Stage::Closing]) {
-                self.finish(who, id, false);
+                self.finish(who, id, Some(false));
             }
             if self.turnstile.is_idle() && self.flying.is_empty() {
                 break;

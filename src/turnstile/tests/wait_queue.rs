@@ -1,7 +1,6 @@
 //! The wait queue against a naive one.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -9,7 +8,7 @@ use super::harness::ms;
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
-use crate::turnstile::{FOREVER, Moment, Patience, Waiter, WaiterId};
+use crate::turnstile::{AtEnd, FOREVER, Moment, Patience, Waiter, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
 /// everything: whoever makes it larger makes each of them larger.
@@ -64,7 +63,8 @@ fn waiter(
         who: who.clone(),
         ttl: ms(1000),
         renewals: 0,
-        keep_for: Duration::ZERO,
+        at_end: AtEnd::Release,
+        is_conditional: false,
         patience,
         until,
         answer_by,

@@ -53,6 +53,7 @@ enum Want {
     Enter,
     Listen,
     Release,
+    Keep,
     Withdraw,
     Yield,
     Renew,
@@ -76,7 +77,7 @@ fn step() -> impl Strategy<Value = Step> {
     use Want::*;
     let wants = select(vec![
         Attempt, Attempt, Enter, Enter, Enter, Listen, Listen, Listen, Release, Release, Release,
-        Release, Withdraw, Yield, Yield, Renew, Renew, Adopt, Raise, Raise, Retire,
+        Keep, Withdraw, Yield, Yield, Renew, Renew, Adopt, Raise, Raise, Retire,
     ]);
     let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len());
     // Half of the ops are exclusive ones.
@@ -171,6 +172,7 @@ impl Both {
                 Op::Listen { owner, ttl }
             }
             Want::Release => Op::Release { owner },
+            Want::Keep => Op::Keep { owner, left: ttl },
             Want::Withdraw => self.leave(owner),
             Want::Renew => Op::Renew {
                 owner,
@@ -390,8 +392,10 @@ impl Both {
                  AND (waited OR EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key)) \
                  UNION ALL SELECT 2 FROM lockstream.lock l WHERE key = $1 AND NOT waited \
                  AND EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key) \
-                 UNION ALL SELECT 3 FROM lockstream.holder h FULL JOIN lockstream.guard g USING (key, owner) \
-                 WHERE key = $1 AND owner <> '' AND (h.weight IS NULL OR g.key IS NULL) \
+                 UNION ALL SELECT 3 FROM lockstream.holder h FULL JOIN lockstream.guard g \
+                 ON g.key = h.key AND g.owner = lockstream.guarded_1(h.owner) \
+                 WHERE coalesce(h.key, g.key) = $1 AND coalesce(h.owner, g.owner) <> '' \
+                 AND (h.weight IS NULL OR g.key IS NULL) \
                  UNION ALL SELECT 4 FROM lockstream.lock l WHERE key = $1 AND owner = '' AND NOT waited \
                  AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key)",
                 &[&lock(index)],

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use super::harness::{GONE, Harness, TTL, adopt, attempt, keys, release, renew, store};
+use super::harness::{GONE, Harness, TTL, adopt, attempt, is_busy, keys, release, renew, store};
 use super::nodes::{Node, ms, owners};
-use crate::store::contract::{OpError, Outcome, SubmittedOp};
+use crate::store::contract::{Op, OpError, Outcome, Owner, SubmittedOp};
 
 /// A majority that is won in part from a node whose clock is far behind, and then in part from
 /// others: without the raising of its fence the second would draw lower.
@@ -156,4 +156,46 @@ async fn an_adoption_needs_a_majority_and_is_retried_while_an_absent_node_may_de
     assert_eq!(owners(&nodes, "k").into_iter().collect::<Vec<_>>(), ["b:1"]);
     assert_eq!(two.ask(release(1)).await.unwrap(), GONE);
     assert_eq!(keys(&nodes), [0; 3]);
+}
+
+/// A node that is away is told when it is back, of what is left by then. With the other two it has kept the key until then;
+/// none of them keeps it longer.
+#[tokio::test(start_paused = true)]
+async fn m8_a_majority_keeps_a_key() {
+    let nodes = Node::many(3);
+    let (one, two) = (
+        Harness::new(&store(&nodes), "a"),
+        Harness::new(&store(&nodes), "b"),
+    );
+    one.wins(1).await;
+    sleep(ms(10)).await;
+    nodes[2].go_away();
+    let keep = |left| Op::Keep {
+        owner: Owner::exclusive(1),
+        left: ms(left),
+    };
+    let begin = Instant::now();
+    assert_eq!(one.ask(keep(6000)).await.unwrap(), GONE);
+    sleep(ms(2000)).await;
+    nodes[2].come_back();
+    sleep(ms(100)).await;
+    let told = nodes[2].done().into_iter().rev();
+    let mut told = told.filter_map(|op| match op {
+        Op::Keep { left, .. } => Some(left),
+        _ => None,
+    });
+    let left = told.next().expect("it is told");
+    assert!(left <= ms(4000) && left > ms(3800), "{left:?}");
+    assert_eq!(keys(&nodes), [1; 3]);
+    // The answer was lost: asked again it is nobody's, and its end stays.
+    assert_eq!(
+        one.ask(keep(60_000)).await.unwrap(),
+        Outcome::Gone { held: false }
+    );
+    assert_eq!(one.ask(renew(1)).await.unwrap(), Outcome::Lost);
+    assert!(is_busy(&two.attempt(1).await));
+    sleep(ms(5990).saturating_sub(begin.elapsed())).await;
+    assert!(is_busy(&two.attempt(2).await));
+    sleep(ms(50)).await;
+    two.wins(3).await;
 }

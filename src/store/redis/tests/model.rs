@@ -55,6 +55,7 @@ enum Want {
     Enter,
     Listen,
     Release,
+    Keep,
     Withdraw,
     Yield,
     Renew,
@@ -82,7 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
     use Want::*;
     let wants = select(vec![
         Attempt, Attempt, Enter, Enter, Enter, Listen, Listen, Listen, Release, Release, Release,
-        Release, Withdraw, Yield, Yield, Renew, Renew, Adopt, Raise, Raise, Retire,
+        Keep, Withdraw, Yield, Yield, Renew, Renew, Adopt, Raise, Raise, Retire,
     ]);
     let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len()).prop_shuffle();
     // Half of the ops are exclusive ones.
@@ -186,6 +187,10 @@ impl Both {
                 ttl: TTL,
             },
             Want::Release => release(owner),
+            Want::Keep => Op::Keep {
+                owner: Owner::exclusive(owner),
+                left: TTL,
+            },
             Want::Withdraw => self.leave(owner),
             Want::Renew => renew(owner, TTL),
             Want::Yield => {
@@ -236,6 +241,7 @@ impl Both {
                 Op::Enter { owner, ttl, score }
             }
             Want::Release | Want::Adopt => Op::Release { owner },
+            Want::Keep => Op::Keep { owner, left: ttl },
             Want::Withdraw => Op::Withdraw { owner, ttl },
             Want::Renew => Op::Renew {
                 owner,
