@@ -190,7 +190,7 @@ impl<C> WaitQueue<C> {
             return Vec::new();
         };
         let until_then = waiters.by_id.range(..=newest_waiter);
-        let within = until_then.filter(|(_, waiter)| waiter.ticket_ttl().ttl <= ttl);
+        let within = until_then.filter(|(_, waiter)| waiter.ttl <= ttl);
         let ids: Vec<_> = within.map(|(id, _)| *id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }

@@ -437,7 +437,7 @@ impl<C: Clone> Turnstile<C> {
             let adopter = self.adopters.pop_front();
             adopter.map(|adopter| adopter.waiter).into_iter().collect()
         } else {
-            let (newest, ttl) = (acquisition.saw_late, acquisition.ticket.ttl);
+            let (newest, ttl) = (acquisition.saw_late, acquisition.ttl);
             self.waiters.take_within(newest, ttl)
         };
         for waiter in refused {

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use super::harness::{EPOCH, busy, ms, rules};
 use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal, Rules,
-    Verdict, Waiter, WaiterId, WaiterVerdict,
+    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal,
+    Rules, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 /// The lines of one key, and somebody who plays their callers and their store.

@@ -7,7 +7,8 @@ use super::harness::{Harness, broken, fixed, ms, rules};
 use crate::store::contract::{Answer, Mode, Op, OpError, Outcome};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, FOREVER, Ids, LeaseVerdict, Moment, Patience, Verdict, Waiter, WaiterVerdict,
+    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseVerdict, Moment, Patience, Verdict, Waiter,
+    WaiterVerdict,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -48,7 +49,8 @@ impl Registry {
                 who,
                 ttl: TTL,
                 renewals: u32::MAX,
-                keep_for: Duration::ZERO,
+                at_end: AtEnd::Release,
+                is_conditional: false,
                 patience: Patience::Queue,
                 until: FOREVER,
                 answer_by: FOREVER,
