@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::load::Load;
 use crate::support::{Cluster, RedisServer, chain, wait_until};
-use crate::{BOUND, builder, ms, nothing_left, queued};
+use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
 
 /// How often the primaries have answered so.
 pub(crate) fn errors(cluster: &Cluster, word: &str) -> u64 {
@@ -82,7 +82,7 @@ async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
     .await;
     queued(&here, "{m}:k").await;
     lease.release().await.unwrap();
-    let next = timeout(ms(1000), waiter).await.expect("by a grant");
+    let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
     next.unwrap().unwrap().release().await.unwrap();
     nothing_left(&cluster, &[&here, &there]).await;
 }

@@ -398,9 +398,9 @@ pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
 pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
     w.leases_last(ms(300));
     let here = w.registry().await;
-    let there = w.builder().await.ttl(ms(900)).build().unwrap();
-    let lease = here.obtain("k").ttl(ms(1500)).lease().await.unwrap();
-    let (token, view) = (lease.token(), lease.view());
+    let there = w.builder().await.ttl(ms(5_000)).build().unwrap();
+    let lease = here.obtain("k").ttl(ms(20_000)).lease().await.unwrap();
+    let (token, view, until) = (lease.token(), lease.view(), lease.deadline());
     let detached = lease.detach().unwrap();
     assert_eq!((detached.key(), detached.token()), ("k", token));
     let seen = here.obtain("k").inspect().await.unwrap();
@@ -417,10 +417,9 @@ pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
 
     let sent: DetachedLease = detached.to_string().parse().unwrap();
     assert_eq!(sent, detached);
-    let begin = Instant::now();
     let adopted = there.adopt(sent).await.unwrap();
     assert!(adopted.token() > token);
-    assert!(adopted.deadline() <= begin + ms(900) + W::LATE);
+    assert!(adopted.deadline() < until, "its own ttl");
     // It can be had once.
     let error = assert_err!(here.adopt(detached.clone()).await, Lost, "k");
     assert!(matches!(error, LockError::Lost { token: of, .. } if of == token));

@@ -122,17 +122,15 @@ pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
 pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w: &W) {
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(500)).build().unwrap();
-    let lock = here.obtain("k").ttl(ms(8000));
+    let lock = here.obtain("k").ttl(ms(30_000));
     let begin = Instant::now();
     let work = async {
         w.set_offline(true);
         "value"
     };
     assert_eq!(work.with_lock(&lock).await.unwrap(), "value");
-    assert!(
-        begin.elapsed() <= ms(500) + W::LATE,
-        "one response time-out at most"
-    );
+    let most = if W::PAUSED { ms(500) } else { BACK };
+    assert!(begin.elapsed() <= most, "one response time-out at most");
     let rows = async || {
         let rows = stream::iter([1]).with_lock(&lock);
         rows.collect::<Vec<_>>().await
@@ -140,8 +138,8 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w
     w.set_offline(false);
     let begin = Instant::now();
     let other = there.obtain("k");
-    assert!(other.acquire_within(BACK).await.unwrap());
-    assert!(begin.elapsed() < BACK, "well before the lease's end");
+    assert!(other.acquire_within(3 * BACK).await.unwrap());
+    assert!(begin.elapsed() < 3 * BACK, "well before the lease's end");
     assert!(other.release().await.unwrap());
     assert_eq!(rows().await.len(), 1);
     idle(&here).await;

@@ -3,7 +3,7 @@
 use crate::world::{World, empty, ms};
 
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
-const HANGS: std::time::Duration = ms(60_000);
+const HANGS: std::time::Duration = ms(240_000);
 
 /// Runs a case on a store of its own. When all of it is gone nothing may be left in the store, and its registries must
 /// have told of everything, in order.

@@ -69,7 +69,7 @@ async fn no_server_at_all() {
         matches!(told, LockError::Store { .. }),
         "retried until the wait was over: {told:?}"
     );
-    assert!(begin.elapsed() < ms(2_000), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
     assert_eq!(locks.in_use(), 0);
 
     // It comes up while somebody waits for it, and nobody has to ask again.
@@ -93,7 +93,7 @@ async fn a_server_that_does_not_answer() {
     let begin = Instant::now();
     let told = locks.obtain("k").acquire_once().await.unwrap_err();
     assert!(matches!(told, LockError::Store { .. }), "{told:?}");
-    assert!(begin.elapsed() < ms(1_500), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
     let waiter = tokio::spawn(locks.obtain("k").lease());
     server.cont();
     served(waiter, BOUND).await.release().await.unwrap();

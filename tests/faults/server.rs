@@ -106,7 +106,7 @@ async fn away_for_a_while_and_back_without_data() {
     let told = scene.holding.obtain("other").acquire_once().await;
     assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
     assert!(scene.lease.is_valid(), "nobody else can have it yet");
-    assert!(begin.elapsed() < ms(1_000), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
     server.restart();
     timeout(BOUND, scene.lease.lost())
         .await
@@ -147,8 +147,7 @@ async fn scripts_flushed() {
 #[tokio::test]
 async fn data_flushed() {
     let server = RedisServer::start();
-    let ttl = ms(1_500);
-    let begin = Instant::now();
+    let ttl = ms(2_500);
     let scene = Scene::set(&server, &server.url(), ttl).await;
     let token = scene.lease.token();
     server.flushall();
@@ -157,8 +156,8 @@ async fn data_flushed() {
         matches!(released, Err(LockError::Lost { .. })),
         "{released:?}"
     );
-    let next = served(scene.waiter, ttl + ms(500)).await;
-    assert!(begin.elapsed() < ttl + ms(1_000), "{:?}", begin.elapsed());
+    // Well before the 8 to 12 s after which it asks in any case.
+    let next = served(scene.waiter, ttl + ms(4_000)).await;
     assert!(
         next.token() > token,
         "tokens grow through the loss of the fence"
@@ -209,7 +208,7 @@ async fn stopped_for_longer_than_the_response_time_out() {
     let told = scene.holding.obtain("other").lease_once().await;
     assert!(matches!(told, Err(LockError::Store { .. })), "{told:?}");
     let took = begin.elapsed();
-    assert!(took >= ms(350) && took < ms(1_500), "{took:?}");
+    assert!(took >= ms(350) && took < BOUND, "{took:?}");
     sleep(ms(800)).await;
     assert!(!patient.is_finished() && scene.lease.is_valid());
     server.cont();

@@ -105,8 +105,10 @@ async fn small_tables_are_read_by_their_indexes() {
         let locks = [one, other].map(|it| it.obtain("k"));
         let lease = locks[0].lease().await.unwrap();
         let release = async {
-            // The other waits by then.
-            tokio::time::sleep(ms(50)).await;
+            eventually("the other waits", async || {
+                locks[0].inspect().await.unwrap().waiting == 1
+            })
+            .await;
             lease.release().await.unwrap();
         };
         let (next, ()) = tokio::join!(locks[1].lease_within(BOUND), release);

@@ -16,14 +16,16 @@ struct Pair {
 }
 
 impl Pair {
+    /// The lease outlasts what befalls the server, however slowly that comes back.
     async fn new(url: &str) -> Self {
+        Self::lasting(url, Duration::from_secs(30)).await
+    }
+
+    async fn lasting(url: &str, ttl: Duration) -> Self {
         let (holder, waiter) = (registry(url).await, registry(url).await);
-        let lock = holder
-            .obtain("k")
-            .ttl(ms(4000))
-            .renewal(Renewal::watchdog());
+        let lock = holder.obtain("k").ttl(ttl).renewal(Renewal::watchdog());
         let lease = lock.lease().await.unwrap();
-        let lock = waiter.obtain("k").wait(Duration::from_secs(30));
+        let lock = waiter.obtain("k").wait(Duration::from_secs(60));
         let waiting = tokio::spawn(async move { lock.lease().await });
         let lock = holder.obtain("k");
         eventually("it waits", async || {
@@ -187,7 +189,7 @@ async fn notices_that_vanish() {
     let pair = Pair::new(&server.url()).await;
     server.run("ALTER FUNCTION lockstream.notify_1 RENAME TO hidden");
     pair.lease.release().await.unwrap();
-    let next = tokio::time::timeout(Duration::from_secs(15), pair.waiting).await;
+    let next = tokio::time::timeout(Duration::from_secs(30), pair.waiting).await;
     drop(next.expect("it asks by itself").unwrap().unwrap());
 }
 
@@ -325,7 +327,7 @@ async fn a_full_disk() {
     server.limit_files(Some(size.try_into().unwrap()));
     server.restart();
     // The log is written, and the small table of tickets may grow.
-    let pair = Pair::new(&server.url()).await;
+    let pair = Pair::lasting(&server.url(), ms(4000)).await;
     let locks = registry_lazily(&server.url());
     let mut error = None;
     // The last page may have room for some. The others have none for a row that is longer than theirs.

@@ -7,7 +7,8 @@ use lockstream::store::PostgresStore;
 use crate::support::PgServer;
 use crate::{BOUND, builder, eventually, ms, registry, told};
 
-const QUIET: Duration = ms(3500);
+/// For longer than it takes to start a server anew on a busy machine.
+const QUIET: Duration = ms(10_000);
 
 /// Makes the schema, long ago.
 fn migrate(server: &PgServer) {
@@ -49,8 +50,8 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
         .await
         .unwrap();
     server.kill();
+    let killed = Instant::now();
     server.restart();
-    let back = Instant::now();
     let other = quiet(&server).await;
     let begin = Instant::now();
     let locks = [
@@ -72,10 +73,15 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
         other.obtain("shared").permits(4),
         other.obtain("held").shared(),
     ];
-    for got in futures::future::join_all(waits.iter().map(|lock| lock.lease_within(BOUND))).await {
+    let got = waits.iter().map(|lock| lock.lease_within(QUIET + BOUND));
+    for got in futures::future::join_all(got).await {
         drop(got.unwrap());
     }
-    assert!(back.elapsed() >= QUIET - ms(500));
+    assert!(
+        killed.elapsed() >= QUIET - ms(100),
+        "{:?}",
+        killed.elapsed()
+    );
 }
 
 /// A restart in good order loses nothing, and keeps nobody waiting.
@@ -178,14 +184,14 @@ async fn a_standby_that_lags_behind_takes_over() {
             if taken_over.elapsed() < QUIET {
                 assert!(got.is_none(), "it may be held");
             }
-            let next = lock.lease_within(BOUND).await.unwrap();
+            let next = lock.lease_within(QUIET + BOUND).await.unwrap();
             assert!(next.token() > token);
         } else if let Some(next) = got {
             // Two have it now. Only the token tells them apart.
             assert!(next.token() > token);
         }
         // What the standby had goes on.
-        assert!(kept.is_valid() || taken_over.elapsed() > QUIET - ms(200));
+        assert!(kept.is_valid() || kept.deadline() <= tokio::time::Instant::now());
     }
 }
 

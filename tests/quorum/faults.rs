@@ -1,10 +1,10 @@
 //! What breaks between a registry and some of its servers, or ends beside it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{Lease, LockError, LockRegistry, Renewal};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::support::{Proxy, RedisServer, Way, chain, wait_until};
 use super::{BOUND, builder, ms, nothing_left, servers, values};
@@ -31,7 +31,7 @@ async fn one_wire_after_the_other_breaks() {
     let servers = servers(3);
     let (wires, here) = wired(&servers);
     let there = builder(&servers).build().unwrap();
-    let lease = renewed(&here, ms(1500)).await;
+    let lease = renewed(&here, ms(6000)).await;
     for (at, wire) in wires.iter().enumerate() {
         let before = lease.deadline();
         match at {
@@ -68,16 +68,12 @@ async fn cut_off_from_a_majority_for_longer_than_the_ttl() {
         wire.blackhole(Way::Both, true);
     }
     let waiter = tokio::spawn(there.obtain("k").lease());
-    let told = async {
-        assert!(timeout(BOUND, lease.lost()).await.unwrap().is_lost());
-        Instant::now()
-    };
-    let taken = async {
-        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
-        (Instant::now(), next)
-    };
-    let (told, (taken, next)) = tokio::join!(told, taken);
-    assert!(told <= taken, "two held for {:?}", told - taken);
+    let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+    let taken = Instant::now();
+    assert!(timeout(BOUND, lease.lost()).await.unwrap().is_lost());
+    // Which of the two is seen first is up to the runtime. The holder believes in its lease until the deadline.
+    let deadline = lease.deadline();
+    assert!(deadline <= taken, "two held for {:?}", deadline - taken);
     assert!(next.token() > token);
     next.release().await.unwrap();
     for wire in &wires {
@@ -97,7 +93,7 @@ async fn half_of_an_even_number_is_away() {
         builder(&servers).build().unwrap(),
         builder(&servers).build().unwrap(),
     );
-    let lease = renewed(&here, ms(2000)).await;
+    let lease = renewed(&here, ms(4000)).await;
     wait_until("all have voted", BOUND, || {
         values(&servers).iter().all(Option::is_some)
     })
@@ -114,10 +110,7 @@ async fn half_of_an_even_number_is_away() {
     assert!(chain(&error).contains("no majority of 3"), "{error:?}");
     let until = lease.deadline();
     assert!(timeout(BOUND, lease.lost()).await.unwrap().is_lost());
-    assert!(
-        tokio::time::Instant::now() >= until,
-        "told before its deadline"
-    );
+    assert!(Instant::now() >= until, "told before its deadline");
     servers[0].restart();
     servers[1].restart();
     let next = timeout(BOUND, there.obtain("k").lease()).await;
@@ -136,11 +129,16 @@ async fn the_lock_of_a_crashed_holder_comes_when_its_ttl_is_over() {
     let held = held.await.unwrap();
     let token = held.token();
     runtime.shutdown_background();
-    let crashed = Instant::now();
+    // Nobody renews it any more.
+    let deadline = held.deadline();
     let there = builder(&servers).build().unwrap();
     let next = timeout(BOUND, there.obtain("k").lease());
     let next = next.await.unwrap().unwrap();
-    assert!(crashed.elapsed() >= ms(900), "{:?}", crashed.elapsed());
+    assert!(
+        Instant::now() >= deadline,
+        "{:?} too early",
+        deadline.elapsed()
+    );
     assert!(next.token() > token);
     std::mem::forget((held, gone));
     next.release().await.unwrap();

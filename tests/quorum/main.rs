@@ -221,10 +221,8 @@ async fn killed_and_started_again() {
 #[tokio::test]
 async fn stopped_and_continued() {
     let servers = servers(3);
-    let (here, there) = (
-        builder(&servers).build().unwrap(),
-        builder(&servers).build().unwrap(),
-    );
+    let patient = || builder(&servers).response_timeout(BOUND).build().unwrap();
+    let (here, there) = (patient(), patient());
     // Connections stand before the server stops.
     for registry in [&here, &there] {
         let lease = registry.obtain("k").lease().await.unwrap();
@@ -240,7 +238,7 @@ async fn stopped_and_continued() {
     assert!(!there.obtain("k").acquire_once().await.unwrap());
     lease.release().await.unwrap();
     let lease = there.obtain("k").lease().await.unwrap();
-    assert!(begin.elapsed() < ms(2000), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < BOUND / 2, "{:?}", begin.elapsed());
     lease.release().await.unwrap();
     // Also what it was asked before its connections were given up.
     servers[2].cont();
@@ -272,18 +270,11 @@ async fn started_again_without_data_and_kept_out() {
     let there = quorum(&servers);
     let next = tokio::spawn(there.obtain("k").lease());
     // Its fixed lease ends by its own clock; until then nobody else has one.
-    let lost = timeout(BOUND, lease.lost());
-    let ended = async {
-        let _ = lost.await.expect("a fixed lease ends");
-        Instant::now()
-    };
-    let taken = async {
-        let lease = timeout(BOUND, next).await.unwrap().unwrap().unwrap();
-        (Instant::now(), lease)
-    };
-    let token = lease.token();
-    let (ended, (taken, next)) = tokio::join!(ended, taken);
-    assert!(ended <= taken, "two held for {:?}", ended - taken);
+    let (token, deadline) = (lease.token(), lease.deadline());
+    let next = timeout(BOUND, next).await.unwrap().unwrap().unwrap();
+    let taken = tokio::time::Instant::now();
+    assert!(deadline <= taken, "two held for {:?}", deadline - taken);
+    assert!(!lease.is_valid());
     assert!(next.token() > token);
     servers[2].cont();
     next.release().await.unwrap();
@@ -390,7 +381,8 @@ async fn each_started_again_without_data_in_its_turn() {
         builder(&servers).build().unwrap(),
         builder(&servers).build().unwrap(),
     );
-    let lock = here.obtain("k").ttl(ms(3000));
+    // A server takes a while to start on a busy machine, and renewals wait for answers.
+    let lock = here.obtain("k").ttl(ms(9000));
     let lease = lock
         .renewal(lockstream::Renewal::watchdog())
         .lease()
