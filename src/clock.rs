@@ -86,7 +86,7 @@ fn suspended() -> impl Fn() -> Duration {
     jumps(|| read(ClockId::Monotonic), move || began.elapsed())
 }
 
-/// `Instant` itself counts suspended time on Windows and OpenBSD. On other systems there is no clock that does.
+/// `Instant` itself counts suspended time on Windows and OpenBSD. On other systems no clock is known that does.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn suspended() -> impl Fn() -> Duration {
     || Duration::ZERO

@@ -4,6 +4,10 @@
 /// a renewal finds the key deleted or held by another owner, the lease is lost at once. A renewal without an answer
 /// changes nothing and is retried until the deadline.
 ///
+/// A registry that uses 64 keys or more spreads its renewals over time: the first one of a lease may come earlier, and
+/// after a reconnect each lease is renewed at a moment of its own, within a millisecond for each key and a third of the
+/// ttl at most.
+///
 /// This is the default: a lock is held as long as its work runs. A lock with a [`ttl`](crate::Lock::ttl) of its own
 /// gets a lease of that length, which is renewed only if [`Lock::renewal`](crate::Lock::renewal) is set, too.
 /// [`LockRegistryBuilder::renewal`](crate::LockRegistryBuilder::renewal) is the default of all locks that set neither.
@@ -12,8 +16,7 @@
 /// Renewal ends with the lease: nothing is renewed after a release, a drop or a loss.
 ///
 /// A lease leaked by [`std::mem::forget`] stays locked, like a forgotten `MutexGuard`: it is renewed until
-/// [`max_renewals`](Self::max_renewals) are used up, or the runtime on which it was acquired ends. That holds even if
-/// the registry is in use on another runtime.
+/// [`max_renewals`](Self::max_renewals) are used up, or no runtime is left on which its registry was used.
 ///
 /// # Examples
 ///

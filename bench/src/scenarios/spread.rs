@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockstream::events::{Events, LockEvent};
 use lockstream::store::RedisStore;
-use lockstream::{Lease, LockRegistry};
+use lockstream::stream::Events;
+use lockstream::{Lease, LockEvent, LockRegistry};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -73,7 +73,7 @@ async fn count(mut events: Events, deadlines: Arc<Mutex<Vec<Instant>>>) -> Outco
                 let mut deadlines = deadlines.lock().unwrap_or_else(PoisonError::into_inner);
                 deadlines.push(deadline);
             }
-            LockEvent::Missed { count } => return Err(format!("{count} events missed")),
+            LockEvent::Missed { count, .. } => return Err(format!("{count} events missed")),
             _ => {}
         }
     }

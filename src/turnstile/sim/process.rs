@@ -119,7 +119,7 @@ impl World {
         });
         let mut cx = EventCx::new(now, &mut process.ids);
         // Every other process is one with many leases (G5).
-        cx.leases = if id % 2 == 0 { 1 } else { 1000 };
+        cx.leases = if id.is_multiple_of(2) { 1 } else { 1000 };
         event(&mut entry.lines, &mut cx)
     }
 

@@ -165,7 +165,7 @@ impl Bench {
             turnstile: Turnstile::new(rules, Mode::Exclusive, true),
             ids: Ids::new(7),
             // The renewals of many are spread (G5).
-            leases: if passes % 2 == 0 { 1 } else { 1000 },
+            leases: if passes.is_multiple_of(2) { 1 } else { 1000 },
             now: ms(5000),
             epochs: 0,
             last_token: 0,

@@ -150,11 +150,10 @@ fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
     registry.assert_spread("a process that was stopped");
 }
 
-/// The same for those that a server refuses to renew: they are not sent again at one moment.
+/// The same for those that a server refuses to renew: all were sent again after 50 to 55 ms.
 #[test]
 fn g5_refused_renewals_are_spread() {
-    let mut moments = BTreeSet::new();
-    for seed in 0..100 {
+    let next = |seed| {
         let mut harness = Harness::new();
         harness.seed(seed);
         harness.leases = LEASES;
@@ -162,9 +161,11 @@ fn g5_refused_renewals_are_spread() {
         harness.wait_until(11_000);
         let renew = harness.sent();
         harness.fail(&renew, OpError::Refused(broken()));
-        moments.insert(harness.turnstile.next_timeout().unwrap());
-    }
-    assert!(moments.len() > 90, "{}", moments.len());
+        harness.turnstile.next_timeout().unwrap()
+    };
+    let moments: BTreeSet<_> = (0..100).map(next).collect();
+    let (first, last) = (moments.first().unwrap(), moments.last().unwrap());
+    assert!(*last - *first > PERIOD / 2, "{first:?} to {last:?}");
 }
 
 /// However often the connection breaks: each new one planned the renewal anew, and the last plan counted.
