@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{StreamExt, stream};
-use lockstream::{Renewal, StreamLockExt};
+use lockstream::{OnFinish, Renewal, StreamLockExt};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
