@@ -20,7 +20,7 @@ use crate::turnstile::LeaseEnd;
 use crate::{LockError, Mode, Token};
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
-/// [`on_finish`](crate::Lock::on_finish) lets the key expire.
+/// [`on_finish`](crate::Lock::on_finish) lets the key expire, or keeps it for a time.
 ///
 /// Made by [`Lock::lease`](crate::Lock::lease), `lease_within` and `lease_once`. [`release`](Self::release) reports
 /// whether the lease was valid to the end; a drop does not wait and reports nothing. If a lease is dropped just before

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockstream::store::PostgresStore;
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry};
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 
@@ -108,6 +108,37 @@ async fn a_lease_that_runs_out_in_a_transaction_is_not_given_away() {
     let got = waiting.await.unwrap().unwrap();
     assert!(got >= ending, "before the end of the transaction");
     assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+}
+
+/// The end of a lease whose key is kept waits for nothing: the key is nobody's. Its time may be over before the transaction
+/// is, and then it is given to nobody before that has ended. No fence begins meanwhile.
+#[tokio::test]
+async fn m8_a_kept_key_waits_for_the_transaction() {
+    let (server, one, other) = shop().await;
+    for shared in [false, true] {
+        let lock = one.obtain("account:1");
+        let lock = if shared { lock.shared() } else { lock };
+        let lease = lock.on_finish(OnFinish::KeepFor(ms(800)));
+        let lease = lease.lease().await.unwrap();
+        let (view, token) = (lease.view(), lease.token());
+        let mut client = client(&server.url()).await;
+        let transaction = client.transaction().await.unwrap();
+        view.fence(&transaction).await.unwrap();
+        lease.finish().await.unwrap();
+        let late = format!("SELECT lockstream.fence('account:1', {})", token.get());
+        let refused = server.client().try_run(&late).unwrap_err();
+        assert_eq!(refused.code().unwrap().code(), "LS001");
+        let lock = other.obtain("account:1");
+        let seen = lock.inspect().await.unwrap();
+        assert!(seen.owner.unwrap().contains("+kept:"));
+        tokio::time::sleep(ms(1200)).await;
+        assert!(!lock.acquire_once().await.unwrap(), "not even now");
+        transaction.execute(SPEND, &[]).await.unwrap();
+        transaction.commit().await.unwrap();
+        assert!(lock.acquire_within(BOUND).await.unwrap());
+        lock.release().await.unwrap();
+    }
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 40);
 }
 
 /// A release in the midst of the transaction is done when that has ended. No fence begins meanwhile.

@@ -172,7 +172,11 @@ impl Both {
                 Op::Listen { owner, ttl }
             }
             Want::Release => Op::Release { owner },
-            Want::Keep => Op::Keep { owner, left: ttl },
+            // For longer than the others take: nobody renews it.
+            Want::Keep => Op::Keep {
+                owner,
+                left: 4 * ttl,
+            },
             Want::Withdraw => self.leave(owner),
             Want::Renew => Op::Renew {
                 owner,
