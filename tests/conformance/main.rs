@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 191;
+const CASES: usize = 192;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -96,6 +96,7 @@ suite! {
         a_future_polled_now_and_then_keeps_its_place,
         a_future_that_is_not_polled_has_taken_nothing,
         other_keys_and_prefixes_are_other_locks,
+        no_two_prefixes_share_a_lock,
         #[core]
         a_name_is_seen_and_need_not_be_unique,
         #[core]
