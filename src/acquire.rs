@@ -87,7 +87,7 @@ impl Acquiring {
                 self.stage = Stage::Group(Box::new(group));
             } else {
                 let behind = std::mem::take(&mut self.behind);
-                let caller = WaiterState::new(self.options.key().clone(), mode, behind);
+                let caller = WaiterState::new(self.options.key().clone(), mode, &behind);
                 self.stage = Stage::Queued(Arc::new(caller));
                 self.arrive();
             }

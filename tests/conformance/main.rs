@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 192;
+const CASES: usize = 194;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -170,6 +170,8 @@ suite! {
         #[core]
         a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again,
         the_loss_of_one_key_is_the_loss_of_all,
+        the_first_loss_releases_the_rest_by_itself,
+        a_loss_leaves_what_is_to_be_kept,
         a_group_that_is_dropped_leaves_nothing,
         #[core]
         a_group_that_nobody_polls_holds_nothing,
