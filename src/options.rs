@@ -154,7 +154,7 @@ impl LockOptions {
         self.place
     }
 
-    /// The registry that can acquire the lock, or why none can.
+    /// The registry that can look at the lock, or why none can.
     pub(crate) fn engine(&self) -> Result<&Arc<Engine>, LockError> {
         let key = || self.key().clone();
         let Some(engine) = &self.engine else {
@@ -185,8 +185,12 @@ impl LockOptions {
         })
     }
 
-    /// What the lock excludes, or why it cannot be acquired.
-    pub(crate) fn mode(&self) -> Result<Mode, LockError> {
+    /// The registry that can acquire the lock, and what it excludes then; or why it cannot be acquired.
+    pub(crate) fn checked(&self) -> Result<(&Arc<Engine>, Mode), LockError> {
+        Ok((self.engine()?, self.mode()?))
+    }
+
+    fn mode(&self) -> Result<Mode, LockError> {
         let refuse = |setting, reason| {
             let key = self.key().clone();
             Err(LockError::InvalidSetting {

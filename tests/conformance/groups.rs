@@ -313,6 +313,29 @@ pub(crate) async fn groups_that_cannot_be_are_refused<W: World>(w: &W) {
     all_free(&locks, &["a", "b"]).await;
 }
 
+/// Inside the work of `a,b` it had a lease that held neither `a` nor `b`.
+pub(crate) async fn a_group_shares_no_lease_inside<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    for outer in ["a,b", "a"] {
+        let inside = async {
+            let nested = here.obtain_all(["a", "b"]).reentrant();
+            assert_err!(nested.lease().await, InvalidSetting, "a,b");
+            assert_err!(nested.acquire().await, InvalidSetting, "a,b");
+            assert_err!(async {}.with_lock(&nested).await, InvalidSetting, "a,b");
+            free(&there.obtain("b")).await;
+        };
+        inside.with_lock(here.obtain(outer)).await.unwrap();
+    }
+    // One of its keys is no name of it, nor the other way round.
+    let inside = async {
+        let nested = here.obtain("a,b").reentrant();
+        nested.lease().await.unwrap().release().await.unwrap();
+    };
+    let group = here.obtain_all(["a", "b"]);
+    inside.with_lock(group).await.unwrap();
+    all_free(&there, &["a", "b", "a,b"]).await;
+}
+
 /// The rest was renewed for as long as the guard lived. Nobody polls it here.
 pub(crate) async fn the_first_loss_releases_the_rest_by_itself<W: World>(w: &W) {
     let [here, there] = w.registries().await;

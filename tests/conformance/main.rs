@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 194;
+const CASES: usize = 200;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -154,6 +154,8 @@ suite! {
         #[core]
         modes_are_seen_in_inspections_snapshots_and_events,
         settings_that_do_not_fit_are_refused,
+        an_exclusive_lock_inside_a_shared_one_is_refused,
+        a_shared_lock_shares_no_lease_inside,
         a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
         shared_waiters_survive_an_outage,
         streams_run_under_shared_locks,
@@ -177,6 +179,7 @@ suite! {
         a_group_that_nobody_polls_holds_nothing,
         a_fixed_lease_of_a_group_begins_when_it_is_complete,
         groups_that_cannot_be_are_refused,
+        a_group_shares_no_lease_inside,
     }
     renewal: in_runtime {
         #[core]
@@ -341,6 +344,9 @@ suite! {
         a_clone_is_a_contender_of_its_own,
         a_shared_handle_is_one_contender,
         acquiring_a_held_handle_waits,
+        a_handle_has_one_shared_lease,
+        many_that_share_a_handle_meet_nobody,
+        who_has_lost_does_not_release_the_next,
         a_guard_is_not_the_handles,
         a_second_release_says_that_nothing_was_held,
         #[core]
