@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use futures::future::FusedFuture;
 
-use crate::LockError;
 use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, WaiterState};
 use crate::future::OrSkip;
@@ -16,6 +15,7 @@ use crate::reentrancy;
 use crate::settings::OnFinish;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
+use crate::{LockError, Mode};
 
 /// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
@@ -75,6 +75,10 @@ impl Acquiring {
         matches!(self.stage, Stage::Done)
     }
 
+    pub(crate) fn options(&self) -> &LockOptions {
+        &self.options
+    }
+
     /// A lock that others held for the whole wait is [`LockError::NotAcquired`].
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
         let acquired = ready!(self.poll_stage(cx));
@@ -84,17 +88,16 @@ impl Acquiring {
 
     fn poll_stage(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
         if let Stage::Unpolled = self.stage {
-            let engine = self.options.engine()?;
-            if let Some(lease) = self.nested(engine) {
-                return Poll::Ready(Ok(lease));
-            }
-            let mode = self.options.mode()?;
+            // Before anything is shared: what is refused alone is refused inside, too (H2).
+            let (engine, mode) = self.options.checked()?;
             if self.options.is_group() {
                 let group = GroupAcquiring::new(self.options.clone());
                 self.stage = Stage::Group(Box::new(group));
+            } else if let Some(lease) = self.nested(engine)? {
+                return Poll::Ready(Ok(lease));
             } else {
                 let behind = std::mem::take(&mut self.behind);
-                let caller = WaiterState::new(self.options.key().clone(), mode, behind);
+                let caller = WaiterState::new(self.options.key().clone(), mode, &behind);
                 self.stage = Stage::Queued(Arc::new(caller));
                 self.arrive();
             }
@@ -153,14 +156,25 @@ impl Acquiring {
 
     /// Shares the lease of the work that polls this, if the lock is reentrant. If it is not, the
     /// work waits for itself, and builds with debug assertions log that.
-    fn nested(&self, engine: &Arc<Engine>) -> Option<Lease> {
+    fn nested(&self, engine: &Arc<Engine>) -> Result<Option<Lease>, LockError> {
         let deadlock = cfg!(debug_assertions) && self.waits();
         if !(self.options.reentrant || deadlock) {
-            return None;
+            return Ok(None);
         }
-        let enclosing = reentrancy::enclosing(engine, self.options.key())?;
+        let Some(enclosing) = reentrancy::enclosing(engine, self.options.key()) else {
+            return Ok(None);
+        };
         if self.options.reentrant {
-            return Lease::share(engine.clone(), enclosing.caller, enclosing.on_finish);
+            // H2: others hold the key beside a reader or a permit. An upgrade would wait for the work around it.
+            if enclosing.caller.mode() != Mode::Exclusive {
+                return Err(LockError::InvalidSetting {
+                    key: self.options.key().clone(),
+                    setting: "reentrant",
+                    reason: "cannot upgrade the shared lease or permit of the work around it",
+                });
+            }
+            let (caller, on_finish) = (enclosing.caller, enclosing.on_finish);
+            return Ok(Lease::share(engine.clone(), caller, on_finish));
         }
         log!(
             warn,
@@ -169,7 +183,7 @@ impl Acquiring {
             inner = %self.options.place(),
             "lock awaited inside the work that holds it"
         );
-        None
+        Ok(None)
     }
 
     fn arrive(&self) {

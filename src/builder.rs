@@ -29,8 +29,11 @@ impl LockRegistryBuilder {
         }
     }
 
-    /// The first part of every name in the store: 1 to 128 bytes, no control characters, no `~`. Registries with
-    /// different prefixes share no locks. Default: `lock`.
+    /// The first part of every name in the store: 1 to 128 bytes, no control characters, no `~`, no `:`, and braces
+    /// only with a hash tag. Registries with different prefixes share no locks, on any store. Default: `lock`.
+    ///
+    /// The lock `key` is named `prefix:key`, so the first `:` ends the prefix. A part of a service is `shop-billing`, or
+    /// begins the keys: the prefix `shop` with the key `billing:7`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into().into();
         self

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::time::ClockId;
 use tokio::time::Instant;
 
+use crate::thread_end;
 use crate::turnstile::{FOREVER, Moment};
 
 /// How often somebody who holds something looks whether the machine was suspended.
@@ -42,7 +43,7 @@ impl Clock {
 
     pub(crate) fn now(&self) -> Moment {
         let slept = self.slept();
-        Instant::now().saturating_duration_since(self.epoch) + slept
+        thread_end::now().saturating_duration_since(self.epoch) + slept
     }
 
     /// When `moment` comes, if the machine is not suspended again; never for [`FOREVER`].

@@ -62,6 +62,16 @@ pub enum LockError {
         /// The registry's `max_waiters`.
         limit: usize,
     },
+    /// The handle on which [`acquire`](crate::Lock::acquire) was called belongs to another caller: it holds a reader or a
+    /// permit, or acquires one; or what it held was lost, and [`release`](crate::Lock::release) has not told that yet.
+    ///
+    /// Give each task a clone of the handle. After a loss, call `release`, which tells the loss once.
+    #[error("lock {key:?} not acquired: its handle is in use")]
+    #[non_exhaustive]
+    HandleInUse {
+        /// The name of what is locked.
+        key: Arc<str>,
+    },
     /// A bare key was locked, but no registry is [installed](crate::LockRegistry::install).
     ///
     /// Lock `(registry, key)`, or write `registry = …` in `#[with_lock]`.
@@ -145,6 +155,7 @@ impl LockError {
             Self::NotAcquired { key, .. }
             | Self::Lost { key, .. }
             | Self::QueueFull { key, .. }
+            | Self::HandleInUse { key }
             | Self::NoRegistry { key }
             | Self::Closed { key }
             | Self::TooSlow { key, .. }
@@ -185,6 +196,7 @@ impl LockError {
             Self::NotAcquired { .. } | Self::QueueFull { .. } | Self::TooSlow { .. } => true,
             Self::Store { source, .. } => source.is_retryable(),
             Self::Lost { .. }
+            | Self::HandleInUse { .. }
             | Self::NoRegistry { .. }
             | Self::Closed { .. }
             | Self::InvalidKey { .. }

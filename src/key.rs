@@ -6,6 +6,9 @@ pub(crate) const MAX_KEY: usize = 512;
 /// The longest prefix, in bytes.
 const MAX_PREFIX: usize = 128;
 
+/// What our own names have and no lock's name has (K5): fences, queues, channels.
+const RESERVED: &str = ":~";
+
 /// Why `key` cannot name a lock under `prefix`; `None` if it can.
 ///
 /// On a cluster a lock's queue must live in the lock's slot without being another lock's name, and
@@ -37,13 +40,16 @@ pub(crate) fn fault_of_text(key: &str) -> Option<&'static str> {
     if key.starts_with('~') {
         return Some("must not begin with '~', which is reserved");
     }
-    if ends_like_a_set(key) {
-        return Some("must not end in ':~queue' or ':~listen' and a number, which are reserved");
+    if key.contains(RESERVED) {
+        return Some("must not contain ':~', which is reserved");
     }
     None
 }
 
 /// Why `prefix` cannot stand before keys; `None` if it can.
+///
+/// The first `:` of a name ends its prefix, so no two prefixes have a name in common (K4). With an open brace, a queue
+/// `{P:N}:~queue2` could be that of the lock `{P:N}`, too.
 pub(crate) fn prefix_fault(prefix: &str) -> Option<&'static str> {
     if prefix.is_empty() {
         Some("must not be empty")
@@ -53,8 +59,12 @@ pub(crate) fn prefix_fault(prefix: &str) -> Option<&'static str> {
         Some("must not contain control characters")
     } else if prefix.contains('~') {
         Some("must not contain '~', which is reserved")
-    } else if prefix.contains('}') && !has_hash_tag(prefix) {
-        Some("must not contain '}' without a hash tag '{…}' before it")
+    } else if prefix.contains(':') {
+        Some(
+            "must not contain ':', which ends it; write '-' or '.', or begin the keys with the rest",
+        )
+    } else if prefix.contains(['{', '}']) && !has_hash_tag(prefix) {
+        Some("must not contain '{' or '}' without a hash tag '{…}'")
     } else {
         None
     }
@@ -72,11 +82,6 @@ pub(crate) fn hash_tag(name: &str) -> Option<&str> {
     (!tag.is_empty()).then_some(tag)
 }
 
-fn ends_like_a_set(key: &str) -> bool {
-    let stem = key.trim_end_matches(|c: char| c.is_ascii_digit());
-    stem.len() < key.len() && (stem.ends_with(":~queue") || stem.ends_with(":~listen"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +95,9 @@ mod tests {
             "{a}b",
             "a{b}c}",
             "a{b",
+            ":a",
+            "a:",
+            "a::b~",
             &"x".repeat(512),
         ] {
             assert_eq!(fault("lock", key), None, "{key}");
@@ -105,8 +113,10 @@ mod tests {
             "a\nb",
             "~fence",
             "a:~queue2",
-            "a:~queue42",
             "a:~listen1",
+            "a:~",
+            "billing:~fence",
+            "a:~b",
             "a}",
             "{}a",
             "{}{a}",
@@ -118,8 +128,12 @@ mod tests {
     #[test]
     fn prefixes() {
         assert_eq!(prefix_fault("lock"), None);
+        assert_eq!(prefix_fault("shop-billing"), None);
         assert_eq!(prefix_fault("{app}"), None);
-        for prefix in ["", "a\tb", "a~b", "a}"] {
+        assert_eq!(prefix_fault("shop.{app}"), None);
+        for prefix in [
+            "", "a\tb", "a~b", "a}", "{a", "a{}", "a:b", ":", "{a:b}", "{a}:b",
+        ] {
             assert!(prefix_fault(prefix).is_some(), "{prefix}");
         }
     }

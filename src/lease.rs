@@ -62,7 +62,7 @@ pub struct LeaseView {
 
 /// The leases of several keys that are one lease.
 struct Group {
-    /// All keys, joined by commas.
+    /// The name of all keys.
     key: Arc<str>,
     members: Vec<LeaseView>,
     /// What is cancelled at the first loss.
@@ -101,6 +101,8 @@ impl Lease {
                 engine.restart(&member.caller, renewals, options.on_finish);
             }
         }
+        let callers: Vec<_> = members.iter().map(|it| it.caller.clone()).collect();
+        engine.unite(&callers, options.on_finish);
         let first = members.first().expect("a group has several keys").clone();
         let group = Group {
             key: options.key().clone(),
@@ -376,7 +378,7 @@ async fn ended(caller: &WaiterState) -> Result<(), LockError> {
 }
 
 impl LeaseView {
-    /// The name of what is locked: for several keys, all of them in the order of their bytes, joined by commas.
+    /// The name of what is locked: of several keys, that of [`obtain_all`](crate::LockRegistry::obtain_all).
     pub fn key(&self) -> &str {
         self.whole_key()
     }

@@ -122,6 +122,7 @@ mod scan;
 mod settings;
 mod snapshot;
 pub mod store;
+mod thread_end;
 mod token;
 #[cfg(feature = "tower")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tower")))]

@@ -2,27 +2,29 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+#[cfg(doc)]
+use crate::LockError;
 use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
 use crate::inspect::{Inspect, inspect};
+use crate::lease::LeaseView;
 use crate::manual::{Acquire, LeaseSlot, Release, acquire};
 use crate::operation::Operation;
 use crate::options::{LockOptions, Sharing};
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::{OnFinish, OnLost};
-#[cfg(doc)]
-use crate::{LeaseView, LockError};
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///
 /// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail. An invalid key
 /// or setting is reported at the first poll of any future that the handle makes.
 ///
-/// **A clone is a caller of its own**: what one clone acquired, another neither holds nor
-/// releases. The same goes for the handle that a setter returns. To share one handle, share it
-/// visibly: `&Lock`, `Arc<Lock>`. A lock is not reentrant unless [`reentrant`](Self::reentrant) was
-/// called.
+/// **A handle is one caller, and a clone is another**: what one clone acquired, another neither holds nor releases. The
+/// same goes for the handle that a setter returns. So give each task a clone of its own. A handle that several tasks
+/// share, as `&Lock` or `Arc<Lock>`, makes clones for [`with_lock`](crate::FutureLockExt::with_lock), and its guards
+/// ([`lease`](Self::lease)) are callers of their own. But [`acquire`](Self::acquire) and [`release`](Self::release) on it are
+/// those of one caller. A lock is not reentrant unless [`reentrant`](Self::reentrant) was called.
 ///
 /// Most work needs none of the methods here, only [`with_lock`](crate::FutureLockExt::with_lock).
 ///
@@ -163,6 +165,9 @@ impl Lock {
     /// dropped. A release by one that is not the last resolves at once, and says whether the lease is
     /// still valid. A handle has one slot and does not count: what it acquired twice, one
     /// [`release`](Self::release) gives back.
+    ///
+    /// Only an exclusive lease is shared. Inside a [reader](Self::shared) or a [permit](Self::permits) of the key an
+    /// exclusive lock is [`LockError::InvalidSetting`]: an upgrade would wait for the work around it.
     ///
     /// # Examples
     ///
@@ -320,8 +325,9 @@ impl Lock {
     ///
     /// [`LockError::Store`] if the store cannot be reached, or does not answer within the registry's
     /// response time-out; [`LockError::TooSlow`] if answers take longer than a lease lasts;
-    /// [`LockError::QueueFull`] if `max_waiters` callers of this registry wait for their first answer;
-    /// [`LockError::Closed`]; an invalid key, ttl or setting.
+    /// [`LockError::HandleInUse`] as by [`acquire`](Self::acquire); [`LockError::QueueFull`] if
+    /// `max_waiters` callers of this registry wait for their first answer; [`LockError::Closed`]; an
+    /// invalid key, ttl or setting.
     ///
     /// # Cancel safety
     ///
@@ -337,13 +343,21 @@ impl Lock {
     /// handle holds it from now on, `false` if others held it for the whole wait.
     ///
     /// As with [`acquire_once`](Self::acquire_once), `if locks.obtain(k).acquire().await? { … }`
-    /// would run unlocked. A handle that already holds the lock waits like any other.
+    /// would run unlocked. An exclusive handle that already holds the lock waits like any other.
     ///
     /// # Errors
     ///
     /// [`LockError::Store`] if the store could not be reached by the end of the wait;
-    /// [`LockError::TooSlow`], [`LockError::QueueFull`], [`LockError::Closed`]; an invalid key, ttl or
-    /// setting.
+    /// [`LockError::HandleInUse`], see below; [`LockError::TooSlow`], [`LockError::QueueFull`],
+    /// [`LockError::Closed`]; an invalid key, ttl or setting.
+    ///
+    /// # One handle, one caller
+    ///
+    /// A handle holds one lease, which leaves it by [`release`](Self::release) alone. So `acquire` fails with
+    /// [`LockError::HandleInUse`] if the handle holds a [reader](Self::shared) or a [permit](Self::permits), or is acquiring
+    /// one. It also fails if the handle's lease was lost and not released yet, be it while this call waited: otherwise
+    /// the release by the one who lost it would free the key under the next. `release` tells the loss, once, and then
+    /// the handle acquires again.
     ///
     /// # Cancel safety
     ///
@@ -394,6 +408,24 @@ impl Lock {
                 None => Ok(false),
             }
         })
+    }
+
+    /// A view of the lease that this handle's `acquire` brought, until it is released: with its token, its deadline and its
+    /// loss. `None` if there is none.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("k");
+    /// assert!(lock.acquire().await?);
+    /// let token = lock.view().expect("it was just acquired").token();
+    /// # let _ = token;
+    /// lock.release().await?;
+    /// assert!(lock.view().is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn view(&self) -> Option<LeaseView> {
+        self.slot.get()?.view()
     }
 
     /// Whether this handle's `acquire` holds the lock now. It becomes false at the lease's deadline,

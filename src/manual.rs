@@ -1,34 +1,89 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::LockError;
 use crate::acquire::TryLease;
-use crate::lease::Lease;
+use crate::lease::{Lease, LeaseView};
 use crate::operation::Operation;
 use crate::user_code::log;
+use crate::{LockError, Mode};
 
 /// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
+///
+/// A lease leaves it by a release, or with the last handle, and never because another comes (H1). So a release is that
+/// of the lease whose acquisition said `true`: one who has lost its lease cannot release that of the next (H3).
 #[derive(Debug, Default)]
 pub(crate) struct LeaseSlot {
-    lease: Mutex<Option<Lease>>,
+    state: Mutex<SlotState>,
+}
+
+#[derive(Debug, Default)]
+struct SlotState {
+    lease: Option<Lease>,
+    /// How many acquisitions are under way.
+    claims: usize,
 }
 
 impl LeaseSlot {
-    fn fill(&self, lease: Lease) {
-        let before = self.lock().replace(lease);
-        // It is over, or the key could not have been acquired again. Its drop takes other locks.
-        drop(before);
+    /// Begins an acquisition. Fails if it could not be told apart from one that holds, or is under way. An exclusive one
+    /// waits for those in the queue of the key.
+    fn claim(&self, mode: Mode) -> Option<Claim<'_>> {
+        let mut state = self.lock();
+        let is_free = match &state.lease {
+            None => mode == Mode::Exclusive || state.claims == 0,
+            Some(lease) => match lease.view().loss() {
+                None => mode == Mode::Exclusive,
+                // After a shutdown nothing is acquired, as the acquisition will say.
+                Some(loss) => !loss.is_lost(),
+            },
+        };
+        if !is_free {
+            return None;
+        }
+        state.claims += 1;
+        Some(Claim { slot: self })
     }
 
     pub(crate) fn take(&self) -> Option<Lease> {
-        self.lock().take()
+        self.lock().lease.take()
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        self.lock().as_ref().is_some_and(Lease::is_valid)
+        self.lock().lease.as_ref().is_some_and(Lease::is_valid)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn view(&self) -> Option<LeaseView> {
+        self.lock().lease.as_ref().map(Lease::view)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An acquisition that is under way.
+struct Claim<'a> {
+    slot: &'a LeaseSlot,
+}
+
+impl Claim<'_> {
+    /// Puts the lease into the slot. Gives it back if there is another, which was lost and not released.
+    fn fill(self, lease: Lease) -> Result<(), Lease> {
+        let mut state = self.slot.lock();
+        match &state.lease {
+            None => state.lease = Some(lease),
+            // The handle is reentrant: both share the lease of the work around them.
+            Some(held) if Arc::ptr_eq(held.caller(), lease.caller()) => {
+                drop(state);
+                drop(lease);
+            }
+            Some(_) => return Err(lease),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.slot.lock().claims -= 1;
     }
 }
 
@@ -60,6 +115,15 @@ pub type Release = Operation<Result<bool, LockError>>;
 
 /// Acquires a lease for the slot, which is kept until then.
 pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result<bool, LockError> {
-    let lease = acquiring.await?;
-    Ok(lease.map(|lease| slot.fill(lease)).is_some())
+    let options = acquiring.inner.0.options();
+    let key = options.key().clone();
+    let in_use = || LockError::HandleInUse { key };
+    let (_, mode) = options.checked()?;
+    let Some(claim) = slot.claim(mode) else {
+        return Err(in_use());
+    };
+    match acquiring.await? {
+        Some(lease) => claim.fill(lease).map(|()| true).map_err(|_| in_use()),
+        None => Ok(false),
+    }
 }

@@ -16,7 +16,7 @@ use crate::{LockError, Mode};
 pub(crate) struct LockOptions {
     engine: Option<Arc<Engine>>,
     key: Arc<str>,
-    /// The keys of a group, in the order of their bytes. `key` is all of them, joined by commas.
+    /// The keys of a group, in the order of their bytes. `key` is the [name](group_name) of all of them.
     keys: Option<Arc<[Arc<str>]>>,
     /// Which key is invalid, if one is, and why: checked once, however often the lock is acquired.
     key_fault: Option<(usize, &'static str)>,
@@ -50,6 +50,14 @@ pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only"
 
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;
+
+/// The name of several keys: all of them, separated by commas. What could be read as a separator is escaped by a backslash,
+/// so two groups never have one name (H5).
+fn group_name(keys: &[Arc<str>]) -> String {
+    let escaped = keys.iter();
+    let escaped = escaped.map(|key| key.replace('\\', "\\\\").replace(',', "\\,"));
+    escaped.collect::<Vec<_>>().join(",")
+}
 
 impl LockOptions {
     #[track_caller]
@@ -97,7 +105,7 @@ impl LockOptions {
         Self {
             key_fault: fault.or(keys.is_empty().then_some((0, "must be at least one key"))),
             keys: Some(keys.clone().into()),
-            ..Self::new(engine, &keys.join(","))
+            ..Self::new(engine, &group_name(&keys))
         }
     }
 
@@ -149,7 +157,7 @@ impl LockOptions {
         self.place
     }
 
-    /// The registry that can acquire the lock, or why none can.
+    /// The registry that can look at the lock, or why none can.
     pub(crate) fn engine(&self) -> Result<&Arc<Engine>, LockError> {
         let key = || self.key().clone();
         let Some(engine) = &self.engine else {
@@ -180,8 +188,12 @@ impl LockOptions {
         })
     }
 
-    /// What the lock excludes, or why it cannot be acquired.
-    pub(crate) fn mode(&self) -> Result<Mode, LockError> {
+    /// The registry that can acquire the lock, and what it excludes then; or why it cannot be acquired.
+    pub(crate) fn checked(&self) -> Result<(&Arc<Engine>, Mode), LockError> {
+        Ok((self.engine()?, self.mode()?))
+    }
+
+    fn mode(&self) -> Result<Mode, LockError> {
         let refuse = |setting, reason| {
             let key = self.key().clone();
             Err(LockError::InvalidSetting {
@@ -253,6 +265,40 @@ impl LockOptions {
             patience,
             wait,
             repeats: self.repeat.as_ref().unwrap_or(&settings.repeat).start(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// `["x,y", "z"]` and `["x", "y,z"]` had one name.
+    #[test]
+    fn two_groups_never_have_one_name() {
+        let options = |keys: &[&str]| LockOptions::of_all(None, keys);
+        let (one, other) = (options(&["x,y", "z"]), options(&["x", "y,z"]));
+        assert_eq!(&**one.key(), r"x\,y,z");
+        assert_eq!(&**other.key(), r"x,y\,z");
+        assert_eq!(&**options(&[r"c:\d", "b"]).key(), r"b,c:\\d");
+        assert_eq!(&**options(&["x,y"]).key(), "x,y", "one key is itself");
+        let keys = [
+            "x", ",", r"\", "x,", ",x", r"x\", r"\,", r"\\", r"x,\", ",,",
+        ];
+        let mut groups = HashMap::new();
+        for first in keys {
+            for second in keys {
+                for third in keys {
+                    let group = options(&[first, second, third]);
+                    if group.is_group() {
+                        let keys = group.keys().to_vec();
+                        let before = groups.entry(group.key().clone()).or_insert(keys.clone());
+                        assert_eq!(*before, keys, "{}", group.key());
+                    }
+                }
+            }
         }
     }
 }

@@ -63,7 +63,8 @@ pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> FrameGu
     }
 }
 
-/// The valid lease of this registry on the key that the running code is inside of.
+/// The valid lease of this registry on the key that the running code is inside of: the innermost, if it is inside of several
+/// readers or permits.
 pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
     let innermost = STACK.try_with(|stack| {
         let stack = stack.borrow();
@@ -71,26 +72,23 @@ pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
             return None;
         }
         let task = task::try_id();
-        // If several are on the key, the outer ones were lost, or are shared by the innermost.
+        let now = engine.view_context.clock.now();
         let mut frames = stack
             .iter()
             .rev()
             .filter(|frame| frame.task == task && std::ptr::eq(frame.engine, Arc::as_ptr(engine)));
         frames.find_map(|frame| {
-            let mut members = frame.lease.members().iter();
-            let member = members.find(|member| **member.caller().key() == *key)?;
+            let callers = frame.lease.members().iter().map(LeaseView::caller);
+            let mut of_key = callers.filter(|caller| **caller.key() == *key);
+            let caller = of_key.find(|caller| caller.is_held(now))?;
             Some(Enclosing {
-                caller: member.caller().clone(),
+                caller: caller.clone(),
                 on_finish: frame.on_finish,
                 place: frame.place,
             })
         })
     });
-    let lease = innermost.ok().flatten()?;
-    lease
-        .caller
-        .is_held(engine.view_context.clock.now())
-        .then_some(lease)
+    innermost.ok().flatten()
 }
 
 impl Drop for FrameGuard {

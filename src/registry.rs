@@ -121,7 +121,8 @@ impl LockRegistry {
     ///
     /// The lease is one: its deadline is the earliest of all keys, and the first loss is its loss.
     /// [`token`](crate::LeaseView::token) is that of the first key, and [`token_of`](crate::LeaseView::token_of) has that
-    /// of each. Its [`key`](Lock::key) is all keys, joined by commas. A key that is given twice counts once. Groups are
+    /// of each. Its [`key`](Lock::key) is all keys, separated by commas; a comma or a backslash in a key has a
+    /// backslash before it, so two groups never have one name. A key that is given twice counts once. Groups are
     /// exclusive, and not [reentrant](Lock::reentrant).
     ///
     /// **A group or lock that is taken inside the work of another is not in that order.** Two tasks that nest in different

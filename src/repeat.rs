@@ -2,9 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::RngExt;
-
-use crate::user_code;
+use crate::{thread_end, user_code};
 
 /// The pauses between the attempts of a waiter where the store cannot notify it.
 ///
@@ -222,7 +220,7 @@ impl Repeat {
 /// Anything from nothing to `most`.
 fn spread(most: Duration) -> Duration {
     // Of a span too long for a double's digits the product may be rounded up past it.
-    most.mul_f64(rand::rng().random::<f64>()).min(most)
+    most.mul_f64(thread_end::random()).min(most)
 }
 
 /// Where a pause that grows begins.

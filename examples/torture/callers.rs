@@ -48,10 +48,14 @@ pub(crate) enum Habit {
     Grouping,
     /// Leaves its key in the store for a time.
     Keeping,
+    /// Acquires and releases by a handle that others share.
+    Handling,
+    /// Asks to be let in at once, inside a lock of any mode on the same key.
+    Nesting,
 }
 
 /// Who does what in every child.
-pub(crate) const HABITS: [(Habit, u64); 9] = [
+pub(crate) const HABITS: [(Habit, u64); 11] = [
     (Habit::Plain, 4),
     (Habit::Dropped, 4),
     (Habit::Passing, 16),
@@ -61,6 +65,8 @@ pub(crate) const HABITS: [(Habit, u64); 9] = [
     (Habit::Sharing, 8),
     (Habit::Grouping, 3),
     (Habit::Keeping, 1),
+    (Habit::Handling, 4),
+    (Habit::Nesting, 2),
 ];
 
 /// For how long a transaction thinks, at most.
@@ -74,6 +80,8 @@ pub(crate) struct Caller {
     pub(crate) log: Log,
     pub(crate) resource: Arc<PathBuf>,
     pub(crate) dice: Dice,
+    /// Handles of every mode, which several callers share.
+    pub(crate) handles: Arc<[Wanted]>,
     /// Whether the store has shared locks and permits.
     pub(crate) shares: bool,
     /// Where the table is whose updates are fenced, if there is one.
@@ -82,6 +90,7 @@ pub(crate) struct Caller {
 }
 
 /// What a caller locks.
+#[derive(Debug)]
 pub(crate) struct Wanted {
     lock: Lock,
     keys: Vec<&'static str>,
@@ -93,6 +102,30 @@ impl Wanted {
         let lock = change(self.lock);
         Self { lock, ..self }
     }
+}
+
+/// Handles to be shared: exclusive, a reader, a permit; each lasts, or may run out under its holder.
+pub(crate) fn handles(registry: &LockRegistry, shares: bool) -> Arc<[Wanted]> {
+    let mut handles = Vec::new();
+    for ttl in [None, Some(Duration::from_millis(100))] {
+        let mut add = |key, mode, share: fn(Lock) -> Lock| {
+            let lock = share(registry.obtain(key));
+            let lock = match ttl {
+                Some(ttl) => lock.ttl(ttl),
+                None => lock,
+            };
+            let keys = vec![key];
+            handles.push(Wanted { lock, keys, mode });
+        };
+        add("any-0", Mode::Exclusive, |lock| lock);
+        if shares {
+            add("read", Mode::Reader, Lock::shared);
+            let (weight, limit) = (2, 4);
+            let permit = Mode::Permit { weight, limit };
+            add("permits", permit, |lock| lock.permits(4).weight(2));
+        }
+    }
+    handles.into()
 }
 
 /// Whether to go on.
@@ -193,8 +226,101 @@ impl Caller {
                 self.keep(wanted, limit, hold, time).await?;
                 sleep(self.dice.millis(0, 100)).await;
             }
+            Habit::Handling => {
+                self.by_handle().await?;
+                sleep(self.dice.micros(0, 20_000)).await;
+            }
+            Habit::Nesting => {
+                self.nested().await?;
+                sleep(self.dice.micros(0, 20_000)).await;
+            }
         }
         Ok(())
+    }
+
+    /// One turn by a handle that others may use at the same time. It is never dropped while it holds: nobody else may
+    /// release the handle.
+    async fn by_handle(&mut self) -> Outcome {
+        let handles = self.handles.clone();
+        let wanted = self.dice.pick(&handles);
+        let (limit, hold) = (self.dice.millis(10, 1_000), self.dice.millis(0, 120));
+        let wait = self.log.wait(limit);
+        match wanted.lock.acquire_within(limit).await {
+            Ok(true) => {}
+            Ok(false) => {
+                wait.ended("busy");
+                return Ok(());
+            }
+            Err(LockError::HandleInUse { .. }) => {
+                wait.ended("in-use");
+                return Ok(());
+            }
+            Err(error) => return self.failed(&wait, &error),
+        }
+        wait.ended("got");
+        let Some(view) = wanted.lock.view() else {
+            self.wrong("a handle was released by another");
+            return Ok(());
+        };
+        let held = wait.hold(&view, &wanted.keys, wanted.mode);
+        tokio::select! {
+            biased;
+            _ = view.lost() => {}
+            _ = self.work(wanted, &view, &held, hold) => {}
+        }
+        drop(held);
+        match wanted.lock.release().await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.wrong("a handle was released by another");
+                Ok(())
+            }
+            Err(error) => self.failed(&wait, &error),
+        }
+    }
+
+    /// An exclusive lock inside work that holds its key in any mode. What it gets is in the log, unless it shares the lease
+    /// around it.
+    async fn nested(&mut self) -> Outcome {
+        let outer = match self.dice.once_in(2) {
+            true => self.one_of(&KEYS[2..4]),
+            false => self.shared(),
+        };
+        let (limit, hold) = (self.dice.millis(100, 2_000), self.dice.micros(0, 3_000));
+        let inner = self.exclusive(outer.keys[0]).with(Lock::reentrant);
+        let outer = outer.with(|lock| lock.wait(limit));
+        let wait = self.log.wait(limit);
+        let (this, waiting, outside, inside) = (&*self, &wait, &outer, &inner);
+        let ran = outer.lock.with_lease(|lease| async move {
+            waiting.ended("got");
+            let held = waiting.hold(&lease, &outside.keys, outside.mode);
+            match inside.lock.lease_once().await {
+                Ok(Some(inner)) if inner.token() == lease.token() => {
+                    if outside.mode != Mode::Exclusive {
+                        this.wrong("a shared lease was had by an exclusive lock inside");
+                    }
+                    this.work(inside, &inner.view(), &held, hold).await;
+                }
+                Ok(Some(inner)) => {
+                    // The lease around it is over.
+                    let view = inner.view();
+                    let held = waiting.hold(&view, &inside.keys, inside.mode);
+                    this.work(inside, &view, &held, hold).await;
+                }
+                Err(LockError::InvalidSetting { .. }) if outside.mode != Mode::Exclusive => {}
+                Ok(None) => {}
+                Err(error) => drop(this.failed(waiting, &error)),
+            }
+        });
+        match ran.await {
+            Ok(()) => Ok(()),
+            Err(error) => self.failed(&wait, &error),
+        }
+    }
+
+    fn wrong(&self, what: &str) {
+        let what = what.to_owned();
+        self.log.write(&Line::Wrong { what });
     }
 
     pub(crate) fn one_of(&mut self, keys: &[&'static str]) -> Wanted {
@@ -409,8 +535,7 @@ impl Caller {
             }
             other => {
                 wait.ended("wrong");
-                let what = format!("{other:?}");
-                self.log.write(&Line::Wrong { what });
+                self.wrong(&format!("{other:?}"));
             }
         }
         Ok(())

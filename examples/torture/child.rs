@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::callers::{Caller, HABITS, KEYS, RESPONSE_TIMEOUT, TTL};
+use crate::callers::{Caller, HABITS, KEYS, RESPONSE_TIMEOUT, TTL, handles};
 use crate::deployments::{PREFIX, open, shares};
 use crate::dice::Dice;
 use crate::log::{Line, Log, now};
@@ -126,6 +126,7 @@ impl Role {
             .build()
             .expect("the settings are valid");
         let resource = Arc::new(self.resource);
+        let handles = handles(&registry, shares(&self.urls));
         let mut next = 0;
         let mut caller = || {
             next += 1;
@@ -133,6 +134,7 @@ impl Role {
                 registry: registry.clone(),
                 log: log.clone(),
                 resource: resource.clone(),
+                handles: handles.clone(),
                 dice: Dice::of(self.seed, next),
                 shares: shares(&self.urls),
                 #[cfg(feature = "postgres")]

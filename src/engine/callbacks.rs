@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::waiter_state::WaiterState;
 use crate::Token;
 use crate::repeat::Pauses;
+use crate::settings::OnFinish;
 use crate::user_code::{self, log};
 
 /// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked.
@@ -17,8 +18,8 @@ pub(super) struct Callbacks {
     pub(super) watchers: SmallVec<[Arc<AtomicWaker>; 1]>,
     /// Policies of waits that are over, to be dropped.
     pub(super) policies: SmallVec<[Pauses; 1]>,
-    /// Leases of groups whose wait for another key has ended in vain, to be released.
-    pub(super) given_up: Vec<Arc<WaiterState>>,
+    /// Leases of groups that did not get another key, or lost it, and how they end.
+    pub(super) given_up: Vec<(Arc<WaiterState>, OnFinish)>,
     /// Keys and tokens of lost leases, and whether they had expired.
     pub(super) lost: SmallVec<[(Arc<str>, Token, bool); 1]>,
     /// Keys and tokens of leases whose renewal is late, and the time that is left to them.

@@ -13,7 +13,7 @@ use super::failure::Caller;
 use super::phase::EndMode;
 use super::state::{Deferred, PIECE, State};
 use super::timer::Timer;
-use super::waiter_state::WaiterState;
+use super::waiter_state::{Peers, WaiterState};
 use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
@@ -295,13 +295,42 @@ impl Engine {
         .is_some()
     }
 
+    /// The leases of a group are complete. From now on the first loss of one ends all (H4).
+    pub(crate) fn unite(&self, callers: &[Arc<WaiterState>], on_finish: OnFinish) {
+        let peers = Peers::of(callers, on_finish);
+        let mut is_whole = true;
+        for caller in callers {
+            is_whole &= caller.unite(peers.clone());
+        }
+        if !is_whole {
+            // One was lost before it knew of the others.
+            for caller in callers {
+                self.revoke(caller, on_finish);
+            }
+        }
+    }
+
+    /// Ends a lease under its holder: another one of its group is gone.
+    pub(super) fn revoke(&self, caller: &WaiterState, on_finish: OnFinish) {
+        if self.finish(caller, on_finish) && caller.is_shared() {
+            self.forfeit(caller);
+        }
+    }
+
+    /// Those who share a lease that was ended lose it, and with it those of its group.
+    fn forfeit(&self, caller: &WaiterState) {
+        for (peer, on_finish) in caller.forfeit() {
+            self.revoke(&peer, on_finish);
+        }
+    }
+
     /// The holder leaves its lease in the store. Returns the owner under which it is stored; if it was
     /// not held any more, an owner that never existed.
     pub(crate) fn detach(&self, caller: &WaiterState) -> String {
         let shared = caller.is_shared();
         let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten();
         if shared {
-            caller.forfeit();
+            self.forfeit(caller);
         }
         // Sequences begin at 1.
         let sequence = owner.map_or(0, |owner| owner.sequence);

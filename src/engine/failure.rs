@@ -56,9 +56,11 @@ impl Drop for Caller {
 
 /// Runs `code`. Also returns the callers that were dropped during a panic.
 pub(super) fn catch<R>(code: impl FnOnce() -> R) -> (thread::Result<R>, Vec<Arc<WaiterState>>) {
-    DROPPED.set(Some(Vec::new()));
+    // A thread that ends has no more locals, but may still drop a lease. There a panic loses the callers that it drops.
+    let _ = DROPPED.try_with(|dropped| dropped.replace(Some(Vec::new())));
     let result = catch_unwind(AssertUnwindSafe(code));
-    (result, DROPPED.take().unwrap_or_default())
+    let dropped = DROPPED.try_with(RefCell::take);
+    (result, dropped.ok().flatten().unwrap_or_default())
 }
 
 impl Engine {

@@ -6,7 +6,6 @@ use std::sync::{MutexGuard, PoisonError};
 use super::core::Engine;
 use super::failure;
 use super::state::{ChangeCx, Deferred, State};
-use crate::settings::OnFinish;
 use crate::store::contract::SubmittedOp;
 use crate::user_code::{self, log};
 
@@ -124,8 +123,8 @@ impl Engine {
                 session.submit(SubmittedOp::new(key, op, &self.lost));
             }
         }
-        for caller in mem::take(&mut deferred.callbacks.given_up) {
-            self.finish(&caller, OnFinish::Release);
+        for (caller, on_finish) in mem::take(&mut deferred.callbacks.given_up) {
+            self.revoke(&caller, on_finish);
         }
         // Last, since it is the user's code: it must not delay a release.
         deferred.callbacks.run();

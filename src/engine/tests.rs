@@ -310,7 +310,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
             fed += 1;
             assert_eq!(fed, 1, "fed twice in one round");
             // Its wait is over at once: the turnstile is due again after this.
-            let caller = WaiterState::new("k".into(), Mode::Exclusive, Vec::new());
+            let caller = WaiterState::new("k".into(), Mode::Exclusive, &[]);
             let waiter = Waiter {
                 who: Caller::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),

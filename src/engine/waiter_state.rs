@@ -13,6 +13,7 @@ use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
 use crate::events::LockEvent;
 use crate::repeat::Pauses;
+use crate::settings::OnFinish;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
 use crate::user_code;
@@ -22,9 +23,6 @@ use crate::{Mode, Token};
 pub(crate) struct WaiterState {
     key: Arc<str>,
     mode: Mode,
-    /// The leases of its group that were acquired before. They are released if its wait ends in vain, or if it loses its
-    /// turn: also if nobody polls the group any more (W4).
-    behind: Vec<Arc<WaiterState>>,
     /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
     id: AtomicU64,
     /// How many share its lease. The last one to leave releases it.
@@ -56,15 +54,26 @@ struct State {
     closing: bool,
     /// Whether it must be polled once more before it takes the key.
     is_first_of_several: bool,
+    /// The leases of its group, if it is one of several keys.
+    peers: Option<Arc<Peers>>,
+    /// Whether its lease was ended under those who share it.
+    is_forfeited: bool,
     deadline: Moment,
 }
 
+/// Leases that are released when one of their group is not acquired, or is lost: also if nobody polls the group (M9, H4).
+pub(super) struct Peers {
+    callers: Vec<Weak<WaiterState>>,
+    on_finish: OnFinish,
+}
+
 impl WaiterState {
-    pub(crate) fn new(key: Arc<str>, mode: Mode, behind: Vec<Arc<Self>>) -> Self {
+    /// `behind`: the leases of its group that were acquired before. They are released if its wait ends in vain, or if it
+    /// loses its turn (W4).
+    pub(crate) fn new(key: Arc<str>, mode: Mode, behind: &[Arc<Self>]) -> Self {
         Self {
             key,
             mode,
-            behind,
             id: AtomicU64::new(0),
             is_token_seen: AtomicBool::new(false),
             shares: AtomicU32::new(1),
@@ -80,6 +89,8 @@ impl WaiterState {
                 repeats: None,
                 closing: false,
                 is_first_of_several: false,
+                peers: Peers::of(behind, OnFinish::Release),
+                is_forfeited: false,
                 deadline: Moment::ZERO,
             }),
         }
@@ -94,7 +105,7 @@ impl WaiterState {
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        self.lock().phase.clone()
+        self.lock().told_phase()
     }
 
     /// How far it has come. While it waits, the waker is woken at the next verdict.
@@ -119,12 +130,12 @@ impl WaiterState {
         | Phase::TurnLost
         | Phase::Refused(_)
         | Phase::Ended { .. }
-        | Phase::Finished { .. } = state.phase
+        | Phase::Finished { .. } = state.told_phase()
         {
-            return state.phase.clone();
+            return state.told_phase();
         }
         let before = state.waker.replace(clone);
-        let phase = state.phase.clone();
+        let phase = state.told_phase();
         drop(state);
         drop(before);
         phase
@@ -277,6 +288,8 @@ impl WaiterState {
             return None;
         };
         let waited = now.saturating_sub(state.since);
+        // Its group goes on without one that is lost before the last is held.
+        state.peers = None;
         state.phase = Phase::Held { token };
         state.since = now;
         if token.is_passed() {
@@ -312,21 +325,25 @@ impl WaiterState {
         !self.is_token_seen.swap(true, Ordering::Relaxed)
     }
 
-    /// One of several holders detached the lease. For the others it is lost.
-    pub(super) fn forfeit(&self) {
+    /// Its group is complete. Returns false if its lease is over already.
+    pub(super) fn unite(&self, peers: Option<Arc<Peers>>) -> bool {
         let mut state = self.lock();
-        let (Phase::Finishing { token } | Phase::Finished { token, .. }) = state.phase else {
-            return;
-        };
-        state.phase = Phase::Ended {
-            token,
-            end: LeaseEnd::Lost,
-        };
+        state.peers = peers;
+        matches!(state.phase, Phase::Held { .. })
+    }
+
+    /// The lease was ended by one of several holders, or with another one of its group. For the others it is lost. Returns
+    /// the leases of its group that end with it.
+    pub(super) fn forfeit(&self) -> Vec<(Arc<Self>, OnFinish)> {
+        let mut state = self.lock();
+        state.is_forfeited = true;
         let mut callbacks = Callbacks::default();
+        state.give_up_peers(&mut callbacks);
         state.wake_watchers(true, &mut callbacks);
         callbacks.wakers.extend(state.waker.take());
         drop(state);
         callbacks.run();
+        callbacks.given_up
     }
 
     /// The last handle of its lock is dropped while it holds the lease.
@@ -380,7 +397,7 @@ impl WaiterState {
         let phase = match verdict {
             Verdict::Waiter(verdict) => {
                 if !matches!(verdict, WaiterVerdict::Granted { .. }) {
-                    callbacks.given_up.extend(self.behind.iter().cloned());
+                    state.give_up_peers(callbacks);
                 }
                 callbacks.policies.extend(state.repeats.take());
                 Some(state.after_wait(self.key(), verdict, now, events))
@@ -428,7 +445,34 @@ impl Drop for WaiterState {
     }
 }
 
+impl Peers {
+    pub(super) fn of(callers: &[Arc<WaiterState>], on_finish: OnFinish) -> Option<Arc<Self>> {
+        let callers: Vec<_> = callers.iter().map(Arc::downgrade).collect();
+        (!callers.is_empty()).then(|| Arc::new(Self { callers, on_finish }))
+    }
+}
+
 impl State {
+    /// The phase, as those see it who share the lease.
+    fn told_phase(&self) -> Phase {
+        match self.phase {
+            Phase::Finishing { token } | Phase::Finished { token, .. } if self.is_forfeited => {
+                let end = LeaseEnd::Lost;
+                Phase::Ended { token, end }
+            }
+            ref phase => phase.clone(),
+        }
+    }
+
+    /// The leases of its group are to be released.
+    fn give_up_peers(&mut self, callbacks: &mut Callbacks) {
+        if let Some(peers) = self.peers.take() {
+            let callers = peers.callers.iter().filter_map(Weak::upgrade);
+            let given_up = callers.map(|caller| (caller, peers.on_finish));
+            callbacks.given_up.extend(given_up);
+        }
+    }
+
     /// Wakes those who watch: all of them, or those who watch for deadlines.
     fn wake_watchers(&self, all: bool, callbacks: &mut Callbacks) {
         let watchers = self.watchers.iter();
@@ -466,7 +510,7 @@ mod tests {
     /// A loop that selects on `lost()` makes a watcher in each turn.
     #[test]
     fn watchers_that_are_gone_take_no_room() {
-        let caller = WaiterState::new("k".into(), Mode::Exclusive, Vec::new());
+        let caller = WaiterState::new("k".into(), Mode::Exclusive, &[]);
         let stays = caller.watch(false);
         for _ in 0..1000 {
             drop(caller.watch(false));

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::thread_end;
+
 /// The pauses, in seconds, after a lost connection and after the attempts that follow. The second ones begin after all
 /// of a fleet's first attempts.
 const PAUSES: [RangeInclusive<f64>; 3] = [0.0..=0.25, 0.25..=1.0, 0.4..=2.0];
@@ -47,7 +49,9 @@ impl Backoff {
             PAUSES[self.failures.min(PAUSES.len() - 1)].clone()
         };
         self.failures += 1;
-        self.not_before = Some(now + Duration::from_secs_f64(rand::random_range(pause)));
+        let (least, most) = pause.into_inner();
+        let pause = least + (most - least) * thread_end::random();
+        self.not_before = Some(now + Duration::from_secs_f64(pause));
     }
 }
 

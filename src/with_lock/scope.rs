@@ -12,7 +12,7 @@ use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
 use crate::options::LockOptions;
 use crate::reentrancy::{self, FrameGuard};
 use crate::settings::{OnFinish, OnLost};
-use crate::{LockError, Mode};
+use crate::{LockError, Mode, user_code};
 
 /// A lock around some work, from the wait for it to its release. In whatever state it is dropped,
 /// its fields leave nothing held.
@@ -32,7 +32,7 @@ enum State {
     Holding {
         lease: Lease,
         lost: Option<Lost>,
-        span: Span,
+        span: WorkSpan,
     },
     Releasing {
         release: LeaseRelease,
@@ -41,6 +41,16 @@ enum State {
         timer: Option<Pin<Box<Sleep>>>,
     },
     Done,
+}
+
+/// The span of the work. Its end is told to the log's subscriber, which is the user's code.
+#[derive(Debug)]
+struct WorkSpan(Span);
+
+impl Drop for WorkSpan {
+    fn drop(&mut self) {
+        user_code::discard(std::mem::replace(&mut self.0, Span::none()));
+    }
 }
 
 /// While it exists, logs carry the key and the token, and a nested lock finds the lease.
@@ -110,7 +120,7 @@ impl Scope {
         let mode = lease.caller().mode();
         let mode = (mode != Mode::Exclusive).then(|| tracing::field::display(mode));
         let (key, token) = (lease.key(), view.told_token().get());
-        let span = tracing::info_span!("lock", key, token, mode);
+        let span = WorkSpan(tracing::info_span!("lock", key, token, mode));
         self.state = State::Holding { lease, lost, span };
         Poll::Ready(Ok(view))
     }
@@ -141,7 +151,7 @@ impl Scope {
         };
         Some(ScopeGuard {
             _frame: reentrancy::enter(lease, self.place),
-            _entered: span.enter(),
+            _entered: span.0.enter(),
         })
     }
 

@@ -12,8 +12,10 @@
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
 //! | `spans.rs` | what do logs say that are written under a lock? |
 //! | `into_lock.rs` | what can be locked? |
+//! | `at_random.rs` | does a lock keep others out, whatever is shared and nested? |
 #![cfg(feature = "test-util")]
 
+mod at_random;
 mod closing;
 mod draining;
 mod endings;

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::future::join_all;
 use futures::{StreamExt, stream};
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, StreamLockExt};
+use lockstream::{
+    FutureLockExt, Lock, LockError, LockRegistry, OnFinish, OnLost, Renewal, StreamLockExt,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
@@ -309,4 +311,87 @@ pub(crate) async fn groups_that_cannot_be_are_refused<W: World>(w: &W) {
     assert_eq!(one.key(), "a");
     assert!(one.reentrant().acquire_once().await.unwrap());
     all_free(&locks, &["a", "b"]).await;
+}
+
+/// Inside the work of `a,b` it had a lease that held neither `a` nor `b`.
+pub(crate) async fn a_group_shares_no_lease_inside<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    for outer in ["a,b", "a"] {
+        let inside = async {
+            let nested = here.obtain_all(["a", "b"]).reentrant();
+            assert_err!(nested.lease().await, InvalidSetting, "a,b");
+            assert_err!(nested.acquire().await, InvalidSetting, "a,b");
+            assert_err!(async {}.with_lock(&nested).await, InvalidSetting, "a,b");
+            free(&there.obtain("b")).await;
+        };
+        inside.with_lock(here.obtain(outer)).await.unwrap();
+    }
+    // One of its keys is no name of it, nor the other way round.
+    let inside = async {
+        let nested = here.obtain("a,b").reentrant();
+        nested.lease().await.unwrap().release().await.unwrap();
+    };
+    let group = here.obtain_all(["a", "b"]);
+    inside.with_lock(group).await.unwrap();
+    all_free(&there, &["a", "b", "a,b"]).await;
+}
+
+/// The rest was renewed for as long as the guard lived. Nobody polls it here.
+pub(crate) async fn the_first_loss_releases_the_rest_by_itself<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    // Found by a renewal.
+    let group = here.obtain_all(["a", "b", "c"]);
+    let lease = group.lease().await.unwrap();
+    w.expire("b");
+    all_free(&there, &["a", "b", "c"]).await;
+    assert!(!lease.is_valid());
+    assert_err!(lease.release().await, Lost, "b");
+
+    // Found by an extension.
+    let lease = group.lease().await.unwrap();
+    w.expire("a");
+    assert_err!(lease.extend(ms(20_000)).await, Lost, "a");
+    all_free(&there, &["a", "b", "c"]).await;
+    let lost = lease.lost().await;
+    assert!(lost.is_lost() && lost.key() == "a", "{lost:?}");
+    drop(lease);
+
+    // At the deadline of one. Work inside has extended the other, and loses it, too.
+    let brief = here.obtain_all(["a", "b"]).ttl(ms(1400));
+    let inside = async {
+        let nested = here.obtain("b").reentrant().lease().await.unwrap();
+        nested.extend(ms(30_000)).await.unwrap();
+        let lost = timeout(BOUND, nested.lost()).await.unwrap();
+        assert!(lost.is_lost() && lost.key() == "b", "{lost:?}");
+        all_free(&there, &["a", "b"]).await;
+        assert_err!(nested.release().await, Lost, "b");
+    };
+    let runs_on = brief.on_lost(OnLost::RunOn);
+    inside.with_lock(runs_on).await.unwrap();
+    all_free(&there, &["a", "b"]).await;
+
+    // Work inside has detached one.
+    let inside = async {
+        let nested = here.obtain("b").reentrant().lease().await.unwrap();
+        drop(nested.detach().unwrap());
+        all_free(&there, &["a", "c"]).await;
+        assert!(is_held(&there.obtain("b")).await);
+    };
+    let runs_on = group.clone().on_lost(OnLost::RunOn);
+    inside.with_lock(runs_on).await.unwrap();
+    w.expire("b");
+    all_free(&there, &["b"]).await;
+}
+
+/// It is left to expire, as at any end of its lease.
+pub(crate) async fn a_loss_leaves_what_is_to_be_kept<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let kept = here.obtain_all(["a", "b"]).ttl(ms(2000));
+    let kept = kept.renewal(Renewal::watchdog());
+    let lease = kept.on_finish(OnFinish::LetExpire).lease().await.unwrap();
+    w.expire("a");
+    timeout(BOUND, lease.lost()).await.unwrap();
+    assert!(is_held(&there.obtain("b")).await);
+    all_free(&there, &["a", "b"]).await;
+    assert_err!(lease.release().await, Lost, "a");
 }

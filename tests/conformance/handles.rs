@@ -1,11 +1,13 @@
 //! `Lock` handles: who is a contender, who holds, and what a drop does.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lockstream::{FutureLockExt, Lock};
+use lockstream::{FutureLockExt, Lock, LockError, Mode};
 use tokio::time::Instant;
 use tracing::Level;
 
+use crate::assert_err;
 use crate::hearing::Log;
 use crate::world::{SOON, World, assert_took, free, is_held, ms, poll_once};
 
@@ -60,6 +62,124 @@ pub(crate) async fn acquiring_a_held_handle_waits<W: World>(w: &W) {
     assert!(lock.is_acquired());
     assert!(lock.release().await.unwrap());
     assert!(!lock.release().await.unwrap());
+}
+
+/// Both said `true`, and the first lease was released in silence: a handle that several tasks shared let everybody in.
+pub(crate) async fn a_handle_has_one_shared_lease<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    for lock in [here.obtain("k").shared(), here.obtain("k").permits(4)] {
+        let clone = lock.clone();
+        assert!(lock.acquire().await.unwrap());
+        let token = here.snapshot().keys[0].held[0].token;
+        assert_err!(lock.acquire().await, HandleInUse, "k");
+        assert_err!(lock.acquire_once().await, HandleInUse, "k");
+        assert_err!(lock.acquire_within(ms(100)).await, HandleInUse, "k");
+        assert_eq!(here.snapshot().keys[0].held[0].token, token);
+        assert!(lock.is_acquired());
+        // A clone is a caller of its own, and so is a guard.
+        assert!(clone.acquire().await.unwrap());
+        let guard = lock.lease().await.unwrap();
+        assert_eq!(lock.inspect().await.unwrap().holders.len(), 3);
+        guard.release().await.unwrap();
+        assert!(clone.release().await.unwrap());
+        assert!(lock.release().await.unwrap());
+        assert!(!lock.release().await.unwrap());
+
+        // One that is under way counts, from its first poll until it is dropped.
+        let held = there.obtain("k").lease().await.unwrap();
+        let unpolled = lock.acquire();
+        let mut first = lock.acquire();
+        assert!(poll_once(&mut first).await.is_none());
+        assert_err!(lock.acquire().await, HandleInUse, "k");
+        drop(first);
+        let mut next = lock.acquire();
+        assert!(poll_once(&mut next).await.is_none());
+        held.release().await.unwrap();
+        assert!(next.await.unwrap());
+        assert!(lock.release().await.unwrap());
+        assert!(unpolled.await.unwrap());
+        assert!(lock.release().await.unwrap());
+        free(&there.obtain("k")).await;
+    }
+}
+
+/// As many hold it as the store says, whoever shares a handle.
+pub(crate) async fn many_that_share_a_handle_meet_nobody<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let locks = [
+        (here.obtain("k"), 1),
+        (here.obtain("k").shared(), 8),
+        (here.obtain("k").permits(2), 2),
+    ];
+    for (lock, most) in locks {
+        let lock = Arc::new(lock.wait(ms(500)));
+        let writer = there.obtain("k");
+        let inside = Arc::new(AtomicUsize::new(0));
+        let tasks = (0..8).map(|n| {
+            let inside = inside.clone();
+            // Half of them share one handle.
+            let lock = if n % 2 == 0 {
+                lock.clone()
+            } else {
+                Arc::new((*lock).clone())
+            };
+            tokio::spawn(async move {
+                let mut served = 0;
+                for _ in 0..5 {
+                    match lock.acquire().await {
+                        Ok(true) => {
+                            let before = inside.fetch_add(1, Ordering::SeqCst);
+                            assert!(before < most, "{before} beside one of {most}");
+                            tokio::time::sleep(ms(2)).await;
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            assert!(lock.release().await.unwrap());
+                            served += 1;
+                        }
+                        Ok(false) => {}
+                        Err(error) => {
+                            assert!(matches!(error, LockError::HandleInUse { .. }), "{error}");
+                            tokio::time::sleep(ms(1)).await;
+                        }
+                    }
+                }
+                served
+            })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let mut served = 0;
+        for task in tasks {
+            served += task.await.unwrap();
+        }
+        assert!(served > 20, "{served}");
+        free(&writer).await;
+    }
+}
+
+/// The release of the one that had lost its lease said `true`, and freed the key under the next.
+pub(crate) async fn who_has_lost_does_not_release_the_next<W: World>(w: &W) {
+    let registry = w.registry().await;
+    for lock in [registry.obtain("k"), registry.obtain("k").shared()] {
+        let lock = lock.ttl(ms(1300));
+        assert!(lock.acquire().await.unwrap());
+        // By then it would be had, if it were another handle's.
+        let begin = Instant::now();
+        if lock.inspect().await.unwrap().holders[0].mode == Mode::Exclusive {
+            assert_err!(lock.acquire().await, HandleInUse, "k");
+        }
+        tokio::time::sleep_until(begin + ms(1300)).await;
+        assert_err!(lock.acquire().await, HandleInUse, "k");
+        assert_err!(lock.acquire_once().await, HandleInUse, "k");
+        let other = lock.clone();
+        assert!(other.acquire().await.unwrap());
+        assert_err!(lock.release().await, Lost, "k");
+        assert!(other.is_acquired());
+        assert!(is_held(&lock).await);
+        // Told once. From then on it acquires again.
+        assert!(!lock.release().await.unwrap());
+        assert!(other.release().await.unwrap());
+        assert!(lock.acquire().await.unwrap());
+        assert!(lock.release().await.unwrap());
+    }
 }
 
 /// What `lease` brings is the guard's, not the handle's.

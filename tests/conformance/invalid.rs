@@ -41,8 +41,8 @@ pub(crate) async fn bad_keys<W: World>(w: &W) {
         "a\0b",
         "~fence",
         "a:~queue2",
-        "a:~queue77",
         "a:~listen1",
+        "billing:~fence",
         "a}",
         "{}a",
     ];
@@ -80,9 +80,11 @@ pub(crate) async fn bad_ttls<W: World>(w: &W) {
 /// connection's task on Redis panicked again and again, without a pause.
 pub(crate) async fn bad_settings<W: World>(w: &W) {
     type Change = fn(Builder) -> Builder;
-    let changes: [(&str, Change); 13] = [
+    let changes: [(&str, Change); 15] = [
         ("prefix", |builder| builder.prefix("")),
         ("prefix", |builder| builder.prefix("a~b")),
+        ("prefix", |builder| builder.prefix("a:b")),
+        ("prefix", |builder| builder.prefix("{a")),
         ("name", |builder| builder.name("")),
         ("name", |builder| builder.name("a~b")),
         ("name", |builder| builder.name("a:b")),

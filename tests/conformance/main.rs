@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 195;
+const CASES: usize = 205;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -98,6 +98,7 @@ suite! {
         a_future_polled_now_and_then_keeps_its_place,
         a_future_that_is_not_polled_has_taken_nothing,
         other_keys_and_prefixes_are_other_locks,
+        no_two_prefixes_share_a_lock,
         #[core]
         a_name_is_seen_and_need_not_be_unique,
         #[core]
@@ -158,6 +159,8 @@ suite! {
         #[core]
         modes_are_seen_in_inspections_snapshots_and_events,
         settings_that_do_not_fit_are_refused,
+        an_exclusive_lock_inside_a_shared_one_is_refused,
+        a_shared_lock_shares_no_lease_inside,
         a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
         shared_waiters_survive_an_outage,
         streams_run_under_shared_locks,
@@ -174,11 +177,14 @@ suite! {
         #[core]
         a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again,
         the_loss_of_one_key_is_the_loss_of_all,
+        the_first_loss_releases_the_rest_by_itself,
+        a_loss_leaves_what_is_to_be_kept,
         a_group_that_is_dropped_leaves_nothing,
         #[core]
         a_group_that_nobody_polls_holds_nothing,
         a_fixed_lease_of_a_group_begins_when_it_is_complete,
         groups_that_cannot_be_are_refused,
+        a_group_shares_no_lease_inside,
     }
     renewal: in_runtime {
         #[core]
@@ -349,6 +355,9 @@ suite! {
         a_clone_is_a_contender_of_its_own,
         a_shared_handle_is_one_contender,
         acquiring_a_held_handle_waits,
+        a_handle_has_one_shared_lease,
+        many_that_share_a_handle_meet_nobody,
+        who_has_lost_does_not_release_the_next,
         a_guard_is_not_the_handles,
         a_second_release_says_that_nothing_was_held,
         #[core]
@@ -368,6 +377,7 @@ suite! {
         a_lease_is_renewed_where_it_is_looked_at,
         work_that_moves_to_another_runtime_keeps_its_lease,
         a_drop_on_a_thread_without_a_runtime_releases,
+        what_is_in_a_local_of_a_thread_is_released_at_its_end,
         a_registry_made_outside_a_runtime_works_in_one,
     }
 }

@@ -488,3 +488,46 @@ pub(crate) async fn shared_waiters_survive_an_outage<W: World>(w: &W) {
     let (read, _) = read.unwrap();
     assert_eq!(read.len(), 20);
 }
+
+/// It shared the lease of the reader around it, or the permit: two wrote at a time, each of them alone, and a permit of
+/// weight 1 became one of weight 4. An upgrade would wait for itself.
+pub(crate) async fn an_exclusive_lock_inside_a_shared_one_is_refused<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    for outer in [reader(&here), permit(&here, 4, 1)] {
+        let beside = outer.lease().await.unwrap();
+        let inside = async {
+            let nested = here.obtain("k").reentrant();
+            let error = assert_err!(nested.lease().await, InvalidSetting, "k");
+            assert!(error.to_string().contains("cannot upgrade"), "{error}");
+            assert_err!(nested.acquire().await, InvalidSetting, "k");
+            assert_err!(nested.lease_once().await, InvalidSetting, "k");
+            assert_err!(async {}.with_lock(&nested).await, InvalidSetting, "k");
+            // In another process it waits like any other.
+            let elsewhere = there.obtain("k").reentrant().wait(ms(20));
+            assert_err!(elsewhere.lease().await, NotAcquired, "k");
+            // Without `reentrant` it waits for the work around it.
+            let waits = here.obtain("k").wait(ms(20));
+            assert_err!(waits.lease().await, NotAcquired, "k");
+        };
+        inside.with_lock(&outer).await.unwrap();
+        beside.release().await.unwrap();
+        free(&here.obtain("k")).await;
+    }
+}
+
+/// What is refused alone is refused inside, too.
+pub(crate) async fn a_shared_lock_shares_no_lease_inside<W: World>(w: &W) {
+    let locks = w.registry().await;
+    for outer in [locks.obtain("k"), reader(&locks), permit(&locks, 4, 4)] {
+        let inside = async {
+            for nested in [reader(&locks), permit(&locks, 4, 1), permit(&locks, 4, 4)] {
+                let nested = nested.reentrant();
+                assert_err!(nested.lease_once().await, InvalidSetting, "k");
+                assert_err!(nested.acquire().await, InvalidSetting, "k");
+                assert_err!(async {}.with_lock(&nested).await, InvalidSetting, "k");
+            }
+        };
+        inside.with_lock(outer).await.unwrap();
+    }
+    free(&locks.obtain("k")).await;
+}

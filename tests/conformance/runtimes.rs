@@ -1,16 +1,22 @@
 //! Runtimes that come and go under a registry. Time is real here, on whatever store.
 
+use std::any::Any;
+use std::cell::RefCell;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockstream::{FutureLockExt, Lock, LockRegistry, Renewal};
+use futures::{StreamExt, stream};
+use lockstream::{FutureLockExt, Leadership, Lock, LockRegistry, Renewal, StreamLockExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
-use crate::world::{SOON, World, assert_took, eventually, free, ms, poll_once, waiting};
+use crate::world::{
+    SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting,
+};
 
 /// How late real time may make things on a busy machine.
 const LATE: Duration = ms(500);
@@ -320,4 +326,90 @@ pub(crate) fn a_registry_made_outside_a_runtime_works_in_one<W: World>(w: &W) {
         assert!(lock.release().await.unwrap());
         registry.shutdown().await;
     });
+}
+
+thread_local! {
+    static LOCAL: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Its destructor panicked where the locals of the crate and of tokio were gone, and the process aborted.
+pub(crate) fn what_is_in_a_local_of_a_thread_is_released_at_its_end<W: World>(w: &W) {
+    let home = runtime();
+    let registry = home.block_on(w.registry());
+    let other = home.block_on(w.registry());
+    let waited_for = home.block_on(other.obtain("wait").lease()).unwrap();
+    for has_own in [false, true] {
+        let locks = registry.clone();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // Before any other local: it is dropped after them.
+                LOCAL.with(|_| ());
+                match has_own {
+                    true => {
+                        let mut own = Builder::new_current_thread();
+                        own.enable_all().build().unwrap().block_on(fill(locks));
+                    }
+                    false => home.block_on(fill(locks)),
+                }
+            });
+            thread.join().unwrap();
+        });
+        home.block_on(async {
+            for key in &KEYS[..7] {
+                free(&other.obtain(*key)).await;
+            }
+            waiting(&other.obtain("wait"), 0).await;
+            idle(&registry).await;
+        });
+    }
+    home.block_on(waited_for.release()).unwrap();
+    drop((registry, other));
+}
+
+const KEYS: [&str; 8] = [
+    "guard", "handle", "work", "stream", "lead", "a", "b", "wait",
+];
+
+/// Something of every kind, each with a key of its own.
+async fn fill(locks: LockRegistry) {
+    let guard = locks.obtain("guard").lease().await.unwrap();
+    keep(guard.lost());
+    keep(guard.view());
+    keep(guard);
+    let handle = locks.obtain("handle");
+    assert!(handle.acquire().await.unwrap());
+    keep(handle.release());
+    keep(handle);
+    let mut work = Box::pin(pending::<()>().with_lock(locks.obtain("work")));
+    let mut rows = Box::pin(stream::pending::<()>().with_lock(locks.obtain("stream")));
+    let mut campaign = locks.obtain("lead").leadership();
+    let leads = campaign.next().await;
+    assert!(matches!(leads, Some(Leadership::Leader(_))), "{leads:?}");
+    keep(campaign);
+    keep(locks.obtain_all(["a", "b"]).lease().await.unwrap());
+    let mut wait = locks.obtain("wait").acquire();
+    eventually("all are held, and it waits", async || {
+        let waits = poll_once(&mut wait).await.is_none();
+        let works = poll_once(&mut work).await.is_none();
+        let runs = futures::poll!(rows.next()).is_pending();
+        assert!(waits && works && runs);
+        let snapshot = locks.snapshot();
+        snapshot
+            .keys
+            .iter()
+            .filter(|key| !key.held.is_empty())
+            .count()
+            == KEYS.len() - 1
+    })
+    .await;
+    keep(work);
+    keep(rows);
+    keep(wait);
+    keep(locks.shutdown());
+    keep(locks.events());
+    keep(locks);
+}
+
+fn keep(value: impl Any) {
+    LOCAL.with_borrow_mut(|local| local.push(Box::new(value)));
 }

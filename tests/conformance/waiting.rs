@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use futures::future::join_all;
 use lockstream::LockError;
 use tokio::time::{Instant, sleep};
@@ -344,6 +345,39 @@ pub(crate) async fn other_keys_and_prefixes_are_other_locks<W: World>(w: &W) {
         assert!(lock.release().await.unwrap());
     }
     free(&locks[0]).await;
+}
+
+/// `shop` with `billing:x` and `shop:billing` with `x` were one lock on some stores, and `{ap:p}` had the queue of `ap:p`.
+pub(crate) async fn no_two_prefixes_share_a_lock<W: World>(w: &W) {
+    let shop = w.builder().await.prefix("shop").build().unwrap();
+    let part = w.builder().await.prefix("shop-billing").build().unwrap();
+    for prefix in ["shop:billing", "{shop", "{shop:billing}"] {
+        let refused = w.builder().await.prefix(prefix).build();
+        assert_eq!(refused.unwrap_err().setting(), "prefix", "{prefix}");
+    }
+    let keys = ["x", "billing:x", "-billing:x", "billing-x", ":x"];
+    let mut held = Vec::new();
+    for key in keys {
+        for registry in [&shop, &part] {
+            let lock = registry.obtain(key);
+            held.push(lock.lease_once().await.unwrap().expect("it is free"));
+        }
+    }
+    for registry in [&shop, &part] {
+        let found: Vec<_> = registry.scan("").try_collect().await.unwrap();
+        let mut found: Vec<_> = found.iter().map(|lock| &*lock.key).collect();
+        found.sort_unstable();
+        let mut expected = keys;
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+    }
+    // A key that would name what is not a lock.
+    for key in ["billing:~fence", "x:~grant:1", "x:~queue2"] {
+        assert_err!(shop.obtain(key).lease().await, InvalidKey, key);
+    }
+    for lease in held {
+        lease.release().await.unwrap();
+    }
 }
 
 /// A place in the queue that nobody stands on any more is gone from the store at once.

@@ -24,7 +24,7 @@ async fn empty_tag(id: u32) -> Result<(), LockError> {
 }
 
 #[with_lock(key = "{id}:~queue7")]
-async fn ends_as_ours(id: u32) -> Result<(), LockError> {
+async fn contains_ours(id: u32) -> Result<(), LockError> {
     let _ = id;
     Ok(())
 }

@@ -137,6 +137,9 @@ impl State {
                     callbacks.lost.push((key(), token, is_over));
                 }
                 let is_early = matches!(phase, Phase::Ended { .. });
+                if is_lost && is_early {
+                    self.give_up_peers(callbacks);
+                }
                 self.wake_watchers(is_lost || is_early, callbacks);
                 Some(phase)
             }

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::keyspace::Keyspace;
 use crate::store::contract::{ServerTime, StoreEvents};
+use crate::thread_end;
 
 /// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Default for Shared {
 
 impl Shared {
     pub(super) fn now(&self) -> ServerTime {
-        let since = Instant::now().saturating_duration_since(self.began);
+        let since = thread_end::now().saturating_duration_since(self.began);
         self.epoch + u64::try_from(since.as_micros()).unwrap_or(0)
     }
 

@@ -14,6 +14,7 @@ use crate::store::contract::{
     Holder, KEPT, KeyStatus, Mode, Op, Outcome, Owner, ServerTime, SubmittedOp,
 };
 use crate::store::send_window::{Priority, Sendable};
+use crate::thread_end;
 use crate::token::is_epoch;
 
 /// One op on its way.
@@ -37,7 +38,7 @@ impl Request {
     pub(super) fn new(submitted: SubmittedOp) -> Self {
         Self {
             submitted,
-            since: Instant::now(),
+            since: thread_end::now(),
             alone: false,
             was_stale: false,
             has_ended: false,

@@ -23,6 +23,7 @@ use crate::store::contract::{
     SubmittedOp, run_task,
 };
 use crate::store::notifier::OrderedNotifier;
+use crate::thread_end;
 use crate::user_code::log;
 
 pub(super) struct QuorumSession {
@@ -106,7 +107,7 @@ impl Core {
     /// Changes the state, and does what follows once it is unlocked.
     fn handle(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
         let mut state = self.lock();
-        let now = Instant::now();
+        let now = thread_end::now();
         event(&mut state, now);
         let timer = state.next_timer(now);
         let mut deferred = std::mem::take(&mut state.deferred);

@@ -169,6 +169,8 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     fn queue(prefix: &str, key: &str) -> String {
@@ -180,7 +182,6 @@ mod tests {
         assert_eq!(queue("lock", "order:42"), "{lock:order:42}:~queue2");
         assert_eq!(queue("lock", "{order}:42"), "lock:{order}:42:~queue2");
         assert_eq!(queue("{app}", "order"), "{app}:order:~queue2");
-        assert_eq!(queue("{ap", "p}"), "{ap:p}:~queue2", "a tag over both");
         assert_eq!(
             queue("p", "a{b"),
             "{p:a{b}:~queue2",
@@ -198,6 +199,59 @@ mod tests {
         );
     }
 
+    /// All texts of up to `most` of these pieces.
+    fn texts(pieces: &[&str], most: usize) -> Vec<String> {
+        let mut all = vec![String::new()];
+        let mut last = all.clone();
+        for _ in 0..most {
+            let longer = last
+                .iter()
+                .flat_map(|text| pieces.iter().map(move |piece| text.clone() + piece));
+            last = longer.collect();
+            all.extend_from_slice(&last);
+        }
+        all
+    }
+
+    /// `shop` with `billing:x` and `shop:billing` with `x` were one lock. The locks `ap:p` and `{ap:p}` had one queue.
+    /// A key `billing:~fence` was the fence of another prefix.
+    #[test]
+    fn k4_no_name_belongs_to_two_locks() {
+        let mut prefixes = texts(&["a", ":", "{", "}", "~fence"], 4);
+        prefixes.retain(|prefix| key::prefix_fault(prefix).is_none());
+        let keys = texts(&["a", ":", "{", "}", ":~queue2", "~fence"], 4);
+        let mut owners = HashMap::new();
+        let mut own = |name: String, prefix: &str, key: &str| {
+            let owner = (prefix.to_owned(), key.to_owned());
+            let before = owners.entry(name.clone()).or_insert_with(|| owner.clone());
+            assert_eq!(*before, owner, "both have {name}");
+        };
+        for prefix in &prefixes {
+            let names = Names::new(prefix.as_str().into(), "1f".into());
+            let clustered = Names::clustered(prefix.as_str().into(), "1f".into());
+            own(names.fence("a").concat(), prefix, "~fence");
+            own(names.channel().to_owned(), prefix, "~grant");
+            for key in &keys {
+                if key::fault(prefix, key).is_some() {
+                    continue;
+                }
+                own(names.lock(key).concat(), prefix, key);
+                own(names.queue(key).concat(), prefix, key);
+                own(names.listeners(key).concat(), prefix, key);
+                own(clustered.channel_of(key), prefix, key);
+                let fence = clustered.fence(key).concat();
+                own(fence, prefix, "~fence");
+                let lock = names.lock(key).concat();
+                let lists = prefixes.iter().filter(|prefix| {
+                    let names = Names::new(prefix.as_str().into(), "1f".into());
+                    names.key_of(&lock).is_some()
+                });
+                assert_eq!(lists.collect::<Vec<_>>(), [prefix], "who lists {lock}");
+            }
+        }
+        assert!(owners.len() > 10_000, "{}", owners.len());
+    }
+
     #[test]
     fn names_stand_under_the_prefix() {
         let names = Names::new("p".into(), "1f".into());
@@ -213,7 +267,6 @@ mod tests {
             ("lock", "{order}:42"),
             ("{app}", "order"),
             ("{app}", "a{b}"),
-            ("{ap", "p}"),
             ("p", "a}b{c}"),
             ("lock", "lock:a"),
         ] {

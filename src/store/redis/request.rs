@@ -11,6 +11,7 @@ use super::slots::Slot;
 use crate::StoreError;
 use crate::store::contract::{Grant, KeyStatus, Mode, Op, Owner, StoreEvent, SubmittedOp};
 use crate::store::send_window::{Priority, Sendable};
+use crate::thread_end;
 
 /// One request about one lock.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ impl Request {
         Self {
             kind,
             slot: 0,
-            since: Instant::now(),
+            since: thread_end::now(),
             alone: false,
             was_stale: false,
             is_bare: false,

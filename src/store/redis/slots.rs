@@ -95,7 +95,7 @@ mod tests {
     /// Another table in another version of this crate would be another fence for the same locks.
     #[test]
     fn f1_every_slot_has_one_tag_and_it_stays_the_same() {
-        for prefix in ["lock", "{ap"] {
+        for prefix in ["lock", "a.b"] {
             let tags = Tags::after(prefix);
             for index in 0..SLOTS {
                 let index = u16::try_from(index).unwrap();
