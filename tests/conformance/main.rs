@@ -1,6 +1,6 @@
 //! One suite for every store: each case runs on the memory store, under paused time, and on a Redis server, in real
 //! time, and on a PostgreSQL server; those that are marked as the core also on Valkey 9.1, Redis 8.2 and Redis 6.2, where a replica must have it, on a
-//! cluster, and as a user with the least rights. A case sees its store as a [`World`](world::World), and every registry made there as a process.
+//! cluster, as a user with the least rights, and on a PostgreSQL server that publishes all tables. A case sees its store as a [`World`](world::World), and every registry made there as a process.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -72,7 +72,7 @@ const CASES: usize = 205;
 const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 const CORE: usize = 51;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;

@@ -1,5 +1,6 @@
 //! A schema of the case's own on a server that all cases share, in real time, behind a proxy that breaks the connection.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use lockstream::LockRegistry;
@@ -9,14 +10,28 @@ use crate::support::{PgSchema, PgServer, Proxy, Way};
 use crate::watch::{Builder, Watch};
 use crate::world::{BOUND, World, ms};
 
+pub(crate) type Postgres = On<false>;
+
+/// Where all tables are published for logical replication: an update or a delete needs the table's primary key.
+pub(crate) type Published = On<true>;
+
 #[derive(Debug)]
-pub(crate) struct Postgres {
+pub(crate) struct On<const PUBLISHED: bool> {
     proxy: Proxy,
     schema: PgSchema,
     watch: Watch,
 }
 
-impl Postgres {
+fn published() -> &'static PgServer {
+    static SHARED: OnceLock<PgServer> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let server = PgServer::builder().config("wal_level = logical").start();
+        server.run("CREATE PUBLICATION everything FOR ALL TABLES");
+        server
+    })
+}
+
+impl<const PUBLISHED: bool> On<PUBLISHED> {
     fn store(&self) -> PostgresStore {
         let store =
             PostgresStore::builder(PgServer::url_at(self.proxy.port())).schema(self.schema.name());
@@ -32,14 +47,17 @@ impl Postgres {
     }
 }
 
-impl World for Postgres {
+impl<const PUBLISHED: bool> World for On<PUBLISHED> {
     const LATE: Duration = ms(500);
     /// Each is two transactions, and nobody shares them.
     const MANY: usize = 2_000;
     const PAUSED: bool = false;
 
     fn new() -> Self {
-        let server = PgServer::shared();
+        let server = match PUBLISHED {
+            true => published(),
+            false => PgServer::shared(),
+        };
         let schema = server.schema();
         schema.run(
             &PostgresStore::SQL

@@ -36,7 +36,7 @@ async fn assert_nothing_left<W: World>(world: &W) {
 }
 
 /// Makes a test of every case on every store, by the name `store::module::case`; of those that are marked `#[core]` on
-/// every kind of server, and with the least rights.
+/// every kind of server, with the least rights, and on a PostgreSQL server that publishes all tables.
 #[macro_export]
 macro_rules! suite {
     ($($module:ident: $kind:ident { $($(#[$mark:ident])? $case:ident),* $(,)? })*) => {
@@ -71,20 +71,25 @@ macro_rules! suite {
         }
 
         #[cfg(feature = "redis")]
-        $crate::core! { on_valkey, OnValkey, $($module: $kind { $([$($mark)?] $case)* })* }
+        $crate::core! { on_valkey, redis::OnValkey, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
-        $crate::core! { on_redis_8, OnRedis8, $($module: $kind { $([$($mark)?] $case)* })* }
+        $crate::core! { on_redis_8, redis::OnRedis8, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
-        $crate::core! { on_redis_6, OnRedis6, $($module: $kind { $([$($mark)?] $case)* })* }
+        $crate::core! { on_redis_6, redis::OnRedis6, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "cluster")]
-        $crate::core! { on_cluster, OnCluster, $($module: $kind { $([$($mark)?] $case)* })* }
+        $crate::core! { on_cluster, redis::OnCluster, $($module: $kind { $([$($mark)?] $case)* })* }
         #[cfg(feature = "redis")]
         $crate::core! {
-            with_replicas, OnReplicas, $($module: $kind { $([$($mark)?] $case)* })*
+            with_replicas, redis::OnReplicas, $($module: $kind { $([$($mark)?] $case)* })*
         }
         #[cfg(feature = "redis")]
         $crate::core! {
-            with_least_rights, WithLeastRights, $($module: $kind { $([$($mark)?] $case)* })*
+            with_least_rights, redis::WithLeastRights, $($module: $kind { $([$($mark)?] $case)* })*
+        }
+
+        #[cfg(feature = "postgres")]
+        $crate::core! {
+            with_a_publication, postgres::Published, $($module: $kind { $([$($mark)?] $case)* })*
         }
 
         /// A suite that lost its cases, or its second store, must not pass in silence.
@@ -110,19 +115,21 @@ macro_rules! suite {
             }
             #[cfg(feature = "cluster")]
             assert_eq!($crate::suite::count_in(&tests, "on_cluster"), $crate::CORE);
+            #[cfg(feature = "postgres")]
+            assert_eq!($crate::suite::count_in(&tests, "with_a_publication"), $crate::CORE);
         }
     };
 }
 
 /// Makes a test of every case that is marked, on one kind of server.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 #[macro_export]
 macro_rules! core {
-    ($name:ident, $world:ident, $($module:ident: $kind:ident { $([$($mark:ident)?] $case:ident)* })*) => {
+    ($name:ident, $home:ident::$world:ident, $($module:ident: $kind:ident { $([$($mark:ident)?] $case:ident)* })*) => {
         mod $name {
             $(mod $module {
                 #[allow(unused_imports, reason = "a module may have no case of the core")]
-                use $crate::redis::$world;
+                use $crate::$home::$world;
                 $($crate::core_case! { [$($mark)?] $kind $world, $module, $case })*
             })*
         }
@@ -130,7 +137,7 @@ macro_rules! core {
 }
 
 /// One test of one case, if it is marked.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 #[macro_export]
 macro_rules! core_case {
     ([] $kind:ident $world:ident, $module:ident, $case:ident) => {};
@@ -165,11 +172,11 @@ macro_rules! redis_alone {
             }
         }
 
-        $crate::core! { on_valkey_alone, OnValkey, redis_alone: in_runtime { $([$($mark)?] $case)* } }
-        $crate::core! { on_redis_8_alone, OnRedis8, redis_alone: in_runtime { $([$($mark)?] $case)* } }
-        $crate::core! { on_redis_6_alone, OnRedis6, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! { on_valkey_alone, redis::OnValkey, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! { on_redis_8_alone, redis::OnRedis8, redis_alone: in_runtime { $([$($mark)?] $case)* } }
+        $crate::core! { on_redis_6_alone, redis::OnRedis6, redis_alone: in_runtime { $([$($mark)?] $case)* } }
         $crate::core! {
-            with_least_rights_alone, WithLeastRights, redis_alone: in_runtime {
+            with_least_rights_alone, redis::WithLeastRights, redis_alone: in_runtime {
                 $([$($mark)?] $case)*
             }
         }
@@ -205,7 +212,7 @@ pub(crate) fn tests_of_this_binary() -> Vec<String> {
 }
 
 /// How many of the tests are in the module.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) fn count_in(tests: &[String], module: &str) -> usize {
     let is_in = |test: &&String| {
         test.strip_prefix(module)

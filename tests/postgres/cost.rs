@@ -75,6 +75,64 @@ async fn a_lock_costs_two_transactions() {
     assert!(shared < 26, "{shared} for a hundred ops");
 }
 
+/// G3: a registry that has died may have left very many tickets, and many shared leases may end at once. One call deletes a
+/// hundred, and until the last of these calls the lock is as it was.
+#[tokio::test]
+async fn many_dead_tickets_are_cleared_by_several_calls() {
+    let server = PgServer::start();
+    let locks = registry(&server.url()).await;
+    let mut sql = server.client();
+    let mut op = |letter: &str, owner: &str, mode: &str| -> (String, i64) {
+        let call = format!(
+            "SELECT verdict FROM lockstream.ops_1(true, 7, {}, '{letter}', '{{lock:k}}', '{{{owner}}}', '{{\"{mode}\"}}', \
+             '{{60000000}}', '{{a:2}}', '{{NULL}}')",
+            i64::MAX
+        );
+        let verdict = sql.one(&call);
+        let left = "SELECT (SELECT count(*) FROM lockstream.ticket WHERE owner LIKE 'dead:%') \
+                    + (SELECT count(*) FROM lockstream.holder WHERE owner LIKE 'dead:%')";
+        (verdict, sql.one(left))
+    };
+    let more = |left| ("more".to_owned(), left);
+    // The same line has left them all.
+    let dead = "INSERT INTO lockstream.ticket SELECT 'lock:k', i, 'dead:' || i, 4711, '', 1000 FROM generate_series(1, 250) i; \
+                UPDATE lockstream.lock SET waited = true";
+    for (letter, is_held, verdict) in [
+        ("R", true, "held"),
+        ("W", true, "held"),
+        ("Y", true, "won"),
+        ("A", false, "won"),
+        ("E", false, "won"),
+    ] {
+        server.run("TRUNCATE lockstream.lock, lockstream.ticket, lockstream.guard");
+        assert_eq!(op("A", "a:1", "").0, "won");
+        server.run(dead);
+        if !is_held {
+            server.run("UPDATE lockstream.lock SET expires_at = 1");
+        }
+        let row = || server.one::<String>("SELECT l::text FROM lockstream.lock l");
+        let before = row();
+        assert_eq!(op(letter, "a:1", ""), more(150), "{letter}");
+        assert_eq!(op(letter, "a:1", ""), more(50), "{letter}");
+        assert_eq!(row(), before, "{letter}");
+        assert_eq!(op(letter, "a:1", ""), (verdict.to_owned(), 0), "{letter}");
+    }
+    server.run(
+        "TRUNCATE lockstream.lock, lockstream.ticket, lockstream.guard; \
+         INSERT INTO lockstream.lock VALUES ('lock:k', '', 1, 0); \
+         INSERT INTO lockstream.holder SELECT 'lock:k', 'dead:' || i, 'r', 1, i, 1 FROM generate_series(1, 250) i",
+    );
+    assert_eq!(op("A", "a:1", ""), more(150));
+    assert_eq!(op("A", "a:1", ""), more(50));
+    assert_eq!(op("A", "a:1", ""), ("won".to_owned(), 0));
+    // A registry sends them again.
+    server.run("TRUNCATE lockstream.lock, lockstream.ticket, lockstream.guard");
+    let lease = locks.obtain("k").lease().await.unwrap();
+    server.run(dead);
+    lease.release().await.unwrap();
+    assert!(locks.obtain("k").acquire_once().await.unwrap());
+}
+
 /// A release waits for a transaction that goes on for long, and asks less and less often.
 #[tokio::test]
 async fn a_release_that_waits_for_a_transaction_asks_seldom() {

@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 use lockstream::store::PostgresStore;
 use lockstream::{LockError, LockRegistry, Renewal};
 
-use crate::support::{PgServer, Proxy, Way};
+use crate::support::{PgBouncer, PgServer, Proxy, Way};
 use crate::{BOUND, builder, eventually, ms, registry, told};
 
 /// One holds, and another waits.
-struct Pair {
-    holder: LockRegistry,
-    lease: lockstream::Lease,
-    waiting: tokio::task::JoinHandle<Result<lockstream::Lease, LockError>>,
+pub(crate) struct Pair {
+    pub(crate) holder: LockRegistry,
+    pub(crate) lease: lockstream::Lease,
+    pub(crate) waiting: tokio::task::JoinHandle<Result<lockstream::Lease, LockError>>,
 }
 
 impl Pair {
     /// The lease outlasts what befalls the server, however slowly that comes back.
-    async fn new(url: &str) -> Self {
+    pub(crate) async fn new(url: &str) -> Self {
         Self::lasting(url, Duration::from_secs(30)).await
     }
 
@@ -40,7 +40,7 @@ impl Pair {
     }
 
     /// The lease was held all the time, and the waiter is served when it is released.
-    async fn goes_on(self) {
+    pub(crate) async fn goes_on(self) {
         let lock = self.holder.obtain("k");
         eventually("the waiter is back", async || {
             lock.inspect().await.is_ok_and(|seen| seen.waiting == 1)
@@ -278,7 +278,7 @@ impl Drop for Apart {
     }
 }
 
-/// Somebody locks our tables: calls are refused after two seconds, and go on.
+/// Somebody locks our tables: calls are refused after half of the response time-out, and go on.
 #[tokio::test]
 async fn tables_that_are_locked() {
     let server = PgServer::start();
@@ -309,6 +309,111 @@ async fn tables_that_are_locked() {
         .await
         .unwrap();
     lease.release().await.unwrap();
+}
+
+/// What only lasts too long costs no connection: whoever shares it would have to wait for the next one.
+#[tokio::test]
+async fn a_row_that_is_locked_costs_one_call() {
+    let server = PgServer::start();
+    let locks = registry(&server.url()).await;
+    let lease = locks.obtain("blocked").lease().await.unwrap();
+    lease.release().await.unwrap();
+    let backends = || server.one::<String>(BACKENDS);
+    let before = backends();
+    let mut other = server.client();
+    other.run("BEGIN; SELECT 1 FROM lockstream.lock FOR UPDATE");
+    let error = locks.obtain("blocked").acquire_once().await.unwrap_err();
+    assert!(
+        told(&error).contains("55P03") && error.is_retryable(),
+        "{error:?}"
+    );
+    other.run("ROLLBACK");
+    drop(locks.obtain("blocked").lease().await.unwrap());
+    assert_eq!(backends(), before, "the connection stands");
+}
+
+/// The server processes of registries.
+const BACKENDS: &str = "SELECT coalesce(string_agg(pid::text, ' ' ORDER BY pid), '') FROM pg_stat_activity \
+    WHERE application_name LIKE 'lockstream%'";
+
+/// Also by a pooler, behind which a session's settings would be those of others.
+#[tokio::test]
+async fn no_statement_runs_for_longer_than_the_response_time_out() {
+    let server = PgServer::start();
+    let pooler = PgBouncer::to(&server, 2);
+    let pooled = PostgresStore::builder(server.url()).pooled(pooler.url());
+    let direct = PostgresStore::connect(server.url()).await.unwrap();
+    for (key, store) in [
+        ("slow", direct),
+        ("slower", pooled.connect().await.unwrap()),
+    ] {
+        let locks = builder(store).response_timeout(ms(5000)).build().unwrap();
+        // Released before: what shares the call that is cancelled is sent again by itself.
+        let lease = locks.obtain("k").lease().await.unwrap();
+        lease.release().await.unwrap();
+        let before = server.one::<String>(BACKENDS);
+        server.run(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$; \
+             CREATE TRIGGER slow BEFORE INSERT ON lockstream.lock FOR EACH ROW EXECUTE FUNCTION slow()",
+        );
+        let error = locks.obtain(key).acquire_once().await.unwrap_err();
+        assert!(
+            told(&error).contains("57014") && error.is_retryable(),
+            "{error:?}"
+        );
+        let running = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        assert_eq!(server.one::<i64>(running), 0);
+        server.run("DROP FUNCTION slow() CASCADE");
+        drop(locks.obtain(key).lease().await.unwrap());
+        assert_eq!(
+            server.one::<String>(BACKENDS),
+            before,
+            "the connection stands"
+        );
+        locks.shutdown().await;
+    }
+    let left = "SELECT count(*) FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout') AND setting <> '0'";
+    let client = crate::client(&pooler.url()).await;
+    assert_eq!(
+        client.query_one(left, &[]).await.unwrap().get::<_, i64>(0),
+        0,
+        "nothing is left in the pooled session"
+    );
+}
+
+/// The queue of notifications is full: a session that listens does not end its transaction. From version 17 on its size can
+/// be set; before, it has 8 GiB, and sending fails in the same way by hand.
+#[tokio::test]
+async fn a_full_queue_of_notifications() {
+    let mut server = PgServer::start();
+    let is_settable =
+        server.one::<bool>("SELECT current_setting('server_version_num')::int >= 170000");
+    if is_settable {
+        server.reconfigure("max_notify_queue_pages = 64");
+        server.restart();
+    }
+    let pair = Pair::new(&server.url()).await;
+    let mut stuck = server.client();
+    if is_settable {
+        stuck.run("LISTEN other");
+        stuck.run("BEGIN; SELECT 1");
+        let fill =
+            "SELECT pg_notify('other', i || repeat('x', 7000)) FROM generate_series(1, 1000) i";
+        let full = server.client().try_run(fill).unwrap_err();
+        assert_eq!(full.code().unwrap().code(), "54000");
+    } else {
+        server.run(
+            "CREATE OR REPLACE FUNCTION lockstream.notify_1(notices text[]) RETURNS void LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$",
+        );
+    }
+    let token = pair.lease.token();
+    pair.lease.release().await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(15), pair.waiting).await;
+    let next = next.expect("it asks by itself").unwrap().unwrap();
+    assert!(next.token() > token);
+    next.release().await.unwrap();
 }
 
 /// The disk is full, as far as that can be made: no file of the server may grow beyond the size that the table has. New keys

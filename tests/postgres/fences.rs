@@ -690,3 +690,120 @@ async fn an_older_snapshot_does_not_make_a_lease_seem_over() {
         }
     }
 }
+
+/// A transaction that is prepared for two-phase commit is no session's any more, and outlives the server's process.
+#[tokio::test]
+async fn a_prepared_transaction_is_fenced_until_it_is_committed() {
+    let mut server = PgServer::builder()
+        .config("max_prepared_transactions = 4")
+        .start();
+    server.run("CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account VALUES (1, 100)");
+    let locks = registry(&server.url()).await;
+    for end in ["COMMIT PREPARED 'spend'", "ROLLBACK PREPARED 'spend'"] {
+        let lease = locks.obtain("account:1").lease().await.unwrap();
+        let token = lease.token().get();
+        server.run(&format!(
+            "BEGIN; SELECT lockstream.fence('account:1', {token}); {SPEND}; PREPARE TRANSACTION 'spend'"
+        ));
+        if end.starts_with("COMMIT") {
+            server.kill();
+            server.restart();
+        }
+        let other = registry(&server.url()).await;
+        let lock = other.obtain("account:1");
+        let waiting = tokio::spawn(async move { lock.lease_within(BOUND).await });
+        let releasing = tokio::spawn(async move { lease.release().await });
+        let ended = "SELECT count(*) FROM lockstream.lock WHERE owner <> '' AND expires_at <= lockstream.now_1()";
+        eventually("the release has come", async || {
+            server.one::<i64>(ended) == 1
+        })
+        .await;
+        assert!(!releasing.is_finished() && !waiting.is_finished());
+        server.run(end);
+        releasing.await.unwrap().unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+}
+
+/// A renewal in time whose commit takes until after the end of its lease is not undone.
+#[tokio::test]
+async fn a_renewal_that_is_not_committed_yet_counts() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    let (short, long) = (ms(3000), Duration::from_secs(60));
+    for mode in ["", "r", "1/1"] {
+        server.run("TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard");
+        let (mut renewing, mut asking) = (server.client(), server.client());
+        assert_eq!(call(&mut renewing, "A", "a:1", mode, short).0, "won");
+        renewing.run("BEGIN");
+        assert_eq!(call(&mut renewing, "N", "a:1", mode, long).0, "renewed");
+        let is_over = "SELECT NOT EXISTS (SELECT 1 FROM lockstream.lock WHERE owner <> '' AND expires_at > lockstream.now_1()) \
+                       AND NOT EXISTS (SELECT 1 FROM lockstream.holder WHERE expires_at > lockstream.now_1())";
+        eventually("others see it as over", async || {
+            server.one::<bool>(is_over)
+        })
+        .await;
+        let pid: i32 = asking.one("SELECT pg_backend_pid()");
+        let asked = std::thread::spawn(move || call(&mut asking, "A", "b:1", "", long).0);
+        let waits =
+            format!("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {pid}");
+        eventually("it waits for the renewal", async || {
+            asked.is_finished() || server.one::<Option<bool>>(&waits) == Some(true)
+        })
+        .await;
+        renewing.run("COMMIT");
+        assert_eq!(asked.join().unwrap(), "busy", "{mode:?}");
+    }
+}
+
+/// Of each mode: no transaction is fenced by a lease that is being released, or it could delay that for ever.
+#[tokio::test]
+async fn no_fence_begins_after_a_release() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    let (mut sql, mut transaction) = (server.client(), server.client());
+    let long = Duration::from_secs(60);
+    for mode in ["", "r", "1/1"] {
+        server.run("TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard");
+        assert_eq!(call(&mut sql, "A", "a:1", mode, long).0, "won");
+        let fence = fence(&mut sql);
+        transaction.run(&format!("BEGIN; {fence}"));
+        assert_eq!(
+            call(&mut sql, "R", "a:1", mode, long).0,
+            "again",
+            "{mode:?}"
+        );
+        let error = server.client().try_run(&fence).unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "LS001", "{mode:?}");
+        transaction.run("COMMIT");
+    }
+}
+
+/// K2: a session that does not know the place of its ticket, since the answer was lost with its connection, keeps it.
+#[tokio::test]
+async fn a_ticket_keeps_its_place_over_a_new_connection() {
+    let server = PgServer::start();
+    drop(registry(&server.url()).await);
+    let (mut sql, mut other) = (server.client(), server.client());
+    other.run("SELECT pg_advisory_lock(12)");
+    for mode in ["", "r"] {
+        server.run(
+            "TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard, lockstream.ticket",
+        );
+        let mut op = |letter: &str, owner: &str, mode: &str, line: i64| {
+            let call = format!(
+                "SELECT verdict FROM lockstream.ops_1(true, {line}, {}, '{letter}', '{{lock:k}}', '{{{owner}}}', \
+                 '{{\"{mode}\"}}', '{{60000000}}', '{{\"\"}}', '{{NULL}}')",
+                i64::MAX
+            );
+            sql.one::<String>(&call)
+        };
+        assert_eq!(op("A", "x:1", "", 0), "won");
+        // Nobody holds the line 11 any more.
+        assert_eq!(op("E", "a:1", mode, 11), "busy");
+        assert_eq!(op("E", "b:1", "", 12), "busy");
+        server.run("UPDATE lockstream.lock SET expires_at = 1");
+        assert_eq!(op("E", "a:1", mode, 13), "won", "{mode:?}");
+    }
+}

@@ -3,6 +3,9 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `fences.rs` | does a transaction commit only while its lease holds, and does nobody get the lock before its end? |
+//! | `cleaners.rs` | what if somebody empties or drops our tables? |
+//! | `strangers.rs` | what may another role of the database hear, pretend and make? |
+//! | `surroundings.rs` | what do the settings of a role and a database change? |
 //! | `faults.rs` | what if the server, a connection or a right is gone? |
 //! | `losses.rs` | what if the server loses what it acknowledged? |
 //! | `poolers.rs` | what if a pooler is between? |
@@ -14,6 +17,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cleaners;
 mod cost;
 mod faults;
 mod fences;
@@ -22,6 +26,8 @@ mod poolers;
 mod quorums;
 mod setup;
 mod sqlx;
+mod strangers;
+mod surroundings;
 
 use std::time::{Duration, Instant};
 

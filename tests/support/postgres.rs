@@ -677,6 +677,11 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// With so many connections to the server.
     pub fn to(server: &PgServer, connections: usize) -> Self {
+        Self::as_user(server, connections, "postgres")
+    }
+
+    /// The same, and whoever comes is this role there.
+    pub fn as_user(server: &PgServer, connections: usize, role: &str) -> Self {
         let program = env::var_os("LOCKSTREAM_PGBOUNCER").map(PathBuf::from);
         let path = env::var_os("PATH").unwrap_or_default();
         let usual = [
@@ -701,7 +706,7 @@ impl PgBouncer {
             port.number()
         );
         // `any` takes everybody as the user of the database.
-        let lines = lines.replace("postgres = host", "postgres = user=postgres host");
+        let lines = lines.replace("postgres = host", &format!("postgres = user={role} host"));
         fs::write(&config, lines).expect("the folder is ours");
         give_away(&config);
         let words = [program.as_os_str(), config.as_os_str()];

@@ -29,6 +29,8 @@ const PARAMETERS_OF_TLS: [&str; 4] = ["sslmode", "sslrootcert", "sslcert", "sslk
 #[derive(Clone)]
 pub(super) struct Endpoint {
     pub(super) address: Address,
+    /// What the url says of it.
+    pub(super) schema_owner: Option<String>,
     config: Config,
     #[cfg(feature = "tls-rustls")]
     tls: Arc<Tls>,
@@ -52,10 +54,13 @@ impl Endpoint {
             ));
         }
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
-        let (ours, theirs): (Vec<_>, Vec<_>) = query
+        let (owners, rest): (Vec<_>, Vec<_>) = query
             .split('&')
             .filter(|parameter| !parameter.is_empty())
             .map(|parameter| parameter.split_once('=').unwrap_or((parameter, "")))
+            .partition(|(name, _)| *name == "schema_owner");
+        let (ours, theirs): (Vec<_>, Vec<_>) = rest
+            .into_iter()
             .partition(|(name, _)| PARAMETERS_OF_TLS.contains(name));
         let others: Vec<_> = theirs
             .iter()
@@ -82,6 +87,8 @@ impl Endpoint {
         }
         let mut endpoint = Self::new(config)?;
         endpoint.set_tls(&ours)?;
+        let owner = owners.last().map(|(_, owner)| decode(owner));
+        endpoint.schema_owner = owner.transpose()?;
         Ok(endpoint)
     }
 
@@ -96,6 +103,7 @@ impl Endpoint {
         }
         Ok(Self {
             address: address(&config).into(),
+            schema_owner: None,
             config,
             #[cfg(feature = "tls-rustls")]
             tls: Arc::default(),
@@ -364,7 +372,6 @@ fn address(config: &Config) -> String {
     }
 }
 
-#[cfg(feature = "tls-rustls")]
 fn decode(value: &str) -> Result<String, Fault> {
     let decoded = percent_encoding::percent_decode_str(value).decode_utf8();
     let decoded = decoded.map_err(|_| Fault::url("a parameter is no UTF-8"))?;

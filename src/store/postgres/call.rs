@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::channel::oneshot;
+use futures::future::join3;
 use tokio::time::Instant;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, Statement};
 
-use super::fault::Fault;
 use crate::StoreError;
 use crate::store::contract::{
     Holder, KEPT, KeyStatus, Mode, Op, Outcome, Owner, ServerTime, SubmittedOp,
@@ -105,10 +105,20 @@ pub(super) struct Names {
     pub(super) inspect: Arc<str>,
     /// Whether there is more to sweep, and no other registry is at it.
     pub(super) sweep: Arc<str>,
+    /// What [`bounded`] begins with.
+    pub(super) begin: Arc<str>,
+    /// The same bounds for a session.
+    pub(super) bounds: Arc<str>,
 }
 
 impl Names {
-    pub(super) fn new(prefix: Arc<str>, instance: Arc<str>, schema: &str) -> Self {
+    /// `within`: the response time-out.
+    pub(super) fn new(
+        prefix: Arc<str>,
+        instance: Arc<str>,
+        schema: &str,
+        within: Duration,
+    ) -> Self {
         let schema = super::schema::quote(schema);
         let call = |function: &str| format!("SELECT * FROM {schema}.{function}").into();
         Self {
@@ -118,6 +128,8 @@ impl Names {
             notify: format!("SELECT {schema}.notify_1($1)").into(),
             inspect: call("inspect_1($1)"),
             sweep: format!("SELECT NOT {schema}.sweep_1()").into(),
+            begin: begin(within).into(),
+            bounds: bounds(within, "SESSION").into(),
         }
     }
 
@@ -265,10 +277,49 @@ impl Call {
             Some(prepared) => client.query(&prepared.ops, &arguments).await,
             None => {
                 let typed: Vec<_> = arguments.into_iter().zip(TYPES).collect();
-                client.query_typed(&names.ops, &typed).await
+                bounded(client, names, &names.ops, &typed).await
             }
         }
     }
+}
+
+/// What holds for our statements, whatever the role's settings are. A statement is cancelled before its answer would be
+/// given up, and a wait for somebody's lock before that: so neither costs the connection. Names are looked up where
+/// nobody else can make any.
+fn bounds(within: Duration, scope: &str) -> String {
+    let millis = |time: Duration| time.as_millis().max(1);
+    format!(
+        "SET {scope} statement_timeout = {}; SET {scope} lock_timeout = {}; \
+         SET {scope} idle_in_transaction_session_timeout = {}; SET {scope} search_path = pg_catalog",
+        millis(within * 4 / 5),
+        millis(within / 2),
+        millis(within)
+    )
+}
+
+/// Begins a transaction with these bounds.
+pub(super) fn begin(within: Duration) -> String {
+    let bounds = bounds(within, "LOCAL");
+    format!("BEGIN ISOLATION LEVEL READ COMMITTED; {bounds}")
+}
+
+/// A query on a connection whose session may not be ours: a pooler gives each transaction another server process. So the
+/// bounds are those of the transaction, and nothing of them stays. All of it is sent at once.
+pub(super) async fn bounded(
+    client: &Client,
+    names: &Names,
+    sql: &str,
+    arguments: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<Vec<Row>, Error> {
+    let (begun, rows, ended) = join3(
+        client.batch_execute(&names.begin),
+        client.query_typed(sql, arguments),
+        client.batch_execute("COMMIT"),
+    )
+    .await;
+    begun?;
+    let rows = rows?;
+    ended.map(|()| rows)
 }
 
 /// The statements of a connection. Behind a pooler there are none, since each may come to another server process: they are
@@ -343,6 +394,8 @@ pub(super) enum Verdict {
     Stale,
     /// It must be sent again when a transaction has ended.
     Again,
+    /// It must be sent again at once: others who are gone were in its way (G3).
+    More,
 }
 
 /// Reads one row. An error is the name of what is wrong with it.
@@ -381,10 +434,11 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Reply> {
             age: span(remaining),
         },
         "lost" => Outcome::Lost,
-        "stale" | "again" => {
+        "stale" | "again" | "more" => {
             let verdict = match verdict {
                 "stale" => Verdict::Stale,
-                _ => Verdict::Again,
+                "again" => Verdict::Again,
+                _ => Verdict::More,
             };
             let notices = notices.unwrap_or_default();
             return Some(Reply {
@@ -404,20 +458,10 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Reply> {
     })
 }
 
-/// Inspects a lock.
-pub(super) async fn inspect(
-    client: &Client,
-    names: &Names,
-    address: &str,
-    key: &str,
-) -> Result<KeyStatus, Fault> {
+/// Inspects a lock: [`read_status`] reads the answer.
+pub(super) async fn inspect(client: &Client, names: &Names, key: &str) -> Result<Vec<Row>, Error> {
     let name = names.lock(key);
-    let rows = client
-        .query_typed(&names.inspect, &[(&name, Type::TEXT)])
-        .await;
-    let rows = rows.map_err(|error| Fault::refused(address, &error))?;
-    let garbled = || Fault::given_up(address, "unexpected answer to an inspection");
-    read_status(&rows).ok_or_else(garbled)
+    bounded(client, names, &names.inspect, &[(&name, Type::TEXT)]).await
 }
 
 pub(super) fn read_status(rows: &[Row]) -> Option<KeyStatus> {

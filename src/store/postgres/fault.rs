@@ -15,18 +15,29 @@ use crate::StoreError;
 #[error("{text}")]
 pub(super) struct Fault {
     text: String,
-    is_lasting: bool,
+    kind: Kind,
+}
+
+/// What may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A retry.
+    Passing,
+    /// A change of the configuration.
+    Lasting,
+    /// A right for the role.
+    Forbidden,
 }
 
 impl Fault {
     fn passing(text: impl Into<String>) -> Self {
-        let (text, is_lasting) = (text.into(), false);
-        Self { text, is_lasting }
+        let (text, kind) = (text.into(), Kind::Passing);
+        Self { text, kind }
     }
 
     fn lasting(text: impl Into<String>) -> Self {
-        let (text, is_lasting) = (text.into(), true);
-        Self { text, is_lasting }
+        let (text, kind) = (text.into(), Kind::Lasting);
+        Self { text, kind }
     }
 
     /// The configuration cannot be used.
@@ -57,8 +68,8 @@ impl Fault {
         let hint = hints.iter().find(|(said, _)| chain.contains(said));
         let hint = hint.map_or("", |(_, hint)| hint);
         let text = format!("{told}: {chain}{hint}");
-        let is_lasting = error.code().is_some_and(is_lasting);
-        Self { text, is_lasting }
+        let kind = error.code().map_or(Kind::Passing, kind);
+        Self { text, kind }
     }
 
     pub(super) fn silent(address: &str, within: Duration) -> Self {
@@ -88,15 +99,29 @@ impl Fault {
             Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
                 " (docs/postgres.md lists the rights that a role needs)"
             }
+            Some(code) if *code == SqlState::UNDEFINED_FUNCTION => {
+                " (part of the schema is missing: drop it, and run PostgresStore::migrate)"
+            }
             Some(code) if is_without_schema(code) => {
-                " (the schema is missing, or not all of it: run PostgresStore::migrate)"
+                " (the schema is missing: run PostgresStore::migrate)"
+            }
+            Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => {
+                " (it is a standby, or default_transaction_read_only is on for the server, the database or the role)"
+            }
+            Some(code) if *code == SqlState::UNTRANSLATABLE_CHARACTER => {
+                " (the key has a character that the encoding of the database does not have)"
             }
             _ => "",
         };
         Self {
             text: format!("PostgreSQL at {address} refused: {}{hint}", chain(error)),
-            is_lasting: code.is_some_and(is_lasting),
+            kind: code.map_or(Kind::Passing, kind),
         }
+    }
+
+    /// Whether the role lacks a right.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.kind == Kind::Forbidden
     }
 
     pub(super) fn unusable(address: &str, why: impl fmt::Display) -> Self {
@@ -122,9 +147,9 @@ impl Fault {
 
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
-        match fault.is_lasting {
-            true => Self::lasting(fault),
-            false => Self::new(fault),
+        match fault.kind {
+            Kind::Passing => Self::new(fault),
+            Kind::Lasting | Kind::Forbidden => Self::lasting(fault),
         }
     }
 }
@@ -139,23 +164,31 @@ pub(super) fn is_without_schema(code: &SqlState) -> bool {
     missing.contains(&code)
 }
 
-/// Whether the connection is of no use after this error: the server ends it, or cannot write any more.
+/// Whether the connection is of no use after this error: the server ends it, or cannot write any more, or the schema is gone,
+/// which the next connection makes again or tells of.
 pub(super) fn ends_connection(code: &SqlState) -> bool {
-    let code = code.code();
-    code == SqlState::READ_ONLY_SQL_TRANSACTION.code()
-        || ["08", "57P"].iter().any(|it| code.starts_with(it))
+    let ending = [
+        &SqlState::READ_ONLY_SQL_TRANSACTION,
+        &SqlState::INVALID_SCHEMA_NAME,
+        &SqlState::UNDEFINED_TABLE,
+    ];
+    ending.contains(&code) || ["08", "57P"].iter().any(|it| code.code().starts_with(it))
 }
 
-/// Whether a retry cannot help.
-fn is_lasting(code: &SqlState) -> bool {
-    let is_setting = [
-        &SqlState::INSUFFICIENT_PRIVILEGE,
+/// Whether a retry can help.
+fn kind(code: &SqlState) -> Kind {
+    let lasting = [
         &SqlState::INVALID_CATALOG_NAME,
+        &SqlState::UNTRANSLATABLE_CHARACTER,
         &isolation(),
-    ]
-    .contains(&code);
-    // Class 28: the user, or the password.
-    is_setting || is_without_schema(code) || code.code().starts_with("28")
+    ];
+    match code {
+        code if *code == SqlState::INSUFFICIENT_PRIVILEGE => Kind::Forbidden,
+        code if lasting.contains(&code) || is_without_schema(code) => Kind::Lasting,
+        // The user, or the password.
+        code if code.code().starts_with("28") => Kind::Lasting,
+        _ => Kind::Passing,
+    }
 }
 
 /// Whether a fence has found that its lease is over.

@@ -10,7 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use super::address::{Endpoint, Heard, Link};
-use super::call::{Call, Names, Prepared};
+use super::call::{self, Call, Names, Prepared};
 use super::fault::{Fault, is_without_schema};
 use super::schema;
 use super::store::Settings;
@@ -79,9 +79,11 @@ impl Hello<'_> {
             let which: [(&(dyn ToSql + Sync), Type); 2] =
                 [(pid, Type::INT4), (started, Type::TIMESTAMPTZ)];
             // Without that right O5 guards against late calls.
-            let _ = self.in_time(link.client.query_typed(&sql, &which)).await?;
+            let ending = call::bounded(&link.client, self.names, &sql, &which);
+            let _ = self.in_time(ending).await?;
         }
-        if let Some(reason) = self.listen(&link.client, &mut connected).await? {
+        let listening = self.listen(&link.client, &greeting.channel, &mut connected.heard);
+        if let Some(reason) = listening.await? {
             connected.line = 0;
             connected.no_push = Some(reason);
         }
@@ -110,6 +112,8 @@ impl Hello<'_> {
     async fn prepare(&self, client: &Client, is_pooled: bool) -> Result<Option<Prepared>, Fault> {
         let mut prepared = None;
         if !is_pooled {
+            let bounding = self.in_time(client.batch_execute(&self.names.bounds));
+            bounding.await?.map_err(|error| self.refused(&error))?;
             let statements = self.in_time(Prepared::new(client, self.names)).await?;
             prepared = Some(statements.map_err(|error| self.refused(&error))?);
         }
@@ -122,35 +126,42 @@ impl Hello<'_> {
         Ok(prepared)
     }
 
-    /// Checks that the schema is there and is ours, and takes the line. If the schema is missing, it is made, if we may.
+    /// Checks that the schema is there and may be trusted, and takes the line. If the schema is missing, it is made, if we
+    /// may.
     async fn greet(
         &self,
         endpoint: &Endpoint,
         client: &Client,
         line: i64,
     ) -> Result<Greeting, Fault> {
+        let (schema, names) = (&self.settings.schema, self.names);
+        let which: [(&(dyn ToSql + Sync), Type); 2] = [
+            (schema, Type::TEXT),
+            (&self.settings.schema_owner, Type::TEXT),
+        ];
+        let asking = call::bounded(client, names, schema::FOREIGN, &which);
+        let foreign = self.in_time(asking).await?;
+        let foreign = foreign.map_err(|error| self.refused(&error))?;
+        schema::refuse_foreign(&endpoint.address, schema, &foreign)?;
         let sql = format!(
-            "SELECT h.version, h.now, h.is_standby, h.server, a.pid, a.backend_start FROM {}.hello_1($1) h \
+            "SELECT h.version, h.now, h.is_standby, h.server, a.pid, a.backend_start, h.missing, h.channel \
+             FROM {}.hello_1($1) h \
              LEFT JOIN pg_stat_activity a ON a.pid = pg_backend_pid()",
-            schema::quote(&self.settings.schema)
+            schema::quote(schema)
         );
         let own: [(&(dyn ToSql + Sync), Type); 1] = [(&line, Type::INT8)];
-        let greet = || client.query_typed(&sql, &own);
+        let greet = || call::bounded(client, names, &sql, &own);
         let mut rows = self.in_time(greet()).await?;
         if let Err(error) = &rows
             && error.code().is_some_and(is_without_schema)
             && self.settings.migrates
         {
             let missing = self.refused(error);
-            let migrating = schema::migrate(
-                client,
-                &endpoint.address,
-                &self.settings.schema,
-                self.settings.quiet(),
-            );
+            let migrating = schema::migrate(client, &endpoint.address, self.settings, &names.begin);
             // If it takes too long, the connection is in its transaction.
-            if self.in_time(migrating).await?.is_err() {
-                return Err(missing);
+            match self.in_time(migrating).await? {
+                Err(fault) if fault.is_forbidden() => return Err(missing),
+                migrated => migrated?,
             }
             rows = self.in_time(greet()).await?;
         }
@@ -158,12 +169,15 @@ impl Hello<'_> {
         let garbled = || Fault::given_up(&endpoint.address, "unexpected answer to the greeting");
         let (version, greeting) = rows.first().and_then(Greeting::read).ok_or_else(garbled)?;
         match version {
+            _ if let Some(tables) = &greeting.missing => Err(Fault::unusable(
+                &endpoint.address,
+                format_args!(
+                    "its schema {schema:?} lacks the tables {tables}: drop the schema, and run PostgresStore::migrate"
+                ),
+            )),
             _ if greeting.is_standby => Err(Fault::standby(&endpoint.address)),
             Some(schema::VERSION) => Ok(greeting),
-            None => Err(Fault::unusable(
-                &endpoint.address,
-                "the table `state` of the schema is empty",
-            )),
+            None => Err(garbled()),
             Some(other) => Err(Fault::unusable(
                 &endpoint.address,
                 format_args!(
@@ -178,25 +192,24 @@ impl Hello<'_> {
     async fn listen(
         &self,
         client: &Client,
-        connected: &mut Connected,
+        channel: &str,
+        heard: &mut UnboundedReceiver<Heard>,
     ) -> Result<Option<String>, Fault> {
-        let channel = format!("lockstream:{}", connected.line);
         let probe = format!("probe {:016x}", rand::random::<u64>());
         let listening = async {
             client
                 .batch_execute(&format!("LISTEN \"{channel}\""))
                 .await?;
-            let sql = "SELECT pg_notify($1, $2)";
-            client
-                .query_typed(sql, &[(&channel, Type::TEXT), (&probe, Type::TEXT)])
-                .await
+            let told: [(&(dyn ToSql + Sync), Type); 2] =
+                [(&channel, Type::TEXT), (&probe, Type::TEXT)];
+            call::bounded(client, self.names, "SELECT pg_notify($1, $2)", &told).await
         };
         if let Err(error) = self.in_time(listening).await? {
             return Err(self.refused(&error));
         }
         let hearing = async {
             loop {
-                match connected.heard.recv().await {
+                match heard.recv().await {
                     Some(Heard::Notice(notice)) if notice.payload() == probe => return Ok(()),
                     Some(Heard::Notice(_)) => {}
                     Some(Heard::Ended(fault)) => return Err(fault),
@@ -240,6 +253,10 @@ struct Greeting {
     is_standby: bool,
     identity: Option<Arc<str>>,
     backend: Option<Backend>,
+    /// Where the first connection listens.
+    channel: String,
+    /// Tables that somebody has dropped.
+    missing: Option<String>,
 }
 
 impl Greeting {
@@ -252,6 +269,11 @@ impl Greeting {
             is_standby: row.try_get(2).ok()?,
             identity: identity.map(|it| format!("PostgreSQL {it}").into()),
             backend: pid.zip(started),
+            missing: row.try_get(6).ok()?,
+            channel: row
+                .try_get::<_, Option<String>>(7)
+                .ok()?
+                .unwrap_or_default(),
         };
         Some((row.try_get(0).ok()?, greeting))
     }

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::address::Link;
+use super::call::{self, Names};
 use super::fault::Fault;
 use super::schema;
 use super::store::Settings;
@@ -21,7 +22,7 @@ const PAGE: i32 = 500;
 /// Lists the keys under the prefix that begin with `start`, on a connection of its own.
 pub(super) fn scan(
     settings: Settings,
-    prefix: &str,
+    names: Arc<Names>,
     start: &str,
     within: Duration,
 ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
@@ -31,8 +32,9 @@ pub(super) fn scan(
             schema::quote(&settings.schema)
         ),
         settings,
-        prefix: format!("{prefix}:"),
-        start: format!("{prefix}:{start}"),
+        prefix: names.lock(""),
+        start: names.lock(start),
+        names,
         within,
         after: Some(String::new()),
         link: None,
@@ -44,6 +46,7 @@ pub(super) fn scan(
 /// One pass over the locks.
 struct Pass {
     settings: Settings,
+    names: Arc<Names>,
     sql: String,
     prefix: String,
     start: String,
@@ -71,13 +74,18 @@ impl Pass {
             (&after, Type::TEXT),
             (&PAGE, Type::INT4),
         ];
-        let asked = link.client.query_typed(&self.sql, &arguments);
+        let asked = call::bounded(&link.client, &self.names, &self.sql, &arguments);
         let asked = timeout(self.within, asked).await;
         let rows = asked.map_err(|_| Fault::silent(&endpoint.address, self.within))?;
         let rows = rows.map_err(|error| Fault::refused(&endpoint.address, &error))?;
         let mut keys = Vec::new();
         for row in &rows {
-            let (name, in_use): (String, bool) = (row.get(0), row.get(1));
+            // In a database without an encoding it may be anything.
+            let read = row
+                .try_get(0)
+                .and_then(|name: String| Ok((name, row.try_get(1)?)));
+            let (name, in_use): (String, bool) =
+                read.map_err(|error| Fault::broken(&endpoint.address, &error))?;
             if in_use && let Some(key) = name.strip_prefix(&self.prefix) {
                 keys.push(Arc::from(key));
             }

@@ -2,9 +2,11 @@
 
 use std::sync::LazyLock;
 
-use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
 
 use super::fault::{Address, Fault};
+use super::store::Settings;
 
 /// The SQL that makes the schema `lockstream`.
 pub(super) const SQL: &str = include_str!("schema.sql");
@@ -17,6 +19,39 @@ pub(super) const USUAL: &str = "lockstream";
 
 /// Only one migration runs at a time.
 const MIGRATION: i64 = 6_012_214_763_185_741;
+
+/// Who owns the schema `$1`, or a function in it, and need not be trusted: its functions would run with our rights. `$2` is
+/// trusted, if it is not null. So is the owner of the database, whoever may become that or us anyway, and, unless we are a
+/// superuser, a role whose rights we have.
+pub(super) const FOREIGN: &str = "
+    SELECT o.rolname::text FROM pg_catalog.pg_roles o WHERE o.oid IN (
+        SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = $1
+        UNION ALL
+        SELECT p.proowner FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_proc p ON p.pronamespace = n.oid
+        WHERE n.nspname = $1
+    ) AND o.rolname IS DISTINCT FROM $2
+    AND NOT pg_has_role(o.oid, (SELECT d.datdba FROM pg_catalog.pg_database d WHERE d.datname = current_database()), 'MEMBER')
+    AND NOT pg_has_role(o.oid, current_user, 'MEMBER')
+    AND NOT (pg_has_role(current_user, o.oid, 'USAGE')
+        AND NOT (SELECT u.rolsuper FROM pg_catalog.pg_roles u WHERE u.rolname = current_user))
+    LIMIT 1";
+
+/// Refuses a schema in which [`FOREIGN`] found somebody.
+pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Result<(), Fault> {
+    let Some(row) = found.first() else {
+        return Ok(());
+    };
+    let owner: String = row
+        .try_get(0)
+        .map_err(|error| Fault::broken(address, &error))?;
+    Err(Fault::unusable(
+        address,
+        format_args!(
+            "its schema {schema:?} belongs to the role {owner:?}, which need not be trusted: drop the schema, or name the \
+             role by `schema_owner` in the url or in PostgresStoreBuilder"
+        ),
+    ))
+}
 
 /// The statements for a schema of this name.
 pub(super) fn sql(schema: &str) -> String {
@@ -49,49 +84,69 @@ pub(super) fn fault(schema: &str) -> Option<&'static str> {
     }
 }
 
-/// Makes the schema if it is not there, all of it or nothing.
+/// Makes the schema if it is not there, all of it or nothing. `begin`: of its transaction.
 pub(super) async fn migrate(
     client: &Client,
     address: &Address,
-    schema: &str,
-    quiet: Option<i64>,
+    settings: &Settings,
+    begin: &str,
 ) -> Result<(), Fault> {
     let refused = |error| Fault::refused(address, &error);
+    // It waits for another migration as long as a statement may take.
     let begin =
-        format!("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({MIGRATION})");
+        format!("{begin}; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({MIGRATION})");
     client.batch_execute(&begin).await.map_err(refused)?;
-    let made = async {
-        if version(client, schema).await?.is_none() {
-            client.batch_execute(&sql(schema)).await?;
-        }
-        if let Some(quiet) = quiet {
-            let set = format!("UPDATE {}.state SET quiet = {quiet}", quote(schema));
-            client.batch_execute(&set).await?;
-        }
-        Ok(())
-    };
-    let end = match made.await {
-        Ok(()) => "COMMIT",
-        Err(error) => {
-            // The connection may have ended; then the server rolls back.
-            let _ = client.batch_execute("ROLLBACK").await;
-            return Err(refused(error));
-        }
-    };
-    client.batch_execute(end).await.map_err(refused)
+    let made = make(client, address, settings).await;
+    if made.is_err() {
+        // The connection may have ended; then the server rolls back.
+        let _ = client.batch_execute("ROLLBACK").await;
+        return made;
+    }
+    client.batch_execute("COMMIT").await.map_err(refused)
 }
 
-/// The version of a schema, if it is there.
-async fn version(client: &Client, schema: &str) -> Result<Option<i32>, tokio_postgres::Error> {
-    let table = format!("{}.state", quote(schema));
-    let is_there = client
-        .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
-        .await?;
-    if !is_there.get::<_, bool>(0) {
-        return Ok(None);
+async fn make(client: &Client, address: &Address, settings: &Settings) -> Result<(), Fault> {
+    let refused = |error| Fault::refused(address, &error);
+    let schema = &settings.schema;
+    let is_there = is_there(client, schema).await.map_err(refused)?;
+    if !is_there {
+        let made = client.batch_execute(&sql(schema)).await;
+        made.map_err(refused)?;
     }
-    let version = client
-        .query_opt(&format!("SELECT version FROM {table}"), &[])
+    // Also if it has just been made: in a schema that somebody else was quicker to make, it would be at their mercy.
+    let foreign = client
+        .query_typed(
+            FOREIGN,
+            &[(schema, Type::TEXT), (&settings.schema_owner, Type::TEXT)],
+        )
+        .await;
+    refuse_foreign(address, schema, &foreign.map_err(refused)?)?;
+    if let Some(quiet) = settings.quiet() {
+        let set = client.batch_execute(&set_quiet(schema, quiet)).await;
+        set.map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// Sets the quiet time, and the default by which the row is made again. Not if it is set, since that locks the table.
+fn set_quiet(schema: &str, quiet: i64) -> String {
+    let table = format!("{}.state", quote(schema));
+    format!(
+        "DO $$ BEGIN IF NOT EXISTS (SELECT 1 FROM {table} WHERE quiet = {quiet}) THEN
+             ALTER TABLE {table} ALTER quiet SET DEFAULT {quiet};
+             INSERT INTO {table} DEFAULT VALUES ON CONFLICT (one) DO UPDATE SET quiet = {quiet};
+         END IF; END $$"
+    )
+}
+
+/// Whether it has our tables, or some of them.
+async fn is_there(client: &Client, schema: &str) -> Result<bool, tokio_postgres::Error> {
+    let table = format!("{}.state", quote(schema));
+    let found = client
+        .query_typed(
+            "SELECT to_regclass($1) IS NOT NULL",
+            &[(&table, Type::TEXT)],
+        )
         .await?;
-    Ok(version.map(|row| row.get(0)))
+    Ok(found.first().is_some_and(|row| row.get(0)))
 }

@@ -49,25 +49,38 @@ CREATE TABLE lockstream.ticket (
     UNIQUE (key, owner)
 );
 
--- One row. `epoch`: no lock whose row was swept had a greater one. `quiet`: for how long nothing is given away after
--- data may have been lost.
+-- One row, which is made again from the defaults if somebody empties the table. `epoch`: no lock whose row was swept had a
+-- greater one. `quiet`: for how long nothing is given away after data may have been lost. Its default is set with it.
+-- `secret`: of the channels.
 CREATE TABLE lockstream.state (
-    version integer NOT NULL,
-    epoch bigint NOT NULL,
-    quiet bigint NOT NULL
+    version integer NOT NULL DEFAULT 1,
+    epoch bigint NOT NULL DEFAULT 0,
+    quiet bigint NOT NULL DEFAULT 0,
+    secret uuid NOT NULL DEFAULT gen_random_uuid(),
+    one boolean PRIMARY KEY DEFAULT true CHECK (one)
 );
 
--- Since when nothing was lost. An unlogged table is empty after a crash and after a promotion.
-CREATE UNLOGGED TABLE lockstream.alive (since bigint NOT NULL);
-
-INSERT INTO lockstream.state VALUES (1, 0, 0);
+-- Since when nothing was lost: one row. An unlogged table is empty after a crash and after a promotion.
+CREATE UNLOGGED TABLE lockstream.alive (since bigint NOT NULL, one boolean PRIMARY KEY DEFAULT true CHECK (one));
 
 CREATE FUNCTION lockstream.now_1() RETURNS bigint
 LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
+-- Makes the rows that belong to the schema itself, where they are missing. Whatever has emptied `state` may have emptied the
+-- other tables, too: that is a loss of data. Epochs grow all the same, by the clock (F1).
+CREATE FUNCTION lockstream.make_rows_1() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO lockstream.state DEFAULT VALUES ON CONFLICT DO NOTHING;
+    IF found THEN
+        DELETE FROM lockstream.alive;
+    END IF;
+    INSERT INTO lockstream.alive VALUES (lockstream.now_1()) ON CONFLICT DO NOTHING;
+END $$;
+
 -- These tables may stand for others that were lost.
-INSERT INTO lockstream.alive VALUES (lockstream.now_1());
+SELECT lockstream.make_rows_1();
 
 -- The owner whose guard a shared owner has: a key that is kept has that of its last lease, whose transaction may go on.
 CREATE FUNCTION lockstream.guarded_1(whose text) RETURNS text
@@ -111,20 +124,48 @@ BEGIN
     RETURN true;
 END $$;
 
--- The first ticket whose registry is there (S2). Those of others are deleted.
-CREATE FUNCTION lockstream.first_live_1(name text, listens boolean, own_line bigint, OUT first lockstream.ticket)
-LANGUAGE plpgsql AS $$
+-- The first ticket whose registry is there (S2). Those of others are deleted. `clears`: how many more of them this call may
+-- delete (G3); negative if it must not look further.
+CREATE FUNCTION lockstream.first_live_1(
+    name text, listens boolean, own_line bigint, INOUT clears integer, OUT first lockstream.ticket
+) LANGUAGE plpgsql AS $$
 BEGIN
-    LOOP
+    WHILE clears >= 0 LOOP
         SELECT * INTO first FROM lockstream.ticket t
             WHERE t.key = name AND (t.ttl IS NULL) = listens ORDER BY t.score LIMIT 1;
         EXIT WHEN first.line IS NULL OR first.line = own_line OR NOT pg_try_advisory_xact_lock_shared(first.line);
-        DELETE FROM lockstream.ticket t WHERE t.key = name AND t.line = first.line;
+        IF clears > 0 THEN
+            DELETE FROM lockstream.ticket t WHERE t.key = name AND t.score = first.score;
+        END IF;
+        first := NULL;
+        clears := clears - 1;
     END LOOP;
 END $$;
 
+-- If more than `most` tickets of registries that are gone are in front, deletes that many, and returns how many.
+CREATE FUNCTION lockstream.clear_1(name text, listens boolean, own_line bigint, most integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    t record;
+    dead integer := 0;
+BEGIN
+    FOR t IN SELECT x.line, x.score FROM lockstream.ticket x
+        WHERE x.key = name AND (x.ttl IS NULL) = listens ORDER BY x.score LIMIT most + 1
+    LOOP
+        IF t.line = own_line OR NOT pg_try_advisory_xact_lock_shared(t.line) THEN
+            RETURN NULL;
+        ELSIF dead = most THEN
+            DELETE FROM lockstream.ticket d WHERE d.key = name AND (d.ttl IS NULL) = listens AND d.score < t.score;
+            RETURN most;
+        END IF;
+        dead := dead + 1;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
 -- A lock in the midst of an operation. `kind`: null if it is free, 'x' if nobody may join, 'r' if readers have it, 'p' if
--- permits have it, which take `taken` of it. `most`: how many more tickets may be served (M4); `unserved`: whether more may fit.
+-- permits have it, which take `taken` of it. `most`: how many more tickets may be served (M4), and `clears`: how many more
+-- that are dead may be deleted (G3); `unserved`: whether more may fit.
 -- `is_in_the_way`: whether a ticket that does not fit was found.
 CREATE TYPE lockstream.open_lock_1 AS (
     name text,
@@ -135,6 +176,7 @@ CREATE TYPE lockstream.open_lock_1 AS (
     taken bigint,
     is_quiet boolean,
     most integer,
+    clears integer,
     unserved boolean,
     is_in_the_way boolean,
     notices text[]
@@ -188,18 +230,21 @@ CREATE FUNCTION lockstream.serve_1(
     INOUT o lockstream.open_lock_1, own text, place bigint, own_line bigint, now bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
+    live record;
     t lockstream.ticket;
 BEGIN
     o.is_in_the_way := false;
     WHILE o.kind IS DISTINCT FROM 'x' LOOP
-        t := lockstream.first_live_1(o.name, false, own_line);
-        IF t.owner IS NULL OR t.owner = own OR place < t.score THEN
+        SELECT * INTO live FROM lockstream.first_live_1(o.name, false, own_line, o.clears);
+        o.clears := live.clears;
+        t := live.first;
+        IF o.clears >= 0 AND (t.owner IS NULL OR t.owner = own OR place < t.score) THEN
             RETURN;
         END IF;
         o.is_in_the_way := true;
-        IF NOT lockstream.admits_1(o, t.mode) THEN
+        IF o.clears >= 0 AND NOT lockstream.admits_1(o, t.mode) THEN
             RETURN;
-        ELSIF o.most <= 0 THEN
+        ELSIF o.clears < 0 OR o.most <= 0 THEN
             o.unserved := true;
             RETURN;
         END IF;
@@ -247,11 +292,11 @@ BEGIN
     is_new := NOT found;
     IF is_new THEN
         IF place <= now THEN
-            score := place;
-            WHILE EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = name AND t.score = enter_1.score) LOOP
-                score := score + 1;
-            END LOOP;
-        ELSE
+            -- Others may have it by now, or the places behind it.
+            SELECT free INTO score FROM generate_series(place, place + 100) free WHERE NOT EXISTS (
+                SELECT 1 FROM lockstream.ticket t WHERE t.key = name AND t.score = free) ORDER BY free LIMIT 1;
+        END IF;
+        IF score IS NULL THEN
             SELECT greatest(now, max(t.score) + 1) INTO score FROM lockstream.ticket t WHERE t.key = name;
         END IF;
         INSERT INTO lockstream.ticket VALUES (name, score, whose, own_line, mode, ttl);
@@ -261,12 +306,14 @@ END $$;
 -- One operation in full. Its letter:
 --   A attempt  E enter  L subscribe  W withdraw  U unsubscribe  R release  Y yield: `more` is the new owner
 --   D adopt: `more` is the present owner  S serve the queue
--- Its verdict: 'won', 'busy', 'not old', 'held' or 'not held' until now, 'again' if it must be sent again soon, or 'stale'.
+-- Its verdict: 'won', 'busy', 'not old', 'held' or 'not held' until now, 'again' if it must be sent again soon, 'more' if it
+-- must be sent again at once and the lock is as it was (G3), or 'stale'. `may_clear`: how many dead tickets, and leases
+-- that are over, it may delete, and `cleared`: how many it has.
 CREATE FUNCTION lockstream.op_1(
     letter text, name text, own text, mode text, ttl bigint, more text, place bigint, own_line bigint, of_use bigint,
-    quiet_until bigint, most integer,
+    quiet_until bigint, most integer, may_clear integer,
     OUT at bigint, OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT is_new boolean,
-    OUT unserved boolean, OUT notices text[]
+    OUT unserved boolean, OUT notices text[], OUT cleared integer
 ) LANGUAGE plpgsql AS $$
 DECLARE
     l lockstream.lock;
@@ -279,18 +326,41 @@ DECLARE
     -- Whether its lease has ended, and a transaction is still fenced by it.
     is_ending boolean := false;
 BEGIN
-    LOOP
+    cleared := 0;
+    -- A sweep may delete the row before it is locked here.
+    FOR attempt IN 1 .. 10 LOOP
         SELECT * INTO l FROM lockstream.lock k WHERE k.key = name FOR NO KEY UPDATE;
-        EXIT WHEN found OR NOT asks;
-        INSERT INTO lockstream.lock SELECT name, NULL, s.epoch, 0 FROM lockstream.state s ON CONFLICT DO NOTHING;
+        EXIT WHEN found OR NOT asks AND NOT EXISTS (
+            SELECT 1 FROM lockstream.holder d WHERE d.key = name AND d.owner = own);
+        -- There are shared leases or tickets already if somebody has emptied this table.
+        INSERT INTO lockstream.lock SELECT name,
+            CASE WHEN EXISTS (SELECT 1 FROM lockstream.holder d WHERE d.key = name) THEN '' END,
+            coalesce((SELECT s.epoch FROM lockstream.state s), 0), 0,
+            EXISTS (SELECT 1 FROM lockstream.ticket d WHERE d.key = name) ON CONFLICT DO NOTHING;
         INSERT INTO lockstream.guard VALUES (name, '') ON CONFLICT DO NOTHING;
     END LOOP;
     at := lockstream.now_1();
-    IF l.key IS NULL THEN
+    IF l.key IS NULL AND asks THEN
+        RAISE 'the table "lock" keeps no row for "%"', name USING ERRCODE = 'LS003';
+    ELSIF l.key IS NULL THEN
         verdict := CASE letter WHEN 'Y' THEN 'not old' WHEN 'D' THEN 'not old' ELSE 'not held' END;
         RETURN;
     END IF;
-    o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, most, false, false, NULL);
+    IF letter = 'E' AND at <= of_use THEN
+        -- Its ticket may be from a connection that is gone.
+        UPDATE lockstream.ticket d SET line = own_line WHERE d.key = name AND d.owner = own AND d.line <> own_line;
+    END IF;
+    -- Before anything else is changed: if more dead tickets are in front than this call may delete, it does nothing else.
+    IF l.waited AND (l.owner IS NULL OR l.owner IN ('', own) OR l.expires_at <= at) THEN
+        cleared := coalesce(lockstream.clear_1(name, false, own_line, may_clear),
+            lockstream.clear_1(name, true, own_line, may_clear));
+        IF cleared IS NOT NULL THEN
+            verdict := 'more';
+            RETURN;
+        END IF;
+        cleared := 0;
+    END IF;
+    o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, most, may_clear, false, false, NULL);
 
     -- What is over, and who has it.
     IF o.owner <> '' THEN
@@ -307,8 +377,14 @@ BEGIN
         END IF;
     ELSIF o.owner = '' THEN
         FOR h IN SELECT owner FROM lockstream.holder WHERE key = name AND expires_at <= at LOOP
-            PERFORM lockstream.end_shared_1(name, h.owner);
+            IF cleared >= may_clear THEN
+                verdict := 'more';
+                RETURN;
+            ELSIF lockstream.end_shared_1(name, h.owner) THEN
+                cleared := cleared + 1;
+            END IF;
         END LOOP;
+        o.clears := may_clear - cleared;
         SELECT lockstream.kind_1(min(kind)), coalesce(sum(weight), 0),
             coalesce(bool_or(owner = own AND expires_at > at), false),
             coalesce(bool_or(owner = own AND expires_at <= at), false)
@@ -383,10 +459,6 @@ BEGIN
             o.kind := 'x';
             o.expires_at := quiet_until;
         END IF;
-        IF letter = 'E' THEN
-            -- Its ticket may be from a connection that is gone.
-            UPDATE lockstream.ticket d SET line = own_line WHERE d.key = name AND d.owner = own;
-        END IF;
         IF verdict IS DISTINCT FROM 'again' THEN
             o := lockstream.serve_1(o, CASE WHEN asks THEN own END, CASE WHEN place <= at THEN place END, own_line, at);
         END IF;
@@ -407,7 +479,9 @@ BEGIN
             remaining := lockstream.remaining_1(o, mode, at);
         ELSIF o.owner IS NULL THEN
             -- W7: the lock is kept for the first subscriber for as long as it may take to ask.
-            t := lockstream.first_live_1(name, true, own_line);
+            SELECT * INTO h FROM lockstream.first_live_1(name, true, own_line, o.clears);
+            o.clears := h.clears;
+            t := h.first;
             IF t.owner IS NOT NULL THEN
                 DELETE FROM lockstream.ticket d WHERE d.key = name AND d.score = t.score;
                 o.owner := t.owner;
@@ -421,6 +495,7 @@ BEGIN
     epoch := coalesce(epoch, o.epoch);
     unserved := o.unserved;
     notices := o.notices;
+    cleared := may_clear - greatest(o.clears, 0);
     IF o.owner IS NULL AND l.waited AND verdict IN ('not old', 'stale') THEN
         -- It is over, and somebody waits: whoever asks next serves the queue.
         RETURN;
@@ -448,7 +523,7 @@ CREATE FUNCTION lockstream.ops_1(
 ) RETURNS TABLE (
     at bigint, verdict text, epoch bigint, remaining bigint, score bigint, is_new boolean, unserved boolean, notices text[]
 ) LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off SET lock_timeout = '2s' SET enable_seqscan = off
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -463,7 +538,11 @@ DECLARE
     -- A call serves so many tickets, and one more for each other lock (M4).
     per_call CONSTANT integer := 64;
     granted integer := 0;
+    -- And it deletes so many dead tickets, and leases that are over (G3).
+    clears integer := 100;
+    cleared integer;
     is_waited boolean;
+    live record;
     first lockstream.ticket;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -477,8 +556,8 @@ BEGIN
     END IF;
     SELECT s.quiet, a.since INTO quiet, since FROM lockstream.state s LEFT JOIN lockstream.alive a ON true;
     IF since IS NULL THEN
-        since := lockstream.now_1();
-        INSERT INTO lockstream.alive VALUES (since);
+        PERFORM lockstream.make_rows_1();
+        SELECT s.quiet, a.since INTO quiet, since FROM lockstream.state s, lockstream.alive a;
     END IF;
     IF since + quiet > lockstream.now_1() THEN
         quiet_until := since + quiet;
@@ -564,21 +643,31 @@ BEGIN
         END IF;
         IF letter = 'K' AND verdict = 'held' AND is_waited THEN
             -- Its end has moved: the first in the queue is told to ask.
-            first := lockstream.first_live_1(name, false, own_line);
+            SELECT * INTO live FROM lockstream.first_live_1(name, false, own_line, clears);
+            clears := greatest(live.clears, 0);
+            first := live.first;
             IF first.line IS NOT NULL THEN
                 notices := ARRAY[first.line::text, 'f ' || name];
             END IF;
         END IF;
         IF verdict IS NULL THEN
-            SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices FROM lockstream.op_1(
+            SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices, cleared FROM lockstream.op_1(
                 letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until,
-                greatest(1, per_call - granted));
+                greatest(1, per_call - granted), clears);
             granted := granted + coalesce(array_length(notices, 1) / 2, 0);
+            clears := clears - cleared;
         END IF;
         at := coalesce(at, lockstream.now_1());
         RETURN NEXT;
     END LOOP;
 END $$;
+
+-- Where the session with this line listens. Every role can see the lines, and may listen and notify anywhere: whoever knows
+-- the channel can read grants and forge them.
+CREATE FUNCTION lockstream.channel_1(line bigint) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT 'lockstream:' || left(encode(sha256((s.secret || ':' || line)::bytea), 'hex'), 32) FROM lockstream.state s
+$$;
 
 -- Sends notices. They need not be on disk: a crash loses them anyway.
 CREATE FUNCTION lockstream.notify_1(notices text[]) RETURNS void
@@ -586,7 +675,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     FOR i IN 1 .. coalesce(array_length(notices, 1), 0) BY 2 LOOP
-        PERFORM pg_notify('lockstream:' || notices[i], notices[i + 1]);
+        PERFORM pg_notify(lockstream.channel_1(notices[i]::bigint), notices[i + 1]);
     END LOOP;
 END $$;
 
@@ -628,17 +717,29 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes the session's line, and tells what the session must know.
+-- Takes the session's line, and tells what the session must know. `channel`: where it listens. `missing`: tables of the
+-- schema that somebody has dropped.
 CREATE FUNCTION lockstream.hello_1(
-    own_line bigint, OUT version integer, OUT quiet bigint, OUT now bigint, OUT is_standby boolean, OUT server text
+    own_line bigint, OUT version integer, OUT quiet bigint, OUT now bigint, OUT is_standby boolean, OUT server text,
+    OUT channel text, OUT missing text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     is_standby := pg_is_in_recovery();
+    now := lockstream.now_1();
+    SELECT string_agg(name, ', ') INTO missing
+        FROM unnest(ARRAY['lock', 'holder', 'guard', 'ticket', 'state', 'alive']) name
+        WHERE to_regclass('lockstream.' || name) IS NULL;
+    IF missing IS NOT NULL THEN
+        RETURN;
+    END IF;
     IF own_line <> 0 AND NOT is_standby THEN
         PERFORM pg_advisory_lock(own_line);
     END IF;
+    IF NOT is_standby AND NOT EXISTS (SELECT 1 FROM lockstream.state) THEN
+        PERFORM lockstream.make_rows_1();
+    END IF;
     SELECT s.version, s.quiet INTO version, quiet FROM lockstream.state s;
-    now := lockstream.now_1();
+    channel := lockstream.channel_1(own_line);
     BEGIN
         server := (SELECT system_identifier::text FROM pg_control_system());
     EXCEPTION WHEN insufficient_privilege THEN

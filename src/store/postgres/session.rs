@@ -61,7 +61,12 @@ impl PostgresSession {
     pub(super) fn new(settings: Settings, config: SessionConfig) -> Self {
         let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
         let shared = Shared {
-            names: Arc::new(Names::new(prefix, instance, &settings.schema)),
+            names: Arc::new(Names::new(
+                prefix,
+                instance,
+                &settings.schema,
+                config.response_timeout,
+            )),
             settings,
             wake: Notify::new(),
             notifier: OrderedNotifier::new(config.listener.clone()),
@@ -115,9 +120,9 @@ impl Session for PostgresSession {
     }
 
     fn scan(&self, start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
-        let config = &self.shared.config;
-        let settings = self.shared.settings.clone();
-        scan::scan(settings, &config.prefix, &start, config.response_timeout)
+        let shared = &self.shared;
+        let (settings, names) = (shared.settings.clone(), shared.names.clone());
+        scan::scan(settings, names, &start, shared.config.response_timeout)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::address::Endpoint;
-use super::call::Names;
+use super::call::{self, Names};
 use super::fault::Fault;
 use super::hello::Hello;
 use super::schema;
@@ -67,6 +67,8 @@ pub(super) struct Settings {
     /// Where calls go, if a pooler is between.
     pub(super) pooled: Option<Endpoint>,
     pub(super) schema: String,
+    /// Whose schema is trusted though nothing else speaks for that role.
+    pub(super) schema_owner: Option<String>,
     /// How many connections carry calls.
     pub(super) lanes: usize,
     pub(super) is_durable: bool,
@@ -98,11 +100,13 @@ impl PostgresStore {
     /// Urls are `postgres://[user[:password]@]host[:port][,host[:port]][/database][?parameters]`. With several hosts the
     /// first that takes writes is used. With the feature `tls-rustls` a connection over TCP is encrypted and the server's
     /// certificate is checked, unless the url says `sslmode=disable`; `sslrootcert`, `sslcert` and `sslkey` name files.
+    /// `schema_owner` is that of [`schema_owner`](PostgresStoreBuilder::schema_owner).
     ///
     /// # Errors
     ///
     /// The future yields an error if the url is invalid, if no host answers within 5 seconds each, if it refuses the user or
-    /// password, or if the schema is missing and cannot be made. Errors never show the password.
+    /// password, or if the schema is missing and cannot be made, lacks a table, or belongs to a role that is not
+    /// [trusted](PostgresStoreBuilder::schema_owner). Errors never show the password.
     pub fn connect(url: impl AsRef<str>) -> ConnectPostgres {
         Self::builder(url).connect()
     }
@@ -132,19 +136,16 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If no host can be reached within 5 seconds each, or the server refuses.
+    /// If no host can be reached within 5 seconds each, the server refuses, or the schema belongs to a role that is not
+    /// [trusted](PostgresStoreBuilder::schema_owner).
     pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
         let settings = self.settings.clone();
         Operation::new(async move {
             let (sender, _heard) = mpsc::unbounded_channel();
             let endpoint = &settings.endpoint;
             let link = endpoint.connect(CONNECT_WITHIN, sender).await?;
-            let migrating = schema::migrate(
-                &link.client,
-                &endpoint.address,
-                &settings.schema,
-                settings.quiet(),
-            );
+            let begin = call::begin(CONNECT_WITHIN);
+            let migrating = schema::migrate(&link.client, &endpoint.address, &settings, &begin);
             let migrated = tokio::time::timeout(CONNECT_WITHIN, migrating).await;
             Ok(migrated
                 .unwrap_or_else(|_| Err(Fault::silent(&endpoint.address, CONNECT_WITHIN)))?)
@@ -153,7 +154,12 @@ impl PostgresStore {
 
     /// Checks that calls would be answered.
     async fn try_out(&self) -> Result<(), Fault> {
-        let names = Names::new("lock".into(), "".into(), &self.settings.schema);
+        let names = Names::new(
+            "lock".into(),
+            "".into(),
+            &self.settings.schema,
+            CONNECT_WITHIN,
+        );
         let hello = Hello {
             settings: &self.settings,
             names: &names,
@@ -219,7 +225,8 @@ pub struct PostgresStoreBuilder {
 
 impl PostgresStoreBuilder {
     fn new(endpoint: Result<Endpoint, Fault>) -> Self {
-        let settings = endpoint.map(|endpoint| Settings {
+        let settings = endpoint.map(|mut endpoint| Settings {
+            schema_owner: endpoint.schema_owner.take(),
             endpoint,
             pooled: None,
             schema: schema::USUAL.to_owned(),
@@ -255,6 +262,19 @@ impl PostgresStoreBuilder {
                 ));
             }
             settings.schema = schema;
+            Ok(())
+        })
+    }
+
+    /// Trusts a schema of this role. The functions of the schema run with the rights of whoever calls them, so that of a
+    /// stranger is refused: whoever may create schemas could make one before the service does. Trusted without this are
+    /// the owner of the database and its members, superusers, the store's own role and its members, and, unless the store's
+    /// role is a superuser, each role whose rights it has. A role that only runs migrations may be none of these. In a url
+    /// it is `schema_owner=role`.
+    pub fn schema_owner(self, role: impl Into<String>) -> Self {
+        let role = role.into();
+        self.set(|settings| {
+            settings.schema_owner = Some(role);
             Ok(())
         })
     }

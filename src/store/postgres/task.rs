@@ -355,6 +355,7 @@ impl PostgresTask {
                 let pause = (request.since.elapsed() / 8).clamp(AGAIN, LONGEST_AGAIN);
                 self.delayed.push((Instant::now() + pause, request));
             }
+            Verdict::More => self.windows[lane].add_again(request),
             Verdict::Stale if !request.was_stale => {
                 request.was_stale = true;
                 self.windows[lane].add_again(request);
@@ -478,13 +479,16 @@ impl Connections {
         );
         self.last_used = Instant::now();
         let inspecting = async move {
-            let asked = timeout(within, call::inspect(&client, &names, &address, &key)).await;
-            let (status, end) = match asked {
-                Ok(status) => (status, Ok(())),
-                Err(_) => {
-                    let fault = Fault::silent(&address, within);
-                    (Err(fault.clone()), Err(fault))
-                }
+            let asked = timeout(within, call::inspect(&client, &names, &key)).await;
+            let garbled = || Fault::given_up(&address, "unexpected answer to an inspection");
+            let status = match &asked {
+                Ok(Ok(rows)) => call::read_status(rows).ok_or_else(garbled),
+                Ok(Err(error)) => Err(Fault::broken(&address, error)),
+                Err(_) => Err(Fault::silent(&address, within)),
+            };
+            let end = match &asked {
+                Ok(Err(error)) if !error.code().is_none_or(ends_connection) => Ok(()),
+                _ => status.as_ref().map(drop).map_err(Clone::clone),
             };
             // The caller may have gone.
             let _ = look.send(status.map_err(Into::into));
