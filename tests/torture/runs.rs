@@ -33,9 +33,10 @@ fn row(reports: &str, name: &str) -> u64 {
         .map(|value| {
             let digits = value.trim().chars().take_while(char::is_ascii_digit);
             let digits: String = digits.collect();
-            digits.parse().unwrap_or_else(|_| panic!("{name}: {value}"))
+            let number = digits.parse::<u64>();
+            number.unwrap_or_else(|_| panic!("{name}: {value}"))
         })
-        .sum::<u64>()
+        .sum()
 }
 
 /// Two runs at a time, and no more: a third makes all of them late on a small machine.
