@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `fences.rs` | does a transaction commit only while its lease holds, and does nobody get the lock before its end? |
 //! | `faults.rs` | what if the server, a connection or a right is gone? |
+//! | `notices.rs` | is a grant told, though whoever granted it is gone? |
 //! | `losses.rs` | what if the server loses what it acknowledged? |
 //! | `poolers.rs` | what if a pooler is between? |
 //! | `quorums.rs` | does a quorum of such servers elect one holder? |
@@ -18,6 +19,7 @@ mod cost;
 mod faults;
 mod fences;
 mod losses;
+mod notices;
 mod poolers;
 mod quorums;
 mod setup;
