@@ -10,6 +10,9 @@
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod backoff;
 pub(crate) mod contract;
+#[cfg(all(test, any(feature = "redis", feature = "postgres")))]
+#[path = "../../tests/support/hearing.rs"]
+mod hearing;
 pub(crate) mod memory;
 mod notifier;
 #[cfg(feature = "postgres")]

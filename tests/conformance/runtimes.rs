@@ -14,9 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
-use crate::world::{
-    SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting,
-};
+use crate::world::{SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting};
 
 /// How late real time may make things on a busy machine.
 const LATE: Duration = ms(500);

@@ -1,16 +1,35 @@
 //! What waiting costs, and what a lock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockstream::LockRegistry;
 
 use crate::support::{PgServer, Proxy};
 use crate::{BOUND, eventually, ms, registry};
 
-/// A hundred callers of a process wait with one ticket, and send nothing.
+/// How often each of these was called, by the server's log of all statements.
+async fn calls<const N: usize>(server: &PgServer, functions: [&str; N]) -> [usize; N] {
+    // A statement is logged before it is done.
+    let mark = format!("SELECT 'mark {}'", rand::random::<u64>());
+    server.run(&mark);
+    eventually("the log is read", async || server.log().contains(&mark)).await;
+    let log = server.log();
+    functions.map(|it| log.matches(&format!(".{it}($1")).count())
+}
+
+/// How many transactions have written something.
+fn writes(server: &PgServer) -> i64 {
+    server.one("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+}
+
+/// A hundred callers of a process wait with one ticket. They look twice a second for a grant that they were not told of,
+/// together, and ask for nothing.
 #[tokio::test]
-async fn who_waits_sends_nothing() {
-    let server = PgServer::start();
+async fn who_waits_sends_next_to_nothing() {
+    let server = PgServer::builder()
+        .config("log_statement = 'all'")
+        .config("autovacuum = off")
+        .start();
     let proxy = Proxy::to_port(server.port());
     let holder = registry(&server.url()).await;
     let waiter = registry(&PgServer::url_at(proxy.port())).await;
@@ -38,9 +57,18 @@ async fn who_waits_sends_nothing() {
         })
         .await;
         tokio::time::sleep(ms(300)).await;
-        let before = proxy.bytes();
+        let seen = async || calls(&server, ["ops_1", "untold_1", "sweep_1"]).await;
+        let (before, bytes, wrote) = (seen().await, proxy.bytes(), writes(&server));
+        let begin = Instant::now();
         tokio::time::sleep(ms(3000)).await;
-        assert_eq!(proxy.bytes(), before);
+        let (after, sent) = (seen().await, proxy.bytes().0 - bytes.0);
+        assert_eq!((after[0], after[2]), (before[0], before[2]));
+        let looks = after[1] - before[1];
+        // Each after 400 ms at the earliest.
+        let most = 1 + begin.elapsed().as_millis() / 400;
+        assert!((1..=most).contains(&(looks as u128)), "{looks} looks");
+        assert!(sent <= 200 * (looks as u64 + 1), "{sent} bytes");
+        assert_eq!(writes(&server), wrote);
         assert_eq!(proxy.connections(), 1);
         lease.release().await.unwrap();
     };
@@ -56,13 +84,8 @@ async fn a_lock_costs_two_transactions() {
         let lease = locks.obtain(key).lease().await.unwrap();
         lease.release().await.unwrap();
     };
-    // Each call is a statement, and a transaction. It is logged before it is done.
-    let calls = async || {
-        let mark = format!("SELECT 'mark {}'", rand::random::<u64>());
-        server.run(&mark);
-        eventually("the log is read", async || server.log().contains(&mark)).await;
-        server.log().matches(".ops_1($1").count()
-    };
+    // Each call is a statement, and a transaction.
+    let calls = async || calls(&server, ["ops_1"]).await[0];
     turn("k".to_owned()).await;
     let before = calls().await;
     for _ in 0..50 {
@@ -150,9 +173,142 @@ async fn a_release_that_waits_for_a_transaction_asks_seldom() {
     let sent = proxy.bytes().0 - before;
     assert!((1..15_000).contains(&sent), "{sent}");
     transaction.run("COMMIT");
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     releasing.await.unwrap().unwrap();
     assert!(begin.elapsed() < ms(1000), "it still asks often enough");
+}
+
+/// A lease ends, and a transaction that is fenced by it goes on: whoever waits asks less and less often, and writes nothing.
+#[tokio::test]
+async fn who_waits_for_a_fenced_transaction_backs_off_and_writes_nothing() {
+    let server = PgServer::builder()
+        .config("log_statement = 'all'")
+        .config("autovacuum = off")
+        .start();
+    let holder = registry(&server.url()).await;
+    let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
+    let mut transaction = server.client();
+    let token = lease.token().get();
+    transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let waiter = registry(&server.url()).await;
+        let lock = waiter
+            .obtain("k")
+            .ttl(ms(2000))
+            .wait(Duration::from_secs(60));
+        waiting.push(tokio::spawn(async move {
+            let lease = lock.lease().await.unwrap();
+            lease.release().await.unwrap();
+            waiter
+        }));
+    }
+    lease.lost().await;
+    let lock = holder.obtain("k");
+    eventually("they wait", async || {
+        lock.inspect().await.unwrap().waiting == 3
+    })
+    .await;
+    eventually("its end is written, and nothing more", async || {
+        let before = writes(&server);
+        tokio::time::sleep(ms(300)).await;
+        writes(&server) == before
+    })
+    .await;
+    let (asked, wrote) = (calls(&server, ["ops_1"]).await[0], writes(&server));
+    tokio::time::sleep(ms(3000)).await;
+    let (asked, wrote) = (
+        calls(&server, ["ops_1"]).await[0] - asked,
+        writes(&server) - wrote,
+    );
+    assert_eq!(wrote, 0, "of {asked} calls");
+    // Three waiters, and the release. After every 50 ms, by each, it would be two hundred.
+    assert!((4..100).contains(&asked), "{asked}");
+    transaction.run("COMMIT");
+    for waiting in waiting {
+        drop(tokio::time::timeout(BOUND, waiting).await.unwrap().unwrap());
+    }
+}
+
+/// An op that changes nothing writes nothing, not even a lock on a row: it has no transaction of its own to be numbered, and
+/// makes no record of the server's log.
+#[tokio::test]
+async fn what_changes_nothing_writes_nothing() {
+    const TIMES: i64 = 40;
+    let server = PgServer::builder().config("autovacuum = off").start();
+    drop(registry(&server.url()).await);
+    let mut admin = server.client();
+    admin.run("SELECT lockstream.hello_1(4710)");
+    let op = |letter: &str, line: i64, key: &str, owner: &str, mode: &str, place: &str| {
+        format!(
+            "SELECT verdict, score FROM lockstream.ops_1(true, {line}, 9000000000000000000, '{letter}', '{{{key}}}', \
+             '{{{owner}}}', '{{\"{mode}\"}}', '{{60000000}}', '{{waiter:9}}', '{{{place}}}')"
+        )
+    };
+    for (key, mode) in [
+        ("x", ""),
+        ("fenced", ""),
+        ("free", ""),
+        ("r", "r"),
+        ("p", "2/2"),
+    ] {
+        let won = op("A", 0, key, &format!("holder:{key}"), mode, "null");
+        assert_eq!(admin.one::<String>(&won), "won");
+    }
+    assert_eq!(
+        admin.one::<String>(&op("R", 0, "free", "holder:free", "", "null")),
+        "held"
+    );
+    // A transaction that is fenced, as `fence` does it, and outlives its lease.
+    let mut transaction = server.client();
+    transaction.run("BEGIN; SELECT FROM lockstream.guard WHERE key = 'fenced' FOR KEY SHARE");
+    admin.run("UPDATE lockstream.lock SET expires_at = lockstream.now_1() WHERE key = 'fenced'");
+    let mut waiter = server.client();
+    waiter.run("SELECT lockstream.hello_1(4711)");
+
+    let seen = |sql: &str| server.one::<i64>(sql);
+    let bytes = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+    // Of readers a writer waits for, and of permits one that does not fit.
+    for (key, mode) in [
+        ("x", ""),
+        ("x", "r"),
+        ("fenced", ""),
+        ("r", ""),
+        ("r", "1/2"),
+        ("p", "1/2"),
+        ("p", ""),
+    ] {
+        let owner = format!("waiter:{key}{}", mode.replace('/', "-"));
+        let entered = waiter.rows(&op("E", 4711, key, &owner, mode, "null"));
+        assert_eq!(entered[0].get::<_, String>(0), "busy", "{key} {mode}");
+        let place = entered[0].get::<_, i64>(1).to_string();
+        let again = op("E", 4711, key, &owner, mode, &place);
+        let others = ["A", "W", "U", "R", "N", "V", "S", "Y"];
+        let others = others.map(|it| op(it, 4711, key, "waiter:8", mode, "5"));
+        for sql in others.iter().chain([&again]) {
+            let before = (writes(&server), seen(bytes));
+            let verdict: String = waiter.one(sql);
+            for _ in 0..TIMES {
+                assert_eq!(waiter.one::<String>(sql), verdict);
+            }
+            let (wrote, logged) = (writes(&server) - before.0, seen(bytes) - before.1);
+            assert_eq!(wrote, 0, "{verdict}: {sql}");
+            // What the server itself logs now and then is less than a record for each.
+            assert!(logged < 24 * TIMES, "{logged} bytes: {sql}");
+        }
+    }
+    for letter in ["W", "U", "R", "S", "N"] {
+        let before = writes(&server);
+        waiter.rows(&op(letter, 4711, "free", "waiter:8", "", "null"));
+        waiter.rows(&op(letter, 4711, "nobody", "waiter:8", "", "null"));
+        assert_eq!(writes(&server), before, "{letter}");
+    }
+    transaction.run("COMMIT");
+    let freed = waiter.one::<String>(&op("A", 4711, "fenced", "waiter:8", "", "null"));
+    assert_eq!(freed, "busy", "whoever waits is served");
+    let served =
+        "SELECT count(*) FROM lockstream.lock WHERE key = 'fenced' AND owner = 'waiter:fenced'";
+    assert_eq!(seen(served), 1);
 }
 
 /// PostgreSQL reads a small table in full once it knows how small it is. With it go the old versions of each row.
@@ -179,11 +335,11 @@ async fn small_tables_are_read_by_their_indexes() {
         &registry(&server.url()).await,
     )
     .await;
-    server.run("ANALYZE lockstream.lock, lockstream.guard, lockstream.ticket, lockstream.holder");
+    server.run("ANALYZE lockstream.lock, lockstream.guard, lockstream.ticket, lockstream.holder, lockstream.notice");
 
     let seen = |scans: &str| -> i64 {
         let sql = format!(
-            "SELECT sum({scans})::bigint FROM pg_stat_user_tables WHERE relname IN ('lock', 'guard', 'ticket', 'holder')"
+            "SELECT sum({scans})::bigint FROM pg_stat_user_tables WHERE relname IN ('lock', 'guard', 'ticket', 'holder', 'notice')"
         );
         server.one(&sql)
     };

@@ -7,6 +7,7 @@
 //! | `strangers.rs` | what may another role of the database hear, pretend and make? |
 //! | `surroundings.rs` | what do the settings of a role and a database change? |
 //! | `faults.rs` | what if the server, a connection or a right is gone? |
+//! | `notices.rs` | is a grant told, though whoever granted it is gone? |
 //! | `losses.rs` | what if the server loses what it acknowledged? |
 //! | `poolers.rs` | what if a pooler is between? |
 //! | `quorums.rs` | does a quorum of such servers elect one holder? |
@@ -22,6 +23,7 @@ mod cost;
 mod faults;
 mod fences;
 mod losses;
+mod notices;
 mod poolers;
 mod quorums;
 mod setup;

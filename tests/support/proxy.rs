@@ -102,6 +102,17 @@ impl Proxy {
         self.order(Change::Listen(true));
     }
 
+    /// In each connection whose client sends this word, the bytes that hold it and all that the client sends after them
+    /// vanish, as if it had come no further. Its end is passed on. An empty word lifts that for connections yet to come.
+    pub fn lose_from(&self, word: &'static [u8]) {
+        self.order(Change::Rules(Box::new(move |rules| rules.word = word)));
+    }
+
+    /// In how many connections that word was sent so far.
+    pub fn words(&self) -> u64 {
+        self.counts.words.load(Ordering::SeqCst)
+    }
+
     /// While on, bytes and ends of that way vanish, in standing and in new connections, which are accepted and connected
     /// to the server all the same. What vanished is never made up for, so lift it only for connections yet to come.
     pub fn blackhole(&self, way: Way, on: bool) {
@@ -227,6 +238,7 @@ impl std::fmt::Debug for Change {
 struct Counts {
     standing: AtomicU64,
     accepted: AtomicU64,
+    words: AtomicU64,
     bytes: [AtomicU64; 2],
 }
 
@@ -261,6 +273,8 @@ struct Rules {
     target: u16,
     /// What subscribers of the first so many connections say or hear vanishes.
     lost: u64,
+    /// From where on the bytes of a client vanish.
+    word: &'static [u8],
     /// What clients are told instead of which port.
     ports: Arc<[(u16, u16)]>,
     ways: [Rule; 2],
@@ -271,6 +285,7 @@ impl Rules {
         Self {
             target,
             lost: 0,
+            word: b"",
             ports: Arc::new([]),
             ways: Default::default(),
         }
@@ -477,6 +492,7 @@ async fn deliver(
     counts: &Counts,
     subscribed: &AtomicBool,
 ) {
+    let mut is_beyond_the_word = false;
     while let Some(Chunk { bytes, due }) = queue.recv().await {
         if let Some(due) = due {
             tokio::time::sleep_until(due).await;
@@ -489,10 +505,20 @@ async fn deliver(
         if way == Single::ToServer && bytes.as_ref().is_some_and(subscribes) {
             subscribed.store(true, Ordering::SeqCst);
         }
+        let word = rules.borrow().word;
+        let holds_it = |bytes: &Vec<u8>| bytes.windows(word.len()).any(|it| it == word);
+        if way == Single::ToServer
+            && !word.is_empty()
+            && !is_beyond_the_word
+            && bytes.as_ref().is_some_and(holds_it)
+        {
+            is_beyond_the_word = true;
+            counts.words.fetch_add(1, Ordering::SeqCst);
+        }
         let is_lost = number < rules.borrow().lost && subscribed.load(Ordering::SeqCst);
         let swallow = is_lost || rules.borrow()[way].swallow;
         match bytes {
-            Some(_) if swallow => {}
+            Some(_) if swallow || is_beyond_the_word => {}
             Some(bytes) => {
                 // Counted first: whoever has got an answer finds it counted.
                 counts.bytes[way as usize].fetch_add(bytes.len() as u64, Ordering::SeqCst);

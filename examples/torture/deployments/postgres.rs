@@ -111,7 +111,7 @@ impl Servers for Postgres {
                     self.reigns.flushed(0, Span { from, to: now() });
                 }
             }
-            Kind::Sweep => drop(server.client().try_rows("SELECT lockstream.sweep_1(0)")),
+            Kind::Sweep => drop(server.client().try_rows("SELECT lockstream.sweep_1(0, 0)")),
             Kind::RestartKept => {
                 server.kill();
                 self.reigns.killed(0, now());

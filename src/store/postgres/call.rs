@@ -103,7 +103,9 @@ pub(super) struct Names {
     pub(super) ops: Arc<str>,
     pub(super) notify: Arc<str>,
     pub(super) inspect: Arc<str>,
-    /// Whether there is more to sweep, and no other registry is at it.
+    /// What was granted and not told.
+    pub(super) untold: Arc<str>,
+    /// Whether there is nothing more to sweep, or another registry is at it.
     pub(super) sweep: Arc<str>,
     /// What [`bounded`] begins with.
     pub(super) begin: Arc<str>,
@@ -127,7 +129,8 @@ impl Names {
             ops: call("ops_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"),
             notify: format!("SELECT {schema}.notify_1($1)").into(),
             inspect: call("inspect_1($1)"),
-            sweep: format!("SELECT NOT {schema}.sweep_1()").into(),
+            untold: call("untold_1($1)"),
+            sweep: call("sweep_1()"),
             begin: begin(within).into(),
             bounds: bounds(within, "SESSION").into(),
         }
@@ -357,6 +360,18 @@ pub(super) async fn notify(
     }
 }
 
+/// Asks for what was granted to this line and not told.
+pub(super) async fn untold(
+    client: &Client,
+    names: &Names,
+    line: i64,
+) -> Result<Vec<String>, Error> {
+    let rows = client
+        .query_typed(&names.untold, &[(&line, Type::INT8)])
+        .await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
 fn micros(ttl: Duration) -> i64 {
     i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX)
 }
@@ -383,7 +398,7 @@ pub(super) struct Reply {
     pub(super) verdict: Verdict,
     /// Whether more tickets may fit (M4).
     pub(super) unserved: bool,
-    /// Pairs of a line and a text, for others.
+    /// A line, a time and a text each, for others.
     pub(super) notices: Vec<String>,
 }
 

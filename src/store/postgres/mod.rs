@@ -10,6 +10,7 @@
 //! | `hello` | how a connection is set up |
 //! | `call`, `notice` | what requests, answers and grants look like on the wire |
 //! | `scan` | which keys have a lock |
+//! | `sweep` | how unused rows are deleted |
 //! | `../send_window` | which requests share a call |
 //! | `fault` | what can go wrong |
 
@@ -22,6 +23,7 @@ mod scan;
 mod schema;
 mod session;
 mod store;
+mod sweep;
 mod task;
 
 pub(crate) use self::fault::{fence_error, is_stale_fence};

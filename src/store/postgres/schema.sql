@@ -63,6 +63,22 @@ CREATE TABLE lockstream.state (
 -- Since when nothing was lost: one row. An unlogged table is empty after a crash and after a promotion.
 CREATE UNLOGGED TABLE lockstream.alive (since bigint NOT NULL, one boolean PRIMARY KEY DEFAULT true CHECK (one));
 
+-- Grants that were committed, and for which no notification was sent yet. Whoever grants may die in between, so those who
+-- wait look here, too. It is unlogged because they ask again anyway when the server has crashed.
+CREATE UNLOGGED TABLE lockstream.notice (
+    line bigint,
+    at bigint,
+    payload text COLLATE "C",
+    PRIMARY KEY (line, at, payload)
+);
+
+-- At most one row: when the last sweep began, and up to which key it has come; null if it is done.
+CREATE UNLOGGED TABLE lockstream.sweep (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    began_at bigint NOT NULL,
+    after text COLLATE "C"
+);
+
 CREATE FUNCTION lockstream.now_1() RETURNS bigint
 LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
@@ -87,8 +103,9 @@ CREATE FUNCTION lockstream.guarded_1(whose text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT replace(whose, '+kept:', ':') $$;
 
--- Whether a tenure may end: not while a transaction is fenced by it. `whose`: '' or a shared owner.
-CREATE FUNCTION lockstream.may_end_1(name text, whose text) RETURNS boolean
+-- Whether a transaction is fenced by a tenure. If none is, none begins before the end of this call. `whose`: '' or a
+-- shared owner. Nothing is written if it is fenced.
+CREATE FUNCTION lockstream.is_fenced_1(name text, whose text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     guarded text := lockstream.guarded_1(whose);
@@ -96,12 +113,19 @@ BEGIN
     PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = guarded FOR UPDATE SKIP LOCKED;
     IF NOT found THEN
         IF EXISTS (SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = guarded) THEN
-            RETURN false;
+            RETURN true;
         END IF;
         INSERT INTO lockstream.guard VALUES (name, guarded) ON CONFLICT DO NOTHING;
-        IF NOT found THEN
-            RETURN false;
-        END IF;
+    END IF;
+    RETURN NOT found;
+END $$;
+
+-- Whether a tenure may end: not while a transaction is fenced by it. `whose`: '' or a shared owner.
+CREATE FUNCTION lockstream.may_end_1(name text, whose text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF lockstream.is_fenced_1(name, whose) THEN
+        RETURN false;
     END IF;
     -- Stronger than the update that follows, so that a fence in a transaction with an older snapshot fails (40001).
     IF whose = '' THEN
@@ -250,14 +274,23 @@ BEGIN
         END IF;
         o.is_in_the_way := false;
         DELETE FROM lockstream.ticket d WHERE d.key = o.name AND d.score = t.score;
+        -- Later than the answer of a `look_1` that has seen the ticket.
+        now := lockstream.now_1();
         o := lockstream.give_1(o, t.owner, t.mode, t.ttl, now);
         o.most := o.most - 1;
         -- The last grant of a call says that more may fit (M4).
-        o.notices := o.notices || ARRAY[t.line::text, concat_ws(' ', CASE o.most WHEN 0 THEN '2' ELSE '1' END,
+        o.notices := o.notices || ARRAY[t.line::text, now::text, concat_ws(' ', CASE o.most WHEN 0 THEN '2' ELSE '1' END,
             t.owner, coalesce(nullif(t.mode, ''), 'x'), t.ttl, o.epoch, now, o.name)];
     END LOOP;
     o.is_in_the_way := true;
 END $$;
+
+-- For how long a lease still lasts. If it has ended and a transaction is fenced by it, nobody knows for how long: whoever
+-- waits asks less and less often.
+CREATE FUNCTION lockstream.left_1(until bigint, now bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN until > now THEN until - now ELSE least((now - until) / 8, 2000000) END
+$$;
 
 -- M5: when the ticket in front may have the lock, or else one with `mode`.
 CREATE FUNCTION lockstream.remaining_1(o lockstream.open_lock_1, mode text, now bigint) RETURNS bigint
@@ -268,7 +301,7 @@ DECLARE
     fits bigint;
 BEGIN
     IF o.owner <> '' OR o.is_quiet THEN
-        RETURN greatest(o.expires_at - now, 0);
+        RETURN lockstream.left_1(o.expires_at, now);
     END IF;
     IF o.kind = 'p' AND wish LIKE '%/%' THEN
         SELECT min(h.expires_at) INTO fits FROM (
@@ -279,7 +312,7 @@ BEGIN
     IF fits IS NULL THEN
         SELECT max(expires_at) INTO fits FROM lockstream.holder WHERE key = o.name;
     END IF;
-    RETURN greatest(fits - now, 0);
+    RETURN lockstream.left_1(fits, now);
 END $$;
 
 -- Enters the queue, or the subscriptions (K1, K2): the place, and whether it is new.
@@ -288,7 +321,7 @@ CREATE FUNCTION lockstream.enter_1(
     OUT score bigint, OUT is_new boolean
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE lockstream.ticket t SET line = own_line WHERE t.key = name AND t.owner = whose RETURNING t.score INTO score;
+    SELECT t.score INTO score FROM lockstream.ticket t WHERE t.key = name AND t.owner = whose;
     is_new := NOT found;
     IF is_new THEN
         IF place <= now THEN
@@ -300,6 +333,86 @@ BEGIN
             SELECT greatest(now, max(t.score) + 1) INTO score FROM lockstream.ticket t WHERE t.key = name;
         END IF;
         INSERT INTO lockstream.ticket VALUES (name, score, whose, own_line, mode, ttl);
+    ELSE
+        UPDATE lockstream.ticket t SET line = own_line WHERE t.key = name AND t.owner = whose AND t.line <> own_line;
+    END IF;
+END $$;
+
+-- What `op_1` would answer if it changes nothing, and else no verdict. It writes nothing: a lock on a row is written, too.
+-- `ended`: leases that have ended. The verdict counts only if transactions are fenced by all of them.
+--
+-- Nothing waits for the row of the lock here, so a grant may be on its way. `at` is before the look, and a grant takes its
+-- time after it has deleted the ticket. So a grant to a ticket that nobody was deleting yet (its `xmax`) is later than this
+-- answer (D2). STABLE: all is seen as it was at one moment.
+CREATE FUNCTION lockstream.look_1(
+    letter text, name text, own text, mode text, place bigint, own_line bigint, quiet_until bigint, at bigint,
+    OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT ended text[]
+) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    asks boolean := letter IN ('A', 'E', 'L');
+    l lockstream.lock;
+    o lockstream.open_lock_1;
+    t lockstream.ticket;
+    -- Its own lease: whether there is one, and whether it has ended.
+    is_own boolean;
+    is_ending boolean;
+BEGIN
+    SELECT * INTO l FROM lockstream.lock k WHERE k.key = name;
+    IF l.key IS NULL OR l.owner IS NULL AND (asks OR l.waited OR quiet_until > at) THEN
+        RETURN;
+    END IF;
+    o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, 0, 0, false, false, NULL);
+    IF l.owner <> '' THEN
+        o.kind := 'x';
+        is_own := l.owner = own AND mode = '';
+        ended := CASE WHEN l.expires_at <= at THEN ARRAY[''] END;
+        is_ending := is_own AND ended IS NOT NULL;
+    ELSIF l.owner = '' THEN
+        SELECT lockstream.kind_1(min(h.kind)), coalesce(sum(h.weight), 0), coalesce(bool_or(h.owner = own), false),
+            array_agg(h.owner) FILTER (WHERE h.expires_at <= at)
+            INTO o.kind, o.taken, is_own, ended FROM lockstream.holder h WHERE h.key = name;
+        IF o.kind IS NULL THEN
+            RETURN;
+        ELSIF o.is_quiet THEN
+            o.kind := 'x';
+            o.expires_at := quiet_until;
+        END IF;
+        is_ending := is_own AND own = ANY (ended);
+    END IF;
+    IF is_own AND is_ending IS NOT true AND letter <> 'S' THEN
+        RETURN;
+    END IF;
+
+    IF letter <> 'A' THEN
+        SELECT x.score INTO score FROM lockstream.ticket x
+            WHERE x.key = name AND x.owner = own AND (NOT asks OR x.line = own_line AND x.xmax::text = '0');
+        IF asks AND score IS NULL OR letter IN ('W', 'U') AND score IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+
+    -- As `serve_1`: nobody may be served, nor its own request.
+    IF o.kind <> 'x' AND letter <> 'Y' THEN
+        SELECT * INTO t FROM lockstream.ticket x WHERE x.key = name AND x.ttl IS NOT NULL ORDER BY x.score LIMIT 1;
+        IF t.owner IS NULL OR asks AND (t.owner = own OR place <= at AND place < t.score) THEN
+            IF asks AND lockstream.admits_1(o, mode) THEN
+                RETURN;
+            END IF;
+        ELSIF lockstream.admits_1(o, t.mode)
+            OR t.line <> own_line AND pg_try_advisory_xact_lock_shared(t.line)
+        THEN
+            RETURN;
+        END IF;
+    END IF;
+
+    epoch := l.epoch;
+    IF asks THEN
+        verdict := 'busy';
+        remaining := lockstream.remaining_1(o, mode, at);
+    ELSIF letter = 'Y' THEN
+        verdict := 'not old';
+    ELSE
+        verdict := CASE WHEN is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
     END IF;
 END $$;
 
@@ -325,8 +438,24 @@ DECLARE
     is_held boolean;
     -- Whether its lease has ended, and a transaction is still fenced by it.
     is_ending boolean := false;
+    seen record;
 BEGIN
     cleared := 0;
+    at := lockstream.now_1();
+    -- Whoever waits for long, asks often or comes twice costs no write. One that enters first is not looked for.
+    IF letter <> 'D' AND (letter <> 'E' OR place IS NOT NULL) AND NOT (asks AND at > of_use) THEN
+        SELECT * INTO seen
+            FROM lockstream.look_1(letter, name, own, mode, place, own_line, quiet_until, at) s;
+        IF seen.verdict IS NOT NULL
+            AND NOT EXISTS (SELECT 1 FROM unnest(seen.ended) e WHERE NOT lockstream.is_fenced_1(name, e))
+        THEN
+            verdict := seen.verdict;
+            epoch := seen.epoch;
+            remaining := seen.remaining;
+            score := CASE WHEN asks THEN seen.score END;
+            RETURN;
+        END IF;
+    END IF;
     -- A sweep may delete the row before it is locked here.
     FOR attempt IN 1 .. 10 LOOP
         SELECT * INTO l FROM lockstream.lock k WHERE k.key = name FOR NO KEY UPDATE;
@@ -415,6 +544,8 @@ BEGIN
         o := lockstream.give_1(o, own, mode, ttl, at);
         epoch := o.epoch;
         DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
+        -- It knows now of a grant that it may not have been told.
+        DELETE FROM lockstream.notice n WHERE n.line = own_line AND split_part(n.payload, ' ', 2) = own;
         verdict := 'won';
         IF o.kind <> 'x' THEN
             o := lockstream.serve_1(o, NULL, NULL, own_line, at);
@@ -487,7 +618,7 @@ BEGIN
                 o.owner := t.owner;
                 o.epoch := greatest(o.epoch + 1, at);
                 o.expires_at := at + 100000;
-                o.notices := o.notices || ARRAY[t.line::text, 'f ' || name];
+                o.notices := o.notices || ARRAY[t.line::text, at::text, 'f ' || name];
             END IF;
         END IF;
     END IF;
@@ -501,8 +632,7 @@ BEGIN
         RETURN;
     END IF;
     l.waited := o.owner IS NOT NULL AND (l.waited OR score IS NOT NULL);
-    -- Not if nothing changes: whoever waits for the end of a transaction asks often, and old versions of the row stay until
-    -- then.
+    -- Not if nothing changes.
     UPDATE lockstream.lock k SET owner = o.owner, epoch = o.epoch, expires_at = o.expires_at, waited = l.waited
         WHERE k.key = name
         AND (k.owner, k.epoch, k.expires_at, k.waited) IS DISTINCT FROM (o.owner, o.epoch, o.expires_at, l.waited);
@@ -510,13 +640,14 @@ END $$;
 
 -- Operations on locks, in the order of their keys: else two calls might wait for each other.
 --
--- Besides the letters of `op_1` there are N renew, V raise the epoch above `place`, and K keep: `more` is nobody (M8). `own_line`: 0 if no grants can be
--- heard. `of_use`: until when A, E, L and D are of use (O5). `is_durable`: whether it is on disk before it is answered.
+-- Besides the letters of `op_1` there are N renew, V raise the epoch above `place`, and K keep: `more` is nobody (M8).
+-- `own_line`: 0 if no grants can be heard. `of_use`: until when A, E, L and D are of use (O5). `is_durable`: whether it is
+-- on disk before it is answered.
 -- Besides the verdicts of `op_1` there are 'renewed', 'raised' with the age in `remaining`, and 'lost'.
 -- Without `enable_seqscan = off` PostgreSQL reads a table in full once it knows that it is small, with all old versions of
 -- its rows; without `force_generic_plan` it plans some statements anew each time.
--- `notices`: pairs of a line and a text, to be sent by `notify_1` when this call is done. A transaction that notifies holds
--- a lock of the whole server until it is on disk.
+-- `notices`: a line, a time and a text each, to be sent by `notify_1` when this call is done. A transaction that notifies
+-- holds a lock of the whole server until it is on disk. Until they are sent they are in the table `notice`.
 CREATE FUNCTION lockstream.ops_1(
     is_durable boolean, own_line bigint, of_use bigint, letters text, names text[], owners text[], modes text[],
     ttls bigint[], mores text[], places bigint[]
@@ -582,7 +713,8 @@ BEGIN
             verdict := CASE WHEN found THEN 'renewed' ELSE 'lost' END;
         ELSIF letter = 'N' THEN
             -- Under the lock's row, as everything that ends a shared lease.
-            PERFORM 1 FROM lockstream.lock k WHERE k.key = name FOR NO KEY UPDATE;
+            PERFORM 1 FROM lockstream.lock k WHERE k.key = name AND EXISTS (SELECT 1 FROM lockstream.holder h
+                WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1()) FOR NO KEY UPDATE;
             UPDATE lockstream.holder h SET expires_at = greatest(h.expires_at, lockstream.now_1() + lasts)
                 WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1();
             verdict := CASE WHEN found THEN 'renewed' ELSE 'lost' END;
@@ -615,7 +747,8 @@ BEGIN
             END IF;
         ELSIF letter = 'R' AND mode = '' AND quiet_until = 0 THEN
             -- `op_1` does this, too, in twice as many statements: nobody waits, or the first ticket is an exclusive one.
-            PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = '' FOR UPDATE SKIP LOCKED;
+            PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = ''
+                AND EXISTS (SELECT 1 FROM lockstream.lock k WHERE k.key = name AND k.owner = own) FOR UPDATE SKIP LOCKED;
             IF found THEN
                 SELECT k.waited INTO is_waited FROM lockstream.lock k
                     WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1() FOR UPDATE;
@@ -635,7 +768,7 @@ BEGIN
                         SET owner = first.owner, epoch = greatest(k.epoch + 1, at), expires_at = at + first.ttl
                         WHERE k.key = name RETURNING k.epoch INTO epoch;
                     granted := granted + 1;
-                    notices := ARRAY[first.line::text, concat_ws(' ', CASE WHEN granted < per_call THEN '1' ELSE '2' END,
+                    notices := ARRAY[first.line::text, at::text, concat_ws(' ', CASE WHEN granted < per_call THEN '1' ELSE '2' END,
                         first.owner, 'x', first.ttl, epoch, at, name)];
                     verdict := 'held';
                 END IF;
@@ -647,15 +780,27 @@ BEGIN
             clears := greatest(live.clears, 0);
             first := live.first;
             IF first.line IS NOT NULL THEN
-                notices := ARRAY[first.line::text, 'f ' || name];
+                notices := ARRAY[first.line::text, lockstream.now_1()::text, 'f ' || name];
             END IF;
         END IF;
         IF verdict IS NULL THEN
             SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices, cleared FROM lockstream.op_1(
                 letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until,
                 greatest(1, per_call - granted), clears);
-            granted := granted + coalesce(array_length(notices, 1) / 2, 0);
+            granted := granted + coalesce(array_length(notices, 1) / 3, 0);
             clears := clears - cleared;
+        END IF;
+        IF notices IS NOT NULL THEN
+            BEGIN
+                INSERT INTO lockstream.notice
+                    SELECT notices[n]::bigint, notices[n + 1]::bigint, notices[n + 2]
+                    FROM generate_series(1, array_length(notices, 1), 3) n ON CONFLICT DO NOTHING;
+            EXCEPTION WHEN OTHERS THEN
+                -- A full disk, say: a release needs no room. At 0 nothing is looked for.
+                FOR n IN 2 .. array_length(notices, 1) BY 3 LOOP
+                    notices[n] := '0';
+                END LOOP;
+            END;
         END IF;
         at := coalesce(at, lockstream.now_1());
         RETURN NEXT;
@@ -669,15 +814,31 @@ LANGUAGE sql STABLE AS $$
     SELECT 'lockstream:' || left(encode(sha256((s.secret || ':' || line)::bytea), 'hex'), 32) FROM lockstream.state s
 $$;
 
--- Sends notices. They need not be on disk: a crash loses them anyway.
+-- Sends notices of a call, unless they were told already. They need not be on disk: a crash loses them anyway.
 CREATE FUNCTION lockstream.notify_1(notices text[]) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    FOR i IN 1 .. coalesce(array_length(notices, 1), 0) BY 2 LOOP
-        PERFORM pg_notify(lockstream.channel_1(notices[i]::bigint), notices[i + 1]);
+    FOR i IN 1 .. coalesce(array_length(notices, 1), 0) BY 3 LOOP
+        DELETE FROM lockstream.notice n
+            WHERE n.line = notices[i]::bigint AND n.at = notices[i + 1]::bigint AND n.payload = notices[i + 2];
+        IF found OR notices[i + 1] = '0' THEN
+            PERFORM pg_notify(lockstream.channel_1(notices[i]::bigint), notices[i + 2]);
+        END IF;
     END LOOP;
 END $$;
+
+-- What was granted to this line and not told. It reads one place of an index. Of what is older the ticket has asked by then
+-- (W2); without that bound an old transaction elsewhere would make it read all that was ever told.
+CREATE FUNCTION lockstream.untold_1(own_line bigint) RETURNS SETOF text
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off AS $$
+    DELETE FROM lockstream.notice d USING (
+        SELECT n.line, n.at, n.payload FROM lockstream.notice n
+            WHERE n.line = own_line AND n.at > lockstream.now_1() - 15000000 FOR UPDATE SKIP LOCKED
+    ) n WHERE d.line = n.line AND d.at = n.at AND d.payload = n.payload
+    RETURNING d.payload
+$$;
 
 -- The holders and then the first tickets of a lock: who, the mode, until when (null: a ticket), the time, and how many
 -- tickets there are.
@@ -727,7 +888,7 @@ BEGIN
     is_standby := pg_is_in_recovery();
     now := lockstream.now_1();
     SELECT string_agg(name, ', ') INTO missing
-        FROM unnest(ARRAY['lock', 'holder', 'guard', 'ticket', 'state', 'alive']) name
+        FROM unnest(ARRAY['lock', 'holder', 'guard', 'ticket', 'state', 'alive', 'notice', 'sweep']) name
         WHERE to_regclass('lockstream.' || name) IS NULL;
     IF missing IS NOT NULL THEN
         RETURN;
@@ -753,62 +914,77 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a WHERE a.pid = backend AND a.backend_start = started
 $$;
 
--- Deletes what nobody has used for an hour, and tickets of registries that are gone. It waits for nobody, and does a piece
--- at a time, since others wait for what it has deleted. It returns false if more is left, and no other session is at it.
-CREATE FUNCTION lockstream.sweep_1(unused bigint DEFAULT 3600000000) RETURNS boolean
+-- Deletes what nobody has used for an hour, and tickets of registries that are gone. It goes through all locks by their
+-- keys, and does a short piece at a time, since others wait for what it has deleted. It waits for nobody. It returns false
+-- if there is more to do. A new pass begins at the earliest `pause` after the last one began. It must not be called by a
+-- session that has a line: that would seem to be free.
+CREATE FUNCTION lockstream.sweep_1(unused bigint DEFAULT 3600000000, pause bigint DEFAULT 300000000) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     piece CONSTANT integer := 1000;
-    before bigint := lockstream.now_1() - unused;
-    -- A session does not exclude itself: its own line would seem to be free.
-    own bigint[] := ARRAY(SELECT l.classid::bigint << 32 | l.objid::bigint FROM pg_locks l
-        WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid());
+    now CONSTANT bigint := lockstream.now_1();
+    until CONSTANT bigint := now + 50000;
+    before CONSTANT bigint := now - unused;
+    pass lockstream.sweep;
+    last text;
+    looked_at integer;
+    deleted integer;
     highest bigint := 0;
-    done integer := 0;
-    is_all boolean;
-    dead bigint;
     l record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(6012214763185742) THEN
         RETURN true;
     END IF;
-    FOR dead IN SELECT DISTINCT t.line FROM lockstream.ticket t WHERE t.line <> ALL (own) LOOP
-        IF pg_try_advisory_xact_lock_shared(dead) THEN
-            DELETE FROM lockstream.ticket d USING (
-                SELECT t.key, t.score FROM lockstream.ticket t WHERE t.line = dead FOR UPDATE SKIP LOCKED
-            ) t WHERE d.key = t.key AND d.score = t.score;
-            done := done + 1;
-            EXIT WHEN done = piece;
+    INSERT INTO lockstream.sweep (began_at) VALUES (0) ON CONFLICT DO NOTHING;
+    SELECT * INTO pass FROM lockstream.sweep;
+    IF pass.after IS NULL THEN
+        IF pass.began_at > now - pause AND pass.began_at <= now THEN
+            RETURN true;
         END IF;
-    END LOOP;
-    is_all := done < piece;
-    done := 0;
-    FOR l IN SELECT k.key, k.epoch FROM lockstream.lock k WHERE k.expires_at <= before AND k.owner IS DISTINCT FROM ''
-        LIMIT piece FOR UPDATE SKIP LOCKED
-    LOOP
-        done := done + 1;
-        CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key);
-        CONTINUE WHEN NOT lockstream.may_end_1(l.key, '');
-        highest := greatest(highest, l.epoch);
-        DELETE FROM lockstream.guard g WHERE g.key = l.key AND g.owner = '';
-        DELETE FROM lockstream.lock k WHERE k.key = l.key;
-    END LOOP;
+        pass.began_at := now;
+        pass.after := '';
+        -- Of registries that are gone.
+        DELETE FROM lockstream.notice n WHERE n.at < now - 60000000;
+    END IF;
+    SELECT max(k.key), count(*) INTO last, looked_at
+        FROM (SELECT key FROM lockstream.lock WHERE key > pass.after ORDER BY key LIMIT piece) k;
+
+    DELETE FROM lockstream.ticket d USING (
+        SELECT t.key, t.score FROM lockstream.ticket t WHERE t.key > pass.after AND t.key <= last
+            AND pg_try_advisory_xact_lock_shared(t.line) LIMIT piece FOR UPDATE SKIP LOCKED
+    ) t WHERE d.key = t.key AND d.score = t.score;
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+
+    IF deleted < piece THEN
+        FOR l IN SELECT k.key, k.owner, k.epoch FROM lockstream.lock k
+            WHERE k.key > pass.after AND k.key <= last
+            -- Of a shared lock its holders count.
+            AND CASE k.owner WHEN '' THEN NOT EXISTS (
+                SELECT 1 FROM lockstream.holder h WHERE h.key = k.key AND h.expires_at > before
+            ) ELSE k.expires_at <= before END
+            ORDER BY k.key FOR UPDATE SKIP LOCKED
+        LOOP
+            IF lockstream.now_1() > until THEN
+                last := pass.after;
+                looked_at := piece;
+                EXIT;
+            END IF;
+            pass.after := l.key;
+            CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key);
+            PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
+                WHERE l.owner = '' AND h.key = l.key AND h.expires_at <= before;
+            CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key);
+            CONTINUE WHEN NOT lockstream.may_end_1(l.key, '');
+            highest := greatest(highest, l.epoch);
+            DELETE FROM lockstream.guard g WHERE g.key = l.key AND g.owner = '';
+            DELETE FROM lockstream.lock k WHERE k.key = l.key;
+        END LOOP;
+        pass.after := CASE WHEN looked_at = piece THEN last END;
+    END IF;
     UPDATE lockstream.state s SET epoch = highest WHERE s.epoch < highest;
-    is_all := is_all AND done < piece;
-    done := 0;
-    -- Of a shared lock its holders count.
-    FOR l IN SELECT k.key FROM lockstream.lock k WHERE k.owner = ''
-        AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = k.key AND h.expires_at > before)
-        AND NOT EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = k.key) LIMIT piece FOR UPDATE SKIP LOCKED
-    LOOP
-        done := done + 1;
-        PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
-            WHERE h.key = l.key AND h.expires_at <= before;
-        UPDATE lockstream.lock k SET owner = NULL, expires_at = before, waited = false WHERE k.key = l.key
-            AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key);
-    END LOOP;
-    RETURN is_all AND done < piece;
+    UPDATE lockstream.sweep SET began_at = pass.began_at, after = pass.after;
+    RETURN pass.after IS NULL;
 END $$;
 
 -- Fences the transaction that calls it: it commits only if the lease with this token still has the lock, and nobody else

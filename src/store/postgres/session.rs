@@ -17,6 +17,7 @@ use super::fault::Fault;
 use super::hello::Connected;
 use super::scan;
 use super::store::Settings;
+use super::sweep::{self, Interrupted};
 use super::task::PostgresTask;
 use crate::StoreError;
 use crate::store::backoff::Backoff;
@@ -29,7 +30,7 @@ use crate::store::send_window::SendWindow;
 use crate::user_code::log;
 
 pub(super) struct PostgresSession {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What a session and its task share.
@@ -41,6 +42,7 @@ pub(super) struct Shared {
     notifier: OrderedNotifier,
     state: Mutex<State>,
     has_warned: AtomicBool,
+    has_warned_of_sweep: AtomicBool,
     /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
     /// True when the session was dropped.
@@ -73,6 +75,7 @@ impl PostgresSession {
             config,
             state: Mutex::default(),
             has_warned: AtomicBool::new(false),
+            has_warned_of_sweep: AtomicBool::new(false),
             lacks_task: AtomicBool::new(true),
             closing: watch::Sender::new(false),
         };
@@ -217,6 +220,23 @@ impl Shared {
         let error = StoreError::from(Fault::silent(address, within));
         let old = old.into_iter().map(|request| unsent(request, &error));
         self.tell(old.chain([StoreEvent::up(connected.no_push.is_none())]));
+    }
+
+    /// Deletes what nobody uses. If that fails, the next sweep tries it again.
+    pub(super) async fn sweep(&self) {
+        let within = self.config.response_timeout;
+        let address = &*self.settings.endpoint.address;
+        match sweep::sweep(&self.settings, &self.names, within).await {
+            Ok(()) => {}
+            Err(Interrupted::Refused(error))
+                if !self.has_warned_of_sweep.swap(true, Ordering::Relaxed) =>
+            {
+                log!(warn, address, %error, "unused rows cannot be deleted, and the tables grow");
+            }
+            Err(Interrupted::Refused(error) | Interrupted::Broken(error)) => {
+                log!(debug, address, %error, "unused rows were not deleted");
+            }
+        }
     }
 
     /// The connections were lost, or could not be made. `sent` may be done or not.

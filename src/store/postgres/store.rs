@@ -35,7 +35,9 @@ const MOST_LANES: usize = 16;
 ///
 /// Each registry has one connection, over which it sends calls and hears of grants. It opens at the first use, and closes
 /// after a minute in which the registry sent nothing, held nothing and waited for nothing. Waiting costs no further
-/// connection, and no transaction but one every ten seconds or so. A broken connection is made again as long as it is
+/// connection. Whoever waits looks one and a half times a second for grants that it was not told of, whatever the number of
+/// keys and callers, and writes nothing. Now and then a registry deletes rows that nobody has used for an hour, on a
+/// connection that it opens for that. A broken connection is made again as long as it is
 /// needed, after the same pauses as that of a [`RedisStore`](crate::store::RedisStore).
 ///
 /// A lock in the database of the data can do what no other lock can: a transaction that calls the function `fence` commits
@@ -57,7 +59,7 @@ const MOST_LANES: usize = 16;
 /// ```
 #[derive(Clone)]
 pub struct PostgresStore {
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
 /// What the builder was told.

@@ -1,6 +1,7 @@
 //! The task that has a session's connections: it connects, sends calls and reads answers and grants.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_postgres::Row;
 
 use super::address::Heard;
@@ -17,7 +18,7 @@ use super::fault::{Fault, ends_connection};
 use super::hello::{Backend, Connected, Hello};
 use super::notice;
 use super::session::{Shared, abort, replied};
-use crate::store::contract::{Answer, Op, OpError, StoreEvent};
+use crate::store::contract::{Answer, Op, OpError, Outcome, StoreEvent};
 use crate::store::send_window::{Limits, Priority, SendWindow};
 use crate::store::server_clock::ServerClock;
 use crate::user_code::log;
@@ -40,8 +41,12 @@ const LONGEST_AGAIN: Duration = Duration::from_millis(500);
 /// How often a registry looks for what nobody uses, on average.
 const SWEEP: Duration = Duration::from_secs(600);
 
-/// The pause after a piece, on average, if more is left.
-const SWEEP_PAUSE: Duration = Duration::from_secs(1);
+/// How often a session that waits looks for grants that it was not told of, in milliseconds. Whoever granted them may have
+/// died before it could send the notification.
+const LOOK: RangeInclusive<u64> = 400..=750;
+
+/// For so long after the last answer that left a ticket it looks: each key that is waited for is asked about more often (W2).
+const LOOK_FOR: Duration = Duration::from_secs(15);
 
 /// If the last answers went to more callers than this, more requests may follow at once.
 const FEW: usize = 2;
@@ -70,6 +75,8 @@ enum Done {
     },
     /// Notices were sent, a lock was inspected, or unused rows were deleted.
     Aside(Result<(), Fault>),
+    /// Grants that this session was not told of.
+    Looked(Result<Vec<String>, Fault>),
 }
 
 /// Connections in use.
@@ -81,6 +88,10 @@ struct Connections {
     /// How long the last calls took, smoothed.
     round_trip: Duration,
     last_used: Instant,
+    /// Until when it may have tickets.
+    waits_until: Instant,
+    /// When it looks for grants; `None` while it does.
+    look_at: Option<Instant>,
     /// Events that were not delivered yet.
     events: Vec<StoreEvent>,
 }
@@ -153,6 +164,8 @@ impl PostgresTask {
             running: FuturesUnordered::new(),
             round_trip: Duration::ZERO,
             last_used: Instant::now(),
+            waits_until: Instant::now(),
+            look_at: Some(Instant::now()),
             events: Vec::new(),
         })
     }
@@ -180,6 +193,7 @@ impl PostgresTask {
             self.take(connections);
             self.send_calls(connections);
             let due = self.delayed.iter().map(|(at, _)| *at).min();
+            let look_at = connections.next_look();
             tokio::select! {
                 biased;
                 Some(done) = connections.running.next() => self.done(connections, done)?,
@@ -191,6 +205,7 @@ impl PostgresTask {
                     }
                 }
                 () = wait_until(due) => self.send_again(),
+                () = wait_until(look_at) => connections.look(&self.shared),
                 () = &mut sweep => {
                     connections.sweep(&self.shared);
                     sweep.as_mut().reset(Instant::now() + SWEEP.mul_f64(rand::random_range(0.5..1.5)));
@@ -259,9 +274,7 @@ impl PostgresTask {
         let address = &self.shared.settings.endpoint.address;
         match heard {
             Some(Heard::Notice(told)) => {
-                let names = &self.shared.names;
-                let events = notice::read(&names.prefix, &names.instance, told.payload());
-                connections.events.extend(events);
+                connections.told(&self.shared, told.payload());
                 Ok(())
             }
             Some(Heard::Ended(fault)) => {
@@ -283,6 +296,13 @@ impl PostgresTask {
     fn done(&mut self, connections: &mut Connections, done: Done) -> Result<(), Fault> {
         let (lane, sent_at, rows) = match done {
             Done::Aside(result) => return result,
+            Done::Looked(untold) => {
+                for payload in untold? {
+                    connections.told(&self.shared, &payload);
+                }
+                connections.plan_look();
+                return Ok(());
+            }
             Done::Call {
                 lane,
                 sent_at,
@@ -370,6 +390,9 @@ impl PostgresTask {
             }
             Verdict::Done(outcome) => {
                 self.windows[lane].finish(&request);
+                if let Outcome::Busy { score: Some(_), .. } = outcome {
+                    connections.waits();
+                }
                 let answer = Answer {
                     at: reply.at,
                     outcome,
@@ -497,20 +520,59 @@ impl Connections {
         self.running.push(inspecting.boxed());
     }
 
-    fn sweep(&mut self, shared: &Shared) {
-        let client = self.connected.links[self.silent].link.client.clone();
-        let names = shared.names.clone();
+    fn sweep(&mut self, shared: &Arc<Shared>) {
+        let shared = shared.clone();
         let sweeping = async move {
-            // Refused: it is done the next time.
-            while let Ok(rows) = client.query_typed(&names.sweep, &[]).await
-                && rows.first().is_some_and(|row| row.get(0))
-            {
-                // Calls of this connection go between the pieces.
-                sleep(SWEEP_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
-            }
+            shared.sweep().await;
             Done::Aside(Ok(()))
         };
         self.running.push(sweeping.boxed());
+    }
+
+    /// A notice that was heard or looked up.
+    fn told(&mut self, shared: &Shared, payload: &str) {
+        let names = &shared.names;
+        let events = notice::read(&names.prefix, &names.instance, payload);
+        self.events.extend(events);
+    }
+
+    /// It may have tickets from now on.
+    fn waits(&mut self) {
+        let now = Instant::now();
+        if self.waits_until < now && self.look_at.is_some() {
+            self.plan_look();
+        }
+        self.waits_until = now + LOOK_FOR;
+    }
+
+    fn plan_look(&mut self) {
+        let pause = Duration::from_millis(rand::random_range(LOOK));
+        self.look_at = Some(Instant::now() + pause);
+    }
+
+    /// When it looks next; `None` if it does, or waits for nothing.
+    fn next_look(&self) -> Option<Instant> {
+        self.look_at.filter(|at| *at < self.waits_until)
+    }
+
+    /// Looks for grants that it was not told of, on the connection that hears the others.
+    fn look(&mut self, shared: &Shared) {
+        self.look_at = None;
+        let client = self.connected.links[0].link.client.clone();
+        let (names, line) = (shared.names.clone(), self.connected.line);
+        let (address, within) = (
+            shared.settings.endpoint.address.clone(),
+            shared.config.response_timeout,
+        );
+        let looking = async move {
+            let asked = timeout(within, call::untold(&client, &names, line)).await;
+            Done::Looked(match asked {
+                // Refused: whoever waits finds out by asking (W2).
+                Ok(untold) => Ok(untold.unwrap_or_default()),
+                Err(_) => Err(Fault::silent(&address, within)),
+            })
+        };
+        self.running.push(looking.boxed());
     }
 }
 

@@ -1,4 +1,6 @@
 //! The functions in the database, as our code calls them.
 
 mod model;
-use crate::store::support;
+mod sweep;
+
+use crate::store::{hearing, support};

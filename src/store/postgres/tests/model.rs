@@ -104,6 +104,8 @@ struct Both {
     owners: BTreeMap<(usize, usize, usize), u64>,
     /// Those that may stand or listen, and whether they listen: none ever does both.
     listens: BTreeMap<u64, bool>,
+    /// Where tickets stand, in the database and in the model: the clocks differ.
+    places: BTreeMap<u64, [u64; 2]>,
     last_owner: u64,
     /// By key.
     last_epochs: [u64; 3],
@@ -136,6 +138,7 @@ impl Both {
         );
         self.model = Keyspace::default();
         self.owners.clear();
+        self.places.clear();
         self.last_epochs = [0; 3];
     }
 
@@ -268,9 +271,22 @@ impl Both {
             .collect()
     }
 
+    /// The op as one side is asked it: a ticket that is entered again has its place (K2).
+    fn placed(&self, op: &Op, side: usize) -> Op {
+        match *op {
+            Op::Enter { owner, ttl, .. } => {
+                let places = self.places.get(&owner.sequence);
+                let score = places.map(|places| places[side]);
+                Op::Enter { owner, ttl, score }
+            }
+            _ => op.clone(),
+        }
+    }
+
     fn call(&mut self, who: usize, ops: &[(usize, Op)]) {
-        let request =
-            |(key, op): &(usize, Op)| Request::new(SubmittedOp::unattended(KEYS[*key], op.clone()));
+        let request = |(key, op): &(usize, Op)| {
+            Request::new(SubmittedOp::unattended(KEYS[*key], self.placed(op, 0)))
+        };
         let requests: Vec<_> = ops.iter().map(request).collect();
         let replies = self.send(who, &requests);
         // Whoever calls is there.
@@ -289,13 +305,24 @@ impl Both {
             };
             let Applied {
                 answer, deliveries, ..
-            } = self.model.apply(asking, op, &live);
+            } = self.model.apply(asking, &self.placed(op, 1), &live);
             assert_eq!(
                 word(&outcome),
                 word(&answer.outcome),
                 "{op:?} of {instance}"
             );
             *self.counts.entry(word(&outcome)).or_default() += 1;
+            if let Op::Enter { owner, .. } = op
+                && let Outcome::Busy {
+                    score: Some(ours), ..
+                } = outcome
+                && let Outcome::Busy {
+                    score: Some(models),
+                    ..
+                } = answer.outcome
+            {
+                self.places.insert(owner.sequence, [ours, models]);
+            }
             if let (Outcome::Busy { left, .. }, Outcome::Busy { left: expected, .. }) =
                 (&outcome, &answer.outcome)
             {
@@ -309,7 +336,7 @@ impl Both {
             let mut epochs = Vec::new();
             let told: Vec<_> = reply
                 .notices
-                .chunks(2)
+                .chunks(3)
                 .map(|notice| self.told(notice, &mut epochs))
                 .collect();
             if let Outcome::Won { epoch } = outcome {
@@ -336,7 +363,7 @@ impl Both {
     ) -> (String, String, Option<Owner>) {
         let line: i64 = notice[0].parse().unwrap();
         let who = LINES.iter().position(|it| *it == line).unwrap();
-        let words: Vec<&str> = notice[1].split(' ').collect();
+        let words: Vec<&str> = notice[2].split(' ').collect();
         let own = |name: &str| name.strip_prefix("p:").unwrap().to_owned();
         let (what, told) = match words[..] {
             ["f", key] => ("freed", (INSTANCES[who].into(), own(key), None)),
@@ -447,6 +474,7 @@ fn the_functions_agree_with_the_model() {
         now: 1_000_000_000,
         owners: BTreeMap::new(),
         listens: BTreeMap::new(),
+        places: BTreeMap::new(),
         last_owner: 0,
         last_epochs: [0; 3],
         counts: BTreeMap::new(),

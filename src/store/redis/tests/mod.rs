@@ -12,8 +12,6 @@ mod fence;
 mod formats;
 mod full_server;
 mod handover;
-#[path = "../../../../tests/support/hearing.rs"]
-mod hearing;
 mod links;
 mod listening;
 mod model;
@@ -31,7 +29,7 @@ mod stale;
 #[cfg(feature = "sentinel")]
 mod store_events;
 mod stores;
-use crate::store::support;
+use crate::store::{hearing, support};
 mod tasks;
 #[cfg(all(feature = "sentinel", feature = "tls-rustls"))]
 mod urls;

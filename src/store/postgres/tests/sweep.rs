@@ -1,0 +1,103 @@
+//! Sweeps as a session does them.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tracing::Level;
+
+use super::hearing::Log;
+use super::support::{PgServer, wait_until};
+use crate::store::PostgresStore;
+use crate::store::contract::{KeyScope, SessionConfig, StoreEvent, StoreEvents};
+use crate::store::postgres::session::{PostgresSession, Shared};
+
+const BOUND: Duration = Duration::from_secs(10);
+
+struct Nobody;
+
+impl StoreEvents for Nobody {
+    fn on_events(&self, _: Vec<StoreEvent>) {}
+
+    fn uses(&self, _: &KeyScope) -> bool {
+        false
+    }
+
+    fn waits(&self, _: &str) -> bool {
+        false
+    }
+
+    fn failed(&self, _: &(dyn std::any::Any + Send)) {
+        unreachable!("no task panics here")
+    }
+}
+
+/// What a session knows that has no connection.
+async fn session(url: &str) -> Arc<Shared> {
+    let store = PostgresStore::connect(url).await.unwrap();
+    let config = SessionConfig {
+        prefix: "lock".into(),
+        instance: "a1".into(),
+        ttl: Duration::from_secs(30),
+        response_timeout: Duration::from_secs(5),
+        listener: Weak::<Nobody>::new(),
+    };
+    PostgresSession::new(store.settings, config).shared.clone()
+}
+
+/// It deletes what nobody has used for an hour, and leaves the others, on a connection of its own. A million keys in an hour
+/// are 280 in a second.
+#[tokio::test]
+async fn a_sweep_keeps_up_with_a_million_keys_an_hour() {
+    let rows = std::env::var("LOCKSTREAM_ROWS").ok();
+    let rows: i64 = rows.map_or(20_000, |rows| rows.parse().expect("a number"));
+    let server = PgServer::start();
+    let session = session(&server.url()).await;
+    server.run(&format!(
+        "INSERT INTO lockstream.lock SELECT 'lock:idle:' || i, NULL, i, 1 FROM generate_series(1, {rows}) i; \
+         INSERT INTO lockstream.guard SELECT key, '' FROM lockstream.lock; \
+         INSERT INTO lockstream.lock SELECT 'lock:used:' || i, NULL, i, lockstream.now_1() FROM generate_series(1, {rows}) i"
+    ));
+    let begin = Instant::now();
+    session.sweep().await;
+    let took = begin.elapsed();
+    let left = server.one::<i64>("SELECT count(*) FROM lockstream.lock");
+    assert_eq!(left, rows, "those in use");
+    assert_eq!(
+        server.one::<i64>("SELECT count(*) FROM lockstream.guard"),
+        0
+    );
+    let rate = rows as f64 / took.as_secs_f64();
+    println!(
+        "{rows} rows of {} deleted in {took:?}: {rate:.0} a second",
+        2 * rows
+    );
+    assert!(rate > 280.0, "{rate}");
+    let connections =
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'";
+    wait_until("the connection is closed", BOUND, || {
+        server.one::<i64>(connections) == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_sweep_that_is_refused_is_told_once() {
+    let server = PgServer::start();
+    let session = session(&server.url()).await;
+    let log = Log::default();
+    let _hearing = log.hear(Level::WARN);
+    server.run("ALTER FUNCTION lockstream.sweep_1 RENAME TO hidden");
+    for _ in 0..2 {
+        session.sweep().await;
+    }
+    let told = log.take();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].contains("unused rows cannot be deleted") && told[0].contains("sweep_1"),
+        "{told:?}"
+    );
+    // A server that is gone is told of by calls.
+    drop(server);
+    session.sweep().await;
+    assert!(log.take().is_empty());
+}
