@@ -141,7 +141,9 @@ pub(crate) async fn a_permit_of_another_limit_comes_when_enough_have_run_out<W: 
     }
     let lock = permit(&b, 2, 1);
     let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
-    assert_took(begin, ms(800), W::LATE);
+    // It asks after 8 to 12 s in any case.
+    let late = if W::PAUSED { W::LATE } else { ms(5_000) };
+    assert_took(begin, ms(800), late);
     lease.release().await.unwrap();
     stays.release().await.unwrap();
 }

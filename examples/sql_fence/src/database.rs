@@ -8,14 +8,15 @@ use std::time::Duration;
 use lockstream::store::PostgresStore;
 use lockstream::{LeaseView, LockRegistry, OnLost, Renewal};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
+use tokio::sync::Notify;
 use tokio_postgres::{Client, NoTls, Transaction};
 
 use crate::slow::DEPOSIT;
 use crate::{Error, FEE, KEY, OPENING, PAYMENT, TTL};
 
-/// For how long the holder is stopped: its lease is over by then.
+/// For how long the holder is stopped where nobody gets the lock meanwhile: its lease is over by then.
 const STOP: Duration = Duration::from_millis(1_500);
 
 /// How a transaction finds out whether its lease is over.
@@ -79,12 +80,12 @@ impl Bank<'_> {
     /// Adds to the balance, in one transaction. `pause`: what the holder does between its read and its write.
     async fn add(
         &self,
+        client: &mut Client,
         lease: &LeaseView,
         guard: Guard,
         amount: i64,
         pause: impl AsyncFnOnce(i64),
     ) -> Result<i64, Error> {
-        let mut client = self.client().await?;
         let transaction = client.transaction().await?;
         guard.check(&transaction, lease, &self.schema).await?;
         let sql = format!("SELECT balance FROM {}.account", self.schema);
@@ -100,7 +101,7 @@ impl Bank<'_> {
 /// What stands before the arguments of the holder.
 pub(crate) const HOLDER: &str = "--holder";
 
-/// The holder: says what it has read, goes on a while later, and says what it has written.
+/// The holder: says what it has read, goes on when it gets a line, and says what it has written.
 pub(crate) async fn hold(url: &str, schema: &str, guard: &str) -> Result<(), Error> {
     let bank = Bank {
         url,
@@ -113,13 +114,14 @@ pub(crate) async fn hold(url: &str, schema: &str, guard: &str) -> Result<(), Err
     let lock = bank.locks().await?.obtain(KEY).ttl(TTL);
     let lock = lock.renewal(Renewal::off()).on_lost(OnLost::RunOn);
     let bank = &bank;
+    let client = &mut bank.client().await?;
     let held = lock.with_lease(async |lease| {
         let thinks = async |balance| {
             println!("read {balance}");
-            // It is stopped here.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            // It is stopped here. The end of the input is the parent's end, and its last word.
+            let _ = BufReader::new(tokio::io::stdin()).lines().next_line().await;
         };
-        let balance = bank.add(&lease, guard, DEPOSIT, thinks).await?;
+        let balance = bank.add(client, &lease, guard, DEPOSIT, thinks).await?;
         println!("wrote {balance}");
         Ok::<(), Error>(())
     });
@@ -161,7 +163,7 @@ pub(crate) async fn compare(url: &str) -> Result<ExitCode, Error> {
 async fn run(bank: &Bank<'_>, guard: Guard) -> Result<i64, Error> {
     let locks = bank.locks().await?;
     let schema = &bank.schema;
-    let client = bank.client().await?;
+    let mut client = bank.client().await?;
     let table = format!(
         "CREATE TABLE {schema}.account (balance bigint); INSERT INTO {schema}.account VALUES ({OPENING})"
     );
@@ -169,9 +171,11 @@ async fn run(bank: &Bank<'_>, guard: Guard) -> Result<i64, Error> {
 
     let mut holder = Command::new(std::env::current_exe()?)
         .args([HOLDER, bank.url, schema, guard.name()])
+        .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
+    let mut input = holder.stdin.take().ok_or(Error::Slow)?;
     let mut says = BufReader::new(holder.stdout.take().ok_or(Error::Slow)?).lines();
     let read = says.next_line().await?.ok_or(Error::Slow)?;
     println!("  slow   {read}");
@@ -180,10 +184,18 @@ async fn run(bank: &Bank<'_>, guard: Guard) -> Result<i64, Error> {
         .and_then(|pid| Pid::from_raw(pid.cast_signed()))
         .ok_or(Error::Slow)?;
     kill_process(pid, Signal::STOP)?;
-    println!("  slow   is stopped for {STOP:?}");
+    println!("  slow   is stopped");
+    let has_paid = Notify::new();
     let goes_on = async {
-        tokio::time::sleep(STOP).await;
+        match guard {
+            // Another has the lock by then, and has written.
+            Guard::Look => has_paid.notified().await,
+            // Nobody else has the lock before it has gone on.
+            Guard::Fence => tokio::time::sleep(STOP).await,
+        }
+        println!("  slow   goes on");
         kill_process(pid, Signal::CONT)?;
+        input.write_all(b"\n").await?;
         let wrote = says.next_line().await?.ok_or(Error::Slow)?;
         println!("  slow   {wrote}");
         holder.wait().await?;
@@ -196,10 +208,12 @@ async fn run(bank: &Bank<'_>, guard: Guard) -> Result<i64, Error> {
             "  quick  has the lock after {} ms",
             begin.elapsed().as_millis()
         );
+        let view = lease.view();
         for amount in [-PAYMENT, -FEE] {
-            let balance = bank.add(&lease.view(), guard, amount, async |_| ()).await?;
-            println!("  quick  wrote {balance}");
+            let add = bank.add(&mut client, &view, guard, amount, async |_| ());
+            println!("  quick  wrote {}", add.await?);
         }
+        has_paid.notify_one();
         lease.release().await?;
         Ok::<(), Error>(())
     };

@@ -96,8 +96,8 @@ fn in_postgres_a_look_is_not_enough_and_a_fence_is() {
         text.find(what)
             .unwrap_or_else(|| panic!("no {what:?}: {printed}"))
     };
-    assert!(line(look, "quick  has the lock") < line(look, "slow   wrote 130"));
-    assert!(line(fence, "slow   wrote 130") < line(fence, "quick  wrote 80"));
+    assert!(line(look, "quick  wrote 49") < line(look, "slow   goes on"));
+    assert!(line(fence, "slow   goes on") < line(fence, "quick  has the lock"));
     assert_eq!(
         server
             .rows("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'sql_fence%'")
