@@ -98,24 +98,17 @@ END $$;
 -- These tables may stand for others that were lost.
 SELECT lockstream.make_rows_1();
 
--- The owner whose guard a shared owner has: a key that is kept has that of its last lease, whose transaction may go on.
-CREATE FUNCTION lockstream.guarded_1(whose text) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT replace(whose, '+kept:', ':') $$;
-
 -- Whether a transaction is fenced by a tenure. If none is, none begins before the end of this call. `whose`: '' or a
 -- shared owner. Nothing is written if it is fenced.
 CREATE FUNCTION lockstream.is_fenced_1(name text, whose text) RETURNS boolean
 LANGUAGE plpgsql AS $$
-DECLARE
-    guarded text := lockstream.guarded_1(whose);
 BEGIN
-    PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = guarded FOR UPDATE SKIP LOCKED;
+    PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = whose FOR UPDATE SKIP LOCKED;
     IF NOT found THEN
-        IF EXISTS (SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = guarded) THEN
+        IF EXISTS (SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = whose) THEN
             RETURN true;
         END IF;
-        INSERT INTO lockstream.guard VALUES (name, guarded) ON CONFLICT DO NOTHING;
+        INSERT INTO lockstream.guard VALUES (name, whose) ON CONFLICT DO NOTHING;
     END IF;
     RETURN NOT found;
 END $$;
@@ -144,7 +137,7 @@ BEGIN
         RETURN false;
     END IF;
     DELETE FROM lockstream.holder h WHERE h.key = name AND h.owner = whose;
-    DELETE FROM lockstream.guard g WHERE g.key = name AND g.owner = lockstream.guarded_1(whose);
+    DELETE FROM lockstream.guard g WHERE g.key = name AND g.owner = whose;
     RETURN true;
 END $$;
 
@@ -640,9 +633,9 @@ END $$;
 
 -- Operations on locks, in the order of their keys: else two calls might wait for each other.
 --
--- Besides the letters of `op_1` there are N renew, V raise the epoch above `place`, and K keep: `more` is nobody (M8).
--- `own_line`: 0 if no grants can be heard. `of_use`: until when A, E, L and D are of use (O5). `is_durable`: whether it is
--- on disk before it is answered.
+-- Besides the letters of `op_1` there are N renew, V raise the epoch above `place`, and K keep: `more` is the name under
+-- which nobody has the lock (M8). `own_line`: 0 if no grants can be heard. `of_use`: until when A, E, L and D are of use
+-- (O5). `is_durable`: whether it is on disk before it is answered.
 -- Besides the verdicts of `op_1` there are 'renewed', 'raised' with the age in `remaining`, and 'lost'.
 -- Without `enable_seqscan = off` PostgreSQL reads a table in full once it knows that it is small, with all old versions of
 -- its rows; without `force_generic_plan` it plans some statements anew each time.
@@ -728,9 +721,18 @@ BEGIN
             verdict := CASE WHEN found THEN 'held' ELSE 'not held' END;
         ELSIF letter = 'K' THEN
             SELECT k.waited INTO is_waited FROM lockstream.lock k WHERE k.key = name FOR NO KEY UPDATE;
-            UPDATE lockstream.holder h SET owner = mores[i], expires_at = lockstream.now_1() + lasts
+            UPDATE lockstream.holder h SET expires_at = lockstream.now_1()
                 WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1();
             verdict := CASE WHEN found THEN 'held' ELSE 'not held' END;
+            IF found THEN
+                -- The lease itself ends now, or with the transaction that is fenced by it.
+                UPDATE lockstream.lock k SET epoch = greatest(k.epoch + 1, lockstream.now_1()) WHERE k.key = name;
+                INSERT INTO lockstream.holder
+                    SELECT h.key, mores[i], h.kind, h.weight, k.epoch, lockstream.now_1() + lasts
+                    FROM lockstream.holder h, lockstream.lock k WHERE h.key = name AND h.owner = own AND k.key = name;
+                INSERT INTO lockstream.guard VALUES (name, mores[i]) ON CONFLICT DO NOTHING;
+                PERFORM lockstream.end_shared_1(name, own);
+            END IF;
         ELSIF letter = 'V' THEN
             UPDATE lockstream.lock k SET epoch = greatest(k.epoch, places[i])
                 WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1();

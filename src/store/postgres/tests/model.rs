@@ -423,10 +423,8 @@ impl Both {
                  AND (waited OR EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key)) \
                  UNION ALL SELECT 2 FROM lockstream.lock l WHERE key = $1 AND NOT waited \
                  AND EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key) \
-                 UNION ALL SELECT 3 FROM lockstream.holder h FULL JOIN lockstream.guard g \
-                 ON g.key = h.key AND g.owner = lockstream.guarded_1(h.owner) \
-                 WHERE coalesce(h.key, g.key) = $1 AND coalesce(h.owner, g.owner) <> '' \
-                 AND (h.weight IS NULL OR g.key IS NULL) \
+                 UNION ALL SELECT 3 FROM lockstream.holder h FULL JOIN lockstream.guard g USING (key, owner) \
+                 WHERE key = $1 AND owner <> '' AND (h.weight IS NULL OR g.key IS NULL) \
                  UNION ALL SELECT 4 FROM lockstream.lock l WHERE key = $1 AND owner = '' AND NOT waited \
                  AND NOT EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key)",
                 &[&lock(index)],
