@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 190;
+const CASES: usize = 191;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -355,6 +355,7 @@ suite! {
         a_loss_is_told_after_another_runtime_is_gone,
         a_drop_on_a_thread_without_a_runtime_releases,
         a_registry_made_outside_a_runtime_works_in_one,
+        a_clean_end_warns_of_nothing,
     }
 }
 

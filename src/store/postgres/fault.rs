@@ -16,17 +16,23 @@ use crate::StoreError;
 pub(super) struct Fault {
     text: String,
     is_lasting: bool,
+    is_abandoned: bool,
 }
 
 impl Fault {
     fn passing(text: impl Into<String>) -> Self {
-        let (text, is_lasting) = (text.into(), false);
-        Self { text, is_lasting }
+        Self {
+            text: text.into(),
+            is_lasting: false,
+            is_abandoned: false,
+        }
     }
 
     fn lasting(text: impl Into<String>) -> Self {
-        let (text, is_lasting) = (text.into(), true);
-        Self { text, is_lasting }
+        Self {
+            is_lasting: true,
+            ..Self::passing(text)
+        }
     }
 
     /// The configuration cannot be used.
@@ -57,8 +63,10 @@ impl Fault {
         let hint = hints.iter().find(|(said, _)| chain.contains(said));
         let hint = hint.map_or("", |(_, hint)| hint);
         let text = format!("{told}: {chain}{hint}");
-        let is_lasting = error.code().is_some_and(is_lasting);
-        Self { text, is_lasting }
+        Self {
+            is_lasting: error.code().is_some_and(is_lasting),
+            ..Self::passing(text)
+        }
     }
 
     pub(super) fn silent(address: &str, within: Duration) -> Self {
@@ -94,8 +102,11 @@ impl Fault {
             _ => "",
         };
         Self {
-            text: format!("PostgreSQL at {address} refused: {}{hint}", chain(error)),
             is_lasting: code.is_some_and(is_lasting),
+            ..Self::passing(format!(
+                "PostgreSQL at {address} refused: {}{hint}",
+                chain(error)
+            ))
         }
     }
 
@@ -114,17 +125,21 @@ impl Fault {
     }
 
     pub(super) fn abandoned(address: &str) -> Self {
-        Self::passing(format!(
-            "connection to PostgreSQL at {address} was given up: its registry or runtime is gone"
-        ))
+        Self {
+            is_abandoned: true,
+            ..Self::passing(format!(
+                "connection to PostgreSQL at {address} was given up: its registry or runtime is gone"
+            ))
+        }
     }
 }
 
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
-        match fault.is_lasting {
-            true => Self::lasting(fault),
-            false => Self::new(fault),
+        match (fault.is_lasting, fault.is_abandoned) {
+            (true, _) => Self::lasting(fault),
+            (false, true) => Self::abandoned(fault),
+            (false, false) => Self::new(fault),
         }
     }
 }
